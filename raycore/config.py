@@ -1,0 +1,265 @@
+"""The engine's configuration: frozen values, decided once.
+
+Users give keyword arguments (`LLM(...)`, the command line); `resolve()` checks them, reads the checkpoint's
+own `config.json`, fills in what was left open, and returns one `EngineConfig` that travels to every process.
+Nothing else in raycore reads the environment or mutates a configuration. This file knows neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from raycore.errors import InvalidConfig
+from raycore.model_spec import ModelSpec, load_model_spec
+
+DType = Literal["float32", "bfloat16", "float16"]
+PlacementStrategy = Literal["strict", "fill", "span"]
+
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_BLOCK_SIZE = 16
+MAX_BLOCK_SIZE = 1024
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """What is run. Paths are absolute; `spec` is the checkpoint's own description."""
+
+    model: str
+    tokenizer: str
+    spec: ModelSpec
+    dtype: DType | Literal["auto"]
+    """`auto` is decided by each worker, which knows its device: the checkpoint's, or float32 where the device lacks it."""
+    max_model_len: int
+    seed: int
+    enforce_eager: bool
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy` fills the weights with seeded random numbers instead of reading them."""
+
+
+class CacheConfig(msgspec.Struct, frozen=True):
+    """The KV cache. A *block* holds `block_size` tokens of every layer of one rank."""
+
+    block_size: int
+    enable_prefix_caching: bool
+    gpu_memory_utilization: float
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    """Bytes for each worker's share of the cache. None: profiled at startup."""
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    """Limits of one step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: int = 0
+    """A prompt's chunk is at most this long; 0 means the token budget alone limits it."""
+
+
+class ParallelConfig(msgspec.Struct, frozen=True):
+    """The shape: `data_parallel_size` ranks of `tensor_parallel_size` workers each."""
+
+    tensor_parallel_size: int
+    data_parallel_size: int
+    placement_strategy: PlacementStrategy = "fill"
+    worker_cls: str | None = None
+    """`package.module.Class` of a `Worker` subclass; None is raycore's own."""
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one data-parallel rank."""
+        return self.tensor_parallel_size
+
+
+class ExecutorConfig(msgspec.Struct, frozen=True):
+    """How an engine drives its workers."""
+
+    backend: Literal["inline", "ray"]
+    transport: Literal["channel", "actor_call"] = "channel"
+    wait: Literal["adaptive", "spin"] = "adaptive"
+    """`adaptive` spins for `spin_window_s`, then sleeps until its doorbell rings; `spin` never sleeps."""
+    spin_window_s: float = 100e-6
+    channel_capacity_bytes: int = 1 << 20
+    num_threads: int | None = None
+    """Compute threads of one worker. None: the cores of the node over the workers on it."""
+    init_timeout_s: float = 600.0
+    execute_timeout_s: float = 300.0
+    shutdown_timeout_s: float = 5.0
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """Everything an engine, its workers and its clients need to agree on."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    parallel: ParallelConfig
+    executor: ExecutorConfig
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def encode(self) -> bytes:
+        """As bytes that `decode()` takes: what is handed to actors."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> EngineConfig:
+        """The inverse of `encode()`."""
+        return msgspec.msgpack.decode(data, type=EngineConfig)
+
+
+def resolve(
+    model: str,
+    tokenizer: str | None = None,
+    *,
+    dtype: str = "auto",
+    seed: int = 0,
+    max_model_len: int | None = None,
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    num_gpu_blocks_override: int | None = None,
+    kv_cache_memory_bytes: int | None = None,
+    gpu_memory_utilization: float = 0.9,
+    enable_prefix_caching: bool = True,
+    enforce_eager: bool = True,
+    load_format: str = "auto",
+    tensor_parallel_size: int = 1,
+    data_parallel_size: int = 1,
+    placement_strategy: str = "fill",
+    worker_cls: str | type | None = None,
+    executor_backend: str | None = None,
+    executor_transport: str = "channel",
+    executor_wait: str = "adaptive",
+    num_threads: int | None = None,
+    scheduling_policy: str = "fcfs",
+    long_prefill_token_threshold: int = 0,
+    device: str = "cpu",
+    init_timeout_s: float = 600.0,
+) -> EngineConfig:
+    """Check the options, read the checkpoint's description, and decide what was left open.
+
+    Raises:
+        InvalidConfig: an option, named with its value, can't work, or two contradict each other.
+        InvalidCheckpoint: `model` isn't a checkpoint that raycore runs.
+    """
+    for name, value in (
+        ("max_num_seqs", max_num_seqs),
+        ("max_num_batched_tokens", max_num_batched_tokens),
+        ("block_size", block_size),
+        ("tensor_parallel_size", tensor_parallel_size),
+        ("data_parallel_size", data_parallel_size),
+    ):
+        _require_positive(name, value)
+    for name, value in (
+        ("max_model_len", max_model_len),
+        ("num_gpu_blocks_override", num_gpu_blocks_override),
+        ("kv_cache_memory_bytes", kv_cache_memory_bytes),
+        ("num_threads", num_threads),
+    ):
+        if value is not None:
+            _require_positive(name, value)
+    if block_size > MAX_BLOCK_SIZE:
+        raise InvalidConfig(f"block_size={block_size} is above the largest supported, {MAX_BLOCK_SIZE}")
+    if not 0.0 < gpu_memory_utilization <= 1.0:
+        raise InvalidConfig(f"gpu_memory_utilization={gpu_memory_utilization} is not in (0, 1]")
+    if long_prefill_token_threshold < 0:
+        raise InvalidConfig(f"long_prefill_token_threshold={long_prefill_token_threshold} is negative")
+    dtype = {"float": "float32", "half": "float16"}.get(dtype, dtype)
+    _require_choice("dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
+    _require_choice("load_format", load_format, ("auto", "dummy"))
+    _require_choice("placement_strategy", placement_strategy, ("strict", "fill", "span"))
+    _require_choice("executor_backend", executor_backend, (None, "inline", "ray"))
+    _require_choice("executor_transport", executor_transport, ("channel", "actor_call"))
+    _require_choice("executor_wait", executor_wait, ("adaptive", "spin"))
+    _require_choice("scheduling_policy", scheduling_policy, ("fcfs", "priority"))
+    _require_choice("device", device, ("cpu", "cuda"))
+    if executor_backend == "inline" and tensor_parallel_size > 1:
+        raise InvalidConfig(
+            f"executor_backend='inline' runs one worker in the engine's process, but "
+            f"tensor_parallel_size={tensor_parallel_size} needs {tensor_parallel_size}: use executor_backend='ray'"
+        )
+
+    path = Path(model).expanduser()
+    spec = load_model_spec(path)
+    spec.check_tensor_parallel(tensor_parallel_size)
+    length = _model_length(max_model_len, spec)
+    if max_num_batched_tokens < max_num_seqs:
+        raise InvalidConfig(
+            f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}: "
+            "a step could not hold one token of every running request"
+        )
+    return EngineConfig(
+        model=ModelConfig(
+            model=os.path.abspath(path),
+            tokenizer=os.path.abspath(Path(tokenizer).expanduser()) if tokenizer else os.path.abspath(path),
+            spec=spec,
+            dtype=dtype,  # pyright: ignore[reportArgumentType]  # checked above
+            max_model_len=length,
+            seed=seed,
+            enforce_eager=enforce_eager,
+            load_format=load_format,  # pyright: ignore[reportArgumentType]
+        ),
+        cache=CacheConfig(
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            gpu_memory_utilization=gpu_memory_utilization,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+        ),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=length,
+            policy=scheduling_policy,  # pyright: ignore[reportArgumentType]
+            long_prefill_token_threshold=long_prefill_token_threshold,
+        ),
+        parallel=ParallelConfig(
+            tensor_parallel_size=tensor_parallel_size,
+            data_parallel_size=data_parallel_size,
+            placement_strategy=placement_strategy,  # pyright: ignore[reportArgumentType]
+            worker_cls=_class_path(worker_cls),
+        ),
+        executor=ExecutorConfig(
+            backend=executor_backend or ("inline" if tensor_parallel_size == 1 else "ray"),  # pyright: ignore[reportArgumentType]
+            transport=executor_transport,  # pyright: ignore[reportArgumentType]
+            wait=executor_wait,  # pyright: ignore[reportArgumentType]
+            num_threads=num_threads,
+            init_timeout_s=init_timeout_s,
+        ),
+        device=device,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _require_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidConfig(f"{name}={value!r} is not an integer")
+    if value <= 0:
+        raise InvalidConfig(f"{name}={value} is not positive")
+
+
+def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise InvalidConfig(f"{name}={value!r} is none of {', '.join(map(repr, choices))}")
+
+
+def _model_length(asked: int | None, spec: ModelSpec) -> int:
+    if asked is None:
+        return spec.max_position_embeddings
+    if asked > spec.max_position_embeddings:
+        raise InvalidConfig(
+            f"max_model_len={asked} is above the {spec.max_position_embeddings} positions that the checkpoint was "
+            "made for (max_position_embeddings in its config.json)"
+        )
+    return asked
+
+
+def _class_path(worker_cls: str | type | None) -> str | None:
+    if isinstance(worker_cls, type):
+        return f"{worker_cls.__module__}.{worker_cls.__qualname__}"
+    return worker_cls

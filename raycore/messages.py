@@ -1,0 +1,160 @@
+"""Everything that crosses a process, as msgspec Structs.
+
+Three conversations, none of which carries a tensor:
+
+* client → engine: `EngineRequest`, a batch at a time; engine → client: `OutputBatch`, one for each flush.
+* engine → workers: `StepPlan`, a delta; workers → engine: `StepResult`.
+
+A *handle* is the integer by which a client and an engine name one request; the client chooses it (its
+`client_index` in the upper 24 bits, a running number in the lower 40). A *slot* is the row that a running request
+has in the engine's and the workers' arrays, from its admission until it finishes or is preempted. Arrays travel as the
+raw bytes of C-contiguous little-endian numpy arrays, whose element type each field states.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from raycore.sampling_params import SamplingParams
+
+HANDLE_CLIENT_SHIFT = 40
+"""`handle >> HANDLE_CLIENT_SHIFT` is the index of the client that made the handle."""
+
+
+class EngineRequest(msgspec.Struct, array_like=True):
+    """A request as a client hands it to an engine: one sequence (`n` is expanded by the client)."""
+
+    handle: int
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    """Never None: what the keyed random numbers are drawn from, non-negative, below 2**63."""
+    eos_token_ids: list[int] = []
+    """Tokens that end the sequence, unless `params.ignore_eos`."""
+    bad_words_token_ids: list[list[int]] = []
+    output_token_ids: list[int] = []
+    """Tokens already generated, when a request goes on where another engine left it."""
+    priority: int = 0
+    """Lower runs first, under the `priority` policy."""
+    flush_interval_s: float = 0.0
+    """New tokens may wait this long for company before they are sent. A finished request is sent at once."""
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log probabilities at one position, natural logarithms.
+
+    The first entry is the token that is there (sampled, or of the prompt) with its 1-based `rank` in the
+    vocabulary; the others are the most likely tokens, best first.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class NewRequest(msgspec.Struct, array_like=True):
+    """What a worker needs to know of a request when it gets its slot, all at once."""
+
+    slot: int
+    token_ids: bytes
+    """int32[num_known]: the prompt and, when the request goes on after a preemption, its output so far."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """Tokens whose keys and values already stand in the blocks, thanks to the prefix cache."""
+    block_ids: bytes
+    """int32[num_blocks]: enough for the tokens of this step."""
+    params: SamplingParams
+    seed: int
+    eos_token_ids: list[int] = []
+    bad_words_token_ids: list[list[int]] = []
+
+
+class StepPlan(msgspec.Struct, array_like=True):
+    """One step, as a delta to what the workers already know.
+
+    A worker applies it in this order: forget `freed_slots`, take in `new_requests`, append `new_block_ids`, then
+    compute `num_tokens[i]` tokens for `slots[i]`, from where that slot's computed tokens end. A slot whose computed
+    tokens thereby reach its known ones gets one new token sampled, which the worker appends to its known tokens itself.
+    """
+
+    step: int
+    slots: bytes = b""
+    """int32[n], decodes (one token) first, in the order of the batch."""
+    num_tokens: bytes = b""
+    """int32[n]; empty means one token each."""
+    freed_slots: list[int] = []
+    new_requests: list[NewRequest] = []
+    new_block_slots: bytes = b""
+    """int32[m]: the slot that gets `new_block_ids[j]` as its next block; a slot may occur more than once."""
+    new_block_ids: bytes = b""
+    """int32[m]."""
+
+
+class StepResult(msgspec.Struct, array_like=True):
+    """What a step gave, in the order of the plan's `slots`."""
+
+    step: int
+    token_ids: bytes = b""
+    """int32[n]: the sampled token of each slot, -1 where none was sampled (a prompt's earlier chunks)."""
+    logprobs: list[tuple[int, TokenLogprobs]] = []
+    """(index into `slots`, logprobs of the sampled token), only for requests that asked."""
+    prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
+    """(index into `slots`, first position, one entry for each position from there on), only for requests that asked."""
+
+
+class FinishedRequest(msgspec.Struct, array_like=True):
+    """The end of a request. No output follows it."""
+
+    handle: int
+    finish_reason: str
+    """`stop`, `length`, `abort`, or `error`."""
+    stop_reason: int | str | None = None
+    """The token of `stop_token_ids` that ended it; with `error`, the error's text."""
+
+
+class LoadView(msgspec.Struct, array_like=True):
+    """A rank's load, as routing sees it."""
+
+    num_waiting: int
+    num_running: int
+    kv_usage: float
+    """Share of the KV cache's blocks that running requests hold, 0 to 1."""
+
+
+class OutputBatch(msgspec.Struct, array_like=True):
+    """What one flush sends to one client: tokens in the order in which they were made, then what finished."""
+
+    handles: bytes = b""
+    """int64[k]: whose `token_ids[i]` is; a handle may occur more than once."""
+    token_ids: bytes = b""
+    """int32[k]."""
+    started: list[tuple[int, int]] = []
+    """(handle, num_cached_tokens) of requests that were scheduled for the first time."""
+    finished: list[FinishedRequest] = []
+    logprobs: list[tuple[int, TokenLogprobs]] = []
+    """(index into `token_ids`, logprobs of that token)."""
+    prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
+    """(handle, first position, one entry for each position from there on)."""
+    load: LoadView = LoadView(0, 0, 0.0)
+    """The rank's, when the batch was sent."""
+
+
+class EngineInfo(msgspec.Struct):
+    """What an engine says of itself once it is up."""
+
+    dp_rank: int
+    pid: int
+    node_id: str
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    dtype: str
+    timings_s: dict[str, float]
+    """Seconds that each part of the startup took."""
+    worker_pids: list[int]
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size

@@ -1,0 +1,144 @@
+"""How a request's tokens are chosen and when it ends. Names, defaults and meanings are vLLM's."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from raycore.errors import InvalidRequest
+
+MAX_SEED = 2**63 - 1
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy."""
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one request.
+
+    Raises:
+        InvalidRequest: from the constructor, when a value, named in the message, can't work.
+    """
+
+    n: int = 1
+    """Sequences to generate for the prompt."""
+    temperature: float = 1.0
+    """0 is greedy; otherwise logits are divided by it."""
+    top_p: float = 1.0
+    """Sample among the most likely tokens that together reach this probability."""
+    top_k: int = 0
+    """Sample among this many of the most likely tokens; 0 or -1 means all."""
+    min_p: float = 0.0
+    """Sample among tokens at least this likely, relative to the most likely one."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token already generated."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token once for every time it was generated."""
+    repetition_penalty: float = 1.0
+    """Divides (positive) or multiplies (negative) the logit of every token in the prompt or the output."""
+    seed: int | None = None
+    """Same seed, prompt and parameters: same random numbers, whatever else runs. None: drawn from the engine's seed."""
+    stop: str | list[str] | None = None
+    """Strings that end the text."""
+    stop_token_ids: list[int] | None = None
+    """Tokens that end the sequence, besides the model's own."""
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """Tokens to generate at most; None: as many as the model's length leaves."""
+    min_tokens: int = 0
+    """Tokens to generate before end-of-sequence and `stop_token_ids` are allowed."""
+    logprobs: int | None = None
+    """Return this many of the most likely tokens' log probabilities beside the sampled one's; -1: the whole vocabulary's."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    logit_bias: dict[int, float] | None = None
+    """Added to logits, by token; clamped to [-100, 100]."""
+    allowed_token_ids: list[int] | None = None
+    """If given, nothing else can be sampled."""
+    bad_words: list[str] | None = None
+    """Words that the sampled tokens may not complete."""
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        if self.top_k == -1:
+            self.top_k = 0
+        self._check_ranges()
+        self._check_combinations()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken, and no random number drawn."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list, empty when there is none."""
+        assert not isinstance(self.stop, str), "normalised by the constructor"
+        return self.stop or []
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares no lists with this one."""
+        return msgspec.convert(msgspec.to_builtins(self), SamplingParams, strict=False)
+
+    def _check_ranges(self) -> None:
+        _check_int("n", self.n, 1)
+        _check_float("temperature", self.temperature, 0.0, math.inf)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidRequest("top_p=0.0 leaves no token to sample: it must be in (0, 1]")
+        _check_int("top_k", self.top_k, 0)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
+        if self.repetition_penalty == 0.0:
+            raise InvalidRequest("repetition_penalty=0.0 would divide by zero: it must be positive")
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, MAX_SEED)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("min_tokens", self.min_tokens, 0)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, -1)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, -1)
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("allowed_token_ids", self.allowed_token_ids)):
+            for token_id in ids or []:
+                _check_int(name, token_id, 0)
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check_int("logit_bias key", token_id, 0)
+            _check_float(f"logit_bias[{token_id}]", bias, -math.inf, math.inf)
+
+    def _check_combinations(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        if self.n > 1 and self.is_greedy:
+            raise InvalidRequest(f"n={self.n} with temperature={self.temperature}: greedy sequences would all be the same")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids=[] leaves no token to sample")
+        for name, words in (("stop", self.stop), ("bad_words", self.bad_words)):
+            for word in words or []:
+                if not isinstance(word, str) or not word:  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise InvalidRequest(f"{name} contains {word!r}: every entry must be a non-empty string")
+        if self.stop and not self.detokenize:
+            raise InvalidRequest(f"stop={self.stop!r} needs text, but detokenize=False: use stop_token_ids")
+
+
+def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name}={value!r} is not an integer")
+    if value < low or (high is not None and value > high):
+        raise InvalidRequest(f"{name}={value} is not {f'at least {low}' if high is None else f'in [{low}, {high}]'}")
+
+
+def _check_float(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{name}={value!r} is not a number")
+    if math.isnan(value) or math.isinf(value) or not low <= value <= high:
+        bounds = f"at least {low}" if math.isinf(high) else f"in [{low}, {high}]"
+        raise InvalidRequest(f"{name}={value} is not {bounds if not math.isinf(low) else 'finite'}")
