@@ -1,0 +1,117 @@
+"""The Ray actor that hosts one data-parallel rank's engine. Holds no policy.
+
+Four concurrency groups keep its callers apart: `run` is the engine's loop, `io` hands requests in (one thread, so
+that an abort never overtakes its submit), `outputs` streams results out, `utility` waits for answers from the loop. The
+default group stays free: Ray's channels call back into it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from raycore.config import EngineConfig
+from raycore.engine.core import EngineCore, decode_requests, run_loop
+from raycore.engine.mailbox import Abort, Mailbox, Submit, Utility
+from raycore.executor.base import Executor
+from raycore.messages import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+
+@ray.remote(max_restarts=0, concurrency_groups={"run": 1, "io": 1, "outputs": 16, "utility": 4})
+class DPEngineCoreActor:
+    """One rank: an `EngineCore`, its mailbox, and the loop between them."""
+
+    def __init__(
+        self,
+        config_bytes: bytes,
+        dp_rank: int,
+        placement_group: PlacementGroup | None,
+        num_local_workers: int,
+        engine_id: str,
+    ) -> None:
+        self._config = EngineConfig.decode(config_bytes)
+        self._dp_rank = dp_rank
+        self._name = f"raycore_{engine_id}_dp{dp_rank}"
+        self._group = placement_group
+        self._num_local_workers = num_local_workers
+        self._mailbox = Mailbox()
+        self._core: EngineCore | None = None
+
+    def __repr__(self) -> str:
+        return self._name
+
+    @ray.method(concurrency_group="run")
+    def wait_for_init(self) -> bytes:
+        """Bring the rank up. Returns an encoded `EngineInfo`; raises what kept it from coming up."""
+        started_s = time.perf_counter()
+        executor = self._make_executor()
+        self._core = EngineCore(self._config, executor)
+        executor.register_failure_callback(self._mailbox.fail)
+        self._core.timings_s["engine"] = round(time.perf_counter() - started_s, 3)
+        info = EngineInfo(
+            dp_rank=self._dp_rank,
+            pid=os.getpid(),
+            node_id=ray.get_runtime_context().get_node_id(),
+            num_blocks=self._core.num_blocks,
+            block_size=self._config.cache.block_size,
+            max_model_len=self._config.model.max_model_len,
+            dtype=executor.dtype_name(),
+            timings_s=self._core.timings_s,
+            worker_pids=executor.worker_pids(),
+        )
+        return msgspec.msgpack.encode(info)
+
+    @ray.method(concurrency_group="run")
+    def run(self) -> None:
+        """The engine's loop. Returns when asked to stop; raises when the rank can't go on."""
+        assert self._core is not None, "wait_for_init() comes first"
+        try:
+            run_loop(self._core, self._mailbox)
+        finally:
+            self._mailbox.close()
+            self._core.shutdown()
+
+    @ray.method(concurrency_group="io")
+    def submit(self, requests: bytes) -> None:
+        """Take requests on: an encoded list of `EngineRequest`."""
+        self._mailbox.put(Submit(decode_requests(requests)))
+
+    @ray.method(concurrency_group="io")
+    def abort(self, handles: list[int]) -> None:
+        """Drop requests."""
+        self._mailbox.put(Abort(handles))
+
+    @ray.method(concurrency_group="outputs")
+    def outputs(self, client: int) -> Iterator[bytes]:
+        """The stream of one client's encoded `OutputBatch`es, which ends when the rank does."""
+        yield from self._mailbox.outputs(client)
+
+    @ray.method(concurrency_group="utility")
+    def utility(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
+        """Call one of the engine's utilities between two steps."""
+        command = Utility(method, args, kwargs)
+        self._mailbox.put(command)
+        return command.reply.result(timeout_s)
+
+    @ray.method(concurrency_group="io")
+    def stop(self) -> None:
+        """Have `run()` return after the present step."""
+        self._mailbox.stop()
+
+    def _make_executor(self) -> Executor:
+        if self._config.executor.backend == "inline":
+            from raycore.executor.inline import InlineExecutor
+
+            return InlineExecutor(self._config, self._dp_rank, self._num_local_workers)
+        from raycore.executor.ray_executor import RayExecutor
+
+        return RayExecutor(self._config, self._dp_rank, self._group, self._num_local_workers)

@@ -1,0 +1,173 @@
+"""The engine itself: schedule, execute, update. Knows neither Ray nor torch.
+
+`EngineCore` owns a scheduler and an executor, and joins them. `run_loop` feeds it from a mailbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from raycore.config import EngineConfig
+from raycore.engine.mailbox import Abort, Mailbox, Submit, Utility
+from raycore.engine.utility import call_utility
+from raycore.errors import InvalidConfig, InvalidRequest
+from raycore.executor.base import Executor, Pending
+from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
+from raycore.scheduler.outputs import StepOutputs
+from raycore.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 5.0
+"""An idle loop looks up this often; commands and failures wake it at once."""
+
+
+class EngineCore:
+    """One data-parallel rank's scheduler and workers."""
+
+    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        """Bring the workers up, size the KV cache by the memory that they have left, and allocate it.
+
+        Raises:
+            InitializationError: a worker failed; nothing is left running.
+            InvalidConfig: the memory doesn't hold one request of `max_model_len` tokens, with the numbers.
+        """
+        self.config = config
+        self.executor = executor
+        self.timings_s: dict[str, float] = {}
+        started_s = time.perf_counter()
+        try:
+            executor.initialize()
+            self._lap("workers_and_weights", started_s)
+            started_s = time.perf_counter()
+            self.num_blocks = self._size_cache()
+            executor.initialize_cache(self.num_blocks)
+            self._lap("kv_cache_and_warm_up", started_s)
+        except BaseException:
+            executor.shutdown()
+            raise
+        self.scheduler = Scheduler(config.scheduler, config.cache, self.num_blocks, config.model.spec.vocab_size)
+        self._in_flight: deque[tuple[StepPlan, Pending[StepResult]]] = deque()
+        logger.info(
+            "the KV cache holds %d tokens (%d blocks of %d)",
+            self.num_blocks * config.cache.block_size,
+            self.num_blocks,
+            config.cache.block_size,
+        )
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request on.
+
+        Raises:
+            InvalidRequest: it can't run, whatever else does; nothing else is affected.
+        """
+        self.scheduler.submit(request)
+
+    def abort(self, handles: list[int]) -> None:
+        """Drop requests. No output of theirs follows."""
+        self.scheduler.abort(handles)
+
+    def step(self) -> StepOutputs | None:
+        """Schedule a step and give the outputs of the oldest one in flight, once there are enough in flight."""
+        plan = None
+        if len(self._in_flight) < self.executor.max_concurrent_batches:
+            plan = self.scheduler.schedule()
+            if plan is not None:
+                self._in_flight.append((plan, self.executor.execute(plan)))
+        if not self._in_flight:
+            return None
+        if plan is not None and len(self._in_flight) < self.executor.max_concurrent_batches:
+            return None  # the workers have one step to do: plan the next before waiting for it
+        plan, pending = self._in_flight.popleft()
+        return self.scheduler.update(plan, pending.result(self.config.executor.execute_timeout_s))
+
+    def has_work(self) -> bool:
+        """Whether any request is waiting, running or in flight."""
+        return bool(self._in_flight) or self.scheduler.has_work()
+
+    def load(self) -> LoadView:
+        """Waiting and running requests, and the share of the KV cache in use."""
+        return self.scheduler.load()
+
+    def shutdown(self) -> None:
+        """Stop the workers. Idempotent."""
+        self.executor.shutdown()
+
+    # ---- utilities: what clients may call by name
+
+    def utility_reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix. False when requests are running, which hold some of them."""
+        return self.scheduler.reset_prefix_cache()
+
+    def utility_collective_rpc(
+        self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """`Executor.collective_rpc` on this rank's workers."""
+        return self.executor.collective_rpc(method, timeout, args, kwargs)
+
+    def utility_check_health(self) -> None:
+        """Raise what ails the workers, if anything does."""
+        self.executor.check_health()
+
+    def utility_load(self) -> LoadView:
+        """The rank's load."""
+        return self.load()
+
+    # ---- startup
+
+    def _size_cache(self) -> int:
+        cache, block_size = self.config.cache, self.config.cache.block_size
+        bytes_per_block = self.executor.bytes_per_block()
+        if cache.num_gpu_blocks_override is not None:
+            return cache.num_gpu_blocks_override
+        available = self.executor.determine_available_memory()
+        num_blocks = available // bytes_per_block
+        longest = self.config.scheduler.max_model_len
+        if num_blocks * block_size < longest:
+            raise InvalidConfig(
+                f"the KV cache would hold {num_blocks * block_size} tokens ({available / 2**20:.1f} MiB at "
+                f"{bytes_per_block / block_size:.0f} bytes a token), less than max_model_len={longest}: lower "
+                "max_model_len, or raise kv_cache_memory_bytes or gpu_memory_utilization"
+            )
+        # more than every request at its longest can't be used, and costs the pool's bookkeeping
+        most_useful = self.config.scheduler.max_num_seqs * -(-longest // block_size)
+        return int(min(num_blocks, most_useful))
+
+    def _lap(self, name: str, started_s: float) -> None:
+        self.timings_s[name] = round(time.perf_counter() - started_s, 3)
+
+
+def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
+    """Step while there is work, sleep while there is none, until the mailbox is told to stop.
+
+    Raises whatever a step raises or the mailbox was told of: the rank is then done for.
+    """
+    while not mailbox.stopping:
+        for command in mailbox.take(wait_s=0.0 if core.has_work() else IDLE_WAIT_S):
+            _apply(command, core, mailbox)
+        outputs = core.step()
+        if outputs is not None:
+            mailbox.publish(outputs, core.load())
+
+
+def _apply(command: Submit | Abort | Utility, core: EngineCore, mailbox: Mailbox) -> None:
+    if isinstance(command, Submit):
+        for request in command.requests:
+            try:
+                core.submit(request)
+            except InvalidRequest as error:
+                mailbox.refuse(request.handle, str(error))
+    elif isinstance(command, Abort):
+        core.abort(command.handles)
+    else:
+        call_utility(core, command)
+
+
+def decode_requests(data: bytes) -> list[EngineRequest]:
+    """What a client sends as one message."""
+    return msgspec.msgpack.decode(data, type=list[EngineRequest])

@@ -1,0 +1,217 @@
+"""Where the engine's loop and its callers meet.
+
+Callers' threads put commands in and take output batches out; the loop's thread does the reverse. Nothing else is
+shared between them, so neither ever waits for the other's work. Owns the decision when outputs are worth sending; knows neither
+Ray nor what a request is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from raycore.messages import HANDLE_CLIENT_SHIFT, EngineRequest, FinishedRequest, LoadView, OutputBatch
+from raycore.scheduler.outputs import StepOutputs
+
+IDLE_CHECK_S = 1.0
+"""A waiting output stream wakes up this often, so that a consumer that went away is noticed."""
+
+
+@dataclass(slots=True)
+class Submit:
+    """Take these requests on."""
+
+    requests: list[EngineRequest]
+
+
+@dataclass(slots=True)
+class Abort:
+    """Drop these requests; unknown ones have finished already."""
+
+    handles: list[int]
+
+
+@dataclass(slots=True)
+class Utility:
+    """Call a method of the engine by name, between two steps."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    reply: Future[Any] = field(default_factory=Future)
+
+
+Command = Submit | Abort | Utility
+
+
+class Mailbox:
+    """Commands in, output batches out. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._commands: deque[Command] = deque()
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self._outboxes: dict[int, _Outbox] = {}
+
+    # ---- the callers' side
+
+    def put(self, command: Command) -> None:
+        """Hand a command to the loop."""
+        with self._arrived:
+            self._commands.append(command)
+            self._arrived.notify()
+
+    def stop(self) -> None:
+        """Have the loop return after its present step."""
+        with self._arrived:
+            self._stopping = True
+            self._arrived.notify()
+
+    def fail(self, error: BaseException) -> None:
+        """Have the loop raise `error` after its present step. The first failure wins."""
+        with self._arrived:
+            self._failure = self._failure or error
+            self._arrived.notify()
+
+    def outputs(self, client: int) -> Iterator[bytes]:
+        """Encoded `OutputBatch`es for one client, until the mailbox is closed. One stream for each client."""
+        outbox = self._outboxes.setdefault(client, _Outbox())
+        while True:
+            batch = outbox.take(timeout_s=IDLE_CHECK_S)
+            if batch is not None:
+                yield msgspec.msgpack.encode(batch)
+            elif outbox.closed:
+                return
+
+    # ---- the loop's side
+
+    def take(self, wait_s: float = 0.0) -> list[Command]:
+        """The commands that have arrived; if there are none, wait up to `wait_s` for one.
+
+        Raises whatever `fail()` was given.
+        """
+        if not (wait_s or self._commands or self._failure):
+            return []  # the busy loop's way through: no lock
+        with self._arrived:
+            if wait_s and not (self._commands or self._stopping or self._failure):
+                self._arrived.wait(wait_s)
+            if self._failure is not None:
+                raise self._failure
+            commands = list(self._commands)
+            self._commands.clear()
+        return commands
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop()` was called."""
+        return self._stopping
+
+    def publish(self, outputs: StepOutputs, load: LoadView) -> None:
+        """Keep a step's outputs for their clients, and send them if they shouldn't wait for more."""
+        for client, part in _split_by_client(outputs):
+            self._outboxes.setdefault(client, _Outbox()).add(part, load)
+
+    def refuse(self, handle: int, error: str) -> None:
+        """Tell a request's client that it can't be run."""
+        outbox = self._outboxes.setdefault(handle >> HANDLE_CLIENT_SHIFT, _Outbox())
+        outbox.add(StepOutputs(finished=[FinishedRequest(handle, "error", error)]), None)
+
+    def close(self) -> None:
+        """End every output stream once it has been drained, and refuse what was never answered."""
+        for outbox in list(self._outboxes.values()):
+            outbox.close()
+        with self._arrived:
+            for command in self._commands:
+                if isinstance(command, Utility):
+                    command.reply.set_exception(RuntimeError(f"the engine stopped before {command.method}() ran"))
+            self._commands.clear()
+
+
+class _Outbox:
+    """One client's outputs between two sends."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Condition()
+        self._steps: list[StepOutputs] = []
+        self._load = LoadView(0, 0, 0.0)
+        self._due_s = float("inf")
+        self._is_due = False
+        self.closed = False
+
+    def add(self, outputs: StepOutputs, load: LoadView | None) -> None:
+        now = time.monotonic()
+        with self._ready:
+            self._steps.append(outputs)
+            self._load = load or self._load
+            self._due_s = min(self._due_s, now + outputs.flush_interval_s)
+            if outputs.finished or now >= self._due_s:
+                self._is_due = True
+                self._ready.notify()
+
+    def take(self, timeout_s: float) -> OutputBatch | None:
+        """Everything since the last take, once it is due; None after `timeout_s` or when closed and drained."""
+        with self._ready:
+            if not (self._is_due or self.closed):
+                self._ready.wait(timeout_s)
+            if not (self._is_due or self.closed) or not self._steps:
+                return None
+            steps, self._steps = self._steps, []
+            self._is_due = False
+            self._due_s = float("inf")
+            load = self._load
+        return _merge(steps, load)
+
+    def close(self) -> None:
+        with self._ready:
+            self.closed = True
+            self._ready.notify_all()
+
+
+def _merge(steps: list[StepOutputs], load: LoadView) -> OutputBatch:
+    batch = OutputBatch(load=load)
+    num_tokens = 0
+    for step in steps:
+        batch.started += step.started
+        batch.finished += step.finished
+        batch.prompt_logprobs += step.prompt_logprobs
+        batch.logprobs += [(num_tokens + i, logprobs) for i, logprobs in step.logprobs]
+        num_tokens += len(step.token_ids)
+    batch.handles = b"".join(step.handles.tobytes() for step in steps)
+    batch.token_ids = b"".join(step.token_ids.tobytes() for step in steps)
+    return batch
+
+
+def _split_by_client(outputs: StepOutputs) -> list[tuple[int, StepOutputs]]:
+    """The parts of a step's outputs by client, usually one: the arrays are split only when there are several."""
+    clients = outputs.handles >> HANDLE_CLIENT_SHIFT
+    named = {h >> HANDLE_CLIENT_SHIFT for h, *_ in outputs.started + outputs.prompt_logprobs}
+    named |= {f.handle >> HANDLE_CLIENT_SHIFT for f in outputs.finished}
+    if len(clients):
+        low, high = int(clients.min()), int(clients.max())
+        named |= {low} if low == high else set(np.unique(clients).tolist())
+    if len(named) <= 1:
+        return [(client, outputs) for client in named]
+    return [(client, _only(client, clients, outputs)) for client in sorted(named)]
+
+
+def _only(client: int, clients: np.ndarray[Any, np.dtype[np.int64]], outputs: StepOutputs) -> StepOutputs:
+    kept = np.flatnonzero(clients == client)
+    new_index = {int(old): new for new, old in enumerate(kept)}
+    return StepOutputs(
+        handles=outputs.handles[kept],
+        token_ids=outputs.token_ids[kept],
+        started=[s for s in outputs.started if s[0] >> HANDLE_CLIENT_SHIFT == client],
+        finished=[f for f in outputs.finished if f.handle >> HANDLE_CLIENT_SHIFT == client],
+        logprobs=[(new_index[i], logprobs) for i, logprobs in outputs.logprobs if i in new_index],
+        prompt_logprobs=[p for p in outputs.prompt_logprobs if p[0] >> HANDLE_CLIENT_SHIFT == client],
+        flush_interval_s=outputs.flush_interval_s,
+    )

@@ -1,0 +1,49 @@
+"""Calling an engine's utilities by name, with arguments converted to what their signatures ask for."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from typing import Any
+
+import msgspec
+
+from raycore.engine.mailbox import Utility
+from raycore.errors import InvalidInput
+
+PREFIX = "utility_"
+"""Only methods whose names begin so can be called: `reset_prefix_cache` is `utility_reset_prefix_cache`."""
+
+
+def call_utility(target: object, command: Utility) -> None:
+    """Run `command` on `target` and settle its reply, with the result or with what was raised."""
+    try:
+        command.reply.set_result(_call(target, command))
+    except Exception as error:
+        # the caller gets it, whatever it is: a utility's mistake isn't the engine's end
+        command.reply.set_exception(error)
+
+
+def _call(target: object, command: Utility) -> Any:
+    method = getattr(target, PREFIX + command.method, None)
+    if method is None:
+        known = sorted(name.removeprefix(PREFIX) for name in dir(target) if name.startswith(PREFIX))
+        raise InvalidInput(f"the engine has no utility {command.method!r}; it has {', '.join(known)}")
+    try:
+        bound = inspect.signature(method).bind(*command.args, **command.kwargs)
+    except TypeError as error:
+        raise InvalidInput(f"{command.method}(): {error}") from None
+    hints = typing.get_type_hints(method)
+    for name, value in bound.arguments.items():
+        bound.arguments[name] = _convert(command.method, name, value, hints.get(name, Any))
+    return method(*bound.args, **bound.kwargs)
+
+
+def _convert(method: str, name: str, value: Any, wanted: Any) -> Any:
+    """`value` as `wanted`: lists become tuples, mappings Structs, and so on."""
+    if wanted is Any:
+        return value
+    try:
+        return msgspec.convert(value, wanted, strict=False)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidInput(f"{method}(): {name}={value!r}: {error}") from None
