@@ -113,7 +113,7 @@ class FinishedRequest(msgspec.Struct, array_like=True):
     """The token of `stop_token_ids` that ended it; with `error`, the error's text."""
 
 
-class LoadView(msgspec.Struct, array_like=True):
+class LoadView(msgspec.Struct, frozen=True, array_like=True):
     """A rank's load, as routing sees it."""
 
     num_waiting: int

@@ -123,7 +123,8 @@ class Mailbox:
     def refuse(self, handle: int, error: str) -> None:
         """Tell a request's client that it can't be run."""
         outbox = self._outboxes.setdefault(handle >> HANDLE_CLIENT_SHIFT, _Outbox())
-        outbox.add(StepOutputs(finished=[FinishedRequest(handle, "error", error)]), None)
+        nothing = np.empty(0, np.int64), np.empty(0, np.int32)
+        outbox.add(StepOutputs(*nothing, finished=[FinishedRequest(handle, "error", error)]), None)
 
     def close(self) -> None:
         """End every output stream once it has been drained, and refuse what was never answered."""

@@ -1,0 +1,80 @@
+"""raycore: large-language-model inference as Ray actors, all the way down.
+
+The life of a request::
+
+    caller ── prompt ──► EngineClient (client/)      tokenise, pick a rank
+       submit(batch)          │  actor call
+                              ▼
+            DPEngineCoreActor (engine/actor.py)      one for each data-parallel rank
+                     mailbox ─► EngineCore.step()    engine/core.py: no Ray, no torch
+                                  scheduler.schedule()  ─► StepPlan       (scheduler/, kvcache/)
+                                  executor.execute(plan) ─► channel ─► WorkerActor ─► Worker ─► ModelRunner (worker/, model/)
+                                  scheduler.update(plan, result) ◄─ StepResult ◄─ channel ◄─┘
+                     mailbox ◄─ outputs, one batch a step
+       stream of batches      │  streaming generator
+                              ▼
+    caller ◄── text ── EngineClient                  detokenise, stop strings, finish reasons
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raycore.errors import (
+        EngineDeadError,
+        InitializationError,
+        InvalidCheckpoint,
+        InvalidConfig,
+        InvalidRequest,
+        PlacementShortage,
+        RaycoreError,
+        RequestTooLarge,
+    )
+    from raycore.llm import LLM, AsyncLLM
+    from raycore.outputs import CompletionOutput, Logprob, RequestOutput
+    from raycore.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "raycore.llm",
+    "AsyncLLM": "raycore.llm",
+    "SamplingParams": "raycore.sampling_params",
+    "RequestOutput": "raycore.outputs",
+    "CompletionOutput": "raycore.outputs",
+    "Logprob": "raycore.outputs",
+    "RaycoreError": "raycore.errors",
+    "EngineDeadError": "raycore.errors",
+    "InitializationError": "raycore.errors",
+    "InvalidCheckpoint": "raycore.errors",
+    "InvalidConfig": "raycore.errors",
+    "InvalidRequest": "raycore.errors",
+    "PlacementShortage": "raycore.errors",
+    "RequestTooLarge": "raycore.errors",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineDeadError",
+    "InitializationError",
+    "InvalidCheckpoint",
+    "InvalidConfig",
+    "InvalidRequest",
+    "Logprob",
+    "PlacementShortage",
+    "RaycoreError",
+    "RequestOutput",
+    "RequestTooLarge",
+    "SamplingParams",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # looked up late: a worker process that needs one submodule shouldn't pay for importing Ray's client side
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

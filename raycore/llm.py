@@ -1,0 +1,349 @@
+"""The public faces of an engine: `LLM` blocks, `AsyncLLM` streams."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from raycore.client.client import EngineClient, Update
+from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
+from raycore.client.tokenizer import Tokenizer
+from raycore.cluster.manager import CoreEngineActorManager
+from raycore.config import EngineConfig, resolve
+from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest
+from raycore.messages import EngineInfo
+from raycore.outputs import RequestOutput
+from raycore.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ray.util.placement_group import PlacementGroup
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 1.0
+"""A blocked caller looks up this often; results and failures wake it at once."""
+
+COALESCE_S = 0.1
+"""How long tokens of a blocking `generate()` may wait for company: nobody looks at them before the request ends."""
+
+STOP_STRING_COALESCE_S = 0.01
+"""The same when a stop string may end the request: every token past it is wasted work."""
+
+Messages = Sequence[dict[str, Any]]
+
+
+class _Engine:
+    """What `LLM` and `AsyncLLM` share: a running engine and the client that talks to it."""
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: str | None = None,
+        *,
+        placement_groups: Sequence[PlacementGroup] | None = None,
+        **options: Any,
+    ) -> None:
+        """Start the engine and wait until it can serve.
+
+        Args:
+            model: a Hugging Face checkpoint's directory.
+            tokenizer: the tokenizer's directory; None is the model's.
+            placement_groups: one for each data-parallel rank, made by the caller and left in place. None: raycore
+                makes its own and removes them.
+            options: see `raycore.config.resolve`: `dtype`, `seed`, `max_model_len`, `max_num_seqs`,
+                `max_num_batched_tokens`, `block_size`, `num_gpu_blocks_override`, `kv_cache_memory_bytes`,
+                `enable_prefix_caching`, `enforce_eager`, `tensor_parallel_size`, `data_parallel_size`, `worker_cls`, …
+
+        Raises:
+            InvalidConfig, InvalidCheckpoint: an option or the checkpoint can't work; the message names it.
+            PlacementShortage: the cluster can't hold the shape.
+            InitializationError: a rank didn't come up; the message begins with that rank's own error.
+        """
+        self.config: EngineConfig = _resolve(model, tokenizer, options)
+        manager = CoreEngineActorManager(self.config, placement_groups)
+        tokenizer_loaded = Tokenizer.from_dir(self.config.model.tokenizer)
+        self.engine_infos: list[EngineInfo] = manager.start(self._on_rank_failure)
+        self._manager = manager
+        self._client = EngineClient(self.config, manager.actors, self.engine_infos, tokenizer_loaded)
+        # runs at the latest when the interpreter exits, while Ray is still there
+        self._finalizer = weakref.finalize(self, _stop, self._client, manager)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer in use."""
+        return self._client.tokenizer
+
+    def get_default_sampling_params(self, **overrides: Any) -> SamplingParams:
+        """vLLM's defaults, changed by the checkpoint's generation_config.json, changed by `overrides`."""
+        known = dict(self.config.model.spec.generation_defaults)
+        if "max_new_tokens" in known:
+            known["max_tokens"] = known.pop("max_new_tokens")
+        return SamplingParams(**known | overrides)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method (by name) or a callable (which gets the worker first) on every worker of every rank.
+
+        Returns: the results, by rank and then by worker.
+        """
+        replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}))
+        return [result for reply in replies for result in reply]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False when requests were running, which hold some of them."""
+        return all(self._client.utility("reset_prefix_cache", ()))
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError, or the workers' own failure, if something is wrong."""
+        self._client.utility("check_health", ())
+
+    def shutdown(self) -> None:
+        """Stop everything that was started and give back what was reserved. Idempotent."""
+        self._finalizer()
+
+    def _on_rank_failure(self, dp_rank: int, error: BaseException) -> None:
+        # a rank may die while the engine is still starting: manager.start() raises then
+        client: EngineClient | None = getattr(self, "_client", None)
+        if client is not None:
+            client.fail(error)
+
+
+class LLM(_Engine):
+    """An engine with a blocking interface.
+
+    ::
+
+        with LLM("path/to/checkpoint", data_parallel_size=2) as llm:
+            for output in llm.generate(["Hello, my name is"], SamplingParams(max_tokens=32)):
+                print(output.outputs[0].text)
+    """
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts, in any number, and return when all are done.
+
+        Args:
+            prompts: one or a list of: text, token ids, `{"prompt_token_ids": ids}`.
+            sampling_params: one for all, or one for each; None: `get_default_sampling_params()`.
+            use_tqdm: show a progress bar with tokens a second.
+            priority: one for each prompt, lower first; needs `scheduling_policy="priority"`.
+
+        Returns: one output for each prompt, in their order.
+
+        Raises:
+            InvalidRequest: before anything runs, naming the prompt or parameter.
+            EngineDeadError: the engine is gone, with the root cause.
+        """
+        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer)
+        return self._run(parsed, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, rendered with the model's chat template.
+
+        Args:
+            messages: `[{"role": "user", "content": "…"}, …]`, or a list of such lists.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        tokenizer = self._client.tokenizer
+        texts = [
+            tokenizer.apply_chat_template(
+                conversation,  # pyright: ignore[reportArgumentType]  # checked by the callee
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        # the template writes the special tokens itself
+        return self._run(parse_prompts(texts, tokenizer, add_special_tokens=False), sampling_params, use_tqdm, None)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _run(
+        self,
+        prompts: list[ParsedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        params = _params_for_each(sampling_params or self.get_default_sampling_params(), len(prompts))
+        if priority is not None and len(priority) != len(prompts):
+            raise InvalidRequest(f"{len(priority)} priorities for {len(prompts)} prompts")
+        if not prompts:
+            return []
+        has_stop_strings = any(p.stop_strings for p in params)
+        collector = _Collector()
+        request_ids = self._client.submit(
+            prompts,
+            params,
+            collector.put,
+            flush_interval_s=STOP_STRING_COALESCE_S if has_stop_strings else COALESCE_S,
+            priorities=priority,
+        )
+        try:
+            with _progress_bar(len(prompts), use_tqdm) as bar:
+                finished = collector.wait(len(prompts), bar)
+        except BaseException:
+            # an interrupted cell, too: the engine stays usable, and drops what nobody waits for
+            self._client.abort(request_ids)
+            raise
+        return [finished[request_id] for request_id in request_ids]
+
+
+class AsyncLLM(_Engine):
+    """An engine with a streaming interface, for use from one or more event loops."""
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
+
+        Leaving the iteration early aborts the request.
+
+        Raises:
+            InvalidRequest: at the first step of the iteration, naming the prompt or parameter.
+            EngineDeadError: the engine is gone, with the root cause.
+        """
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Update] = asyncio.Queue()
+        parsed = parse_prompts([prompt], self._client.tokenizer)
+        request_ids = self._client.submit(
+            parsed,
+            [sampling_params or self.get_default_sampling_params()],
+            lambda updates: loop.call_soon_threadsafe(_put_all, queue, updates),
+            stream=True,
+            request_ids=None if request_id is None else [request_id],
+            priorities=[priority],
+        )
+        is_finished = False
+        try:
+            while not is_finished:
+                update = await queue.get()
+                if update.error is not None:
+                    is_finished = True
+                    raise update.error
+                assert update.output is not None
+                is_finished = update.output.finished
+                yield update.output
+        finally:
+            if not is_finished:
+                self._client.abort(request_ids)
+
+    async def abort(self, request_id: str) -> None:
+        """Drop a request. Its iterator ends with `finish_reason="abort"`. Unknown ids are ignored."""
+        self._client.abort([request_id], notify=True)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+
+class _Collector:
+    """Gathers the updates of one blocking call."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._finished: dict[str, RequestOutput] = {}
+        self._error: BaseException | None = None
+        self._num_tokens = 0
+
+    def put(self, updates: list[Update]) -> None:
+        """Called from the client's threads."""
+        with self._changed:
+            for update in updates:
+                self._num_tokens += update.num_new_tokens
+                self._error = self._error or update.error
+                if update.output is not None and update.output.finished:
+                    self._finished[update.request_id] = update.output
+            self._changed.notify()
+
+    def wait(self, count: int, bar: tqdm[Any]) -> dict[str, RequestOutput]:
+        """The finished outputs by request id, once there are `count`; raises the first error."""
+        started_s = time.perf_counter()
+        while True:
+            with self._changed:
+                if self._error is None and len(self._finished) < count:
+                    self._changed.wait(WAIT_S)
+                if self._error is not None:
+                    raise self._error
+                done, num_tokens = len(self._finished), self._num_tokens
+            if not bar.disable:
+                bar.set_postfix_str(f"{num_tokens / (time.perf_counter() - started_s):.1f} tokens/s", refresh=False)
+                bar.update(done - bar.n)
+            if done == count:
+                return self._finished
+
+
+def _progress_bar(total: int, is_shown: bool) -> tqdm[Any]:
+    return tqdm(total=total, desc="Generating", unit="request", disable=not is_shown)
+
+
+def _put_all(queue: asyncio.Queue[Update], updates: list[Update]) -> None:
+    for update in updates:
+        queue.put_nowait(update)
+
+
+def _params_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequest(f"{len(params)} sampling_params for {count} prompts: give one, or one for each")
+    return params
+
+
+def _resolve(model: str, tokenizer: str | None, options: dict[str, Any]) -> EngineConfig:
+    known = inspect.signature(resolve).parameters
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InvalidConfig(f"unknown option {unknown[0]!r}; the options are {', '.join(known)}")
+    return resolve(model, tokenizer, **options)
+
+
+def _stop(client: EngineClient, manager: CoreEngineActorManager) -> None:
+    client.close(EngineDeadError("the engine was shut down"))
+    manager.shutdown()

@@ -1,0 +1,207 @@
+"""The engine's step and loop, with a fake executor: no Ray, no torch."""
+
+import threading
+from concurrent.futures import Future
+
+import msgspec
+import numpy as np
+import pytest
+from conftest import make_config
+
+from raycore.engine.core import EngineCore, run_loop
+from raycore.engine.mailbox import Abort, Mailbox, Submit, Utility
+from raycore.errors import InitializationError, InvalidConfig, InvalidInput, WorkerDied
+from raycore.messages import EngineRequest, OutputBatch, StepPlan, StepResult
+from raycore.sampling_params import SamplingParams
+
+TOKEN = 5
+
+
+class FakeExecutor:
+    """One worker whose model always says `TOKEN`."""
+
+    def __init__(self, available: int = 1 << 20, max_concurrent_batches: int = 1):
+        self.max_concurrent_batches = max_concurrent_batches
+        self.available = available
+        self.plans: list[StepPlan] = []
+        self.most_in_flight = 0
+        self.in_flight = 0
+        self.fail_with: BaseException | None = None
+        self.is_shut_down = False
+        self.missing: dict[int, int] = {}
+
+    def initialize(self):
+        if self.fail_with:
+            raise self.fail_with
+
+    def determine_available_memory(self):
+        return self.available
+
+    def bytes_per_block(self):
+        return 1024
+
+    def initialize_cache(self, num_blocks):
+        self.num_blocks = num_blocks
+
+    def execute(self, plan):
+        if self.fail_with:
+            raise self.fail_with
+        self.plans.append(plan)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        return _Pending(self, plan)
+
+    def result(self, plan: StepPlan) -> StepResult:
+        self.in_flight -= 1
+        for request in plan.new_requests:
+            self.missing[request.slot] = len(request.token_ids) // 4 - request.num_computed_tokens
+        slots = np.frombuffer(plan.slots, np.int32)
+        counts = np.frombuffer(plan.num_tokens, np.int32) if plan.num_tokens else np.ones(len(slots), np.int32)
+        tokens = []
+        for slot, count in zip(slots.tolist(), counts.tolist()):
+            self.missing[slot] -= count
+            tokens.append(TOKEN if self.missing[slot] <= 0 else -1)
+            self.missing[slot] = max(self.missing[slot], 0) or (1 if tokens[-1] == TOKEN else self.missing[slot])
+        return StepResult(plan.step, np.array(tokens, np.int32).tobytes())
+
+    def collective_rpc(self, method, timeout, args, kwargs):
+        return [(method, args)]
+
+    def check_health(self):
+        pass
+
+    def shutdown(self):
+        self.is_shut_down = True
+
+
+class _Pending:
+    def __init__(self, executor, plan):
+        self.executor, self.plan = executor, plan
+
+    def result(self, timeout=None):
+        return self.executor.result(self.plan)
+
+
+def request(handle: int, prompt: int = 4, max_tokens: int = 3) -> EngineRequest:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return EngineRequest(handle, f"request-{handle}", list(range(1, prompt + 1)), params, seed=0)
+
+
+def run_to_end(core: EngineCore) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    for _ in range(1000):
+        if not core.has_work():
+            return tokens
+        outputs = core.step()
+        if outputs is not None:
+            for handle, token in zip(outputs.handles.tolist(), outputs.token_ids.tolist()):
+                tokens.setdefault(handle, []).append(token)
+    raise AssertionError("the engine never ran out of work")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_requests_run_to_their_length(depth):
+    core = EngineCore(make_config(), FakeExecutor(max_concurrent_batches=depth))
+    for handle in range(5):
+        core.submit(request(handle, max_tokens=handle + 1))
+    assert {h: len(t) for h, t in run_to_end(core).items()} == {h: h + 1 for h in range(5)}
+    assert core.executor.most_in_flight == depth
+
+
+def test_aborted_requests_say_nothing_more():
+    core = EngineCore(make_config(), FakeExecutor())
+    core.submit(request(0, max_tokens=50))
+    core.submit(request(1, max_tokens=2))
+    core.step()
+    core.abort([0])
+    assert list(run_to_end(core)) == [1]
+
+
+def test_the_cache_is_sized_by_memory_and_no_larger_than_useful():
+    assert EngineCore(make_config(max_num_seqs=2, max_model_len=64), FakeExecutor(100 * 1024)).num_blocks == 2 * 64 // 16
+    assert EngineCore(make_config(max_num_seqs=64, max_model_len=64), FakeExecutor(100 * 1024)).num_blocks == 100
+    assert EngineCore(make_config(num_gpu_blocks_override=7), FakeExecutor()).num_blocks == 7
+
+
+def test_too_little_memory_is_refused_with_the_numbers():
+    executor = FakeExecutor(available=1024)
+    with pytest.raises(InvalidConfig, match="16 tokens .*max_model_len=64"):
+        EngineCore(make_config(max_model_len=64), executor)
+    assert executor.is_shut_down
+
+
+def test_a_failed_start_stops_the_workers():
+    executor = FakeExecutor()
+    executor.fail_with = InitializationError("no")
+    with pytest.raises(InitializationError):
+        EngineCore(make_config(), executor)
+    assert executor.is_shut_down
+
+
+def started_loop(core: EngineCore, mailbox: Mailbox) -> Future:
+    ended: Future = Future()
+
+    def run():
+        try:
+            ended.set_result(run_loop(core, mailbox))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended
+
+
+def test_the_loop_serves_refuses_and_stops():
+    core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
+    ended = started_loop(core, mailbox)
+    mailbox.put(Submit([request(0, prompt=1000), request(1)]))
+    finished = {}
+    for data in mailbox.outputs(0):
+        finished |= {f.handle: f for f in msgspec.msgpack.decode(data, type=OutputBatch).finished}
+        if len(finished) == 2:
+            break
+    assert finished[0].finish_reason == "error"
+    assert "1000" in finished[0].stop_reason
+    assert finished[1].finish_reason == "length"
+    mailbox.stop()
+    assert ended.result(10) is None
+
+
+def test_the_loop_ends_with_the_failure_it_is_told_of():
+    core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
+    ended = started_loop(core, mailbox)
+    mailbox.fail(WorkerDied(0, 1, "n", "killed"))
+    with pytest.raises(WorkerDied):
+        ended.result(10)
+
+
+def test_the_loop_ends_with_a_step_that_raises():
+    core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
+    core.executor.fail_with = ZeroDivisionError("in the model")
+    ended = started_loop(core, mailbox)
+    mailbox.put(Submit([request(0)]))
+    with pytest.raises(ZeroDivisionError):
+        ended.result(10)
+
+
+def test_utilities_are_called_by_name_and_their_mistakes_stay_theirs():
+    core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
+    ended = started_loop(core, mailbox)
+
+    def call(method, *args):
+        command = Utility(method, args, {})
+        mailbox.put(command)
+        return command.reply.result(10)
+
+    assert call("reset_prefix_cache") is True
+    # lists that crossed a wire become the tuples that the signature asks for
+    assert call("collective_rpc", "ping", None, [1, 2]) == [("ping", (1, 2))]
+    with pytest.raises(InvalidInput, match="no utility 'shutdown'.*collective_rpc"):
+        call("shutdown")
+    with pytest.raises(InvalidInput, match="timeout='soon'"):
+        call("collective_rpc", "ping", "soon")
+    with pytest.raises(InvalidInput, match="argument"):
+        call("reset_prefix_cache", 1)
+    mailbox.put(Abort([99]))
+    mailbox.stop()
+    ended.result(10)

@@ -1,0 +1,108 @@
+"""Commands in, batches out: order, coalescing, clients kept apart, closing."""
+
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+
+from raycore.engine.mailbox import Abort, Mailbox, Utility
+from raycore.messages import HANDLE_CLIENT_SHIFT, FinishedRequest, LoadView, OutputBatch, TokenLogprobs
+from raycore.scheduler.outputs import StepOutputs
+
+LOAD = LoadView(1, 2, 0.5)
+
+
+def step(handles: list[int], tokens: list[int], interval: float = 0.0, **fields) -> StepOutputs:
+    return StepOutputs(
+        handles=np.array(handles, np.int64), token_ids=np.array(tokens, np.int32), flush_interval_s=interval, **fields
+    )
+
+
+def next_batch(stream) -> OutputBatch:
+    return msgspec.msgpack.decode(next(stream), type=OutputBatch)
+
+
+def tokens_of(batch: OutputBatch) -> list[tuple[int, int]]:
+    return list(zip(np.frombuffer(batch.handles, np.int64).tolist(), np.frombuffer(batch.token_ids, np.int32).tolist()))
+
+
+def test_commands_come_out_in_order():
+    mailbox = Mailbox()
+    mailbox.put(Abort([1]))
+    mailbox.put(Abort([2]))
+    assert [c.handles for c in mailbox.take()] == [[1], [2]]
+    assert mailbox.take() == []
+
+
+def test_a_command_wakes_a_waiting_loop():
+    mailbox = Mailbox()
+    threading.Timer(0.05, mailbox.put, [Abort([7])]).start()
+    assert [c.handles for c in mailbox.take(wait_s=30)] == [[7]]
+
+
+def test_a_failure_wakes_the_loop_and_the_first_one_stands():
+    mailbox = Mailbox()
+    mailbox.fail(KeyError("first"))
+    mailbox.fail(KeyError("second"))
+    with pytest.raises(KeyError, match="first"):
+        mailbox.take(wait_s=30)
+
+
+def test_tokens_wait_for_company_until_something_finishes():
+    mailbox = Mailbox()
+    mailbox.publish(step([1, 2], [10, 20], interval=60.0), LOAD)
+    mailbox.publish(step([1, 2], [11, 21], interval=60.0, finished=[FinishedRequest(2, "length")]), LOAD)
+    batch = next_batch(mailbox.outputs(0))
+    assert tokens_of(batch) == [(1, 10), (2, 20), (1, 11), (2, 21)]
+    assert [f.handle for f in batch.finished] == [2]
+    assert batch.load == LOAD
+
+
+def test_without_an_interval_every_step_is_sent():
+    mailbox = Mailbox()
+    stream = mailbox.outputs(0)
+    mailbox.publish(step([1], [10]), LOAD)
+    assert tokens_of(next_batch(stream)) == [(1, 10)]
+    mailbox.publish(step([1], [11]), LOAD)
+    assert tokens_of(next_batch(stream)) == [(1, 11)]
+
+
+def test_logprobs_keep_pointing_at_their_tokens_when_steps_are_merged():
+    mailbox = Mailbox()
+    first, second = TokenLogprobs([10], [-1.0], 1), TokenLogprobs([21], [-2.0], 1)
+    mailbox.publish(step([1, 2], [10, 20], interval=60.0, logprobs=[(0, first)]), LOAD)
+    mailbox.publish(step([1, 2], [11, 21], logprobs=[(1, second)]), LOAD)
+    batch = next_batch(mailbox.outputs(0))
+    assert [(np.frombuffer(batch.token_ids, np.int32)[i], lp.token_ids[0]) for i, lp in batch.logprobs] == [(10, 10), (21, 21)]
+
+
+def test_clients_get_only_what_is_theirs():
+    mailbox = Mailbox()
+    other = 1 << HANDLE_CLIENT_SHIFT
+    logprobs = TokenLogprobs([20], [-1.0], 1)
+    outputs = step([1, other + 1, 2], [10, 20, 30], logprobs=[(1, logprobs)], started=[(other + 1, 0)], finished=[FinishedRequest(1, "stop")])
+    mailbox.publish(outputs, LOAD)
+    mine, theirs = next_batch(mailbox.outputs(0)), next_batch(mailbox.outputs(1))
+    assert tokens_of(mine) == [(1, 10), (2, 30)]
+    assert (mine.logprobs, mine.started, len(mine.finished)) == ([], [], 1)
+    assert tokens_of(theirs) == [(other + 1, 20)]
+    assert (theirs.logprobs, theirs.started, theirs.finished) == ([(0, logprobs)], [(other + 1, 0)], [])
+
+
+def test_a_refusal_reaches_its_client():
+    mailbox = Mailbox()
+    mailbox.refuse(5, "too long")
+    (finished,) = next_batch(mailbox.outputs(0)).finished
+    assert (finished.handle, finished.finish_reason, finished.stop_reason) == (5, "error", "too long")
+
+
+def test_closing_ends_streams_after_what_is_left_and_refuses_calls():
+    mailbox = Mailbox()
+    call = Utility("anything", (), {})
+    mailbox.put(call)
+    mailbox.publish(step([1], [10], interval=60.0), LOAD)
+    mailbox.close()
+    assert len(list(mailbox.outputs(0))) == 1
+    with pytest.raises(RuntimeError, match="anything"):
+        call.reply.result(0)
