@@ -1,0 +1,101 @@
+"""Who may write which block: reference counts, free blocks, and the order of eviction.
+
+A block that nobody holds is free. Free blocks without known content are taken first; those that the prefix cache
+still knows are evicted in the order in which they were last used.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raycore.kvcache.prefix_cache import PrefixCache
+
+
+class BlockPool:
+    """`num_blocks` blocks, numbered from 0."""
+
+    def __init__(self, num_blocks: int, prefix_cache: PrefixCache | None = None) -> None:
+        assert num_blocks > 0, num_blocks
+        self.num_blocks = num_blocks
+        self.prefix_cache = prefix_cache
+        self._num_holders = np.zeros(num_blocks, np.int32)
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        """Free, content unknown; a stack, lowest number on top."""
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        """Free, content known; least recently used first."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `take` can give, cached ones included."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that somebody holds, 0 to 1."""
+        return 1.0 - self.num_free / self.num_blocks
+
+    def take(self, count: int) -> list[int]:
+        """`count` free blocks, content forgotten, each held once. The caller has checked `num_free`."""
+        assert 0 <= count <= self.num_free, (count, self.num_free)
+        split = max(0, len(self._blank) - count)
+        blocks = self._blank[split:][::-1]
+        del self._blank[split:]
+        while len(blocks) < count:
+            blocks.append(self._evict())
+        self._num_holders[blocks] = 1
+        return blocks
+
+    def num_free_among(self, blocks: list[int]) -> int:
+        """How many of `blocks` nobody holds: what sharing them would take away from `num_free`."""
+        return sum(1 for block in blocks if block in self._cached)
+
+    def share(self, blocks: list[int]) -> None:
+        """Hold blocks that the prefix cache found, once more."""
+        for block in blocks:
+            self._cached.pop(block, None)
+        self._num_holders[blocks] += 1
+
+    def release(self, blocks: NDArray[np.int32]) -> None:
+        """Let go of one request's blocks, in the order of its tokens.
+
+        The last one is evicted first: a chain is of use only as far as its beginning is there.
+        """
+        self._num_holders[blocks] -= 1
+        for block in blocks[self._num_holders[blocks] == 0][::-1].tolist():
+            if self.prefix_cache is not None and block in self.prefix_cache:
+                self._cached[block] = None
+            else:
+                self._blank.append(block)
+
+    def forget(self) -> None:
+        """Empty the prefix cache, also of blocks that are held."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.clear()
+            self._blank.extend(self._cached)
+            self._cached.clear()
+
+    def check_integrity(self, holders: NDArray[np.int64]) -> None:
+        """Assert that the books agree.
+
+        Args:
+            holders: int64[num_blocks], how often the callers say that they hold each block.
+        """
+        assert (self._num_holders == holders).all()
+        free = [*self._blank, *self._cached]
+        assert len(set(free)) == len(free)
+        assert sorted(free) == np.flatnonzero(holders == 0).tolist()
+        if self.prefix_cache is not None:
+            self.prefix_cache.check_integrity()
+            assert all(block in self.prefix_cache for block in self._cached)
+            assert not any(block in self.prefix_cache for block in self._blank)
+        else:
+            assert not self._cached
+
+    def _evict(self) -> int:
+        assert self.prefix_cache is not None
+        block, _ = self._cached.popitem(last=False)
+        self.prefix_cache.remove(block)
+        return block

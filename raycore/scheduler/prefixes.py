@@ -1,0 +1,46 @@
+"""What running requests give to the prefix cache, and what waiting ones take from it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raycore.kvcache.block_table import BlockTable
+from raycore.kvcache.prefix_cache import PrefixCache, extend_digests
+from raycore.scheduler.request import Request
+from raycore.scheduler.slots import SlotTable
+
+
+class Prefixes:
+    """Digests for the requests of `slots`, whose blocks stand in `blocks`."""
+
+    def __init__(self, cache: PrefixCache, slots: SlotTable, blocks: BlockTable) -> None:
+        self._cache = cache
+        self._slots = slots
+        self._blocks = blocks
+        self._block_size = blocks.block_size
+
+    def find(self, request: Request) -> list[int]:
+        """The cached blocks that a waiting request can use; at least one of its tokens is left to compute."""
+        if not request.reads_prefix_cache:
+            return []
+        num_blocks = (len(request.tokens) - 1) // self._block_size
+        extend_digests(request.digests, request.tokens, num_blocks, self._block_size)
+        return self._cache.match(request.digests, num_blocks)
+
+    def publish(self, slots: list[int]) -> None:
+        """Let others find these slots' full blocks, as far as their tokens are known and their computation planned.
+
+        A request in the same plan may already read them: a step writes all its keys and values before it reads any.
+        """
+        table = self._slots
+        num_known = np.minimum(table.computed[slots], table.received[slots])
+        for slot, num_full in zip(slots, (num_known // self._block_size).tolist(), strict=True):
+            request = table.requests[slot]
+            assert request is not None
+            if num_full <= request.num_published_blocks:
+                continue
+            extend_digests(request.digests, table.tokens[slot], num_full, self._block_size)
+            block_ids = self._blocks.row(slot)
+            for index in range(request.num_published_blocks, num_full):
+                self._cache.insert(request.digests[index], int(block_ids[index]))
+            request.num_published_blocks = num_full

@@ -1,0 +1,149 @@
+"""One request as the scheduler knows it, and what makes one unacceptable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raycore.errors import InvalidRequest, RequestTooLarge
+from raycore.messages import EngineRequest, NewRequest
+from raycore.sampling_params import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request from `submit` to its end. Its counts while it runs stand in `SlotTable`."""
+
+    handle: int
+    arrival: int
+    """A running number: smaller came earlier."""
+    priority: int
+    params: SamplingParams
+    seed: int
+    eos_token_ids: list[int]
+    bad_words_token_ids: list[list[int]]
+    flush_interval_s: float
+    tokens: NDArray[np.int32]
+    """int32[num_known], prompt and output. Up to date while the request waits; while it runs, `SlotTable` has them."""
+    num_prompt_tokens: int
+    max_tokens: int
+    """Prompt and output together never get longer."""
+    min_tokens: int
+    """Prompt and output together are this long before a stop token counts."""
+    stop_token_ids: frozenset[int]
+    """Every token that ends the request, end-of-sequence included. All are in the vocabulary."""
+    slot: int = -1
+    """-1 while it waits."""
+    was_started: bool = False
+    is_aborted: bool = False
+    digests: list[bytes] = field(default_factory=list[bytes])
+    """One for each of the first full blocks; see `raycore.kvcache.prefix_cache`."""
+    num_published_blocks: int = 0
+    """Leading blocks that the prefix cache was told about since the request got its slot."""
+    num_prompt_logprobs: int = 0
+    """Positions before this one have had their prompt logprobs sent."""
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Prompt logprobs need the hidden states of every position, which the cache doesn't hold."""
+        return self.params.prompt_logprobs is None
+
+    def end_of(self, token_id: int, num_tokens: int) -> tuple[str, int | None] | None:
+        """(finish reason, stop reason) if the request ends with this token, its `num_tokens`-th; else None."""
+        if num_tokens >= self.min_tokens and token_id in self.stop_token_ids:
+            is_eos = not self.params.ignore_eos and token_id in self.eos_token_ids
+            return "stop", None if is_eos else token_id
+        return ("length", None) if num_tokens >= self.max_tokens else None
+
+    def for_workers(self, num_computed_tokens: int, block_ids: NDArray[np.int32]) -> NewRequest:
+        """All that a worker needs when the request gets its slot."""
+        return NewRequest(
+            slot=self.slot,
+            token_ids=self.tokens.tobytes(),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_computed_tokens=num_computed_tokens,
+            block_ids=block_ids.tobytes(),
+            params=self.params,
+            seed=self.seed,
+            eos_token_ids=self.eos_token_ids,
+            bad_words_token_ids=self.bad_words_token_ids,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What the engine can hold, for checking requests against."""
+
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+
+    def admit(self, message: EngineRequest, arrival: int) -> Request:
+        """The scheduler's view of a client's request.
+
+        Raises:
+            RequestTooLarge: it could not run even alone.
+            InvalidRequest: an empty prompt, a token that isn't in the vocabulary, nothing left to generate.
+        """
+        params = message.params
+        tokens = self._tokens(message)
+        num_prompt = len(message.prompt_token_ids)
+        max_tokens = self._max_tokens(message, num_prompt)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or [])
+        self._check_ids("logit_bias", list(params.logit_bias or {}))
+        stops = {*(params.stop_token_ids or []), *(() if params.ignore_eos else message.eos_token_ids)}
+        return Request(
+            handle=message.handle,
+            arrival=arrival,
+            priority=message.priority,
+            params=params,
+            seed=message.seed,
+            eos_token_ids=message.eos_token_ids,
+            bad_words_token_ids=message.bad_words_token_ids,
+            flush_interval_s=message.flush_interval_s,
+            tokens=tokens,
+            num_prompt_tokens=num_prompt,
+            max_tokens=max_tokens,
+            min_tokens=num_prompt + params.min_tokens,
+            stop_token_ids=frozenset(token for token in stops if 0 <= token < self.vocab_size),
+        )
+
+    def _tokens(self, message: EngineRequest) -> NDArray[np.int32]:
+        if not message.prompt_token_ids:
+            raise InvalidRequest(f"request {message.request_id}: the prompt is empty; give at least one token")
+        self._check_ids("prompt_token_ids", message.prompt_token_ids)
+        self._check_ids("output_token_ids", message.output_token_ids)
+        return np.array(message.prompt_token_ids + message.output_token_ids, np.int32)
+
+    def _check_ids(self, name: str, ids: list[int]) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            bad = min(ids) if min(ids) < 0 else max(ids)
+            raise InvalidRequest(f"{name} contains {bad}, which is not a token: ids are 0 to {self.vocab_size - 1}")
+
+    def _max_tokens(self, message: EngineRequest, num_prompt: int) -> int:
+        """Where the request ends at the latest, in tokens of prompt and output."""
+        if num_prompt >= self.max_model_len:
+            raise RequestTooLarge(
+                f"request {message.request_id}: the prompt has {num_prompt} tokens, which leaves no room for output: "
+                f"max_model_len is {self.max_model_len}. Shorten the prompt or raise max_model_len"
+            )
+        asked = message.params.max_tokens
+        max_tokens = self.max_model_len if asked is None else min(num_prompt + asked, self.max_model_len)
+        # the last token's keys and values are never needed
+        num_blocks = -(-(max_tokens - 1) // self.block_size)
+        if num_blocks > self.num_blocks:
+            raise RequestTooLarge(
+                f"request {message.request_id}: {num_prompt} prompt tokens and up to {max_tokens - num_prompt} new ones"
+                f" need {num_blocks} KV cache blocks of {self.block_size} tokens, but there are {self.num_blocks}. "
+                "Lower max_tokens, shorten the prompt, or give the engine more KV cache"
+            )
+        num_output = len(message.output_token_ids)
+        if num_prompt + num_output >= max_tokens:
+            raise InvalidRequest(
+                f"request {message.request_id}: it comes with {num_output} output tokens and may have "
+                f"{max_tokens - num_prompt}: there is nothing left to generate"
+            )
+        return max_tokens

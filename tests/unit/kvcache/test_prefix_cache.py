@@ -1,0 +1,47 @@
+"""The digest chain and the map between digests and blocks."""
+
+import numpy as np
+
+from raycore.kvcache.prefix_cache import PrefixCache, extend_digests
+
+
+def digests_of(tokens: list[int], num_blocks: int, block_size: int = 2) -> list[bytes]:
+    digests: list[bytes] = []
+    extend_digests(digests, np.array(tokens, np.int32), num_blocks, block_size)
+    return digests
+
+
+def test_a_digest_stands_for_the_whole_prefix() -> None:
+    one, other = digests_of([1, 2, 3, 4], 2), digests_of([9, 2, 3, 4], 2)
+    assert len(one) == len(set(one + other)) - 2 == 2
+    assert digests_of([1, 2, 7, 7], 2)[0] == one[0]
+
+
+def test_extending_gives_what_digesting_at_once_gives() -> None:
+    tokens = np.arange(10, dtype=np.int32)
+    digests: list[bytes] = []
+    for num_blocks in (1, 1, 3, 5, 2):
+        extend_digests(digests, tokens, num_blocks, 2)
+    assert digests == digests_of(list(range(10)), 5)
+
+
+def test_match_is_the_longest_known_prefix() -> None:
+    cache, digests = PrefixCache(), digests_of(list(range(8)), 4)
+    for block in (0, 1, 3):
+        cache.insert(digests[block], block + 10)
+    assert cache.match(digests, 4) == [10, 11]
+    assert cache.match(digests, 1) == [10]
+    cache.remove(10)
+    assert cache.match(digests, 4) == []
+    cache.check_integrity()
+
+
+def test_the_first_block_keeps_a_digest() -> None:
+    cache, digests = PrefixCache(), digests_of([1, 2], 1)
+    cache.insert(digests[0], 5)
+    cache.insert(digests[0], 6)
+    assert cache.match(digests, 1) == [5]
+    assert 5 in cache
+    assert 6 not in cache
+    assert len(cache) == 1
+    cache.check_integrity()

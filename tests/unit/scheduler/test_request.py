@@ -1,0 +1,80 @@
+"""What is refused, with which numbers, and when a request ends."""
+
+from typing import Any
+
+import pytest
+
+from raycore.errors import InvalidRequest, RequestTooLarge
+from raycore.messages import EngineRequest
+from raycore.sampling_params import SamplingParams
+from raycore.scheduler.request import Request, RequestLimits
+
+LIMITS = RequestLimits(vocab_size=100, max_model_len=32, block_size=4, num_blocks=6)
+
+
+def admit(
+    prompt: list[int], *, output: list[int] | None = None, eos: list[int] | None = None, **params: Any
+) -> Request:
+    message = EngineRequest(
+        1, "r1", prompt, SamplingParams(**params), 0, eos_token_ids=eos or [], output_token_ids=output or []
+    )
+    return LIMITS.admit(message, arrival=0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "words"),
+    [
+        ([1] * 32, {}, ["32", "max_model_len", "Shorten"]),
+        ([1] * 40, {}, ["40", "32"]),
+        ([1] * 16, {"max_tokens": 10}, ["16 prompt tokens", "up to 10", "need 7", "there are 6"]),
+        ([1] * 8, {"max_tokens": None}, ["need 8", "there are 6"]),
+    ],
+)
+def test_too_large(prompt: list[int], params: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(RequestTooLarge) as error:
+        admit(prompt, **params)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_the_last_token_needs_no_room_in_the_cache() -> None:
+    assert admit([1] * 16, max_tokens=9).max_tokens == 25
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "word"),
+    [
+        ([], {}, "empty"),
+        ([1, 100], {}, "100"),
+        ([-1, 3], {}, "-1"),
+        ([2**70], {}, str(2**70)),
+        ([1], {"output": [200]}, "output_token_ids contains 200"),
+        ([1], {"output": [2, 3], "max_tokens": 2}, "nothing left"),
+        ([1], {"allowed_token_ids": [5, 100]}, "allowed_token_ids contains 100"),
+        ([1], {"logit_bias": {100: 1.0}}, "logit_bias contains 100"),
+    ],
+)
+def test_invalid(prompt: list[int], options: dict[str, Any], word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word):
+        admit(prompt, **options)
+
+
+def test_the_models_length_ends_it_if_nothing_else_does() -> None:
+    limits = RequestLimits(100, 32, 4, 100)
+    assert limits.admit(EngineRequest(1, "r", [1], SamplingParams(max_tokens=None), 0), 0).max_tokens == 32
+    assert limits.admit(EngineRequest(1, "r", [1], SamplingParams(max_tokens=99), 0), 0).max_tokens == 32
+
+
+def test_ends() -> None:
+    request = admit([1] * 4, eos=[7, 8, 3000], stop_token_ids=[9], max_tokens=5, min_tokens=2)
+    assert request.stop_token_ids == {7, 8, 9}
+    assert request.end_of(7, 5) is None, "before min_tokens"
+    assert request.end_of(7, 6) == ("stop", None)
+    assert request.end_of(9, 6) == ("stop", 9)
+    assert request.end_of(1, 6) is None
+    assert request.end_of(1, 9) == ("length", None)
+    assert request.end_of(8, 9) == ("stop", None), "the token says more than the limit"
+
+
+def test_ignored_eos_ends_only_as_a_stop_token() -> None:
+    assert admit([1], eos=[7], ignore_eos=True).end_of(7, 3) is None
+    assert admit([1], eos=[7], ignore_eos=True, stop_token_ids=[7]).end_of(7, 3) == ("stop", 7)

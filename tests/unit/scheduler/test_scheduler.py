@@ -1,0 +1,298 @@
+"""What `Scheduler` promises, one by one; `test_scheduler_random.py` mixes everything."""
+
+import msgspec
+import numpy as np
+import pytest
+from fake_worker import FakeEngine, reference
+
+from raycore.errors import InvalidRequest, RequestTooLarge
+from raycore.messages import StepPlan
+
+
+def ints(data: bytes) -> list[int]:
+    return np.frombuffer(data, np.int32).tolist()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_one_request(depth: int) -> None:
+    engine = FakeEngine(depth=depth)
+    handle = engine.submit([1, 2, 3], max_tokens=9)
+    engine.run()
+    assert len(engine.tokens[handle]) == 9
+    assert engine.started == {handle: 0}
+
+
+def test_steady_decode_sends_only_slots() -> None:
+    engine = FakeEngine()
+    engine.submit([1, 2], max_tokens=8)
+    engine.submit([3, 4], max_tokens=8)
+    for _ in range(2):
+        engine.step()
+    plan = engine.plans[-1]
+    assert plan == StepPlan(1, plan.slots)
+    assert sorted(ints(plan.slots)) == [0, 1]
+
+
+def test_a_pure_decode_plan_for_256_requests_stays_under_4_kb() -> None:
+    engine = FakeEngine(num_blocks=2048, block_size=4, max_num_seqs=256, max_num_batched_tokens=2048)
+    for i in range(256):
+        engine.submit([i % 50] * 3, max_tokens=20)
+    sizes = []
+    for _ in range(12):
+        engine.step()
+        sizes.append(len(msgspec.msgpack.encode(engine.plans[-1])))
+    assert not engine.plans[3].new_block_ids
+    assert sizes[3] < 1100
+    assert engine.plans[-1].num_tokens == engine.plans[3].num_tokens == b""
+    assert max(sizes[1:]) < 4096, "even when all 256 start on a block at once"
+
+
+def test_prompts_are_chunked_and_decodes_go_on() -> None:
+    engine = FakeEngine(max_num_batched_tokens=8)
+    engine.submit([1] * 4, max_tokens=10)
+    engine.step()
+    engine.submit([2] * 20, max_tokens=2)
+    engine.run()
+    assert [ints(plan.num_tokens) for plan in engine.plans[1:4]] == [[1, 7], [1, 7], [1, 6]]
+
+
+def test_long_prefill_token_threshold() -> None:
+    engine = FakeEngine(max_num_batched_tokens=16, long_prefill_token_threshold=5)
+    engine.submit([1] * 12)
+    engine.submit([2] * 3)
+    engine.run()
+    assert [ints(plan.num_tokens) for plan in engine.plans[:2]] == [[5, 3], [1, 5]]
+
+
+def test_waiting_requests_start_in_order_as_slots_come_free() -> None:
+    engine = FakeEngine(max_num_seqs=2)
+    for _ in range(6):
+        engine.submit([1, 2, 3], max_tokens=4)
+    assert engine.scheduler.load().num_waiting == 6
+    engine.step()
+    load = engine.scheduler.load()
+    assert (load.num_waiting, load.num_running) == (4, 2)
+    assert load.kv_usage == 2 / 64
+    engine.run()
+    assert engine.start_order == list(range(6))
+
+
+def test_priority_decides_who_starts() -> None:
+    engine = FakeEngine(max_num_seqs=1, policy="priority")
+    for priority in (2, 1, 0, 1):
+        engine.submit([1], priority=priority, max_tokens=2)
+    engine.run()
+    assert engine.start_order == [2, 1, 3, 0]
+
+
+def test_preemption_takes_the_latest_and_it_goes_on_where_it_was() -> None:
+    engine = FakeEngine(num_blocks=10, enable_prefix_caching=False)
+    for prompt in ([1] * 4, [2] * 4, [3] * 4):
+        engine.submit(prompt, max_tokens=18, prompt_logprobs=0, logprobs=0, ignore_eos=True)
+    engine.run()
+    resumed = [new for plan in engine.plans for new in plan.new_requests if len(new.token_ids) > 16]
+    assert resumed
+    assert {ints(new.token_ids)[0] for new in resumed} <= {2, 3}
+    assert all(new.num_prompt_tokens == 4 for new in resumed)
+    assert engine.started == {0: 0, 1: 0, 2: 0}, "only the first scheduling counts"
+    assert engine.prompt_logprobs == {0: [1] * 4, 1: [2] * 4, 2: [3] * 4}
+    assert engine.logprobs == engine.tokens
+
+
+def test_preemption_takes_the_lowest_priority() -> None:
+    engine = FakeEngine(num_blocks=8, policy="priority", enable_prefix_caching=False)
+    engine.submit([1] * 4, max_tokens=20, priority=5)
+    engine.submit([2] * 4, max_tokens=20, priority=1)
+    engine.run()
+    resumed = [ints(new.token_ids)[0] for plan in engine.plans for new in plan.new_requests if len(new.token_ids) > 16]
+    assert set(resumed) == {1}
+
+
+def test_tokens_in_flight_for_a_preempted_request_are_drawn_again() -> None:
+    engine = FakeEngine(num_blocks=8, depth=2, enable_prefix_caching=False)
+    engine.submit([1] * 4, max_tokens=20)
+    engine.submit([2] * 4, max_tokens=20)
+    engine.run()
+    assert engine.worker.num_resumed > 0
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    engine = FakeEngine()
+    prompt = list(range(13))
+    engine.submit(prompt, max_tokens=4)
+    engine.run()
+    engine.submit(prompt, max_tokens=4)
+    engine.submit(prompt[:12], max_tokens=4)
+    engine.submit([*prompt[:6], 40, 41], max_tokens=4)
+    engine.run()
+    assert engine.started == {0: 0, 1: 12, 2: 8, 3: 4}, "full blocks, and at least one token is left"
+
+
+def test_requests_of_one_step_share_their_prefix() -> None:
+    engine = FakeEngine(max_num_batched_tokens=32)
+    for _ in range(3):
+        engine.submit(list(range(9)), max_tokens=3)
+    engine.step()
+    assert engine.started == {0: 0, 1: 8, 2: 8}
+    assert engine.scheduler.load().kv_usage == (2 + 3) / 64
+    engine.run()
+
+
+def test_generated_tokens_are_cached_too() -> None:
+    engine = FakeEngine()
+    first = engine.submit([1, 2, 3], max_tokens=14)
+    engine.run()
+    engine.submit([1, 2, 3, *engine.tokens[first]], max_tokens=2)
+    engine.run()
+    assert engine.started[1] == 16
+
+
+def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
+    engine = FakeEngine(max_num_batched_tokens=6)
+    for _ in range(2):
+        engine.submit(list(range(14)), max_tokens=2, prompt_logprobs=1)
+    engine.run()
+    assert engine.started == {0: 0, 1: 0}
+    assert engine.prompt_logprobs == {0: list(range(14)), 1: list(range(14))}
+
+
+def test_without_prefix_caching_nothing_is_shared() -> None:
+    engine = FakeEngine(enable_prefix_caching=False)
+    for _ in range(2):
+        engine.submit(list(range(13)), max_tokens=2)
+    engine.run()
+    assert engine.started == {0: 0, 1: 0}
+    assert engine.scheduler.reset_prefix_cache()
+
+
+def test_reset_prefix_cache() -> None:
+    engine = FakeEngine()
+    engine.submit(list(range(13)), max_tokens=2)
+    engine.step()
+    assert not engine.scheduler.reset_prefix_cache(), "blocks are in use"
+    engine.run()
+    assert engine.scheduler.reset_prefix_cache()
+    engine.submit(list(range(13)), max_tokens=2)
+    engine.run()
+    assert engine.started[1] == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_abort_frees_at_once_and_silences(depth: int) -> None:
+    engine = FakeEngine(depth=depth, max_num_seqs=2)
+    for _ in range(3):
+        engine.submit([1, 2, 3, 4, 5], max_tokens=10)
+    for _ in range(3):
+        engine.step()
+    engine.abort(0, 2, 99)
+    engine.abort(0)
+    load = engine.scheduler.load()
+    assert (load.num_waiting, load.num_running) == (0, 1)
+    engine.run()
+    assert set(engine.finished) == {1}
+
+
+def test_a_handle_can_be_used_again_after_an_abort() -> None:
+    engine = FakeEngine(depth=2)
+    engine.submit([1, 2, 3], max_tokens=10, handle=5)
+    engine.step()
+    engine.abort(5)
+    engine.aborted.clear()
+    engine.started.clear()
+    engine.submit([4, 5, 6], max_tokens=10, handle=5)
+    engine.run()
+
+
+def test_aborting_everything_leaves_nothing_to_do() -> None:
+    engine = FakeEngine()
+    engine.submit([1, 2], max_tokens=10)
+    engine.step()
+    engine.abort(0)
+    assert not engine.scheduler.has_work()
+    assert engine.scheduler.schedule() is None
+    engine.submit([3, 4], max_tokens=3)
+    engine.step()
+    assert engine.plans[-1].freed_slots == [0], "the slot is freed with the next plan"
+    engine.run()
+
+
+def test_nothing_to_schedule_while_the_last_token_is_in_flight() -> None:
+    engine = FakeEngine(depth=2)
+    engine.submit([1, 2], max_tokens=1)
+    assert engine.scheduler.schedule() is not None
+    assert engine.scheduler.schedule() is None
+    assert engine.scheduler.has_work()
+
+
+@pytest.mark.parametrize("options", [{}, {"stop_token_ids": list(range(0, 50, 3))}, {"ignore_eos": True}])
+def test_stop_tokens(options: dict[str, object]) -> None:
+    engine = FakeEngine(depth=2, max_num_batched_tokens=64)
+    for seed in range(12):
+        eos = list(range(seed % 4, 50, 7))
+        engine.submit([seed], seed=seed, eos_token_ids=eos, max_tokens=30, min_tokens=seed % 3, **options)
+    engine.run()
+    expected = "length" if "ignore_eos" in options else "stop"
+    assert expected in {reason for reason, _ in engine.finished.values()}
+
+
+def test_a_request_goes_on_from_another_engines_tokens() -> None:
+    engine = FakeEngine()
+    first = engine.submit([1, 2, 3], max_tokens=10)
+    engine.run()
+    tokens = engine.tokens[first]
+    second = engine.submit([1, 2, 3], max_tokens=10, output_token_ids=tokens[:6])
+    engine.run()
+    assert engine.tokens[second] == tokens[6:]
+
+
+def test_refusals_disturb_nobody() -> None:
+    engine = FakeEngine(num_blocks=8)
+    handle = engine.submit([1, 2, 3], max_tokens=6)
+    with pytest.raises(RequestTooLarge):
+        engine.submit([1] * 30, max_tokens=30)
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.submit([])
+    with pytest.raises(InvalidRequest, match=f"handle {handle}"):
+        engine.submit([1], handle=handle)
+    assert engine.scheduler.load().num_waiting == 1
+    engine.run()
+    assert engine.tokens[0] == reference(engine.requests[0], 64)[0]
+
+
+def test_a_request_that_needs_every_block_runs() -> None:
+    engine = FakeEngine(num_blocks=8)
+    engine.submit([1] * 4, max_tokens=8)
+    engine.submit([2] * 20, max_tokens=13)
+    engine.submit([3] * 4, max_tokens=8)
+    engine.run()
+
+
+def test_a_new_request_leaves_the_running_ones_room_to_grow() -> None:
+    engine = FakeEngine(num_blocks=8, enable_prefix_caching=False)
+    for token in range(3):
+        engine.submit([token] * 8, max_tokens=8)
+    engine.step()
+    load = engine.scheduler.load()
+    assert (load.num_waiting, load.num_running) == (1, 2)
+    engine.run()
+    assert engine.worker.num_resumed == 0
+
+
+def test_flush_interval_is_the_smallest_of_those_with_new_tokens() -> None:
+    engine = FakeEngine(max_num_batched_tokens=8)
+    for interval in (0.5, 0.1, 0.3):
+        engine.submit([1] * 6, max_tokens=3 if interval == 0.1 else 6, flush_interval_s=interval)
+    engine.run()  # FakeEngine compares at each step
+
+
+def test_a_block_is_not_shared_before_its_tokens_are_known() -> None:
+    engine = FakeEngine(depth=3, block_size=1, max_num_seqs=1, num_blocks=128)
+    leftovers = [0] * 12  # stay in the slot's row, where later tokens are not known yet
+    engine.submit([1, 2, *leftovers], max_tokens=1)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    first = engine.submit([1, 2], max_tokens=8)
+    engine.run()
+    for known in range(8):
+        engine.submit([1, 2, *engine.tokens[first][:known], *leftovers], max_tokens=1)
+    engine.run()

@@ -1,0 +1,77 @@
+"""Random arrivals, aborts and limits: the tokens are always those of each request alone, and the books balance.
+
+`FakeWorker` checks every context that it reads, `FakeEngine` the scheduler's invariants after every call.
+"""
+
+from typing import Any
+
+from fake_worker import FakeEngine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raycore.errors import RequestTooLarge
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> FakeEngine:
+    block_size = draw(st.sampled_from([1, 2, 4]))
+    max_num_seqs = draw(st.integers(1, 6))
+    return FakeEngine(
+        num_blocks=draw(st.integers(24, 120)) // block_size,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.sampled_from([0, 1, 5, 40])),
+        enable_prefix_caching=draw(st.booleans()),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
+        depth=draw(st.sampled_from([1, 2, 3])),
+    )
+
+
+# few tokens and few prompts, so that prefixes repeat
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=30)
+REQUESTS = st.fixed_dictionaries(
+    {
+        "max_tokens": st.sampled_from([1, 2, 5, 15, 30]),
+        "min_tokens": st.sampled_from([0, 1]),
+        "eos_token_ids": st.sampled_from([[], [3], [3, 4, 5, 6]]),
+        "stop_token_ids": st.sampled_from([None, [7, 8]]),
+        "seed": st.integers(0, 2),
+        "priority": st.integers(0, 2),
+        "flush_interval_s": st.sampled_from([0.0, 0.1, 0.2]),
+        "prompt_logprobs": st.sampled_from([None, None, None, 1]),
+        "logprobs": st.sampled_from([None, 1]),
+    }
+)
+SUBMIT = st.tuples(st.just("submit"), PROMPTS, REQUESTS)
+STEP = st.tuples(st.just("step"), st.integers(1, 6))
+ABORT = st.tuples(st.just("abort"), st.integers(0, 30))
+
+
+@settings(max_examples=40, deadline=None)
+@given(engine=engines(), operations=st.lists(st.one_of(SUBMIT, SUBMIT, STEP, ABORT), max_size=24))
+def test_batching_changes_nothing(engine: FakeEngine, operations: list[tuple[Any, ...]]) -> None:
+    for operation, *arguments in operations:
+        if operation == "submit":
+            submit(engine, *arguments)
+        elif operation == "step":
+            for _ in range(arguments[0]):
+                engine.step()
+        elif arguments[0] in engine.requests:
+            engine.abort(arguments[0])
+        engine.scheduler.check_integrity()
+    engine.run()
+    for handle, request in engine.requests.items():
+        if handle not in engine.aborted:
+            if request.params.prompt_logprobs is not None:
+                assert engine.prompt_logprobs[handle] == request.prompt_token_ids
+            if request.params.logprobs is not None:
+                assert engine.logprobs[handle] == engine.tokens[handle]
+
+
+def submit(engine: FakeEngine, prompt: list[int], options: dict[str, Any]) -> None:
+    try:
+        engine.submit(prompt, **options)
+    except RequestTooLarge:
+        blocks = -(-(len(prompt) + options["max_tokens"] - 1) // engine.worker.block_size)
+        assert blocks > len(engine.worker.kv_tokens)
