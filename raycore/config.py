@@ -32,7 +32,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     tokenizer: str
     spec: ModelSpec
     dtype: DType | Literal["auto"]
-    """`auto` is decided by each worker, which knows its device: the checkpoint's, or float32 where the device lacks it."""
+    """`auto` is decided by each worker, which knows its device: the checkpoint's, or float32 if the device lacks it."""
     max_model_len: int
     seed: int
     enforce_eager: bool
@@ -250,10 +250,10 @@ def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> No
 
 def _model_length(asked: int | None, spec: ModelSpec) -> int:
     if asked is None:
-        return spec.max_position_embeddings
-    if asked > spec.max_position_embeddings:
+        return spec.max_length
+    if asked > spec.max_length:
         raise InvalidConfig(
-            f"max_model_len={asked} is above the {spec.max_position_embeddings} positions that the checkpoint was "
+            f"max_model_len={asked} is above the {spec.max_length} positions that the checkpoint was "
             "made for (max_position_embeddings in its config.json)"
         )
     return asked

@@ -1,0 +1,130 @@
+"""What `resolve()` decides from the options and the checkpoint, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from raycore.config import EngineConfig, resolve
+from raycore.demo import DEMO_MODEL_DIR
+from raycore.errors import InvalidCheckpoint, InvalidConfig
+
+MODEL = str(DEMO_MODEL_DIR)
+"""1024 positions, 4 query and 4 key-value heads."""
+
+
+class MyWorker:
+    pass
+
+
+def test_what_is_left_open_comes_from_the_checkpoint() -> None:
+    config = resolve(MODEL)
+    assert config.model.model == config.model.tokenizer == MODEL
+    assert config.model.spec.architecture == "LlamaForCausalLM"
+    assert config.model.max_model_len == config.scheduler.max_model_len == 1024
+    assert config.model.dtype == "auto"
+    assert (config.parallel.tensor_parallel_size, config.parallel.data_parallel_size) == (1, 1)
+    assert config.parallel.worker_cls is None
+
+
+def test_options_arrive_where_they_are_read() -> None:
+    config = resolve(
+        MODEL,
+        max_model_len=512,
+        max_num_seqs=4,
+        max_num_batched_tokens=128,
+        block_size=32,
+        num_gpu_blocks_override=10,
+        kv_cache_memory_bytes=1 << 20,
+        enable_prefix_caching=False,
+        tensor_parallel_size=2,
+        data_parallel_size=3,
+        executor_transport="actor_call",
+        scheduling_policy="priority",
+        long_prefill_token_threshold=64,
+        num_threads=1,
+        seed=7,
+    )
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (4, 128)
+    assert (config.scheduler.max_model_len, config.model.max_model_len) == (512, 512)
+    assert (config.scheduler.policy, config.scheduler.long_prefill_token_threshold) == ("priority", 64)
+    assert (config.cache.block_size, config.cache.enable_prefix_caching) == (32, False)
+    assert (config.cache.num_gpu_blocks_override, config.cache.kv_cache_memory_bytes) == (10, 1 << 20)
+    assert (config.parallel.world_size, config.parallel.data_parallel_size) == (2, 3)
+    assert (config.executor.transport, config.executor.num_threads) == ("actor_call", 1)
+    assert config.model.seed == 7
+
+
+def test_one_worker_runs_inline_unless_asked_otherwise() -> None:
+    assert resolve(MODEL).executor.backend == "inline"
+    assert resolve(MODEL, tensor_parallel_size=2).executor.backend == "ray"
+    assert resolve(MODEL, executor_backend="ray").executor.backend == "ray"
+
+
+def test_relative_paths_become_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DEMO_MODEL_DIR.parent)
+    config = resolve(DEMO_MODEL_DIR.name, tokenizer=".")
+    assert config.model.model == MODEL
+    assert config.model.tokenizer == str(DEMO_MODEL_DIR.parent)
+
+
+@pytest.mark.parametrize(("given", "decided"), [("float", "float32"), ("half", "float16"), ("bfloat16", "bfloat16")])
+def test_dtype_names(given: str, decided: str) -> None:
+    assert resolve(MODEL, dtype=given).model.dtype == decided
+
+
+def test_worker_class_travels_by_name() -> None:
+    assert resolve(MODEL, worker_cls=MyWorker).parallel.worker_cls == f"{__name__}.MyWorker"
+    assert resolve(MODEL, worker_cls="package.module.Class").parallel.worker_cls == "package.module.Class"
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({"max_num_seqs": 0}, ["max_num_seqs=0", "positive"]),
+        ({"block_size": -16}, ["block_size=-16", "positive"]),
+        ({"block_size": 16.0}, ["block_size=16.0", "integer"]),
+        ({"block_size": 2048}, ["block_size=2048", "1024"]),
+        ({"data_parallel_size": True}, ["data_parallel_size=True", "integer"]),
+        ({"max_model_len": 0}, ["max_model_len=0", "positive"]),
+        ({"max_model_len": 1025}, ["max_model_len=1025", "1024"]),
+        ({"num_threads": 0}, ["num_threads=0", "positive"]),
+        ({"max_num_seqs": 256, "max_num_batched_tokens": 64}, ["max_num_batched_tokens=64", "max_num_seqs=256"]),
+        ({"gpu_memory_utilization": 0.0}, ["gpu_memory_utilization=0.0"]),
+        ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization=1.5"]),
+        ({"long_prefill_token_threshold": -1}, ["long_prefill_token_threshold=-1"]),
+        ({"dtype": "int8"}, ["dtype='int8'", "'bfloat16'"]),
+        ({"load_format": "gguf"}, ["load_format='gguf'", "'dummy'"]),
+        ({"placement_strategy": "pack"}, ["placement_strategy='pack'", "'span'"]),
+        ({"executor_backend": "mp"}, ["executor_backend='mp'", "'inline'"]),
+        ({"executor_transport": "tcp"}, ["executor_transport='tcp'", "'channel'"]),
+        ({"executor_wait": "sleep"}, ["executor_wait='sleep'", "'adaptive'"]),
+        ({"scheduling_policy": "lifo"}, ["scheduling_policy='lifo'", "'priority'"]),
+        ({"device": "tpu"}, ["device='tpu'", "'cuda'"]),
+        ({"tensor_parallel_size": 3}, ["tensor_parallel_size=3", "num_attention_heads=4"]),
+        (
+            {"executor_backend": "inline", "tensor_parallel_size": 2},
+            ["executor_backend='inline'", "tensor_parallel_size=2", "executor_backend='ray'"],
+        ),
+    ],
+)
+def test_what_cant_work_is_named(options: dict[str, Any], fragments: list[str]) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        resolve(MODEL, **options)
+    for fragment in fragments:
+        assert fragment in str(raised.value)
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCheckpoint, match="org/model is not a directory"):
+        resolve(str(tmp_path / "org/model"))
+
+
+def test_frozen_and_the_same_in_every_process() -> None:
+    config = resolve(MODEL, tensor_parallel_size=2, worker_cls=MyWorker)
+    assert EngineConfig.decode(config.encode()) == config
+    with pytest.raises(AttributeError):
+        config.device = "cuda"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(msgspec.ValidationError):
+        EngineConfig.decode(msgspec.msgpack.encode({"device": "cpu"}))

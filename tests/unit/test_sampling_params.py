@@ -1,0 +1,118 @@
+"""Which sampling parameters are taken, and what is said of the others."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from raycore.errors import InvalidRequest
+from raycore.sampling_params import MAX_SEED, SamplingParams
+
+
+def test_defaults() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert (params.max_tokens, params.min_tokens, params.ignore_eos) == (16, 0, False)
+    assert (params.seed, params.stop, params.logprobs, params.prompt_logprobs) == (None, None, None, None)
+    assert (params.detokenize, params.skip_special_tokens, params.include_stop_str_in_output) == (True, True, False)
+
+
+def test_equivalent_forms_are_normalised() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(stop="\n") == SamplingParams(stop=["\n"])
+    assert SamplingParams(stop="\n").stop_strings == ["\n"]
+    assert SamplingParams().stop_strings == []
+
+
+@pytest.mark.parametrize(
+    ("temperature", "is_greedy"), [(0.0, True), (0, True), (1e-6, True), (1e-5, False), (1, False)]
+)
+def test_greedy_is_a_temperature_of_zero_or_nearly(temperature: float, is_greedy: bool) -> None:
+    assert SamplingParams(temperature=temperature).is_greedy is is_greedy
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        {"top_p": 1},
+        {"top_p": 1e-6},
+        {"min_p": 1.0},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0},
+        {"repetition_penalty": 0.1},
+        {"seed": 0},
+        {"seed": MAX_SEED},
+        {"max_tokens": None, "min_tokens": 100},
+        {"min_tokens": 16},
+        {"logprobs": 0},
+        {"logprobs": -1, "prompt_logprobs": -1},
+        {"logit_bias": {5: -1000.0}},
+        {"n": 3},
+        {"stop_token_ids": []},
+        {"stop_token_ids": [1], "detokenize": False},
+    ],
+)
+def test_values_at_the_edge_are_taken(accepted: dict[str, Any]) -> None:
+    params = SamplingParams(**accepted)
+    for name, value in accepted.items():
+        assert getattr(params, name) == value
+
+
+@pytest.mark.parametrize(
+    ("refused", "fragments"),
+    [
+        ({"n": 0}, ["n=0", "at least 1"]),
+        ({"n": 2.0}, ["n=2.0", "integer"]),
+        ({"n": True}, ["n=True", "integer"]),
+        ({"n": 2, "temperature": 0.0}, ["n=2", "temperature=0.0", "greedy"]),
+        ({"temperature": -0.1}, ["temperature=-0.1", "at least 0"]),
+        ({"temperature": float("nan")}, ["temperature=nan"]),
+        ({"temperature": float("inf")}, ["temperature=inf"]),
+        ({"temperature": "hot"}, ["temperature='hot'", "number"]),
+        ({"top_p": 0.0}, ["top_p=0.0", "(0, 1]"]),
+        ({"top_p": 1.1}, ["top_p=1.1", "[0.0, 1.0]"]),
+        ({"top_k": -2}, ["top_k=-2"]),
+        ({"min_p": -0.5}, ["min_p=-0.5"]),
+        ({"presence_penalty": 2.5}, ["presence_penalty=2.5", "[-2.0, 2.0]"]),
+        ({"frequency_penalty": -2.5}, ["frequency_penalty=-2.5"]),
+        ({"repetition_penalty": 0.0}, ["repetition_penalty=0.0", "positive"]),
+        ({"repetition_penalty": -1.0}, ["repetition_penalty=-1.0"]),
+        ({"seed": -1}, ["seed=-1"]),
+        ({"seed": MAX_SEED + 1}, [f"seed={MAX_SEED + 1}"]),
+        ({"max_tokens": 0}, ["max_tokens=0", "at least 1"]),
+        ({"min_tokens": -1}, ["min_tokens=-1"]),
+        ({"min_tokens": 17}, ["min_tokens=17", "max_tokens=16"]),
+        ({"logprobs": -2}, ["logprobs=-2"]),
+        ({"prompt_logprobs": -2}, ["prompt_logprobs=-2"]),
+        ({"stop_token_ids": [-1]}, ["stop_token_ids=-1"]),
+        ({"allowed_token_ids": []}, ["allowed_token_ids=[]"]),
+        ({"allowed_token_ids": ["a"]}, ["allowed_token_ids='a'", "integer"]),
+        ({"logit_bias": {-1: 1.0}}, ["logit_bias key=-1"]),
+        ({"logit_bias": {3: float("inf")}}, ["logit_bias[3]=inf", "finite"]),
+        ({"stop": ""}, ["stop contains ''", "non-empty"]),
+        ({"stop": ["a", 5]}, ["stop contains 5", "string"]),
+        ({"bad_words": [""]}, ["bad_words contains ''"]),
+        ({"stop": "a", "detokenize": False}, ["stop=['a']", "detokenize=False", "stop_token_ids"]),
+    ],
+)
+def test_values_that_cant_work_are_named(refused: dict[str, Any], fragments: list[str]) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        SamplingParams(**refused)
+    for fragment in fragments:
+        assert fragment in str(raised.value)
+
+
+def test_a_clone_shares_nothing() -> None:
+    params = SamplingParams(stop=["a"], stop_token_ids=[1], logit_bias={2: 1.0}, max_tokens=None, top_p=0.5)
+    clone = params.clone()
+    assert clone == params
+    assert params.stop_token_ids is not None
+    params.stop_token_ids.append(9)
+    assert clone.stop_token_ids == [1]
+
+
+def test_crosses_processes_in_few_bytes() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=128, logit_bias={2: 1.0})
+    data = msgspec.msgpack.encode(params)
+    assert msgspec.msgpack.decode(data, type=SamplingParams) == params
+    assert len(data) < 64, "defaults aren't sent"
