@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 WAIT_S = 1.0
 """A blocked caller looks up this often; results and failures wake it at once."""
 
+BAR_S = 0.2
+"""A progress bar is redrawn this often."""
+
 COALESCE_S = 0.1
 """How long tokens of a blocking `generate()` may wait for company: nobody looks at them before the request ends."""
 
@@ -219,7 +222,7 @@ class LLM(_Engine):
         )
         try:
             with _progress_bar(len(prompts), use_tqdm) as bar:
-                finished = collector.wait(len(prompts), bar)
+                finished = collector.wait(len(prompts), bar, lambda: self._client.num_output_tokens)
         except BaseException:
             # an interrupted cell, too: the engine stays usable, and drops what nobody waits for
             self._client.abort(request_ids)
@@ -290,31 +293,34 @@ class _Collector:
         self._changed = threading.Condition()
         self._finished: dict[str, RequestOutput] = {}
         self._error: BaseException | None = None
-        self._num_tokens = 0
 
     def put(self, updates: list[Update]) -> None:
         """Called from the client's threads."""
         with self._changed:
             for update in updates:
-                self._num_tokens += update.num_new_tokens
                 self._error = self._error or update.error
                 if update.output is not None and update.output.finished:
                     self._finished[update.request_id] = update.output
             self._changed.notify()
 
-    def wait(self, count: int, bar: tqdm[Any]) -> dict[str, RequestOutput]:
-        """The finished outputs by request id, once there are `count`; raises the first error."""
-        started_s = time.perf_counter()
+    def wait(self, count: int, bar: tqdm[Any], num_tokens: Callable[[], int]) -> dict[str, RequestOutput]:
+        """The finished outputs by request id, once there are `count`; raises the first error.
+
+        `num_tokens` counts the engine's output tokens, for the bar.
+        """
+        started_s, num_before = time.perf_counter(), num_tokens()
         while True:
             with self._changed:
                 if self._error is None and len(self._finished) < count:
-                    self._changed.wait(WAIT_S)
+                    self._changed.wait(WAIT_S if bar.disable else BAR_S)
                 if self._error is not None:
                     raise self._error
-                done, num_tokens = len(self._finished), self._num_tokens
+                done = len(self._finished)
             if not bar.disable:
-                bar.set_postfix_str(f"{num_tokens / (time.perf_counter() - started_s):.1f} tokens/s", refresh=False)
-                bar.update(done - bar.n)
+                rate = (num_tokens() - num_before) / (time.perf_counter() - started_s)
+                bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+                bar.n = done
+                bar.refresh()
             if done == count:
                 return self._finished
 

@@ -44,7 +44,6 @@ class Update:
     request_id: str
     output: RequestOutput | None = None
     error: BaseException | None = None
-    num_new_tokens: int = 0
 
 
 Sink = Callable[[list[Update]], None]
@@ -82,6 +81,8 @@ class EngineClient:
         self._underway: dict[str, _Underway] = {}
         self._handles = itertools.count(client_index << HANDLE_CLIENT_SHIFT)
         self._failure: BaseException | None = None
+        self.num_output_tokens = 0
+        """Tokens received since the start, of all requests."""
         self._receivers = [
             threading.Thread(target=self._receive, args=(rank, client_index), name=f"raycore-outputs-dp{rank}", daemon=True)
             for rank in range(len(self._actors))
@@ -203,6 +204,7 @@ class EngineClient:
         by_sink: dict[Sink, list[Update]] = defaultdict(list)
         with self._lock:
             self._router.observe(rank, batch.load)
+            self.num_output_tokens += len(batch.token_ids) // 4
             step = self._assembler.process(batch)
             for request_id, output, error in step.updates:
                 request = self._underway.get(request_id)

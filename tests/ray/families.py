@@ -1,0 +1,96 @@
+"""Small random checkpoints of every family, made with transformers, and what transformers itself generates from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+NUM_NEW_TOKENS = 24
+VOCAB_SIZE = 208
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+    # wide, so that the top two logits of a random model are rarely close
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("LlamaConfig", {"tie_word_embeddings": False}),
+    "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    # a window that prompts outgrow
+    "mistral": ("MistralConfig", {"sliding_window": 17, "num_key_value_heads": 2, "tie_word_embeddings": False}),
+    "qwen2": ("Qwen2Config", {"tie_word_embeddings": True, "num_key_value_heads": 2}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": False}),
+}
+
+
+def make_checkpoint(family: str, directory: Path) -> Path:
+    """Write `family`'s checkpoint, float32, in several shards where the family's embeddings are untied."""
+    import torch
+    import transformers
+
+    config_name, options = FAMILIES[family]
+    torch.manual_seed(sum(map(ord, family)))
+    config = getattr(transformers, config_name)(**SIZES | options)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    for name, parameter in model.named_parameters():
+        # transformers starts biases at 0 and norms at 1, which would hide one that isn't applied
+        if name.endswith("bias") or "norm" in name:
+            parameter.data += torch.randn_like(parameter) * 0.2
+    path = directory / family
+    model.save_pretrained(path, max_shard_size="100KB" if not config.tie_word_embeddings else "5GB")
+    _tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+def _tokenizer() -> tokenizers.Tokenizer:
+    """Token 7 is the word "7"."""
+    words = tokenizers.models.WordLevel({str(i): i for i in range(VOCAB_SIZE)}, unk_token="0")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def prompts() -> list[list[int]]:
+    """Prompts of many lengths, two of which share a prefix of several blocks."""
+    import random
+
+    rng = random.Random(7)
+    made = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 5, 16, 33, 50, 47, 70)]
+    made.append(made[4][:40] + [3, 1, 4])
+    return made
+
+
+def reference(path: Path) -> list[list[int]]:
+    """Greedy continuations of `prompts()`, one prompt at a time, by transformers in float32."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    outputs: list[list[int]] = []
+    for prompt in prompts():
+        generated = model.generate(
+            torch.tensor([prompt]), max_new_tokens=NUM_NEW_TOKENS, do_sample=False, attention_mask=torch.ones(1, len(prompt))
+        )
+        outputs.append(generated[0, len(prompt) :].tolist())
+    return outputs

@@ -1,0 +1,160 @@
+"""Greedy tokens equal transformers' own, token for token, whatever the parallel shape and whatever the scheduler does.
+
+Two sweeps cover the product. Every family runs through `LLM` in every shape (TP 1, 2, 4 x DP 1, 2), with a budget that
+forces chunking and a block count that forces preemption, prefix caching on and off. Every family also runs through
+`EngineCore` on living workers of TP 1, 2 and 4 with every combination of prefix caching, budgets and block counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from families import FAMILIES, NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+
+from raycore import LLM, SamplingParams
+from raycore.config import EngineConfig, resolve
+from raycore.engine.core import EngineCore
+from raycore.executor.inline import InlineExecutor
+from raycore.executor.ray_executor import RayExecutor
+from raycore.messages import EngineRequest
+
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+
+CHUNKING_BUDGET = 24
+PREEMPTING_BLOCKS = 15
+"""Of 8 tokens: the longest request needs 12 of them, all together need 60."""
+
+SCHEDULING = [
+    {"enable_prefix_caching": caching, "max_num_batched_tokens": budget, "num_gpu_blocks_override": blocks}
+    for caching, budget, blocks in itertools.product((True, False), (CHUNKING_BUDGET, 2048), (PREEMPTING_BLOCKS, 200))
+]
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory) -> dict[str, tuple[Path, list[list[int]]]]:
+    """Each family's checkpoint and transformers' continuations."""
+    made = {}
+    for family in FAMILIES:
+        path = make_checkpoint(family, tmp_path_factory.mktemp("checkpoints"))
+        made[family] = path, reference(path)
+    return made
+
+
+class LivingWorkers:
+    """An executor whose workers outlive the engine: each engine has them load another model."""
+
+    def __init__(self, executor, tensor_parallel_size: int):
+        self.executor = executor
+        self.tensor_parallel_size = tensor_parallel_size
+
+    def for_engine(self, config: EngineConfig) -> LivingWorkers:
+        made = LivingWorkers(self.executor, self.tensor_parallel_size)
+        made.config = config
+        return made
+
+    def initialize(self):
+        self.executor.collective_rpc(_reload, args=(self.config,))
+
+    def shutdown(self):
+        """The fixture's business."""
+
+    def __getattr__(self, name):
+        return getattr(self.executor, name)
+
+
+def _reload(worker, config: EngineConfig) -> None:
+    worker.config = config
+    worker.load_model()
+
+
+def _start_config(path: Path, tp: int) -> EngineConfig:
+    return resolve(str(path), dtype="float32", tensor_parallel_size=tp, num_threads=1, max_num_seqs=8)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda tp: f"tp{tp}")
+def workers(request, ray_cluster, checkpoints):
+    tp = request.param
+    config = _start_config(checkpoints["llama2"][0], tp)
+    if tp == 1:
+        executor = InlineExecutor(config, dp_rank=0, num_local_workers=1)
+        group = None
+    else:
+        group = ray_cluster.util.placement_group([{"CPU": 1}] * tp)
+        executor = RayExecutor(config, dp_rank=0, placement_group=group, num_local_workers=tp)
+    executor.initialize()
+    yield LivingWorkers(executor, tp)
+    executor.shutdown()
+    if group is not None:
+        ray_cluster.util.remove_placement_group(group)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family):
+    path, expected = checkpoints[family]
+    for scheduling in SCHEDULING:
+        config = resolve(
+            str(path),
+            dtype="float32",
+            tensor_parallel_size=workers.tensor_parallel_size,
+            num_threads=1,
+            max_num_seqs=8,
+            block_size=8,
+            **scheduling,
+        )
+        core = EngineCore(config, workers.for_engine(config))
+        preempted = _count_preemptions(core)
+        for _ in range(2):  # the second time finds prefixes, where they are cached
+            assert _generate(core) == expected, scheduling
+        core.scheduler.check_integrity()
+        # otherwise this test would test less than it says
+        assert bool(preempted) == (scheduling["num_gpu_blocks_override"] == PREEMPTING_BLOCKS), scheduling
+
+
+def _generate(core: EngineCore) -> list[list[int]]:
+    tokens: list[list[int]] = [[] for _ in prompts()]
+    for handle, prompt in enumerate(prompts()):
+        core.submit(EngineRequest(handle, str(handle), prompt, PARAMS, seed=0))
+    while core.has_work():
+        outputs = core.step()
+        if outputs is not None:
+            for handle, token in zip(outputs.handles.tolist(), outputs.token_ids.tolist(), strict=True):
+                tokens[handle].append(token)
+    return tokens
+
+
+def _count_preemptions(core: EngineCore) -> list[int]:
+    """A list that grows by an entry for each preemption: a request that comes to the workers with output."""
+    preemptions: list[int] = []
+    execute = core.executor.execute
+
+    def counting(plan):
+        for request in plan.new_requests:
+            if len(request.token_ids) // 4 > request.num_prompt_tokens:
+                preemptions.append(request.slot)
+        return execute(plan)
+
+    core.executor.execute = counting
+    return preemptions
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_shape_gives_the_reference_tokens(ray_cluster, checkpoints, family, tp, dp):
+    path, expected = checkpoints[family]
+    with LLM(
+        str(path),
+        dtype="float32",
+        tensor_parallel_size=tp,
+        data_parallel_size=dp,
+        num_threads=1,
+        max_num_seqs=8,
+        block_size=8,
+        max_num_batched_tokens=CHUNKING_BUDGET,
+        num_gpu_blocks_override=PREEMPTING_BLOCKS,
+    ) as llm:
+        for _ in range(2):
+            outputs = llm.generate(prompts(), PARAMS, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == expected
