@@ -1,0 +1,199 @@
+"""From the engines' output batches to what callers get: one client's requests under way. Knows no Ray.
+
+Most requests only want their text at the end. Their tokens are merely collected, one list append each, and decoded
+once; only those that stream or have stop strings are looked at after every batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from raycore.client.request_state import RequestState, SequenceState, position_logprobs
+from raycore.client.tokenizer import Tokenizer
+from raycore.errors import InvalidRequest
+from raycore.messages import FinishedRequest, OutputBatch
+from raycore.outputs import RequestOutput
+from raycore.sampling_params import SamplingParams
+
+
+class OutputUpdate(NamedTuple):
+    """News of one request: its output so far, or the error that ended it."""
+
+    request_id: str
+    output: RequestOutput | None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class AssemblyStep:
+    """What one batch brought."""
+
+    updates: list[OutputUpdate] = field(default_factory=list[OutputUpdate])
+    """One for each request that finished, failed, or streams and has something new."""
+    aborts: list[int] = field(default_factory=list[int])
+    """Handles that engines needn't go on with, because a stop string or an error ended them here."""
+
+
+class OutputAssembler:
+    """The requests of one client that are under way. Not thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, RequestState] = {}
+        self._sequences: dict[int, SequenceState] = {}
+        """By handle, like the three below: sequences that haven't finished."""
+        self._token_ids: dict[int, list[int]] = {}
+        """Their tokens: the same lists, one look-up nearer."""
+        self._watched: set[int] = set()
+        """Those to look at whenever they get a token."""
+        self._tokenless: set[int] = set()
+        """Those that haven't got any."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        handles: Sequence[int],
+        stream: bool = False,
+    ) -> None:
+        """Expect outputs of a request, whose `params.n` sequences the engine knows by `handles`.
+
+        With `stream` it gets an update whenever it has new tokens, else one at its end.
+        """
+        assert request_id not in self._requests, f"request {request_id!r} is under way"
+        assert len(handles) == params.n, f"{len(handles)} handles for n={params.n}"
+        request = RequestState(request_id, prompt, prompt_token_ids, params, stream)
+        request.metrics["arrival_s"] = time.monotonic()
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = [None for _ in prompt_token_ids]
+        self._requests[request_id] = request
+        for index, handle in enumerate(handles):
+            sequence = SequenceState(index, handle, request, self._tokenizer)
+            request.sequences.append(sequence)
+            self._sequences[handle] = sequence
+            self._token_ids[handle] = sequence.token_ids
+            if sequence.is_watched:
+                self._watched.add(handle)
+        self._tokenless.update(handles)
+
+    def abort(self, request_id: str) -> RequestOutput:
+        """Forget a request. Returns its output so far, finished, with the reason `abort` where it hadn't."""
+        request = self._requests[request_id]
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                self._finish(sequence, "abort", None)
+        self._forget(request)
+        return request.output()
+
+    def process(self, batch: OutputBatch) -> AssemblyStep:
+        """Take in what an engine sent. Requests that it doesn't know, because they have been aborted, are ignored."""
+        step = AssemblyStep()
+        handles: list[int] = np.frombuffer(batch.handles, np.int64).tolist()
+        self._note_starts(batch)
+        self._collect_tokens(batch, handles)
+        self._collect_logprobs(batch, handles)
+        changed = self._follow_watched(batch, handles, step)
+        for end in batch.finished:
+            sequence = self._sequences.get(end.handle)
+            if sequence is not None:
+                self._take_end(sequence, end, step)
+                changed[sequence.request.request_id] = None
+        self._report(changed, step)
+        return step
+
+    def _note_starts(self, batch: OutputBatch) -> None:
+        for handle, num_cached_tokens in batch.started:
+            sequence = self._sequences.get(handle)
+            if sequence is not None and sequence.index == 0:
+                sequence.request.num_cached_tokens = num_cached_tokens
+
+    def _collect_tokens(self, batch: OutputBatch, handles: list[int]) -> None:
+        token_ids: list[int] = np.frombuffer(batch.token_ids, np.int32).tolist()
+        find = self._token_ids.get
+        for handle, token_id in zip(handles, token_ids, strict=True):
+            tokens = find(handle)
+            if tokens is not None:
+                tokens.append(token_id)
+        if self._tokenless:
+            first_tokens = self._tokenless.intersection(handles)
+            self._tokenless -= first_tokens
+            for handle in first_tokens:
+                self._sequences[handle].request.metrics.setdefault("first_token_s", time.monotonic())
+
+    def _collect_logprobs(self, batch: OutputBatch, handles: list[int]) -> None:
+        for index, entry in batch.logprobs:
+            sequence = self._sequences.get(handles[index])
+            if sequence is not None:
+                sequence.add_logprobs(entry)
+        for handle, first, entries in batch.prompt_logprobs:
+            sequence = self._sequences.get(handle)
+            if sequence is None or sequence.index != 0 or sequence.request.prompt_logprobs is None:
+                continue
+            positions = [position_logprobs(entry, self._tokenizer) for entry in entries]
+            sequence.request.prompt_logprobs[first : first + len(positions)] = positions
+
+    def _follow_watched(self, batch: OutputBatch, handles: list[int], step: AssemblyStep) -> dict[str, None]:
+        """Bring watched sequences' texts up to date. Returns the ids of requests that changed, in the batch's order."""
+        changed: dict[str, None] = {}
+        if not self._watched or self._watched.isdisjoint(handles):
+            return changed
+        ends = {end.handle: end.finish_reason for end in batch.finished}
+        for handle in dict.fromkeys(handles):
+            if handle not in self._watched:
+                continue
+            sequence = self._sequences[handle]
+            if sequence.follow_text(ends_with_stop_token=ends.get(handle) == "stop"):
+                self._drop_handle(handle)
+                if handle not in ends:
+                    step.aborts.append(handle)
+            if sequence.request.stream or sequence.finish_reason is not None:
+                changed[sequence.request.request_id] = None
+        return changed
+
+    def _take_end(self, sequence: SequenceState, end: FinishedRequest, step: AssemblyStep) -> None:
+        if end.finish_reason != "error":
+            self._finish(sequence, end.finish_reason, end.stop_reason)
+            return
+        request = sequence.request
+        self._forget(request)
+        step.aborts += [
+            other.handle for other in request.sequences if other is not sequence and not other.finish_reason
+        ]
+        step.updates.append(OutputUpdate(request.request_id, None, InvalidRequest(str(end.stop_reason))))
+
+    def _report(self, changed: Iterable[str], step: AssemblyStep) -> None:
+        for request_id in changed:
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            finished = request.finished
+            if finished:
+                request.metrics["finished_s"] = time.monotonic()
+                self._forget(request)
+            if finished or request.stream:
+                step.updates.append(OutputUpdate(request_id, request.output()))
+
+    def _finish(self, sequence: SequenceState, reason: str, stop_reason: int | str | None) -> None:
+        sequence.finish(reason, stop_reason)
+        self._drop_handle(sequence.handle)
+
+    def _forget(self, request: RequestState) -> None:
+        del self._requests[request.request_id]
+        for sequence in request.sequences:
+            self._drop_handle(sequence.handle)
+
+    def _drop_handle(self, handle: int) -> None:
+        self._sequences.pop(handle, None)
+        self._token_ids.pop(handle, None)
+        self._watched.discard(handle)
+        self._tokenless.discard(handle)

@@ -1,0 +1,136 @@
+"""What a client knows of one request while it runs: its sequences' tokens, text and log probabilities so far. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from raycore.client.detokenizer import SequenceText
+from raycore.client.tokenizer import Tokenizer
+from raycore.messages import TokenLogprobs
+from raycore.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from raycore.sampling_params import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One request; `sequences` are its `n` outputs."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    stream: bool
+    sequences: list[SequenceState] = field(default_factory=list["SequenceState"])
+    num_cached_tokens: int | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its sequences are."""
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def output(self) -> RequestOutput:
+        """Everything so far, as a caller sees it."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[sequence.output() for sequence in self.sequences],
+            finished=self.finished,
+            prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=dict(self.metrics),
+        )
+
+
+class SequenceState:
+    """One of a request's sequences: what the engine knows by one handle."""
+
+    def __init__(self, index: int, handle: int, request: RequestState, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.handle = handle
+        self.request = request
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._tokenizer = tokenizer
+        params = request.params
+        self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
+        self._follows_text = params.detokenize and (request.stream or bool(params.stop_strings))
+        self._text = SequenceText(tokenizer, params) if self._follows_text else None
+        self._num_in_text = 0
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether each step's new tokens need a look, rather than only the end."""
+        return self.request.stream or self._follows_text
+
+    def add_logprobs(self, entry: TokenLogprobs) -> None:
+        """Take in the log probabilities of the token that comes next."""
+        if self._logprobs is not None:
+            self._logprobs.append(position_logprobs(entry, self._tokenizer))
+
+    def follow_text(self, ends_with_stop_token: bool = False) -> bool:
+        """Bring the text up to the tokens. Returns whether a stop string ended it, and with it the sequence.
+
+        A stop token at the end is no part of the text, unless `include_stop_str_in_output`.
+        """
+        if self._text is None:
+            return False
+        end = len(self.token_ids)
+        if ends_with_stop_token and not self.request.params.include_stop_str_in_output:
+            end -= 1
+        new_ids = self.token_ids[self._num_in_text : end]
+        self._num_in_text += self._text.append(new_ids)
+        if self._text.stop is None:
+            return False
+        del self.token_ids[self._num_in_text :]
+        if self._logprobs is not None:
+            del self._logprobs[self._num_in_text :]
+        self.finish("stop", self._text.stop)
+        return True
+
+    def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
+        """Nothing follows."""
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        if self._text is not None:
+            self._text.finish()
+
+    def output(self) -> CompletionOutput:
+        """Everything so far, as a caller sees it."""
+        return CompletionOutput(
+            index=self.index,
+            text=self._current_text(),
+            token_ids=self.token_ids.copy(),
+            cumulative_logprob=self._cumulative_logprob(),
+            logprobs=None if self._logprobs is None else self._logprobs.copy(),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def _current_text(self) -> str:
+        if self._text is not None:
+            return self._text.text
+        params = self.request.params
+        if not params.detokenize:
+            return ""
+        has_stop_token = self.finish_reason == "stop" and not params.include_stop_str_in_output
+        ids = self.token_ids[:-1] if has_stop_token else self.token_ids
+        return self._tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
+
+    def _cumulative_logprob(self) -> float | None:
+        if self._logprobs is None:
+            return None
+        return sum(entry[token_id].logprob for token_id, entry in zip(self.token_ids, self._logprobs, strict=False))
+
+
+def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
+    """By token id: the token that is there first, then the most likely ones, best first."""
+    ranks: Sequence[int] = [entry.rank, *range(1, len(entry.token_ids))]
+    result: PositionLogprobs = {}
+    for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
+        result.setdefault(token_id, Logprob(logprob, rank, tokenizer.token_text(token_id)))
+    return result

@@ -1,0 +1,150 @@
+"""Which rank gets a request: the least loaded, with affinity for one whose prefix cache holds much of the prompt.
+
+`choose_rank()` is the whole policy and is pure. `Router` keeps what it decides by: the requests that this client has
+under way, what each rank last said of its load, and which prompts went where.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raycore.messages import LoadView
+
+_WAITING_WEIGHT = 4.0
+"""A waiting request counts as this many running ones: it shows that the rank is full."""
+
+_TOKENS_PER_REQUEST = 512
+"""Prompt tokens that weigh as much as one more running request."""
+
+_MAX_AFFINITY = 4.0
+"""A rank that holds a prompt's prefix may be ahead of the least loaded one by at most this many requests."""
+
+_CHUNK_TOKENS = 64
+_MAX_CHUNKS = 64
+_MAX_REMEMBERED_CHUNKS = 1 << 15
+
+
+@dataclass(frozen=True)
+class RankLoad:
+    """What routing knows of a rank."""
+
+    num_requests: int = 0
+    """Requests under way: this client's own, and what others have there."""
+    num_waiting: int = 0
+    """Those of `num_requests` that the rank has no room for yet."""
+    num_prompt_tokens: float = 0.0
+    """Prompt tokens of this client's own requests under way."""
+
+    @property
+    def score(self) -> float:
+        """In units of running requests."""
+        waiting = min(self.num_waiting, self.num_requests)
+        return self.num_requests + (_WAITING_WEIGHT - 1) * waiting + self.num_prompt_tokens / _TOKENS_PER_REQUEST
+
+
+def choose_rank(loads: Sequence[RankLoad], matched_tokens: Sequence[int] | None = None) -> int:
+    """The rank for a request.
+
+    Args:
+        loads: one for each rank.
+        matched_tokens: how many leading tokens of the prompt each rank's prefix cache likely holds; None: none.
+
+    Returns: the rank with the lowest load, where cached tokens count as load that is saved, up to a limit; among equals
+        the first.
+    """
+    matched = matched_tokens or [0] * len(loads)
+    scores = [
+        load.score - min(tokens / _TOKENS_PER_REQUEST, _MAX_AFFINITY)
+        for load, tokens in zip(loads, matched, strict=True)
+    ]
+    return min(range(len(loads)), key=scores.__getitem__)
+
+
+class PrefixAffinity:
+    """Remembers which ranks have seen a prompt's beginning, in chunks of 64 tokens; forgets the least recently used."""
+
+    def __init__(self, num_ranks: int, max_chunks: int = _MAX_REMEMBERED_CHUNKS) -> None:
+        self._num_ranks = num_ranks
+        self._max_chunks = max_chunks
+        self._ranks: OrderedDict[int, int] = OrderedDict()
+        """By the hash of a prompt's beginning: a bit for each rank that has seen it."""
+
+    def match(self, chunks: Sequence[int]) -> list[int]:
+        """For each rank, how many leading tokens of the prompt with these `prompt_chunks()` it has seen."""
+        matched = [0] * self._num_ranks
+        ranks = (1 << self._num_ranks) - 1
+        for chunk in chunks:
+            ranks &= self._ranks.get(chunk, 0)
+            if not ranks:
+                break
+            for rank in range(self._num_ranks):
+                matched[rank] += _CHUNK_TOKENS * (ranks >> rank & 1)
+        return matched
+
+    def add(self, chunks: Sequence[int], rank: int) -> None:
+        """The prompt with these chunks went to `rank`."""
+        for chunk in chunks:
+            self._ranks[chunk] = self._ranks.get(chunk, 0) | 1 << rank
+            self._ranks.move_to_end(chunk)
+        while len(self._ranks) > self._max_chunks:
+            self._ranks.popitem(last=False)
+
+
+def prompt_chunks(token_ids: Sequence[int]) -> list[int]:
+    """A hash for each whole chunk that the prompt begins with, each covering all tokens up to its end."""
+    chunks: list[int] = []
+    value = 0
+    for start in range(0, min(len(token_ids) // _CHUNK_TOKENS, _MAX_CHUNKS) * _CHUNK_TOKENS, _CHUNK_TOKENS):
+        value = hash((value, tuple(token_ids[start : start + _CHUNK_TOKENS])))
+        chunks.append(value)
+    return chunks
+
+
+class Router:
+    """Assigns one client's requests to ranks. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._own = [0] * num_ranks
+        self._own_tokens = [0.0] * num_ranks
+        self._others = [0] * num_ranks
+        self._waiting = [0] * num_ranks
+        self._affinity = PrefixAffinity(num_ranks)
+
+    def assign(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """A rank for each prompt, given as token ids. Each counts as under way until `finish()`."""
+        return [self._assign_one(prompt) for prompt in prompts]
+
+    def observe(self, rank: int, load: LoadView | None) -> None:
+        """What a rank says of its load. What exceeds this client's own requests is taken for other clients'."""
+        if load is not None:
+            self._others[rank] = max(0, load.num_waiting + load.num_running - self._own[rank])
+            self._waiting[rank] = load.num_waiting
+
+    def finish(self, rank: int) -> None:
+        """One of this client's requests on `rank` is no longer under way."""
+        own = self._own[rank]
+        assert own > 0, f"no request is under way on rank {rank}"
+        # which of them it was makes no difference worth keeping track of
+        self._own_tokens[rank] *= (own - 1) / own
+        self._own[rank] = own - 1
+
+    def loads(self) -> list[RankLoad]:
+        """The ranks' loads as known here."""
+        return [
+            RankLoad(own + others, waiting, tokens)
+            for own, others, waiting, tokens in zip(
+                self._own, self._others, self._waiting, self._own_tokens, strict=True
+            )
+        ]
+
+    def _assign_one(self, prompt: Sequence[int]) -> int:
+        rank = 0
+        if len(self._own) > 1:
+            chunks = prompt_chunks(prompt)
+            rank = choose_rank(self.loads(), self._affinity.match(chunks))
+            self._affinity.add(chunks, rank)
+        self._own[rank] += 1
+        self._own_tokens[rank] += len(prompt)
+        return rank

@@ -1,0 +1,104 @@
+"""Requests go where the load is least, unless a prefix cache pays for a little more."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from raycore.client.routing import PrefixAffinity, RankLoad, Router, choose_rank, prompt_chunks
+from raycore.messages import LoadView
+
+
+@pytest.mark.parametrize(
+    ("loads", "matched", "expected"),
+    [
+        pytest.param([RankLoad()], None, 0, id="one rank"),
+        pytest.param([RankLoad(), RankLoad()], None, 0, id="a tie goes to the first"),
+        pytest.param([RankLoad(3), RankLoad(2)], None, 1, id="fewer requests"),
+        pytest.param([RankLoad(8, 2), RankLoad(12)], None, 1, id="waiting ones weigh more"),
+        pytest.param([RankLoad(2, 50), RankLoad(9)], None, 0, id="stale news of waiting ones don't"),
+        pytest.param([RankLoad(2, 0, 3000), RankLoad(2, 0, 100)], None, 1, id="fewer prompt tokens"),
+        pytest.param([RankLoad(), RankLoad()], [0, 64], 1, id="a short prefix breaks a tie"),
+        pytest.param([RankLoad(), RankLoad(1)], [0, 64], 0, id="a short prefix does no more"),
+        pytest.param([RankLoad(2), RankLoad(4)], [0, 2048], 1, id="a long prefix pays for some load"),
+        pytest.param([RankLoad(2), RankLoad(8)], [0, 100_000], 0, id="no prefix pays for an overload"),
+        pytest.param([RankLoad(2), RankLoad(1, 1)], [0, 1536], 1, id="both count"),
+    ],
+)
+def test_choose_rank(loads: list[RankLoad], matched: list[int] | None, expected: int):
+    assert choose_rank(loads, matched) == expected
+
+
+def test_a_batch_is_spread_evenly():
+    router = Router(3)
+    assert Counter(router.assign([[1, 2, 3]] * 30)) == {0: 10, 1: 10, 2: 10}
+
+
+def test_long_prompts_are_spread_too():
+    router = Router(2)
+    prompts = [[i] * (2000 if i % 2 == 0 else 10) for i in range(16)]
+    ranks = router.assign(prompts)
+    tokens = [sum(len(prompt) for prompt, rank in zip(prompts, ranks, strict=True) if rank == r) for r in range(2)]
+    assert abs(tokens[0] - tokens[1]) <= 2000
+
+
+def test_what_has_finished_is_no_load():
+    router = Router(2)
+    assert router.assign([[1], [2]]) == [0, 1]
+    router.finish(1)
+    assert router.assign([[3]]) == [1]
+
+
+def test_prompt_tokens_leave_with_their_requests():
+    router = Router(2)
+    router.assign([[1] * 100, [2] * 100])
+    router.finish(0)
+    assert router.loads() == [RankLoad(0, 0, 0.0), RankLoad(1, 0, 100.0)]
+
+
+def test_others_requests_count():
+    router = Router(2)
+    router.observe(0, LoadView(num_waiting=0, num_running=5, kv_usage=0.1))
+    assert router.assign([[1], [2], [3]]) == [1, 1, 1]
+
+
+def test_own_requests_count_once():
+    router = Router(2)
+    router.assign([[1]] * 4)
+    router.observe(0, LoadView(num_waiting=0, num_running=2, kv_usage=0.1))
+    assert [load.num_requests for load in router.loads()] == [2, 2]
+
+
+def test_a_conversation_returns_to_its_rank():
+    router = Router(2)
+    first = list(range(300))
+    other = list(range(1000, 1300))
+    rank_of_first, rank_of_other = router.assign([first, other])
+    assert rank_of_first != rank_of_other
+    for rank in (rank_of_first, rank_of_other):
+        router.finish(rank)
+    assert router.assign([[*other, 7, 8, 9]]) == [rank_of_other]
+
+
+def test_a_prefix_that_all_share_overloads_nobody():
+    router = Router(2)
+    shared = list(range(4096))
+    counts = Counter(router.assign([[*shared, i] for i in range(40)]))
+    assert abs(counts[0] - counts[1]) <= 4
+
+
+def test_affinity_matches_whole_chunks_from_the_beginning():
+    affinity = PrefixAffinity(2)
+    affinity.add(prompt_chunks(list(range(200))), 1)
+    assert affinity.match(prompt_chunks(list(range(500)))) == [0, 192]
+    assert affinity.match(prompt_chunks([5, *range(1, 500)])) == [0, 0]
+    assert prompt_chunks(list(range(63))) == []
+
+
+def test_affinity_forgets_the_least_recently_used():
+    affinity = PrefixAffinity(1, max_chunks=2)
+    first, second, third = ([start] * 64 for start in (1, 2, 3))
+    for prompt in (first, second, first, third):
+        affinity.add(prompt_chunks(prompt), 0)
+    assert [affinity.match(prompt_chunks(prompt)) for prompt in (first, second, third)] == [[64], [0], [64]]
