@@ -1,0 +1,66 @@
+"""Random numbers by key instead of by stream: number `position` of request `seed`, whatever was drawn before.
+
+SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) is counter-based:
+output `i` is a mix of `state + i * gamma`. Each seed gets a state and an odd gamma of its own, as the paper's `split`
+does, so that the streams of two seeds never run in parallel. A step pays a dozen numpy operations over its rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK = (1 << 64) - 1
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_MIN_BIT_FLIPS = 24
+"""The paper's `mixGamma`: a gamma with fewer flips between neighbouring bits mixes badly."""
+
+_SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11 = (np.uint64(bits) for bits in (30, 27, 31, 11))
+_UNIT = np.float64(2.0**-53)
+_MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class StreamKey(NamedTuple):
+    """What a seed's numbers are computed from: two unsigned 64-bit integers."""
+
+    state: int
+    gamma: int
+
+
+def stream_key(seed: int) -> StreamKey:
+    """The key of a seed's stream. Any integer works; seeds equal modulo 2**64 share a stream."""
+    first = (seed + _GOLDEN_GAMMA) & _MASK
+    second = (first + _GOLDEN_GAMMA) & _MASK
+    return StreamKey(state=_mix(first), gamma=_mix_gamma(second))
+
+
+def uniform(
+    state_R: NDArray[np.uint64], gamma_R: NDArray[np.uint64], position_R: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Float64[R] in [0, 1), a multiple of 2**-53: number `position_R[i]` of stream `(state_R[i], gamma_R[i])`."""
+    bits = state_R + gamma_R * position_R.astype(np.uint64)
+    bits ^= bits >> _SHIFT_30
+    bits *= _MULTIPLIER_1
+    bits ^= bits >> _SHIFT_27
+    bits *= _MULTIPLIER_2
+    bits ^= bits >> _SHIFT_31
+    bits >>= _SHIFT_11
+    return bits.astype(np.float64) * _UNIT
+
+
+def _mix(bits: int) -> int:
+    """SplitMix64's output function (Stafford's variant 13), the scalar twin of the one in `uniform`."""
+    bits = ((bits ^ (bits >> 30)) * int(_MULTIPLIER_1)) & _MASK
+    bits = ((bits ^ (bits >> 27)) * int(_MULTIPLIER_2)) & _MASK
+    return bits ^ (bits >> 31)
+
+
+def _mix_gamma(bits: int) -> int:
+    """An odd multiplier whose bits alternate often enough (the paper's `mixGamma`, with MurmurHash3's finaliser)."""
+    bits = ((bits ^ (bits >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
+    bits = ((bits ^ (bits >> 33)) * 0xC4CEB9FE1A85EC53) & _MASK
+    gamma = (bits ^ (bits >> 33)) | 1
+    flips = (gamma ^ (gamma >> 1)).bit_count()
+    return gamma ^ 0xAAAAAAAAAAAAAAAA if flips < _MIN_BIT_FLIPS else gamma

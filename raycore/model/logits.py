@@ -1,0 +1,227 @@
+"""What requests ask to change in their logits before a token is picked.
+
+In this order, which is vLLM's: `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, `logit_bias` adds, then
+the repetition, frequency and presence penalties. Knows slots and rows; doesn't know how a token is picked afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raycore.sampling_params import SamplingParams
+
+_MAX_BIAS = 100.0
+_NO_IDS = np.empty(0, np.int64)
+_SLOT = np.dtype(
+    [
+        ("ruled", np.bool_),  # has something that holds at every position
+        ("penalised", np.bool_),
+        ("min_tokens", np.int64),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+    ],
+    align=True,  # torch takes fields of aligned records only
+)
+
+
+class TokenBatch(Protocol):
+    """The tokens of the running requests, by slot."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """[num_slots, max_model_len]: prompt, then output; known up to the position that is sampled."""
+        ...
+
+    @property
+    def num_prompt(self) -> NDArray[np.integer]:
+        """[num_slots]: tokens of the prompt."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class _Rules:
+    """One request's own tokens to forbid or favour, checked against the vocabulary."""
+
+    allowed_ids: NDArray[np.int64] | None
+    """Nothing else may be sampled; None allows all."""
+    end_ids: NDArray[np.int64]
+    """Forbidden until `min_tokens` are there."""
+    bad_words: list[NDArray[np.int64]]
+    bias_ids: NDArray[np.int64]
+    bias_values: NDArray[np.float32]
+
+    @property
+    def always_apply(self) -> bool:
+        return self.allowed_ids is not None or bool(self.bad_words) or len(self.bias_ids) > 0
+
+
+class LogitsRules:
+    """The rules of the running requests, by slot."""
+
+    def __init__(self, vocab_size: int, num_slots: int) -> None:
+        self._vocab_size = vocab_size
+        self._rules: dict[int, _Rules] = {}
+        self._slots = np.zeros(num_slots, _SLOT)
+        self._counts: Tensor | None = None
+        """float32, flat, all zeros between calls: room in which to count output tokens."""
+
+    def grow(self, num_slots: int) -> None:
+        """Make room for more slots."""
+        self._slots = np.pad(self._slots, (0, num_slots - len(self._slots)))
+
+    def add(
+        self,
+        slot: int,
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        bad_words_token_ids: Sequence[Sequence[int]],
+    ) -> bool:
+        """Take in a slot's request, in place of what the slot held. Returns whether it changes any logits."""
+        rules = self._make_rules(params, eos_token_ids, bad_words_token_ids)
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        penalised = penalties != (1.0, 0.0, 0.0)
+        min_tokens = params.min_tokens if len(rules.end_ids) else 0
+        self._rules[slot] = rules
+        self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties)
+        return rules.always_apply or penalised or min_tokens > 0
+
+    def remove(self, slot: int) -> None:
+        """Forget a slot's request."""
+        self._rules.pop(slot, None)
+        self._slots[slot] = 0
+
+    def apply(
+        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+    ) -> Tensor:
+        """The logits as the requests in `slots` want them: a float32 copy, or `logits_RV` itself if no one minds."""
+        state = self._slots[slots]
+        too_early = positions - batch.num_prompt[slots] < state["min_tokens"]
+        ruled_rows = np.flatnonzero(state["ruled"] | too_early)
+        penalised_rows = np.flatnonzero(state["penalised"])
+        if not len(ruled_rows) and not len(penalised_rows):
+            return logits_RV
+        logits_RV = logits_RV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        if len(ruled_rows):
+            self._apply_rules(logits_RV, ruled_rows, slots, positions, too_early, batch)
+        if len(penalised_rows):
+            self._apply_penalties(logits_RV, penalised_rows, slots[penalised_rows], positions[penalised_rows], batch)
+        return logits_RV
+
+    def _make_rules(
+        self, params: SamplingParams, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
+    ) -> _Rules:
+        allowed = params.allowed_token_ids
+        bias = {i: b for i, b in (params.logit_bias or {}).items() if i < self._vocab_size}
+        end_ids = {*eos_token_ids, *(params.stop_token_ids or ())} if params.min_tokens else ()
+        return _Rules(
+            allowed_ids=None if allowed is None else self._known_ids(allowed),
+            end_ids=self._known_ids(end_ids),
+            bad_words=[np.array(word, np.int64) for word in bad_words if len(word) and word[-1] < self._vocab_size],
+            bias_ids=np.fromiter(bias, np.int64, len(bias)),
+            bias_values=np.fromiter((max(-_MAX_BIAS, min(b, _MAX_BIAS)) for b in bias.values()), np.float32, len(bias)),
+        )
+
+    def _known_ids(self, token_ids: Sequence[int] | set[int]) -> NDArray[np.int64]:
+        """Sorted, each once, without those that the model's vocabulary doesn't have."""
+        ids = np.unique(np.fromiter(token_ids, np.int64, len(token_ids)))
+        return ids[ids < self._vocab_size]
+
+    def _apply_rules(
+        self,
+        logits_RV: Tensor,
+        rows: NDArray[np.integer],
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        too_early: NDArray[np.bool_],
+        batch: TokenBatch,
+    ) -> None:
+        forbidden: list[NDArray[np.int64]] = []
+        biased: list[NDArray[np.int64]] = []
+        biases: list[NDArray[np.float32]] = []
+        for row in rows.tolist():
+            slot = int(slots[row])
+            rules = self._rules[slot]
+            output = batch.token_ids[slot, int(batch.num_prompt[slot]) : int(positions[row])]
+            if rules.allowed_ids is not None:
+                _keep_only(logits_RV[row], rules.allowed_ids)
+            forbidden.append(_forbidden_ids(rules, output, bool(too_early[row])) + row * self._vocab_size)
+            biased.append(rules.bias_ids + row * self._vocab_size)
+            biases.append(rules.bias_values)
+        flat = logits_RV.view(-1)
+        device = logits_RV.device
+        flat[torch.as_tensor(np.concatenate(forbidden), device=device)] = -torch.inf
+        biased_B = torch.as_tensor(np.concatenate(biased), device=device)
+        flat.index_add_(0, biased_B, torch.as_tensor(np.concatenate(biases), device=device))
+
+    def _apply_penalties(
+        self,
+        logits_RV: Tensor,
+        rows: NDArray[np.integer],
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        batch: TokenBatch,
+    ) -> None:
+        """All rows at once, at a cost that follows their lengths, not the vocabulary.
+
+        Writing through an index that names an element several times is well defined here: each writes the same value.
+        """
+        device = logits_RV.device
+        flat = logits_RV.view(-1)
+        column_L = np.arange(int(positions.max()))
+        known_PL = column_L < positions[:, None]
+        which, column = np.nonzero(known_PL)
+        keys = rows[which] * self._vocab_size + batch.token_ids[slots[which], column]
+        in_output = column >= batch.num_prompt[slots][which]
+        key_K = torch.as_tensor(keys, device=device)
+        state = self._slots[slots]
+
+        repetition_K = torch.as_tensor(state["repetition"][which], device=device)
+        logit_K = flat[key_K]
+        flat[key_K] = torch.where(logit_K > 0, logit_K / repetition_K, logit_K * repetition_K)
+
+        key_O = torch.as_tensor(keys[in_output], device=device)
+        frequency_O = torch.as_tensor(state["frequency"][which[in_output]], device=device)
+        presence_O = torch.as_tensor(state["presence"][which[in_output]], device=device)
+        flat[key_O] = flat[key_O] - frequency_O * self._count(key_O, flat) - presence_O
+
+    def _count(self, key_O: Tensor, flat: Tensor) -> Tensor:
+        """Float32[O]: how often each key occurs among them all."""
+        if self._counts is None or len(self._counts) < len(flat):
+            self._counts = torch.zeros_like(flat)
+        counts_O = self._counts.index_add_(0, key_O, torch.ones_like(key_O, dtype=torch.float32))[key_O]
+        self._counts[key_O] = 0.0
+        return counts_O
+
+
+def _keep_only(logits_V: Tensor, allowed_ids: NDArray[np.int64]) -> None:
+    """Forbid every other token, in place; none, if the vocabulary has none of the allowed ones."""
+    if len(allowed_ids):
+        ids = torch.as_tensor(allowed_ids, device=logits_V.device)
+        kept = logits_V[ids]
+        logits_V.fill_(-torch.inf)
+        logits_V[ids] = kept
+
+
+def _forbidden_ids(rules: _Rules, output: NDArray[np.int32], too_early: bool) -> NDArray[np.int64]:
+    """Tokens that may not come next. Where that would leave none of the allowed ones, they win."""
+    ids = [word[-1:] for word in rules.bad_words if _completes(output, word)]
+    if too_early:
+        ids.append(rules.end_ids)
+    forbidden = np.concatenate(ids) if ids else _NO_IDS
+    if rules.allowed_ids is not None and np.isin(rules.allowed_ids, forbidden).all():
+        return _NO_IDS
+    return forbidden
+
+
+def _completes(output: NDArray[np.int32], word: NDArray[np.int64]) -> bool:
+    """Whether the output ends with the word but for its last token."""
+    num_before = len(word) - 1
+    return num_before <= len(output) and np.array_equal(output[len(output) - num_before :], word[:-1])

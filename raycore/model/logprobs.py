@@ -1,0 +1,47 @@
+"""Log probabilities of tokens under the model's own distribution, as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raycore.messages import TokenLogprobs
+
+_CHUNK_ELEMENTS = 1 << 24
+"""Prompts are done in pieces of about this many float32 values, so that a long one takes no gigabytes."""
+
+
+def token_logprobs(logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: Sequence[int]) -> list[TokenLogprobs]:
+    """One entry for each row: its token, then its `num_top[row]` most likely ones (-1: the whole vocabulary).
+
+    Natural logarithms of the softmax of `logits_RV`, computed in float32. The token's rank is 1 plus the number of
+    tokens that are strictly more likely.
+    """
+    vocab_size = logits_RV.shape[1]
+    widths = [vocab_size if k < 0 else min(k, vocab_size) for k in num_top]
+    logprobs_RV = torch.log_softmax(logits_RV.float(), dim=-1)
+    own_R1 = logprobs_RV.gather(1, torch.as_tensor(token_ids, dtype=torch.int64, device=logits_RV.device).unsqueeze(1))
+    ranks: list[int] = (1 + (logprobs_RV > own_R1).sum(dim=-1)).cpu().numpy().tolist()
+    top = logprobs_RV.topk(max(widths, default=0), dim=-1)
+    own = own_R1.squeeze(1).cpu().numpy().tolist()
+    columns = zip(
+        token_ids.tolist(), own, top.indices.cpu().numpy(), top.values.cpu().numpy(), widths, ranks, strict=True
+    )
+    return [
+        TokenLogprobs([token_id, *ids_K[:width].tolist()], [logprob, *values_K[:width].tolist()], rank)
+        for token_id, logprob, ids_K, values_K, width, rank in columns
+    ]
+
+
+def prompt_logprobs(logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int) -> list[TokenLogprobs]:
+    """One entry for each of T positions: `next_token_ids[t]`, which follows there, and the most likely tokens."""
+    chunk = max(1, _CHUNK_ELEMENTS // logits_TV.shape[1])
+    entries: list[TokenLogprobs] = []
+    for start in range(0, len(next_token_ids), chunk):
+        ids = next_token_ids[start : start + chunk]
+        entries += token_logprobs(logits_TV[start : start + chunk], ids, [num_top] * len(ids))
+    return entries
