@@ -8,8 +8,10 @@ forces chunking and a block count that forces preemption, prefix caching on and 
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from families import FAMILIES, NUM_NEW_TOKENS, make_checkpoint, prompts, reference
 
@@ -19,6 +21,9 @@ from raycore.engine.core import EngineCore
 from raycore.executor.inline import InlineExecutor
 from raycore.executor.ray_executor import RayExecutor
 from raycore.messages import EngineRequest
+
+# workers can't import a test module, so what they are to call travels whole
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 
