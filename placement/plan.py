@@ -1,0 +1,259 @@
+"""Which rank's bundles go to which node. Pure: a view and a shape in, rank plans out, nothing touched.
+
+A *rank* is one engine: `world_size` worker bundles, then one bundle for the engine process itself (index
+`world_size`). An engine that hosts its only worker in its own process has `engine_cpus=0` and no bundle of its own: it
+lives in bundle 0, the worker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from placement.errors import PlacementShortage
+from placement.topology import ClusterView, NodeView
+
+Bundle = Mapping[str, float]
+"""Amounts by resource name, as a placement group takes them."""
+
+Strategy = Literal["strict", "fill", "span"]
+"""How ranks go to nodes.
+
+* `strict`: a rank never spans nodes, and every node that is used holds the same number of ranks; as many nodes as
+  possible are used.
+* `fill`: a rank never spans nodes; the first node is filled, then the next.
+* `span`: as `fill` where a rank fits one node; else its tensor-parallel groups are spread over nodes, each of them kept
+  whole unless it fits no node whole.
+"""
+
+_TOLERANCE = 1e-6
+"""Ray counts resources in steps of 1e-4; sums of floats are off by less than this."""
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """What is asked of the cluster: `num_ranks` groups of the same bundles."""
+
+    num_ranks: int
+    world_size: int
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
+    engine_cpus: float = 1.0
+    """0: the engine hosts its worker and needs no bundle of its own."""
+    strategy: Strategy = "fill"
+    tensor_parallel_size: int | None = None
+    """Workers of one tensor-parallel group, consecutive in a rank. None: all of them."""
+
+    @property
+    def worker_bundle(self) -> Bundle:
+        """What one worker needs."""
+        gpus = {"GPU": self.gpus_per_worker} if self.gpus_per_worker else {}
+        return {"CPU": self.cpus_per_worker, **gpus}
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """The bundles of one rank: its workers', then its engine's."""
+        engine = ({"CPU": self.engine_cpus},) if self.engine_cpus else ()
+        return (self.worker_bundle,) * self.world_size + engine
+
+    @property
+    def engine_bundle_index(self) -> int:
+        """The bundle in which the engine lives."""
+        return self.world_size if self.engine_cpus else 0
+
+    @property
+    def num_cpus(self) -> float:
+        """CPUs of all ranks together."""
+        return self.num_ranks * sum(bundle["CPU"] for bundle in self.bundles)
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """Where one rank goes: `bundles[i]` to the node `node_ids[i]`."""
+
+    dp_rank: int
+    bundles: tuple[Bundle, ...]
+    node_ids: tuple[str, ...]
+
+    @property
+    def group_strategy(self) -> Literal["STRICT_PACK", "PACK"]:
+        """The strategy of the rank's placement group."""
+        return "STRICT_PACK" if len(set(self.node_ids)) == 1 else "PACK"
+
+
+def plan_ranks(
+    view: ClusterView, shape: EngineShape, *, of: Literal["total", "available"] = "available"
+) -> list[RankPlan]:
+    """Place the ranks on what the nodes have free, or, to see whether they could ever fit, on all that the nodes have.
+
+    Raises:
+        PlacementShortage: they don't fit; the message is the table of `describe_shortage()`.
+    """
+    rooms = [_Room(node, node.total if of == "total" else node.available) for node in view.usable_nodes]
+    place = {"strict": _place_strict, "fill": _place_fill, "span": _place_span}[shape.strategy]
+    placed = place(rooms, shape)
+    if placed is None:
+        raise PlacementShortage(describe_shortage(view, shape))
+    return [RankPlan(dp_rank, shape.bundles, node_ids) for dp_rank, node_ids in enumerate(placed)]
+
+
+def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
+    """What was asked and what each node has, as a table for people."""
+    rule = {
+        "strict": "each on one node, the same number on every node",
+        "fill": "each on one node",
+        "span": "a rank may span nodes",
+    }[shape.strategy]
+    lines = [
+        f"{_count(shape.num_ranks, 'rank')} of {_count(shape.world_size, 'worker')} don't fit the cluster "
+        f"(strategy {shape.strategy!r}: {rule})",
+        f"asked for each rank: {_describe_rank(shape)}; in all: {_describe(_sum(shape.bundles * shape.num_ranks))}",
+        *_table(view, shape),
+        _advice(shape),
+    ]
+    return "\n".join(lines)
+
+
+class _Room:
+    """What is left of one node while ranks are being placed."""
+
+    def __init__(self, node: NodeView, resources: Mapping[str, float]) -> None:
+        self.node_id = node.node_id
+        self._left = dict(resources)
+
+    def fits(self, bundles: Sequence[Bundle]) -> bool:
+        """Whether all of `bundles` fit at once."""
+        return all(self._left.get(name, 0.0) + _TOLERANCE >= amount for name, amount in _sum(bundles).items())
+
+    def take(self, bundles: Sequence[Bundle]) -> tuple[str, ...]:
+        """Take `bundles`, which fit. Returns this node's id for each."""
+        for name, amount in _sum(bundles).items():
+            self._left[name] = self._left.get(name, 0.0) - amount
+        return (self.node_id,) * len(bundles)
+
+    def capacity(self, bundles: Sequence[Bundle]) -> int:
+        """How many times `bundles` fit."""
+        wanted = {name: amount for name, amount in _sum(bundles).items() if amount}
+        return min(int((self._left.get(name, 0.0) + _TOLERANCE) // amount) for name, amount in wanted.items())
+
+
+_Placed = list[tuple[str, ...]] | None
+"""For each rank the node id of each bundle; None when they don't fit."""
+
+
+def _place_fill(rooms: list[_Room], shape: EngineShape) -> _Placed:
+    placed: list[tuple[str, ...]] = []
+    for room in rooms:
+        while len(placed) < shape.num_ranks and room.fits(shape.bundles):
+            placed.append(room.take(shape.bundles))
+    return placed if len(placed) == shape.num_ranks else None
+
+
+def _place_strict(rooms: list[_Room], shape: EngineShape) -> _Placed:
+    for num_nodes in range(min(len(rooms), shape.num_ranks), 0, -1):
+        if shape.num_ranks % num_nodes:
+            continue
+        ranks_per_node = shape.num_ranks // num_nodes
+        chosen = [room for room in rooms if room.capacity(shape.bundles) >= ranks_per_node][:num_nodes]
+        if len(chosen) == num_nodes:
+            return [room.take(shape.bundles) for room in chosen for _ in range(ranks_per_node)]
+    return None
+
+
+def _place_span(rooms: list[_Room], shape: EngineShape) -> _Placed:
+    """Workers of all ranks first, because they are the picky ones; then the engines, near their first workers."""
+    workers: list[tuple[str, ...]] = []
+    for _ in range(shape.num_ranks):
+        placed = _place_workers(rooms, shape)
+        if placed is None:
+            return None
+        workers.append(placed)
+    if not shape.engine_cpus:
+        return workers
+    engine = shape.bundles[shape.world_size :]
+    ranks: list[tuple[str, ...]] = []
+    for node_ids in workers:
+        room = _first_fit(sorted(rooms, key=lambda room: room.node_id != node_ids[0]), engine)
+        if room is None:
+            return None
+        ranks.append(node_ids + room.take(engine))
+    return ranks
+
+
+def _place_workers(rooms: list[_Room], shape: EngineShape) -> tuple[str, ...] | None:
+    """One rank's workers: with their engine on one node, or without it, or by groups, or one by one."""
+    workers = shape.bundles[: shape.world_size]
+    room = _first_fit(rooms, shape.bundles) or _first_fit(rooms, workers)
+    if room is not None:
+        return room.take(workers)
+    group_size = shape.tensor_parallel_size or shape.world_size
+    node_ids: tuple[str, ...] = ()
+    for start in range(0, shape.world_size, group_size):
+        group = workers[start : start + group_size]
+        room = _first_fit(rooms, group)
+        for part in [group] if room is not None else [(worker,) for worker in group]:
+            room = _first_fit(rooms, part)
+            if room is None:
+                return None
+            node_ids += room.take(part)
+    return node_ids
+
+
+def _first_fit(rooms: Iterable[_Room], bundles: Sequence[Bundle]) -> _Room | None:
+    return next((room for room in rooms if room.fits(bundles)), None)
+
+
+def _sum(bundles: Sequence[Bundle]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def _table(view: ClusterView, shape: EngineShape) -> list[str]:
+    """One row a node: how much of each resource is free, and how many ranks that holds."""
+    names = list(_sum(shape.bundles))
+    header = ["node", "address", *(f"{name} free/total" for name in names), "ranks now/ever"]
+    rows = [
+        [node.node_id[:8], node.ip, *_amounts(node, names), _capacities(node, shape)]
+        for node in view.nodes
+        if node.alive
+    ]
+    if not rows:
+        return ["the cluster has no node that is alive"]
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [header, *rows]
+    ]
+
+
+def _amounts(node: NodeView, names: Sequence[str]) -> list[str]:
+    return [f"{node.available.get(name, 0):g}/{node.total.get(name, 0):g}" for name in names]
+
+
+def _capacities(node: NodeView, shape: EngineShape) -> str:
+    if node.draining:
+        return "draining"
+    now, ever = (_Room(node, resources).capacity(shape.bundles) for resources in (node.available, node.total))
+    return f"{now}/{ever}"
+
+
+def _describe_rank(shape: EngineShape) -> str:
+    workers = f"{_count(shape.world_size, 'worker')} of {_describe(shape.worker_bundle)}"
+    return f"{workers}, an engine of CPU {shape.engine_cpus:g}" if shape.engine_cpus else workers
+
+
+def _describe(bundle: Bundle) -> str:
+    return " ".join(f"{name} {amount:g}" for name, amount in bundle.items())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _advice(shape: EngineShape) -> str:
+    span = "" if shape.strategy == "span" or shape.world_size == 1 else ", let ranks span nodes (strategy 'span')"
+    return f"Ask for fewer ranks or workers{span}, free what others hold, or add nodes."

@@ -1,0 +1,176 @@
+"""Take what was planned, and give it back: the only module of this package that changes the cluster."""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from placement.errors import InvalidPlacementGroup, PlacementShortage
+from placement.plan import EngineShape, RankPlan, describe_shortage, plan_ranks
+from placement.topology import ClusterView, read_cluster
+
+logger = logging.getLogger(__name__)
+
+_NODE_ID_LABEL = "ray.io/node-id"
+"""The label that every Ray node carries; tells nodes apart that share an address."""
+
+_ATTEMPT_TIMEOUT_S = 5.0
+"""A group whose place was taken between planning and creation is planned anew after this long."""
+
+_POLL_INTERVAL_S = 0.05
+_LOG_INTERVAL_S = 10.0
+_RELEASE_TIMEOUT_S = 5.0
+
+
+def reserve(shape: EngineShape, *, name: str = "", timeout_s: float = 60.0) -> list[PlacementGroup]:
+    """Create one placement group for each rank, and wait until they stand.
+
+    Waits, saying so, while others hold what the shape needs. The groups belong to the caller, who releases them; Ray
+    removes them when this process ends.
+
+    Args:
+        name: prefix of the groups' names, which are `<name>_dp<rank>`.
+
+    Raises:
+        PlacementShortage: at once if the shape can never fit this cluster, after `timeout_s` if it still doesn't fit.
+            Nothing stays reserved.
+    """
+    waiting = _Waiting(shape, timeout_s)
+    while True:
+        view = read_cluster()
+        plan_ranks(view, shape, of="total")
+        plans = _plan_if_free(view, shape)
+        groups = _create(plans, name, waiting.left_s()) if plans is not None else None
+        if groups is not None:
+            return groups
+        waiting.step(view)
+
+
+def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOUT_S) -> None:
+    """Remove groups, and with them whatever still runs in them; returns once they are gone, or after `timeout_s`."""
+    for group in groups:
+        remove_placement_group(group)
+    deadline_s = time.monotonic() + timeout_s
+    left = list(groups)
+    while left and time.monotonic() < deadline_s:
+        left = [group for group in left if _state(group) != "REMOVED"]
+        if left:
+            time.sleep(0.005)
+    if left:
+        logger.warning("Ray hasn't removed %d of %d placement groups within %g s", len(left), len(groups), timeout_s)
+
+
+def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float = 60.0) -> None:
+    """Check that a caller's own group can hold one rank of `shape`; a pending one is waited for.
+
+    Bundles 0 to `world_size - 1` are the workers', the next one the engine's. A group may have more of everything, and
+    the engine's bundle when the engine needs none.
+
+    Raises:
+        InvalidPlacementGroup: it can't, with what it has and what it needs.
+    """
+    label = f"placement group {group.id.hex()[:12]}"
+    needed = shape.bundles
+    found: list[dict[str, Any]] = group.bundle_specs
+    if len(found) < len(needed):
+        engine = " and one for its engine" if shape.engine_cpus else ""
+        raise InvalidPlacementGroup(
+            f"{label} has {len(found)} bundles, but a rank needs {len(needed)}: "
+            f"{shape.world_size} for its workers{engine}"
+        )
+    for index, (bundle, has) in enumerate(zip(needed, found, strict=False)):
+        for resource, amount in bundle.items():
+            if has.get(resource, 0.0) < amount:
+                raise InvalidPlacementGroup(
+                    f"bundle {index} of {label} has {resource} {has.get(resource, 0.0):g}, "
+                    f"but the rank's {'engine' if index == shape.world_size else 'worker'} there needs {amount:g}"
+                )
+    # Ray raises a bare Exception when it is to wait for a group that is gone
+    if _state(group) == "REMOVED" or not group.wait(timeout_s):
+        raise InvalidPlacementGroup(
+            f"{label} is {_state(group)}, not CREATED (waited up to {timeout_s:g} s): "
+            "bring one that exists and that the cluster can hold"
+        )
+
+
+def bundle_nodes(group: PlacementGroup) -> list[str]:
+    """The node id on which each bundle of a standing group lies."""
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return [nodes[index] for index in sorted(nodes)]
+
+
+class _Waiting:
+    """Patience: a deadline, and what is said while it runs."""
+
+    def __init__(self, shape: EngineShape, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shape = shape
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._started_s = clock()
+        # what another engine has just given back shows up within a second
+        self._next_log_s = self._started_s + 1.0
+
+    def left_s(self) -> float:
+        """Seconds until the deadline, not negative."""
+        return max(0.0, self._started_s + self._timeout_s - self._clock())
+
+    def step(self, view: ClusterView) -> None:
+        """Sleep a little; at the deadline raise."""
+        if self.left_s() <= 0:
+            raise PlacementShortage(f"{describe_shortage(view, self._shape)}\nWaited {self._timeout_s:g} s for it.")
+        if self._clock() >= self._next_log_s:
+            self._next_log_s = self._clock() + _LOG_INTERVAL_S
+            logger.warning("waiting up to %.0f s more: %s", self.left_s(), describe_shortage(view, self._shape))
+        time.sleep(min(_POLL_INTERVAL_S, self.left_s()))
+
+
+def _plan_if_free(view: ClusterView, shape: EngineShape) -> list[RankPlan] | None:
+    try:
+        return plan_ranks(view, shape)
+    except PlacementShortage:
+        return None
+
+
+def _create(plans: Sequence[RankPlan], name: str, timeout_s: float) -> list[PlacementGroup] | None:
+    """All groups, or none: None when one of them didn't get its place in time."""
+    deadline_s = time.monotonic() + min(timeout_s, _ATTEMPT_TIMEOUT_S)
+    groups: list[PlacementGroup] = []
+    with ExitStack() as undo:
+        undo.callback(release, groups)
+        groups += [_create_one(plan, name) for plan in plans]
+        for group in groups:
+            if not group.wait(max(0.0, deadline_s - time.monotonic())):
+                return None
+        undo.pop_all()
+    return groups
+
+
+def _create_one(plan: RankPlan, name: str) -> PlacementGroup:
+    return placement_group(
+        bundles=[dict(bundle) for bundle in plan.bundles],
+        strategy=plan.group_strategy,
+        name=f"{name}_dp{plan.dp_rank}" if name else "",
+        bundle_label_selector=[{_NODE_ID_LABEL: node_id} for node_id in plan.node_ids],
+    )
+
+
+def _state(group: PlacementGroup) -> str:
+    try:
+        table: dict[str, Any] = placement_group_table(group)
+    except RayError as error:
+        return f"unknown ({error})"
+    return str(table.get("state", "REMOVED"))

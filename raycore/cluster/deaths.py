@@ -1,0 +1,88 @@
+"""Why an engine is gone, in words: what Ray's exceptions say, with the root cause first. Pure."""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import re
+
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+
+from raycore.messages import EngineInfo
+
+_BOILERPLATE = re.compile(r"^(The actor (died|experienced)\b|(class_name|actor_id|name|namespace|pid|ip): )")
+"""Lines of Ray's message that say nothing of the cause."""
+
+_PREAMBLE = re.compile(r"^The actor is dead because (its worker process has died\. )?")
+_EXIT = re.compile(r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes include: .*)?$")
+_SILENT_EXIT = "End of file"
+
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|^[ ^~]*[\^~]\n", re.MULTILINE)
+"""Colours, and the carets that Ray leaves behind where it drops its own frames."""
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The exception that was raised in the actor, where `error` only brought it here; else `error` itself."""
+    while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
+        error = error.cause
+    return error
+
+
+def describe_death(error: BaseException) -> str:
+    """What happened, without Ray's wrapping: the first line is the cause, a traceback may follow.
+
+    An exception that an actor raised is described by its own type, message and traceback, the death of a process by
+    Ray's exit type and detail.
+    """
+    cause = root_cause(error)
+    if isinstance(error, RayTaskError) and cause is not error:
+        return f"{_headline(cause)}\n{_plain(str(error))}"
+    if isinstance(error, ActorDiedError) and error.actor_init_failed:
+        text = _plain(str(error))
+        return f"{text.splitlines()[-1]}\n{text}"
+    if isinstance(error, RayActorError):
+        return _actor_death(str(error))
+    return _headline(cause)
+
+
+def describe_rank(info: EngineInfo | None, dp_rank: int) -> str:
+    """A rank's identity: which, and where it runs or ran."""
+    if info is None:
+        return f"dp_rank {dp_rank}"
+    return f"dp_rank {dp_rank} (pid {info.pid}, node {info.node_id[:8]})"
+
+
+def describe_loss(error: BaseException | None, info: EngineInfo | None, dp_rank: int) -> str:
+    """What the callers of a rank that is gone are told. `error` is its run ref's, None where `run()` returned."""
+    rank = describe_rank(info, dp_rank)
+    if error is None:
+        return f"{rank}: run() returned although nobody had asked it to stop"
+    if isinstance(error, RayTaskError):
+        headline, _, details = describe_death(error).partition("\n")
+        return f"{headline}\n{rank} can't go on\n{details}".rstrip()
+    return f"{rank} died: {describe_death(error)}"
+
+
+def _headline(error: BaseException) -> str:
+    """Type and message; the message alone where its type was made for it."""
+    message = str(error).strip()
+    if not message:
+        return type(error).__name__
+    own = type(error).__module__.partition(".")[0] in ("raycore", "placement")
+    return message if own else f"{type(error).__name__}: {message}"
+
+
+def _plain(text: str) -> str:
+    return _DECORATION.sub("", text).strip()
+
+
+def _actor_death(text: str) -> str:
+    lines = [line.strip() for line in _plain(text).splitlines()]
+    told = " ".join(line for line in lines if line and not _BOILERPLATE.match(line))
+    said = _PREAMBLE.sub("", told) or " ".join(lines)
+    ended = _EXIT.search(said)
+    if ended is None:
+        return said
+    hint = " The process was killed, by hand or for want of memory, or it crashed." if _SILENT_EXIT in ended[2] else ""
+    return f"{ended[1]}: {ended[2]}{hint}"

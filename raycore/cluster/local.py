@@ -1,0 +1,136 @@
+"""The Ray that raycore runs on: the one that is there, or a local one of its own.
+
+Owns the question of who started Ray, and therefore who stops it. Everything about clusters of others (addresses,
+resources, what their nodes run) is theirs and left as it is.
+"""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from raycore.cluster.lean_ray import start_lean_ray
+from raycore.errors import InitializationError
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TIMEOUT_S = 1.0
+
+_lock = threading.Lock()
+_num_users = 0
+_is_ours = False
+
+
+def acquire_ray(num_cpus: float) -> bool:
+    """Connect this process to Ray, unless it is, and count one more user of the connection.
+
+    Joins the cluster that `RAY_ADDRESS` or the last `ray start` on this machine names. Without one, starts a local Ray
+    that declares `num_cpus` CPUs, and some to spare. Every call needs a `release_ray()`.
+
+    Returns: whether the Ray that is connected was started here.
+
+    Raises:
+        InitializationError: `RAY_ADDRESS` names a cluster that doesn't answer, or Ray Client is in use.
+    """
+    global _num_users, _is_ours
+    with _lock:
+        if not ray.is_initialized():
+            _num_users = 0
+            _is_ours = _connect(num_cpus)
+        _refuse_ray_client()
+        _num_users += 1
+        return _is_ours
+
+
+def release_ray() -> None:
+    """Count one user less. After the last one, shut Ray down if `acquire_ray()` had started it."""
+    global _num_users, _is_ours
+    with _lock:
+        _num_users = max(0, _num_users - 1)
+        if _num_users == 0 and _is_ours:
+            _is_ours = False
+            # as many processes as were there before: the caller may be about to look
+            ray.shutdown(wait_for_processes=True)
+
+
+def _connect(num_cpus: float) -> bool:
+    address = os.environ.get("RAY_ADDRESS", "")
+    if "://" in address:
+        raise InitializationError(_ray_client_message(f"RAY_ADDRESS={address}"))
+    if address and address != "local":
+        _join(address, f"RAY_ADDRESS={address}")
+        return False
+    started_here = None if address else _address_of_last_start()
+    if started_here is not None:
+        if _answers(started_here):
+            _join(started_here, f"the cluster that `ray start` left at {started_here}")
+            return False
+        logger.warning(
+            "the Ray cluster last started on this machine (%s, from Ray's ray_current_cluster file) doesn't answer: it "
+            "has crashed, or not been ended by `ray stop`. Starting a local Ray instead; `ray stop` removes the file.",
+            started_here,
+        )
+    _init(start_lean_ray, num_cpus=math.ceil(num_cpus))
+    return True
+
+
+def _join(address: str, source: str) -> None:
+    try:
+        _init(ray.init, address=address)
+    except (ConnectionError, RuntimeError) as error:
+        raise InitializationError(
+            f"{error}\n{source} can't be joined: check that the cluster runs and that its Ray and Python versions are "
+            f"this process's (Ray {ray.__version__}), or set RAY_ADDRESS=local to run on this machine alone"
+        ) from error
+
+
+def _init(start: Callable[..., Any], **options: Any) -> None:
+    """Connect, quietly, leaving a SIGTERM handler of the caller's in place."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
+    start(logging_level=logging.ERROR, **options)
+    # above, it keeps Ray's notes about itself away; from here on its warnings are about this run
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    if callable(handler):
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _address_of_last_start() -> str | None:
+    from ray._private.utils import read_ray_address  # pyright: ignore[reportPrivateUsage]
+
+    return read_ray_address() or None
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens at `host:port`; Ray itself would try for many seconds."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _refuse_ray_client() -> None:
+    from ray.util.client import ray as client
+
+    if client.is_connected():
+        raise InitializationError(_ray_client_message("this process is connected to its cluster by Ray Client"))
+
+
+def _ray_client_message(found: str) -> str:
+    return (
+        f"{found}, but Ray Client (ray://) can't stream results. Run this program on the cluster: "
+        "with `ray job submit -- python ...`, or in a notebook on the head node"
+    )

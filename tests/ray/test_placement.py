@@ -1,0 +1,146 @@
+"""Reserving on a real cluster: groups stand where they were planned, and nothing stays behind."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+from placement.errors import InvalidPlacementGroup, PlacementShortage
+from placement.plan import EngineShape
+from placement.reserve import bundle_nodes, release, reserve, validate_group
+from placement.topology import read_cluster
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+ALL_CPUS = EngineShape(1, 15)
+
+
+def live_groups() -> list[dict[str, Any]]:
+    return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+
+
+def test_the_view_shows_what_is_there_and_what_is_free():
+    (node,) = read_cluster().nodes
+    assert (node.total["CPU"], node.total["GPU"]) == (16, 4)
+    assert node.usable
+
+
+def test_one_group_a_rank_and_none_after_release():
+    shape = EngineShape(2, 2, gpus_per_worker=1)
+    groups = reserve(shape, name="raycore_test")
+    try:
+        assert [group.bundle_specs for group in groups] == [
+            [{"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0}]
+        ] * 2
+        assert {group["name"] for group in live_groups()} == {"raycore_test_dp0", "raycore_test_dp1"}
+        node_id = read_cluster().nodes[0].node_id
+        assert bundle_nodes(groups[1]) == [node_id] * 3
+    finally:
+        release(groups)
+    assert live_groups() == []
+
+
+def test_what_can_never_fit_is_refused_at_once_with_the_table():
+    started_s = time.monotonic()
+    with pytest.raises(PlacementShortage, match=r"CPU free/total  GPU free/total"):
+        reserve(EngineShape(1, 5, gpus_per_worker=1), timeout_s=60)
+    assert time.monotonic() - started_s < 1.0
+    assert live_groups() == []
+
+
+def test_what_others_hold_is_waited_for(caplog: pytest.LogCaptureFixture):
+    first = reserve(ALL_CPUS)
+    timer = threading.Timer(1.3, release, [first])
+    timer.start()
+    with caplog.at_level(logging.WARNING, "placement"):
+        second = reserve(ALL_CPUS, timeout_s=30)
+    timer.join()
+    release(second)
+    assert "1 rank of 15 workers don't fit" in caplog.text
+
+
+def test_waiting_ends_at_the_deadline_and_leaves_nothing():
+    first = reserve(ALL_CPUS)
+    try:
+        with pytest.raises(PlacementShortage, match=r"Waited 0\.3 s"):
+            reserve(EngineShape(2, 1), timeout_s=0.3)
+        assert len(live_groups()) == 1
+    finally:
+        release(first)
+
+
+@pytest.mark.parametrize(
+    ("bundles", "shape", "message"),
+    [
+        ([{"CPU": 1}], EngineShape(1, 1), "has 1 bundles, but a rank needs 2"),
+        ([{"CPU": 1}, {"CPU": 1}], EngineShape(1, 1, gpus_per_worker=1), "bundle 0 .* has GPU 0, .* needs 1"),
+        ([{"CPU": 1}, {"CPU": 0.5}], EngineShape(1, 1), "bundle 1 .* has CPU 0.5, but the rank's engine there needs 1"),
+        ([{"CPU": 100}, {"CPU": 1}], EngineShape(1, 1), "is PENDING, not CREATED"),
+    ],
+)
+def test_a_callers_group_that_can_not_hold_a_rank_is_refused(
+    bundles: list[dict[str, float]], shape: EngineShape, message: str
+):
+    group = placement_group(bundles)
+    try:
+        with pytest.raises(InvalidPlacementGroup, match=message):
+            validate_group(group, shape, timeout_s=0.2)
+    finally:
+        remove_placement_group(group)
+
+
+@pytest.mark.parametrize("num_bundles", [1, 2])
+def test_an_inline_rank_takes_a_group_with_or_without_an_engines_bundle(num_bundles: int):
+    group = placement_group([{"CPU": 1}] * num_bundles)
+    try:
+        validate_group(group, EngineShape(1, 1, engine_cpus=0), timeout_s=10)
+    finally:
+        release([group])
+
+
+def test_a_removed_group_is_refused():
+    group = placement_group([{"CPU": 1}, {"CPU": 1}])
+    assert group.wait(10)
+    release([group])
+    with pytest.raises(InvalidPlacementGroup, match="is REMOVED, not CREATED"):
+        validate_group(group, EngineShape(1, 1), timeout_s=0.2)
+
+
+SEVERAL_NODES = """
+import ray
+from ray.cluster_utils import Cluster
+from placement.plan import EngineShape
+from placement.reserve import bundle_nodes, release, reserve
+
+cluster = Cluster()
+for _ in range(3):
+    cluster.add_node(num_cpus=3, num_gpus=2, include_dashboard=False, object_store_memory=80 << 20)
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+
+def layout(num_ranks, world_size, strategy):
+    groups = reserve(EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy), timeout_s=20)
+    nodes = [bundle_nodes(group) for group in groups]
+    release(groups)
+    names = {node: "abc"[i] for i, node in enumerate(dict.fromkeys(sum(nodes, [])))}
+    print(strategy, *("".join(names[node] for node in rank) for rank in nodes), flush=True)
+
+layout(2, 2, "fill")
+layout(3, 1, "strict")
+layout(1, 4, "span")
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_several_nodes_that_share_an_address():
+    run = subprocess.run(
+        [sys.executable, "-c", SEVERAL_NODES], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert run.stdout.splitlines() == ["fill aaa bbb", "strict aa bb cc", "span aabba"], run.stderr
