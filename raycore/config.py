@@ -170,6 +170,9 @@ def resolve(
         raise InvalidConfig(f"gpu_memory_utilization={gpu_memory_utilization} is not in (0, 1]")
     if long_prefill_token_threshold < 0:
         raise InvalidConfig(f"long_prefill_token_threshold={long_prefill_token_threshold} is negative")
+    if isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidConfig(f"seed={seed!r} is not an integer")
+    dtype = str(dtype).removeprefix("torch.")  # a torch.dtype is welcome too
     dtype = {"float": "float32", "half": "float16"}.get(dtype, dtype)
     _require_choice("dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
     _require_choice("load_format", load_format, ("auto", "dummy"))
@@ -260,6 +263,9 @@ def _model_length(asked: int | None, spec: ModelSpec) -> int:
 
 
 def _class_path(worker_cls: str | type | None) -> str | None:
-    if isinstance(worker_cls, type):
-        return f"{worker_cls.__module__}.{worker_cls.__qualname__}"
-    return worker_cls
+    path = f"{worker_cls.__module__}.{worker_cls.__qualname__}" if isinstance(worker_cls, type) else worker_cls
+    if path is not None and (path.startswith("__main__.") or "<locals>" in path):
+        raise InvalidConfig(
+            f"worker_cls={path!r} can't be imported by a worker's process: put the class at the top of a module of its own"
+        )
+    return path

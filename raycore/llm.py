@@ -73,11 +73,12 @@ class _Engine:
             InitializationError: a rank didn't come up; the message begins with that rank's own error.
         """
         self.config: EngineConfig = _resolve(model, tokenizer, options)
+        tokens = Tokenizer.from_dir(self.config.model.tokenizer)
         manager = CoreEngineActorManager(self.config, placement_groups)
-        tokenizer_loaded = Tokenizer.from_dir(self.config.model.tokenizer)
-        self.engine_infos: list[EngineInfo] = manager.start(self._on_rank_failure)
-        self._manager = manager
-        self._client = EngineClient(self.config, manager.actors, self.engine_infos, tokenizer_loaded)
+        failures = _Failures()
+        self.engine_infos: list[EngineInfo] = manager.start(failures.tell)
+        self._client = EngineClient(self.config, manager.actors, self.engine_infos, tokens)
+        failures.connect(self._client)
         # runs at the latest when the interpreter exits, while Ray is still there
         self._finalizer = weakref.finalize(self, _stop, self._client, manager)
 
@@ -117,12 +118,6 @@ class _Engine:
     def shutdown(self) -> None:
         """Stop everything that was started and give back what was reserved. Idempotent."""
         self._finalizer()
-
-    def _on_rank_failure(self, dp_rank: int, error: BaseException) -> None:
-        # a rank may die while the engine is still starting: manager.start() raises then
-        client: EngineClient | None = getattr(self, "_client", None)
-        if client is not None:
-            client.fail(error)
 
 
 class LLM(_Engine):
@@ -284,6 +279,32 @@ class AsyncLLM(_Engine):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.shutdown)
+
+
+class _Failures:
+    """Passes the failures of ranks on to the client, from before there is one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._client: EngineClient | None = None
+        self._first: BaseException | None = None
+
+    def tell(self, dp_rank: int, error: BaseException) -> None:
+        """Called by the watch over the ranks, on its thread."""
+        logger.error("rank dp%d is gone: %s", dp_rank, error)
+        with self._lock:
+            self._first = self._first or error
+            client = self._client
+        if client is not None:
+            client.fail(error)
+
+    def connect(self, client: EngineClient) -> None:
+        """From now on, and with what has happened so far, tell `client`."""
+        with self._lock:
+            self._client = client
+            first = self._first
+        if first is not None:
+            client.fail(first)
 
 
 class _Collector:

@@ -108,6 +108,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.prompt_logprobs is not None:
             _check_int("prompt_logprobs", self.prompt_logprobs, -1)
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("allowed_token_ids", self.allowed_token_ids)):
+            _check_list(name, ids)
             for token_id in ids or []:
                 _check_int(name, token_id, 0)
         for token_id, bias in (self.logit_bias or {}).items():
@@ -122,11 +123,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids=[] leaves no token to sample")
         for name, words in (("stop", self.stop), ("bad_words", self.bad_words)):
+            _check_list(name, words)
             for word in words or []:
                 if not isinstance(word, str) or not word:  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise InvalidRequest(f"{name} contains {word!r}: every entry must be a non-empty string")
         if self.stop and not self.detokenize:
             raise InvalidRequest(f"stop={self.stop!r} needs text, but detokenize=False: use stop_token_ids")
+
+
+def _check_list(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, list):
+        raise InvalidRequest(f"{name}={value!r} is not a list")
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
