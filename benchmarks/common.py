@@ -21,7 +21,11 @@ def report(**fields: Any) -> None:
 
 
 def run_child(
-    python: str, script: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None, timeout_s: float = 900.0
+    python: str,
+    script: str,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 900.0,
 ) -> dict[str, Any]:
     """Run `script` (source text) with `python` and return its reports merged, with `launched` (seconds, wall clock).
 

@@ -1,10 +1,11 @@
 """Output tokens a second through `LLM.generate`, raycore and vLLM's CPU build in alternating runs.
 
 Shapes are (batch, prompt tokens, new tokens); prompts are random ids, decoding is greedy, end-of-sequence is ignored,
-prefix caching is on. vLLM runs compiled: once with its defaults (it reserves a core), once tuned (both cores and Intel's
-OpenMP). Each run is a fresh process that warms up, then times every shape `--repeats` times; the table has medians over all.
-Both engines are given `dtype="auto"` unless `--dtype` says otherwise: on a processor without bfloat16 instructions raycore
-then computes in float32, and vLLM in bfloat16; `--peer-dtype float32` compares with vLLM where that suits it better.
+prefix caching is on. vLLM runs compiled: once with its defaults (it reserves a core), once tuned (both cores and
+Intel's OpenMP). Each run is a fresh process that warms up, then times every shape `--repeats` times; the table has
+medians over all. Both engines are given `dtype="auto"` unless `--dtype` says otherwise: on a processor without bfloat16
+instructions raycore then computes in float32, and vLLM in bfloat16; `--peer-dtype float32` gives vLLM what suits it
+better there.
 
     python benchmarks/offline_throughput.py --peer-python PEER/bin/python CHECKPOINT [CHECKPOINT ...]
 """
@@ -32,7 +33,8 @@ def measure(LLM, SamplingParams, **options):
     def prompts(batch, length):
         return [{"prompt_token_ids": [rnd.randrange(3, 8000) for _ in range(length)]} for _ in range(batch)]
     def generate(batch, length, new):
-        llm.generate(prompts(batch, length), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
+        warm_up = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+        llm.generate(prompts(batch, length), warm_up, use_tqdm=False)
         ids = prompts(batch, length)
         begun = time.perf_counter()
         outputs = llm.generate(ids, SamplingParams(temperature=0, max_tokens=new, ignore_eos=True), use_tqdm=False)
@@ -45,16 +47,22 @@ def measure(LLM, SamplingParams, **options):
     return llm
 """
 
-OURS = COMMON + """
+OURS = (
+    COMMON
+    + """
 from raycore import LLM, SamplingParams
 measure(LLM, SamplingParams).shutdown()
 """
+)
 
-PEER = COMMON + """
+PEER = (
+    COMMON
+    + """
 if __name__ == "__main__":
     from vllm import LLM, SamplingParams
     measure(LLM, SamplingParams, disable_log_stats=True)
 """
+)
 
 PEER_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -68,7 +76,9 @@ def main() -> None:
     """Run the benchmark and print a table for each checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
-    parser.add_argument("--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs")
+    parser.add_argument(
+        "--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs"
+    )
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--peer-dtype", default=None, help="default: as --dtype")
     parser.add_argument("--runs", type=int, default=2, help="processes of each engine")
@@ -90,12 +100,18 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
     for _ in range(args.runs):
         for name, (python, script, dtype, environment) in engines.items():
             fields = run_child(
-                python, script, [checkpoint, dtype, str(args.repeats), str([list(s) for s in SHAPES])], environment, args.timeout_s
+                python,
+                script,
+                [checkpoint, dtype, str(args.repeats), str([list(s) for s in SHAPES])],
+                environment,
+                args.timeout_s,
             )
             startups[name].append(fields["startup"])
             for shape, values in fields["rates"].items():
                 rates[name][shape] += values
-    print(f"\n{Path(checkpoint).name}: output tokens a second; medians of {args.runs} processes x {args.repeats} timings")
+    print(
+        f"\n{Path(checkpoint).name}: output tokens a second; medians of {args.runs} processes x {args.repeats} timings"
+    )
     print(f"dtype {args.dtype}, vLLM's {args.peer_dtype or args.dtype}")
     header: list[object] = ["(batch, prompt, new)", *engines]
     header += [f"/ {name}" for name in engines if name != "raycore"]

@@ -1,7 +1,7 @@
 """Seconds from launching `python` to the first generated token, on the bundled model, at DP=1 and DP=2.
 
-raycore and vLLM (its own environment, given by `--peer-python`; eager, so that it compiles nothing) start in turn. Each start
-is a fresh process that imports, brings the engine up and generates one token.
+raycore and vLLM (its own environment, given by `--peer-python`; eager, so that it compiles nothing) start in turn. Each
+start is a fresh process that imports, brings the engine up and generates one token.
 
     python benchmarks/startup.py --peer-python PEER/bin/python
 """
@@ -56,7 +56,9 @@ PEER_ENVIRONMENT = {
 def main() -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs")
+    parser.add_argument(
+        "--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs"
+    )
     parser.add_argument("--model", default=str(demo_model_path()))
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()

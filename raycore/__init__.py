@@ -8,7 +8,7 @@ The life of a request::
             DPEngineCoreActor (engine/actor.py)      one for each data-parallel rank
                      mailbox ─► EngineCore.step()    engine/core.py: no Ray, no torch
                                   scheduler.schedule()  ─► StepPlan       (scheduler/, kvcache/)
-                                  executor.execute(plan) ─► channel ─► WorkerActor ─► Worker ─► ModelRunner (worker/, model/)
+                                  executor.execute(plan) ─► channel ─► WorkerActor ─► Worker (worker/, model/)
                                   scheduler.update(plan, result) ◄─ StepResult ◄─ channel ◄─┘
                      mailbox ◄─ outputs, one batch a step
        stream of batches      │  streaming generator

@@ -266,6 +266,6 @@ def _class_path(worker_cls: str | type | None) -> str | None:
     path = f"{worker_cls.__module__}.{worker_cls.__qualname__}" if isinstance(worker_cls, type) else worker_cls
     if path is not None and (path.startswith("__main__.") or "<locals>" in path):
         raise InvalidConfig(
-            f"worker_cls={path!r} can't be imported by a worker's process: put the class at the top of a module of its own"
+            f"worker_cls={path!r} can't be imported by a worker's process: define the class at the top of a module"
         )
     return path

@@ -48,7 +48,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     min_tokens: int = 0
     """Tokens to generate before end-of-sequence and `stop_token_ids` are allowed."""
     logprobs: int | None = None
-    """Return this many of the most likely tokens' log probabilities beside the sampled one's; -1: the whole vocabulary's."""
+    """Return this many of the most likely tokens' log probabilities beside the sampled one's; -1 means all."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
     logit_bias: dict[int, float] | None = None
@@ -119,7 +119,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         if self.n > 1 and self.is_greedy:
-            raise InvalidRequest(f"n={self.n} with temperature={self.temperature}: greedy sequences would all be the same")
+            raise InvalidRequest(
+                f"n={self.n} with temperature={self.temperature}: greedy sequences would all be the same"
+            )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids=[] leaves no token to sample")
         for name, words in (("stop", self.stop), ("bad_words", self.bad_words)):

@@ -4,6 +4,9 @@ Owns the requests that are under way: which rank has which, and what each still 
 the way to reach a rank. One thread for each rank receives; callers' threads submit and abort.
 """
 
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import itertools
@@ -18,6 +21,7 @@ from typing import Any
 
 import msgspec
 import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from raycore.client.assembly import OutputAssembler
 from raycore.client.inputs import ParsedPrompt, check_request
@@ -46,7 +50,7 @@ class Update:
     error: BaseException | None = None
 
 
-Sink = Callable[[list[Update]], None]
+Sink = Callable[[list[Update]], object]
 """Gets a batch of updates, on one of the client's threads; must not block."""
 
 
@@ -84,7 +88,9 @@ class EngineClient:
         self.num_output_tokens = 0
         """Tokens received since the start, of all requests."""
         self._receivers = [
-            threading.Thread(target=self._receive, args=(rank, client_index), name=f"raycore-outputs-dp{rank}", daemon=True)
+            threading.Thread(
+                target=self._receive, args=(rank, client_index), name=f"raycore-outputs-dp{rank}", daemon=True
+            )
             for rank in range(len(self._actors))
         ]
         for receiver in self._receivers:
@@ -161,9 +167,9 @@ class EngineClient:
         refs = [actor.utility.remote(method, args, {}, timeout_s) for actor in self._actors]
         try:
             return ray.get(refs, timeout=timeout_s + 1.0)
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
             raise error.cause from None
-        except ray.exceptions.RayActorError as error:
+        except RayActorError as error:
             self._raise_if_failed()
             raise EngineDeadError(str(error)) from error
 
@@ -171,7 +177,10 @@ class EngineClient:
         """Have every waiting caller, and every later one, get `error`. The first one stands."""
         with self._lock:
             self._failure = self._failure or error
-            failed = [(request.sink, Update(request_id, error=self._failure)) for request_id, request in self._underway.items()]
+            failed = [
+                (request.sink, Update(request_id, error=self._failure))
+                for request_id, request in self._underway.items()
+            ]
             for request_id in self._underway:
                 self._assembler.abort(request_id)
             self._underway.clear()
@@ -190,7 +199,7 @@ class EngineClient:
         try:
             for ref in stream:
                 self._deliver(rank, decoder.decode(ray.get(ref)))
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             self._on_stream_lost(rank, error)
 
     def _on_stream_lost(self, rank: int, error: Exception) -> None:

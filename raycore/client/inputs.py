@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from raycore.client.tokenizer import Tokenizer
 from raycore.errors import InvalidRequest, RequestTooLarge
@@ -25,17 +25,20 @@ class ParsedPrompt:
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list. A list of integers is one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]  # users may pass anything
-        raise InvalidRequest(f"prompts={prompts!r} is neither a prompt nor a list of prompts")
-    items = list(prompts)
+    given: Any = prompts  # users may pass anything
+    if isinstance(given, str | Mapping):
+        return [cast(Prompt, given)]
+    if not isinstance(given, Sequence):
+        raise InvalidRequest(f"prompts={given!r} is neither a prompt nor a list of prompts")
+    items = list(cast(Sequence[Any], given))
     if items and all(isinstance(item, int) for item in items):
-        return [items]  # pyright: ignore[reportReturnType]
-    return items  # pyright: ignore[reportReturnType]
+        return [items]
+    return items
 
 
-def parse_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, add_special_tokens: bool = True) -> list[ParsedPrompt]:
+def parse_prompts(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, add_special_tokens: bool = True
+) -> list[ParsedPrompt]:
     """Tokenise those prompts that are text, all in one go."""
     parsed = [_split(index, prompt) for index, prompt in enumerate(prompts)]
     texts = [p.text for p in parsed if p.text is not None and not p.token_ids]
@@ -48,12 +51,14 @@ def parse_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, add_special_t
 
 def _split(index: int, prompt: Any) -> ParsedPrompt:
     if isinstance(prompt, Mapping):
-        if "prompt_token_ids" in prompt:
-            text = prompt.get("prompt")
-            return ParsedPrompt(text, _token_ids(index, prompt["prompt_token_ids"]))
-        if "prompt" not in prompt:
-            raise InvalidRequest(f"prompt {index} is a mapping without 'prompt' or 'prompt_token_ids': {sorted(prompt)}")
-        prompt = prompt["prompt"]
+        fields = cast(Mapping[str, Any], prompt)
+        if "prompt_token_ids" in fields:
+            return ParsedPrompt(fields.get("prompt"), _token_ids(index, fields["prompt_token_ids"]))
+        if "prompt" not in fields:
+            raise InvalidRequest(
+                f"prompt {index} is a mapping without 'prompt' or 'prompt_token_ids': {sorted(fields)}"
+            )
+        prompt = fields["prompt"]
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest(f"prompt {index} is an empty string: there is nothing to continue")
@@ -66,10 +71,11 @@ def _token_ids(index: int, ids: Any) -> list[int]:
         raise InvalidRequest(f"prompt {index} is {type(ids).__name__}, not text or a list of token ids")
     if not ids:
         raise InvalidRequest(f"prompt {index} is empty: there is nothing to continue")
-    for token_id in ids:
+    token_ids = list(cast(Sequence[Any], ids))
+    for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise InvalidRequest(f"prompt {index} contains {token_id!r}, which is not a token id")
-    return list(ids)
+    return token_ids
 
 
 def check_request(prompt: ParsedPrompt, params: SamplingParams, vocab_size: int, engine: EngineInfo) -> None:

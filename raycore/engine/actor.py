@@ -5,6 +5,9 @@ that an abort never overtakes its submit), `outputs` streams results out, `utili
 default group stays free: Ray's channels call back into it.
 """
 
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import logging
@@ -26,7 +29,9 @@ from raycore.messages import EngineInfo
 logger = logging.getLogger(__name__)
 
 
-@ray.remote(max_restarts=0, concurrency_groups={"run": 1, "io": 1, "outputs": 16, "utility": 4})
+@ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
+    max_restarts=0, concurrency_groups={"run": 1, "io": 1, "outputs": 16, "utility": 4}
+)
 class DPEngineCoreActor:
     """One rank: an `EngineCore`, its mailbox, and the loop between them."""
 
@@ -34,7 +39,7 @@ class DPEngineCoreActor:
         self,
         config_bytes: bytes,
         dp_rank: int,
-        placement_group: PlacementGroup | None,
+        placement_group: PlacementGroup,
         num_local_workers: int,
         engine_id: str,
     ) -> None:

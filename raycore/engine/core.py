@@ -105,7 +105,11 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache()
 
     def utility_collective_rpc(
-        self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """`Executor.collective_rpc` on this rank's workers."""
         return self.executor.collective_rpc(method, timeout, args, kwargs)

@@ -1,8 +1,8 @@
 """Where the engine's loop and its callers meet.
 
 Callers' threads put commands in and take output batches out; the loop's thread does the reverse. Nothing else is
-shared between them, so neither ever waits for the other's work. Owns the decision when outputs are worth sending; knows neither
-Ray nor what a request is.
+shared between them, so neither ever waits for the other's work. Owns the decision when outputs are worth sending;
+knows neither Ray nor what a request is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Utility:
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    reply: Future[Any] = field(default_factory=Future)
+    reply: Future[Any] = field(default_factory=Future[Any])
 
 
 Command = Submit | Abort | Utility

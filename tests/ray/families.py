@@ -1,4 +1,4 @@
-"""Small random checkpoints of every family, made with transformers, and what transformers itself generates from them."""
+"""Small random checkpoints of every family, made with transformers, and what transformers generates from them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def prompts() -> list[list[int]]:
 
     rng = random.Random(7)
     made = [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 5, 16, 33, 50, 47, 70)]
-    made.append(made[4][:40] + [3, 1, 4])
+    made.append([*made[4][:40], 3, 1, 4])
     return made
 
 
@@ -90,7 +90,10 @@ def reference(path: Path) -> list[list[int]]:
     outputs: list[list[int]] = []
     for prompt in prompts():
         generated = model.generate(
-            torch.tensor([prompt]), max_new_tokens=NUM_NEW_TOKENS, do_sample=False, attention_mask=torch.ones(1, len(prompt))
+            torch.tensor([prompt]),
+            max_new_tokens=NUM_NEW_TOKENS,
+            do_sample=False,
+            attention_mask=torch.ones(1, len(prompt)),
         )
         outputs.append(generated[0, len(prompt) :].tolist())
     return outputs

@@ -135,9 +135,8 @@ def _count_preemptions(core: EngineCore) -> list[int]:
     execute = core.executor.execute
 
     def counting(plan):
-        for request in plan.new_requests:
-            if len(request.token_ids) // 4 > request.num_prompt_tokens:
-                preemptions.append(request.slot)
+        has_output = (len(request.token_ids) // 4 > request.num_prompt_tokens for request in plan.new_requests)
+        preemptions.extend(1 for _ in filter(None, has_output))
         return execute(plan)
 
     core.executor.execute = counting

@@ -39,7 +39,10 @@ def make_config(spec: ModelSpec = SPEC, **options: Any) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig("model", "model", spec, options.get("dtype", "float32"), length, 0, True, "dummy"),
         cache=CacheConfig(
-            options.get("block_size", 16), options.get("enable_prefix_caching", True), 0.9, options.get("num_gpu_blocks_override")
+            options.get("block_size", 16),
+            options.get("enable_prefix_caching", True),
+            0.9,
+            options.get("num_gpu_blocks_override"),
         ),
         scheduler=SchedulerConfig(options.get("max_num_seqs", 8), options.get("max_num_batched_tokens", 64), length),
         parallel=ParallelConfig(options.get("tensor_parallel_size", 1), options.get("data_parallel_size", 1)),

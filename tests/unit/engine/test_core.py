@@ -58,7 +58,7 @@ class FakeExecutor:
         slots = np.frombuffer(plan.slots, np.int32)
         counts = np.frombuffer(plan.num_tokens, np.int32) if plan.num_tokens else np.ones(len(slots), np.int32)
         tokens = []
-        for slot, count in zip(slots.tolist(), counts.tolist()):
+        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             self.missing[slot] -= count
             tokens.append(TOKEN if self.missing[slot] <= 0 else -1)
             self.missing[slot] = max(self.missing[slot], 0) or (1 if tokens[-1] == TOKEN else self.missing[slot])
@@ -94,7 +94,7 @@ def run_to_end(core: EngineCore) -> dict[int, list[int]]:
             return tokens
         outputs = core.step()
         if outputs is not None:
-            for handle, token in zip(outputs.handles.tolist(), outputs.token_ids.tolist()):
+            for handle, token in zip(outputs.handles.tolist(), outputs.token_ids.tolist(), strict=True):
                 tokens.setdefault(handle, []).append(token)
     raise AssertionError("the engine never ran out of work")
 
@@ -118,14 +118,16 @@ def test_aborted_requests_say_nothing_more():
 
 
 def test_the_cache_is_sized_by_memory_and_no_larger_than_useful():
-    assert EngineCore(make_config(max_num_seqs=2, max_model_len=64), FakeExecutor(100 * 1024)).num_blocks == 2 * 64 // 16
+    assert (
+        EngineCore(make_config(max_num_seqs=2, max_model_len=64), FakeExecutor(100 * 1024)).num_blocks == 2 * 64 // 16
+    )
     assert EngineCore(make_config(max_num_seqs=64, max_model_len=64), FakeExecutor(100 * 1024)).num_blocks == 100
     assert EngineCore(make_config(num_gpu_blocks_override=7), FakeExecutor()).num_blocks == 7
 
 
 def test_too_little_memory_is_refused_with_the_numbers():
     executor = FakeExecutor(available=1024)
-    with pytest.raises(InvalidConfig, match="16 tokens .*max_model_len=64"):
+    with pytest.raises(InvalidConfig, match=r"16 tokens .*max_model_len=64"):
         EngineCore(make_config(max_model_len=64), executor)
     assert executor.is_shut_down
 
@@ -196,7 +198,7 @@ def test_utilities_are_called_by_name_and_their_mistakes_stay_theirs():
     assert call("reset_prefix_cache") is True
     # lists that crossed a wire become the tuples that the signature asks for
     assert call("collective_rpc", "ping", None, [1, 2]) == [("ping", (1, 2))]
-    with pytest.raises(InvalidInput, match="no utility 'shutdown'.*collective_rpc"):
+    with pytest.raises(InvalidInput, match=r"no utility 'shutdown'.*collective_rpc"):
         call("shutdown")
     with pytest.raises(InvalidInput, match="timeout='soon'"):
         call("collective_rpc", "ping", "soon")

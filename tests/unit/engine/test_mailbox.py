@@ -24,7 +24,8 @@ def next_batch(stream) -> OutputBatch:
 
 
 def tokens_of(batch: OutputBatch) -> list[tuple[int, int]]:
-    return list(zip(np.frombuffer(batch.handles, np.int64).tolist(), np.frombuffer(batch.token_ids, np.int32).tolist()))
+    handles, token_ids = np.frombuffer(batch.handles, np.int64), np.frombuffer(batch.token_ids, np.int32)
+    return list(zip(handles.tolist(), token_ids.tolist(), strict=True))
 
 
 def test_commands_come_out_in_order():
@@ -74,14 +75,23 @@ def test_logprobs_keep_pointing_at_their_tokens_when_steps_are_merged():
     mailbox.publish(step([1, 2], [10, 20], interval=60.0, logprobs=[(0, first)]), LOAD)
     mailbox.publish(step([1, 2], [11, 21], logprobs=[(1, second)]), LOAD)
     batch = next_batch(mailbox.outputs(0))
-    assert [(np.frombuffer(batch.token_ids, np.int32)[i], lp.token_ids[0]) for i, lp in batch.logprobs] == [(10, 10), (21, 21)]
+    assert [(np.frombuffer(batch.token_ids, np.int32)[i], lp.token_ids[0]) for i, lp in batch.logprobs] == [
+        (10, 10),
+        (21, 21),
+    ]
 
 
 def test_clients_get_only_what_is_theirs():
     mailbox = Mailbox()
     other = 1 << HANDLE_CLIENT_SHIFT
     logprobs = TokenLogprobs([20], [-1.0], 1)
-    outputs = step([1, other + 1, 2], [10, 20, 30], logprobs=[(1, logprobs)], started=[(other + 1, 0)], finished=[FinishedRequest(1, "stop")])
+    outputs = step(
+        [1, other + 1, 2],
+        [10, 20, 30],
+        logprobs=[(1, logprobs)],
+        started=[(other + 1, 0)],
+        finished=[FinishedRequest(1, "stop")],
+    )
     mailbox.publish(outputs, LOAD)
     mine, theirs = next_batch(mailbox.outputs(0)), next_batch(mailbox.outputs(1))
     assert tokens_of(mine) == [(1, 10), (2, 30)]

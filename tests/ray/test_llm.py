@@ -1,0 +1,289 @@
+"""`LLM` and `AsyncLLM` as a user meets them: the bundled model, real actors, things that go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from raycore import LLM, AsyncLLM, EngineDeadError, InvalidConfig, InvalidRequest, PlacementShortage, SamplingParams
+from raycore.demo import demo_model_path, held_out_problems
+from raycore.errors import InitializationError, InvalidCheckpoint, RequestTooLarge
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+LIMITS = {"num_threads": 1, "max_model_len": 1000}
+
+
+@pytest.fixture(scope="module")
+def llm(ray_cluster):
+    with LLM(demo_model_path(), data_parallel_size=2, **LIMITS) as llm:
+        yield llm
+
+
+def texts(llm: LLM, prompts, params=GREEDY) -> list[str]:
+    return [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def test_sums_come_out_right(llm):
+    problems = list(held_out_problems(2, 50))
+    answers = texts(llm, [prompt for prompt, _ in problems])
+    right = sum(got == answer for got, (_, answer) in zip(answers, problems, strict=True))
+    assert right >= 0.98 * len(problems)
+
+
+def test_a_prompt_may_be_text_or_ids(llm):
+    ids = llm.get_tokenizer().encode("27 + 58 =")
+    forms = ["27 + 58 =", ids, {"prompt_token_ids": ids}, {"prompt": "27 + 58 ="}]
+    outputs = llm.generate(forms, GREEDY, use_tqdm=False)
+    assert {output.outputs[0].text for output in outputs} == {" 85"}
+    assert [output.prompt_token_ids for output in outputs] == [ids] * 4
+    assert (outputs[0].outputs[0].finish_reason, outputs[0].outputs[0].stop_reason) == ("stop", None)
+    (alone,) = llm.generate(ids, GREEDY, use_tqdm=False)
+    assert alone.outputs[0].text == " 85"
+
+
+def test_chat_answers(llm):
+    (output,) = llm.chat([{"role": "user", "content": "What is 27 + 58?"}], GREEDY, use_tqdm=False)
+    assert "85" in output.outputs[0].text
+
+
+def test_each_prompt_has_its_own_parameters(llm):
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 3, 7)]
+    outputs = llm.generate(["1 + 2 ="] * 3, params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 3, 7]
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+
+
+def test_stop_strings_end_the_text(llm):
+    params = SamplingParams(temperature=0, max_tokens=50, stop=["5"], ignore_eos=True)
+    (output,) = llm.generate("27 + 58 =", params, use_tqdm=False)
+    completion = output.outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (" 8", "stop", "5")
+
+
+def test_seeded_sampling_repeats_whatever_else_runs(llm):
+    params = SamplingParams(temperature=2.0, max_tokens=40, seed=11, ignore_eos=True, n=2)
+    (alone,) = llm.generate("27 + 58 =", params, use_tqdm=False)
+    crowd = [SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True)] * 20
+    among = llm.generate(["3 + 4 ="] * 20 + ["27 + 58 ="], [*crowd, params], use_tqdm=False)[-1]
+    first, second = (completion.token_ids for completion in alone.outputs)
+    assert first != second
+    assert [completion.token_ids for completion in among.outputs] == [first, second]
+
+
+def test_logprobs_come_with_text_and_rank(llm):
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1)
+    (output,) = llm.generate("27 + 58 =", params, use_tqdm=False)
+    completion = output.outputs[0]
+    assert len(completion.logprobs) == len(completion.token_ids)
+    for token_id, position in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert position[token_id].rank == 1
+        assert len(position) in (2, 3)
+    total = sum(p[t].logprob for t, p in zip(completion.token_ids, completion.logprobs, strict=True))
+    assert completion.cumulative_logprob == pytest.approx(total)
+    assert output.prompt_logprobs[0] is None
+    assert all(i in p for i, p in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True))
+
+
+def test_repeated_prefixes_are_cached(ray_cluster):
+    with LLM(demo_model_path(), **LIMITS) as llm:
+        prompt = "".join(f"{i} + {i} = {2 * i}\n" for i in range(20)) + "27 + 58 ="
+        first, second = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
+        assert first.num_cached_tokens == 0
+        assert second.num_cached_tokens > 100
+        assert first.outputs[0].token_ids == second.outputs[0].token_ids
+        assert llm.reset_prefix_cache()
+        assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "match"),
+    [
+        ("", InvalidRequest, "empty"),
+        ([], InvalidRequest, "no prompt|empty"),
+        ([1, 2, 10**6], InvalidRequest, "1000000"),
+        ([1, -1], InvalidRequest, "-1"),
+        ([5] * 1000, RequestTooLarge, "1000 tokens.*max_model_len=1000"),
+        ({"text": "?"}, InvalidRequest, "text"),
+    ],
+)
+def test_bad_prompts_are_refused_and_the_engine_serves_on(llm, prompt, error, match):
+    if prompt == []:
+        prompt = [[]]
+        match = "empty"
+    with pytest.raises(error, match=match):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert texts(llm, "27 + 58 =") == [" 85"]
+
+
+def test_a_request_larger_than_the_cache_is_refused_with_the_numbers(ray_cluster):
+    with LLM(demo_model_path(), num_gpu_blocks_override=4, **LIMITS) as llm:
+        with pytest.raises(RequestTooLarge, match=r"64 \(4 blocks of 16\)"):
+            llm.generate([5] * 60, SamplingParams(max_tokens=100), use_tqdm=False)
+        assert texts(llm, "27 + 58 =") == [" 85"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"model": "/nowhere"}, InvalidCheckpoint, "/nowhere"),
+        ({"max_num_seqs": 0}, InvalidConfig, "max_num_seqs=0"),
+        ({"block_size": -1}, InvalidConfig, "block_size=-1"),
+        ({"tensor_parallel_size": 3}, InvalidConfig, "tensor_parallel_size=3.*num_attention_heads=4"),
+        ({"max_model_len": 10**6}, InvalidConfig, "max_model_len=1000000"),
+        ({"colour": "red"}, InvalidConfig, "colour"),
+        ({"kv_cache_memory_bytes": 10}, InvalidConfig, "max_model_len"),
+    ],
+)
+def test_bad_options_are_refused(ray_cluster, options, error, match):
+    with pytest.raises(error, match=match):
+        LLM(**{"model": demo_model_path(), **options})
+
+
+def test_a_truncated_checkpoint_is_named(ray_cluster, tmp_path):
+    for source in Path(demo_model_path()).iterdir():
+        content = source.read_bytes()
+        cut = content[: len(content) // 2] if source.name.endswith("safetensors") else content
+        (tmp_path / source.name).write_bytes(cut)
+    with pytest.raises((InvalidCheckpoint, InitializationError), match=r"model\.safetensors"):
+        LLM(str(tmp_path))
+
+
+def test_a_shape_that_does_not_fit_is_refused_with_the_table(ray_cluster):
+    started = time.monotonic()
+    with pytest.raises(PlacementShortage) as refusal:
+        LLM(demo_model_path(), tensor_parallel_size=4, data_parallel_size=8)
+    assert time.monotonic() - started < 5
+    assert "CPU" in str(refusal.value)
+
+
+def test_an_interrupted_call_leaves_the_engine_usable(llm):
+    timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["1 + 2 ="] * 32, ENDLESS, use_tqdm=False)
+    timer.join()
+    assert texts(llm, "27 + 58 =") == [" 85"]
+    deadline = time.monotonic() + 10
+    while any(load.num_running + load.num_waiting for load in llm._client.utility("load", ())):
+        assert time.monotonic() < deadline, "aborted requests still run"
+        time.sleep(0.01)
+
+
+def test_collective_rpc_reaches_every_worker(llm):
+    assert llm.collective_rpc("dtype_name") == ["float32", "float32"]
+    pids = llm.collective_rpc(lambda worker: __import__("os").getpid())
+    assert sorted(pids) == sorted(pid for info in llm.engine_infos for pid in info.worker_pids)
+
+
+def leftovers(ray) -> tuple[list[str], list[str]]:
+    groups = [g for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
+    return [g["name"] for g in groups if g["name"].startswith("raycore")], ray.util.list_named_actors()
+
+
+@pytest.mark.parametrize("shape", [{}, {"tensor_parallel_size": 2, "data_parallel_size": 2}])
+def test_shutdown_leaves_nothing(ray_cluster, shape):
+    before = leftovers(ray_cluster)
+    llm = LLM(demo_model_path(), **shape, **LIMITS)
+    assert texts(llm, "27 + 58 =") == [" 85"]
+    pids = [pid for info in llm.engine_infos for pid in (info.pid, *info.worker_pids)]
+    llm.shutdown()
+    llm.shutdown()
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert leftovers(ray_cluster) == before
+    with pytest.raises(EngineDeadError, match="shut down"):
+        llm.generate("1 + 2 =", GREEDY, use_tqdm=False)
+
+
+def test_the_callers_own_groups_are_used_and_left(ray_cluster):
+    ray = ray_cluster
+    groups = [ray.util.placement_group([{"CPU": 1}] * 2) for _ in range(2)]
+    with LLM(demo_model_path(), data_parallel_size=2, placement_groups=groups, **LIMITS) as llm:
+        assert texts(llm, "27 + 58 =") == [" 85"]
+    states = [ray.util.placement_group_table(group)["state"] for group in groups]
+    for group in groups:
+        ray.util.remove_placement_group(group)
+    assert states == ["CREATED", "CREATED"]
+
+
+def test_groups_that_do_not_fit_are_refused(ray_cluster):
+    group = ray_cluster.util.placement_group([{"CPU": 1}])
+    try:
+        with pytest.raises(InvalidConfig, match="placement_groups"):
+            LLM(demo_model_path(), tensor_parallel_size=2, placement_groups=[group])
+        with pytest.raises(InvalidConfig, match="1 placement_groups for data_parallel_size=2"):
+            LLM(demo_model_path(), data_parallel_size=2, placement_groups=[group])
+    finally:
+        ray_cluster.util.remove_placement_group(group)
+
+
+@pytest.mark.parametrize(("tp", "victim"), [(1, "engine"), (2, "engine"), (2, "worker")])
+def test_a_killed_process_reaches_every_caller_at_once(ray_cluster, tp, victim):
+    with LLM(demo_model_path(), tensor_parallel_size=tp, data_parallel_size=2, **LIMITS) as llm:
+        info = llm.engine_infos[1]
+        pid = info.pid if victim == "engine" else info.worker_pids[1]
+        errors: list[tuple[float, BaseException]] = []
+
+        def call():
+            try:
+                llm.generate(["1 + 2 ="] * 64, SamplingParams(max_tokens=900, ignore_eos=True), use_tqdm=False)
+            except BaseException as error:
+                errors.append((time.monotonic(), error))
+
+        callers = [threading.Thread(target=call) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        time.sleep(1.0)
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        for caller in callers:
+            caller.join(30)
+        assert len(errors) == 3
+        for seen, error in errors:
+            assert isinstance(error, EngineDeadError)
+            assert str(pid) in str(error).splitlines()[0]
+            assert seen - killed < 1.0
+        with pytest.raises(EngineDeadError):
+            llm.generate("1 + 2 =", GREEDY, use_tqdm=False)
+
+
+def test_async_streams_aborts_and_refuses(ray_cluster):
+    async def scenario():
+        async with AsyncLLM(demo_model_path(), **LIMITS) as llm:
+            seen = [output.outputs[0].text async for output in llm.generate("27 + 58 =", GREEDY, request_id="a")]
+            assert seen[-1] == " 85"
+            assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))
+
+            both = await asyncio.gather(*(_last(llm, f"{i} + 0 =") for i in range(10, 30)))
+            assert len(both) == 20
+
+            last = None
+            async for output in llm.generate("1 + 2 =", ENDLESS, request_id="b"):
+                last = output
+                if len(output.outputs[0].token_ids) == 3:
+                    await llm.abort("b")
+            assert last.outputs[0].finish_reason == "abort"
+
+            async for _ in llm.generate("1 + 2 =", ENDLESS, request_id="c"):
+                break  # leaving early aborts
+            with pytest.raises(InvalidRequest, match="empty"):
+                await _last(llm, "")
+            with pytest.raises(InvalidRequest, match="already under way"):
+                await asyncio.gather(_last(llm, "1 + 2 =", ENDLESS, "d"), _last(llm, "1 + 2 =", ENDLESS, "d"))
+            assert (await _last(llm, "27 + 58 =")).outputs[0].text == " 85"
+
+    asyncio.run(scenario())
+
+
+async def _last(llm: AsyncLLM, prompt, params=GREEDY, request_id=None):
+    last = None
+    async for output in llm.generate(prompt, params, request_id):
+        last = output
+    return last

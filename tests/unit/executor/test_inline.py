@@ -1,0 +1,93 @@
+"""The executor without processes."""
+
+import os
+import sys
+
+import msgspec
+import pytest
+from conftest import make_config
+
+from raycore.errors import EngineDeadError, InitializationError, WorkerFailed
+from raycore.executor.inline import InlineExecutor
+from raycore.messages import StepPlan, StepResult
+
+
+class Worker:
+    def __init__(self, config, rank):
+        self.rank = rank
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *args: self.calls.append((name, *args))
+
+    def determine_available_memory(self):
+        return 5
+
+    def execute_model(self, plan):
+        if plan.step < 0:
+            raise ValueError("no such step")
+        return StepResult(plan.step)
+
+
+class Broken(Worker):
+    def load_model(self):
+        raise OSError("no such file")
+
+
+def make_executor(worker_cls):
+    config = make_config()
+    path = f"{__name__}.{worker_cls.__name__}"
+    config = msgspec.structs.replace(config, parallel=msgspec.structs.replace(config.parallel, worker_cls=path))
+    return InlineExecutor(config, 2, 4)
+
+
+@pytest.fixture
+def executor():
+    executor = make_executor(Worker)
+    executor.initialize()
+    return executor
+
+
+def test_the_worker_comes_up_in_order(executor):
+    executor.initialize_cache(9)
+    calls = executor.collective_rpc(lambda worker: worker.calls)[0]
+    assert calls == [("init_device",), ("load_model",), ("initialize_cache", 9), ("warm_up",)]
+    rank = executor.collective_rpc(lambda worker: worker.rank, unique_reply_rank=0)
+    assert (rank.dp_rank, rank.tp_rank, rank.tp_size, rank.num_local_workers) == (2, 0, 1, 4)
+
+
+def test_calls(executor):
+    assert executor.determine_available_memory() == 5
+    assert executor.collective_rpc("determine_available_memory") == [5]
+    assert executor.collective_rpc("determine_available_memory", kv_output_aggregator=sum) == 5
+    pending = executor.collective_rpc("determine_available_memory", non_block=True)
+    assert pending.done()
+    assert pending.result() == [5]
+    assert executor.worker_pids() == [os.getpid()]
+    executor.check_health()
+
+
+def test_steps(executor):
+    assert executor.execute(StepPlan(3)).result().step == 3
+    failed = executor.execute(StepPlan(-3))
+    with pytest.raises(WorkerFailed, match="ValueError: no such step") as raised:
+        failed.result()
+    assert "in execute_model" in raised.value.traceback
+
+
+def test_a_worker_that_cannot_start():
+    with pytest.raises(InitializationError, match="OSError: no such file") as raised:
+        make_executor(Broken).initialize()
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+def test_after_the_end(executor):
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(EngineDeadError):
+        executor.execute(StepPlan(1))
+
+
+def test_the_executors_module_brings_no_ray_and_no_torch():
+    code = "import sys, raycore.executor.inline; sys.exit(any(name in sys.modules for name in ('ray', 'torch')))"
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

@@ -1,0 +1,147 @@
+"""A plan gives the tokens that the formulas give, however the work is cut into steps, slots and blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_model import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    NUM_BLOCKS,
+    SPEC,
+    make_runner,
+    new_request,
+    plan,
+    reference_logits,
+    reference_tokens,
+    tokens_of,
+)
+
+from raycore.messages import StepPlan
+from raycore.model.runner import ModelRunner, most_likely
+from raycore.sampling_params import SamplingParams
+
+PROMPT = [5, 80, 33, 2, 61, 17, 90, 44, 44, 8, 71, 23, 12]
+NUM_TOKENS = 6
+BLOCKS = [9, 3, 40, 0, 22, 63]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    return reference_tokens(PROMPT, NUM_TOKENS)
+
+
+def decode(runner: ModelRunner, slot: int, first: int, num_tokens: int) -> list[int]:
+    tokens = [first]
+    while len(tokens) < num_tokens:
+        tokens += tokens_of(runner.execute(plan([slot])))
+    return tokens
+
+
+def test_a_whole_prompt_and_decodes_equal_the_formulas(expected: list[int]) -> None:
+    runner = make_runner()
+    first = runner.execute(plan([2], [len(PROMPT)], new_requests=[new_request(2, PROMPT, BLOCKS)]))
+    assert decode(runner, 2, tokens_of(first)[0], NUM_TOKENS) == expected
+
+
+@pytest.mark.parametrize("chunks", [[1, 12], [4, 4, 5], [11, 1, 1], [6, 7]])
+def test_a_prompt_in_chunks_samples_only_at_its_end(chunks: list[int], expected: list[int]) -> None:
+    runner = make_runner()
+    request = [new_request(0, PROMPT, BLOCKS)]
+    tokens: list[int] = []
+    for count in chunks:
+        tokens += tokens_of(runner.execute(plan([0], [count], new_requests=request)))
+        request = []
+    assert tokens[:-1] == [-1] * (len(chunks) - 1)
+    assert decode(runner, 0, tokens[-1], NUM_TOKENS) == expected
+
+
+def test_a_cached_prefix_is_not_computed_again(expected: list[int]) -> None:
+    runner = make_runner()
+    runner.execute(plan([1], [len(PROMPT)], new_requests=[new_request(1, PROMPT, BLOCKS)]))
+    shared = [*BLOCKS[:2], 50, 51, 52]
+    request = new_request(4, PROMPT, shared, num_computed=2 * BLOCK_SIZE)
+    first = runner.execute(plan([4], [len(PROMPT) - 2 * BLOCK_SIZE], new_requests=[request]))
+    assert decode(runner, 4, tokens_of(first)[0], NUM_TOKENS) == expected
+
+
+def test_a_preempted_request_goes_on_in_another_slot_with_other_blocks(expected: list[int]) -> None:
+    runner = make_runner()
+    first = runner.execute(plan([0], [len(PROMPT)], new_requests=[new_request(0, PROMPT, BLOCKS)]))
+    tokens = decode(runner, 0, tokens_of(first)[0], 3)
+    resumed = new_request(5, PROMPT + tokens, [33, 34, 35, 36, 37, 38])
+    resumed.num_prompt_tokens = len(PROMPT)
+    again = runner.execute(plan([5], [len(PROMPT) + 3], freed_slots=[0], new_requests=[resumed]))
+    assert tokens + decode(runner, 5, tokens_of(again)[0], 3) == expected
+
+
+def test_blocks_come_when_they_are_needed(expected: list[int]) -> None:
+    runner = make_runner()
+    first = runner.execute(plan([0], [len(PROMPT)], new_requests=[new_request(0, PROMPT, BLOCKS[:4])]))
+    tokens = tokens_of(first)
+    for index in range(NUM_TOKENS - 1):
+        needs_block = (len(PROMPT) + index) % BLOCK_SIZE == 0
+        new = {"new_block_slots": np.int32(0).tobytes(), "new_block_ids": np.int32(55).tobytes()} if needs_block else {}
+        tokens += tokens_of(runner.execute(plan([0], **new)))
+    assert tokens == expected
+
+
+def test_requests_of_all_kinds_share_a_step() -> None:
+    """Two decodes, two equal whole prompts, a later chunk, and a short prompt, each with its own result."""
+    prompts = [PROMPT, PROMPT[:5], PROMPT[3:9], PROMPT[4:10], PROMPT[::-1], [7]]
+    blocks = [list(range(start, start + 6)) for start in range(0, 36, 6)]
+    requests = [new_request(slot, prompts[slot], blocks[slot]) for slot in range(6)]
+    runner = make_runner()
+    before = runner.execute(plan([0, 1, 4], [13, 5, 3], new_requests=[requests[0], requests[1], requests[4]]))
+    mixed = runner.execute(
+        plan([1, 0, 2, 3, 4, 5], [1, 1, 6, 6, 10, 1], new_requests=[requests[2], requests[3], requests[5]])
+    )
+    after = runner.execute(plan([5, 3, 1, 0, 2, 4]))
+    tokens = {slot: [token] for slot, token in zip([0, 1], tokens_of(before)[:2], strict=True)}
+    for slots, result in (([1, 0, 2, 3, 4, 5], mixed), ([5, 3, 1, 0, 2, 4], after)):
+        for slot, token in zip(slots, tokens_of(result), strict=True):
+            tokens.setdefault(slot, []).append(token)
+    assert tokens == {slot: reference_tokens(prompts[slot], len(tokens[slot])) for slot in range(6)}
+
+
+def test_prompt_logprobs_cover_every_chunk_but_the_first_token() -> None:
+    params = SamplingParams(temperature=0.0, prompt_logprobs=2, logprobs=1)
+    runner = make_runner()
+    request = new_request(3, PROMPT, BLOCKS, params=params)
+    first = runner.execute(plan([3], [6], new_requests=[request]))
+    second = runner.execute(plan([3], [7]))
+    assert [(index, position, len(entries)) for index, position, entries in first.prompt_logprobs] == [(0, 1, 6)]
+    assert [(index, position, len(entries)) for index, position, entries in second.prompt_logprobs] == [(0, 7, 6)]
+    entries = first.prompt_logprobs[0][2] + second.prompt_logprobs[0][2]
+    expected_TV = reference_logits(PROMPT).log_softmax(-1)
+    for position, entry in enumerate(entries, start=1):
+        assert entry.token_ids[0] == PROMPT[position]
+        assert entry.logprobs[0] == pytest.approx(float(expected_TV[position - 1, PROMPT[position]]), abs=1e-4)
+    [(index, sampled)] = second.logprobs
+    assert (index, sampled.token_ids[0]) == (0, tokens_of(second)[0])
+
+
+def test_a_sequence_may_fill_the_models_length() -> None:
+    runner = make_runner()
+    prompt = [3] * (MAX_MODEL_LEN - 1)
+    request = new_request(0, prompt, list(range(NUM_BLOCKS))[: MAX_MODEL_LEN // BLOCK_SIZE])
+    runner.execute(plan([0], [len(prompt)], new_requests=[request]))
+    assert 0 <= tokens_of(runner.execute(plan([0])))[0] < SPEC.vocab_size
+
+
+def test_a_plan_without_slots_only_frees() -> None:
+    runner = make_runner()
+    runner.execute(plan([0], [3], new_requests=[new_request(0, PROMPT[:3], BLOCKS)]))
+    assert tokens_of(runner.execute(StepPlan(7, freed_slots=[0]))) == []
+
+
+def test_a_plan_beyond_the_known_tokens_is_refused() -> None:
+    runner = make_runner()
+    with pytest.raises(AssertionError, match="beyond"):
+        runner.execute(plan([0], [4], new_requests=[new_request(0, PROMPT[:3], BLOCKS)]))
+
+
+def test_most_likely_takes_the_first_of_equals() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, -1.0, 5.0]])
+    assert most_likely(logits).tolist() == most_likely(logits.to(torch.bfloat16)).tolist() == [1, 0]

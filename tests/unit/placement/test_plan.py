@@ -1,0 +1,168 @@
+"""Planning puts ranks where the strategies say, and shortages say what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placement.errors import PlacementShortage
+from placement.plan import EngineShape, describe_shortage, plan_ranks
+from placement.topology import ClusterView, NodeView
+
+
+def view(*nodes: tuple[float, float], free: tuple[tuple[float, float], ...] | None = None) -> ClusterView:
+    """Nodes a, b, … of (CPU, GPU), all of it free unless `free` says otherwise."""
+    return ClusterView(
+        tuple(
+            NodeView(
+                "abcdefgh"[i], f"10.0.0.{i}", {"CPU": cpu, "GPU": gpu}, dict(zip(("CPU", "GPU"), left, strict=True))
+            )
+            for i, ((cpu, gpu), left) in enumerate(zip(nodes, free or nodes, strict=True))
+        )
+    )
+
+
+def where(view: ClusterView, shape: EngineShape, of: str = "available") -> list[str]:
+    """The nodes of each rank's bundles, as one word."""
+    return ["".join(plan.node_ids) for plan in plan_ranks(view, shape, of=of)]
+
+
+def gpu_shape(num_ranks: int, world_size: int, strategy: str = "fill", **kwargs: int) -> EngineShape:
+    return EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy, **kwargs)
+
+
+def test_a_rank_is_its_workers_bundles_and_then_its_engines():
+    shape = gpu_shape(1, 2)
+    assert shape.bundles == ({"CPU": 1.0, "GPU": 1}, {"CPU": 1.0, "GPU": 1}, {"CPU": 1.0})
+    assert shape.engine_bundle_index == 2
+
+
+def test_an_inline_engine_lives_in_its_workers_bundle():
+    shape = EngineShape(3, 1, engine_cpus=0)
+    assert shape.bundles == ({"CPU": 1.0},)
+    assert shape.engine_bundle_index == 0
+    assert shape.num_cpus == 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes", "expected"),
+    [
+        pytest.param(EngineShape(2, 2), [(6, 0)], ["aaa", "aaa"], id="one node holds all"),
+        pytest.param(gpu_shape(4, 2), [(8, 4), (8, 4)], ["aaa", "aaa", "bbb", "bbb"], id="fill: node after node"),
+        pytest.param(gpu_shape(3, 2), [(8, 4), (8, 4)], ["aaa", "aaa", "bbb"], id="fill: unevenly"),
+        pytest.param(gpu_shape(1, 2), [(8, 0), (8, 2)], ["bbb"], id="fill: skips a node without GPUs"),
+        pytest.param(gpu_shape(2, 2, "strict"), [(8, 4), (8, 4)], ["aaa", "bbb"], id="strict: evenly"),
+        pytest.param(
+            gpu_shape(4, 1, "strict"),
+            [(8, 4), (8, 4), (8, 4)],
+            ["aa", "aa", "bb", "bb"],
+            id="strict: a divisor of the ranks",
+        ),
+        pytest.param(
+            gpu_shape(4, 1, "strict"),
+            [(8, 4), (8, 1), (8, 4)],
+            ["aa", "aa", "cc", "cc"],
+            id="strict: skips a small node",
+        ),
+        pytest.param(gpu_shape(3, 1, "strict"), [(8, 3), (8, 2)], ["aa", "aa", "aa"], id="strict: one node is even"),
+        pytest.param(gpu_shape(1, 4, "span"), [(8, 2), (8, 4)], ["bbbbb"], id="span: not where one node does"),
+        pytest.param(gpu_shape(1, 4, "span"), [(8, 2), (8, 2)], ["aabba"], id="span: over two nodes"),
+        pytest.param(
+            gpu_shape(1, 4, "span", tensor_parallel_size=2), [(8, 3), (8, 2)], ["aabba"], id="span: groups stay whole"
+        ),
+        pytest.param(
+            gpu_shape(1, 4, "span", tensor_parallel_size=4),
+            [(8, 3), (8, 2)],
+            ["aaaba"],
+            id="span: a group that must split",
+        ),
+        pytest.param(gpu_shape(2, 2, "span"), [(4, 4), (8, 0)], ["aab", "aab"], id="span: engines give way to workers"),
+        pytest.param(gpu_shape(1, 2, "span"), [(2, 2), (3, 2)], ["bbb"], id="span: the node that holds the engine too"),
+        pytest.param(EngineShape(2, 1, engine_cpus=0), [(1, 0), (1, 0)], ["a", "b"], id="inline"),
+        pytest.param(EngineShape(3, 1, cpus_per_worker=0.1, engine_cpus=0), [(0.3, 0)], ["a"] * 3, id="fractions"),
+    ],
+)
+def test_placement(shape: EngineShape, nodes: list[tuple[float, float]], expected: list[str]):
+    assert where(view(*nodes), shape) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes"),
+    [
+        pytest.param(gpu_shape(2, 4), [(16, 6), (16, 2)], id="fill: no rank spans nodes"),
+        pytest.param(gpu_shape(3, 1, "strict"), [(8, 2), (8, 1)], id="strict: never unevenly"),
+        pytest.param(gpu_shape(1, 5, "span"), [(8, 2), (8, 2)], id="span: too few GPUs in all"),
+        pytest.param(gpu_shape(1, 2, "span"), [(2, 2)], id="span: no CPU left for the engine"),
+        pytest.param(EngineShape(1, 1), [], id="no node"),
+    ],
+)
+def test_shortage(shape: EngineShape, nodes: list[tuple[float, float]]):
+    with pytest.raises(PlacementShortage):
+        plan_ranks(view(*nodes), shape)
+
+
+def test_dead_and_draining_nodes_get_nothing():
+    resources = {"CPU": 8.0}
+    nodes = (
+        NodeView("a", "10.0.0.0", resources, resources, alive=False),
+        NodeView("b", "10.0.0.1", resources, resources, draining=True),
+        NodeView("c", "10.0.0.2", resources, resources),
+    )
+    assert where(ClusterView(nodes), EngineShape(2, 1)) == ["cc", "cc"]
+
+
+def test_what_others_hold_counts_only_when_planning_on_what_is_free():
+    busy = view((4, 0), free=((1, 0),))
+    assert where(busy, EngineShape(1, 1), of="total") == ["aa"]
+    with pytest.raises(PlacementShortage):
+        plan_ranks(busy, EngineShape(1, 1))
+
+
+def test_a_rank_on_one_node_is_packed_strictly():
+    assert [plan.group_strategy for plan in plan_ranks(view((8, 2), (8, 4)), gpu_shape(2, 3, "span"))] == [
+        "STRICT_PACK",
+        "PACK",
+    ]
+
+
+def test_the_shortage_is_a_table_of_what_was_asked_and_what_there_is():
+    text = describe_shortage(view((8, 4), (16, 2), free=((8, 1), (16, 2))), gpu_shape(3, 2))
+    assert text.splitlines() == [
+        "3 ranks of 2 workers don't fit the cluster (strategy 'fill': each on one node)",
+        "asked for each rank: 2 workers of CPU 1 GPU 1, an engine of CPU 1; in all: CPU 9 GPU 6",
+        "  node  address   CPU free/total  GPU free/total  ranks now/ever",
+        "  a     10.0.0.0  8/8             1/4             0/2",
+        "  b     10.0.0.1  16/16           2/2             1/1",
+        "Ask for fewer ranks or workers, let ranks span nodes (strategy 'span'), free what others hold, or add nodes.",
+    ]
+
+
+@given(
+    nodes=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4)), min_size=1, max_size=4),
+    num_ranks=st.integers(1, 4),
+    world_size=st.integers(1, 4),
+    strategy=st.sampled_from(["strict", "fill", "span"]),
+)
+def test_a_plan_never_takes_more_than_there_is(
+    nodes: list[tuple[int, int]], num_ranks: int, world_size: int, strategy: str
+):
+    cluster = view(*nodes)
+    shape = gpu_shape(num_ranks, world_size, strategy)
+    try:
+        plans = plan_ranks(cluster, shape)
+    except PlacementShortage:
+        return
+    used: Counter[tuple[str, str]] = Counter()
+    for plan in plans:
+        assert len(plan.node_ids) == len(plan.bundles) == world_size + 1
+        assert strategy == "span" or len(set(plan.node_ids)) == 1
+        for node_id, bundle in zip(plan.node_ids, plan.bundles, strict=True):
+            used.update({(node_id, name): amount for name, amount in bundle.items()})
+    for node in cluster.nodes:
+        assert all(used[node.node_id, name] <= amount for name, amount in node.total.items())
+    assert [plan.dp_rank for plan in plans] == list(range(num_ranks))
+    if strategy == "strict":
+        assert len(set(Counter(plan.node_ids[0] for plan in plans).values())) == 1

@@ -1,0 +1,140 @@
+"""Imports point down only, and heavy ones stay where they are needed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+SHARED = {"messages", "config", "errors", "sampling_params", "outputs", "model_spec", "json_fields", "rope_scaling"}
+"""Modules of values, which everything may import."""
+
+BELOW = {
+    "cli": {"llm", "server"},
+    "server": {"llm"},
+    "llm": {"client", "cluster"},
+    "client": {"engine"},
+    "cluster": {"engine", "placement"},
+    "engine": {"scheduler", "executor"},
+    "scheduler": {"kvcache"},
+    "kvcache": set(),
+    "executor": {"worker", "placement"},
+    "worker": {"model"},
+    "model": set(),
+    "placement": set(),
+}
+"""What each layer may import itself; what those import in turn is below it, too."""
+
+RAY_PLACES = re.compile(
+    r"placement/|raycore/cluster/|raycore/client/client\.py|raycore/executor/(ray_executor|channel)\.py|.*/actor\.py"
+)
+TORCH_PLACES = re.compile(r"raycore/(worker|model)/")
+CHANNEL_PLACES = re.compile(r"raycore/executor/channel\.py")
+
+SOURCE_FILES = sorted(path for package in ("raycore", "placement") for path in (ROOT / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    """Every module that a file imports, wherever in it, except for type checkers alone."""
+    found: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            pending += node.orelse
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}: relative import"
+            found.update([node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)])
+        elif isinstance(node, (ast.stmt, ast.ExceptHandler, ast.Module)):
+            pending += ast.iter_child_nodes(node)
+    return frozenset(found)
+
+
+def layer_of(module: str) -> str | None:
+    """The layer of one of our modules, None for others' and for `raycore` itself."""
+    parts = module.split(".")
+    if parts[0] == "placement":
+        return "placement"
+    return parts[1] if parts[0] == "raycore" and len(parts) > 1 else None
+
+
+def layers_below(layer: str) -> set[str]:
+    found: set[str] = set()
+    pending = [layer]
+    while pending:
+        for lower in BELOW[pending.pop()] - found:
+            found.add(lower)
+            pending.append(lower)
+    return found
+
+
+def test_a_layer_imports_only_what_is_below_it():
+    wrong: list[str] = []
+    for path in SOURCE_FILES:
+        layer = layer_of(name_of(path).removesuffix(".py").replace("/", "."))
+        if layer not in BELOW:
+            continue  # shared values, and the package's own front
+        allowed = layers_below(layer) | {layer}
+        imported = {layer_of(module) for module in imports_of(path)} & set(BELOW)
+        wrong += [f"{name_of(path)} imports {other}" for other in sorted(imported - allowed)]
+    assert wrong == []
+
+
+def test_shared_values_import_no_layer():
+    wrong: list[str] = []
+    for path in SOURCE_FILES:
+        if layer_of(name_of(path).removesuffix(".py").replace("/", ".")) in SHARED:
+            # errors.py has placement's among its own
+            layers = {layer_of(module) for module in imports_of(path)} & set(BELOW) - {"placement"}
+            wrong += [f"{name_of(path)} imports {layer}" for layer in sorted(layers)]
+    assert wrong == []
+
+
+def test_placement_knows_nothing_of_raycore():
+    assert [
+        name_of(path)
+        for path in SOURCE_FILES
+        if path.is_relative_to(ROOT / "placement") and any(module.startswith("raycore") for module in imports_of(path))
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("package", "places"), [("ray", RAY_PLACES), ("torch", TORCH_PLACES), ("ray.experimental.channel", CHANNEL_PLACES)]
+)
+def test_a_package_is_imported_only_in_its_places(package: str, places: re.Pattern[str]):
+    users = [
+        name_of(path)
+        for path in SOURCE_FILES
+        if any(f"{module}.".startswith(f"{package}.") for module in imports_of(path))
+    ]
+    assert [name for name in users if not places.match(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("modules", "kept_out"),
+    [
+        ("raycore, raycore.config, raycore.scheduler.scheduler, placement.plan", {"torch", "transformers", "ray"}),
+        ("raycore.llm, raycore.engine.actor", {"torch", "transformers"}),
+    ],
+)
+def test_what_an_import_does_not_load(modules: str, kept_out: set[str]):
+    code = f"import sys, {modules}; print(*sorted({kept_out!r} & set(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == []

@@ -1,0 +1,99 @@
+"""A worker comes up step by step, runs plans, and stops."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raycore.config import resolve
+from raycore.errors import InvalidConfig
+from raycore.messages import NewRequest, StepPlan
+from raycore.sampling_params import SamplingParams
+from raycore.worker import host
+from raycore.worker.rank import WorkerRank
+from raycore.worker.worker import Worker
+
+ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
+SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    return str(tmp_path)
+
+
+def start(checkpoint: str, **options: object) -> Worker:
+    worker = Worker(resolve(checkpoint, load_format="dummy", num_threads=1, **options), ALONE)  # pyright: ignore
+    worker.init_device()
+    worker.load_model()
+    return worker
+
+
+def test_from_nothing_to_a_token_and_back(checkpoint: str) -> None:
+    worker = start(checkpoint)
+    assert worker.dtype_name() == "float32"
+    assert worker.bytes_per_block() == 2 * 2 * 2 * 16 * 8 * 4
+    assert worker.determine_available_memory() >= worker.bytes_per_block()
+    worker.initialize_cache(4)
+    worker.warm_up()
+    prompt = np.arange(3, 8, dtype=np.int32)
+    request = NewRequest(0, prompt.tobytes(), 5, 0, np.int32(2).tobytes(), SamplingParams(temperature=0.0), 0)
+    plan = StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[request])
+    result = worker.execute_model(plan)
+    assert result is not None
+    assert 0 <= np.frombuffer(result.token_ids, np.int32)[0] < 64
+    worker.check_health()
+    worker.shutdown()
+    worker.shutdown()
+
+
+def test_only_the_first_rank_answers(checkpoint: str) -> None:
+    worker = start(checkpoint)
+    worker.initialize_cache(1)
+    worker.rank = WorkerRank(dp_rank=0, tp_rank=1, tp_size=2, local_rank=1, num_local_workers=2)
+    assert worker.execute_model(StepPlan(0)) is None
+
+
+def test_given_cache_memory_is_taken_as_it_is(checkpoint: str) -> None:
+    assert start(checkpoint, kv_cache_memory_bytes=12345).determine_available_memory() == 12345
+
+
+def test_no_memory_left_says_what_to_do(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = start(checkpoint)
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: 0)
+    with pytest.raises(InvalidConfig, match=r"kv_cache_memory_bytes.*max_num_batched_tokens=2048"):
+        worker.determine_available_memory()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+def test_a_missing_gpu_is_named(checkpoint: str) -> None:
+    worker = Worker(resolve(checkpoint, device="cuda"), ALONE)
+    with pytest.raises(InvalidConfig, match="sees no GPU"):
+        worker.init_device()
+
+
+def test_ranks_need_a_place_to_meet(checkpoint: str) -> None:
+    rank = WorkerRank(dp_rank=0, tp_rank=0, tp_size=2, local_rank=0, num_local_workers=2)
+    with pytest.raises(InvalidConfig, match="distributed_init"):
+        Worker(resolve(checkpoint, tensor_parallel_size=2), rank).init_device()
+
+
+def test_shutdown_before_anything_started(checkpoint: str) -> None:
+    Worker(resolve(checkpoint), ALONE).shutdown()
