@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import msgspec
 import numpy as np
 import pytest
-from conftest import make_config
+from configs import make_config
 
 from raycore.engine.core import EngineCore, run_loop
 from raycore.engine.mailbox import Abort, Mailbox, Submit, Utility

@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 import pytest
-from conftest import make_config
+from configs import make_config
 
 from raycore.errors import EngineDeadError, InitializationError, WorkerFailed
 from raycore.executor.inline import InlineExecutor

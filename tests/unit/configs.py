@@ -1,4 +1,4 @@
-"""Shared by the unit tests, none of which needs Ray."""
+"""Engine configurations for unit tests, none of which needs Ray or a checkpoint."""
 
 from typing import Any
 

@@ -1,0 +1,121 @@
+"""The running requests as arrays by slot, and how a step's plan moves them on.
+
+Owns which tokens are known and computed and which blocks hold them. Knows neither torch nor what is done with a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raycore.messages import NewRequest, StepPlan
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """What one step computes: n slots in the plan's order, T tokens, slot after slot."""
+
+    slots: Ints
+    """[n]."""
+    counts: Ints
+    """[n]: tokens of each slot."""
+    starts: Ints
+    """[n]: the position of each slot's first token."""
+    num_decodes: int
+    """Slots in front that have one token each."""
+    token_slots: Ints
+    """[T]."""
+    positions: Ints
+    """[T]."""
+    token_ids: NDArray[np.int32]
+    """[T]."""
+    sampled: Ints
+    """Indices into `slots` of those that get a new token, ascending."""
+    tables_version: int
+    """Changes whenever a block table of the batch may have changed."""
+
+    @property
+    def last_rows(self) -> Ints:
+        """[n]: the row of each slot's last token among the T."""
+        return np.cumsum(self.counts) - 1
+
+
+class SlotBatch:
+    """The requests that hold a slot. All arrays are indexed by slot; rows of free slots mean nothing."""
+
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
+        # One column more than a sequence can have: with two plans in flight, one token may be sampled past its end.
+        self.token_ids = np.zeros((num_slots, max_model_len + 1), np.int32)
+        self.num_known = np.zeros(num_slots, np.int64)
+        self.num_computed = np.zeros(num_slots, np.int64)
+        self.num_prompt = np.zeros(num_slots, np.int64)
+        self.block_tables = np.zeros((num_slots, -(-(max_model_len + 1) // block_size)), np.int32)
+        self._num_blocks = np.zeros(num_slots, np.int64)
+        self._tables_version = 0
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in what the plan says is new: freed slots, requests, blocks, in this order."""
+        if plan.freed_slots:
+            self.num_known[plan.freed_slots] = 0
+        for request in plan.new_requests:
+            self._add(request)
+        if plan.new_block_slots:
+            self._append_blocks(
+                np.frombuffer(plan.new_block_slots, np.int32), np.frombuffer(plan.new_block_ids, np.int32)
+            )
+        if plan.new_requests or plan.new_block_slots:
+            self._tables_version += 1
+
+    def advance(self, plan: StepPlan) -> StepInputs:
+        """The tokens that the plan asks for, which count as computed from here on."""
+        slots = np.frombuffer(plan.slots, np.int32).astype(np.int64)
+        starts = self.num_computed[slots]
+        if plan.num_tokens:
+            counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64)
+            token_slots = np.repeat(slots, counts)
+            offsets = np.arange(len(token_slots)) - np.repeat(np.cumsum(counts) - counts, counts)
+            positions = np.repeat(starts, counts) + offsets
+            is_long = counts != 1
+            num_decodes = int(is_long.argmax()) if is_long.any() else len(slots)
+        else:
+            counts, token_slots, positions, num_decodes = np.ones_like(slots), slots, starts, len(slots)
+        ends = starts + counts
+        known = self.num_known[slots]
+        assert (ends <= known).all(), f"slots {slots[ends > known]} are planned beyond their known tokens"
+        self.num_computed[slots] = ends
+        return StepInputs(
+            slots=slots,
+            counts=counts,
+            starts=starts,
+            num_decodes=num_decodes,
+            token_slots=token_slots,
+            positions=positions,
+            token_ids=self.token_ids[token_slots, positions],
+            sampled=np.flatnonzero(ends == known),
+            tables_version=self._tables_version,
+        )
+
+    def append_tokens(self, slots: Ints, token_ids: NDArray[np.int32]) -> None:
+        """Make each slot's new token known."""
+        self.token_ids[slots, self.num_known[slots]] = token_ids
+        self.num_known[slots] += 1
+
+    def _add(self, request: NewRequest) -> None:
+        slot = request.slot
+        token_ids = np.frombuffer(request.token_ids, np.int32)
+        block_ids = np.frombuffer(request.block_ids, np.int32)
+        self.token_ids[slot, : len(token_ids)] = token_ids
+        self.block_tables[slot, : len(block_ids)] = block_ids
+        self.num_known[slot] = len(token_ids)
+        self.num_computed[slot] = request.num_computed_tokens
+        self.num_prompt[slot] = request.num_prompt_tokens
+        self._num_blocks[slot] = len(block_ids)
+
+    def _append_blocks(self, slots: NDArray[np.int32], block_ids: NDArray[np.int32]) -> None:
+        for slot, block_id in zip(slots.tolist(), block_ids.tolist(), strict=True):
+            self.block_tables[slot, self._num_blocks[slot]] = block_id
+            self._num_blocks[slot] += 1

@@ -1,0 +1,133 @@
+"""The decoder that Llama, Mistral, Qwen2 and Qwen3 are variations of.
+
+Owns the order of a layer's operations; the arithmetic is in `layers`, `rope` and `attention`. Shape suffixes: T tokens
+of the step, R rows kept of them, D hidden, O fused query, key and value rows, N heads, H head dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from raycore.model.layers import Linear, ReducedLinear, RMSNorm, TensorParallel, make_linear, silu_and_mul
+from raycore.model.loader import DecoderWeights, LayerWeights
+from raycore.model.rope import Rope, interleave, rotate_
+from raycore.model_spec import ModelSpec
+
+
+class Attention(Protocol):
+    """Attention of one step's tokens, each to its own request's keys and values."""
+
+    def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+        """[T, query heads · H], after keeping the step's keys and values."""
+        ...
+
+
+class Decoder:
+    """One rank's part of a model, ready to run."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: DecoderWeights, ranks: TensorParallel, max_positions: int, device: torch.device
+    ) -> None:
+        """Takes over `weights`: each layer is dropped from it as soon as its own form of it is made."""
+        self._ranks = ranks
+        self._vocab_size = spec.vocab_size
+        self._embed_VD = weights.embed_VD.to(device)
+        self._vocab_start = weights.vocab_start
+        is_tied = weights.lm_head_VD is weights.embed_VD
+        self._lm_head = make_linear(self._embed_VD if is_tied else weights.lm_head_VD.to(device))
+        self._final_norm = RMSNorm(weights.final_norm_D.to(device), spec.rms_norm_eps)
+        self.num_weights = weights.lm_head_VD.numel() + sum(_num_weights(layer) for layer in weights.layers)
+        """Multiplications that a token costs, besides attention."""
+        self._rope = Rope(spec, max_positions, device)
+        self._layers: list[_Layer] = []
+        for index in range(spec.num_layers):
+            self._layers.append(_Layer(index, spec, weights.layers.pop(0), ranks, device))
+
+    def forward(
+        self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention, rows_R: Tensor | None = None
+    ) -> Tensor:
+        """Final hidden states [R, D] of the rows `rows_R`, or of all."""
+        h_TD = self._embed(token_ids_T)
+        turns_T1C = self._rope.turns(positions_T)
+        for layer in self._layers[:-1]:
+            h_TD = layer(h_TD, turns_T1C, attention)
+        return self._final_norm(self._layers[-1](h_TD, turns_T1C, attention, rows_R))
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """[R, V] of the whole vocabulary, the same on every rank."""
+        logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
+        return logits_RV[:, : self._vocab_size] if self._ranks.size > 1 else logits_RV
+
+    def _embed(self, token_ids_T: Tensor) -> Tensor:
+        if self._ranks.size == 1:
+            return self._embed_VD.index_select(0, token_ids_T)
+        local_T = token_ids_T - self._vocab_start
+        is_ours_T = (local_T >= 0) & (local_T < len(self._embed_VD))
+        h_TD = self._embed_VD.index_select(0, local_T * is_ours_T)
+        return self._ranks.all_reduce_(h_TD * is_ours_T.unsqueeze(1))
+
+
+class _Layer:
+    """One decoder layer on one rank."""
+
+    def __init__(
+        self, index: int, spec: ModelSpec, weights: LayerWeights, ranks: TensorParallel, device: torch.device
+    ) -> None:
+        self._index = index
+        self._head_dim = spec.head_dim
+        self._num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
+        self._input_norm = RMSNorm(weights.input_norm_D.to(device), spec.rms_norm_eps)
+        self._post_norm = RMSNorm(weights.post_norm_D.to(device), spec.rms_norm_eps)
+        self._qk_norm = self._make_qk_norm(spec, weights, ranks, device)
+        self._qkv = make_linear(
+            self._interleave_rotated(weights.qkv_OD.to(device)),
+            None if weights.qkv_bias_O is None else self._interleave_rotated(weights.qkv_bias_O.to(device)),
+        )
+        self._o = self._reduced(weights.o_DO, weights.o_bias, ranks, device)
+        self._gate_up = make_linear(weights.gate_up_FD.to(device), _moved(weights.gate_up_bias, device))
+        self._down = self._reduced(weights.down_DF, weights.down_bias, ranks, device)
+
+    def __call__(self, h_TD: Tensor, turns_T1C: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
+        """The next hidden states; only those of `rows_R` where given. Overwrites `h_TD`."""
+        qkv_TO = self._qkv(self._input_norm(h_TD))
+        rotated_TNH = qkv_TO.view(len(qkv_TO), -1, self._head_dim)[:, : self._num_rotated]
+        if self._qk_norm is not None:
+            self._qk_norm.apply_(rotated_TNH)
+        rotate_(rotated_TNH, turns_T1C)
+        out_TO = attention(self._index, qkv_TO)
+        if rows_R is not None:
+            h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
+        h_TD = self._o.add_to(h_TD, out_TO)
+        return self._down.add_to(h_TD, silu_and_mul(self._gate_up(self._post_norm(h_TD))))
+
+    def _interleave_rotated(self, rows_OX: Tensor) -> Tensor:
+        """`interleave` on the query and key rows of a fused weight or bias."""
+        heads_NHX = rows_OX.view(-1, self._head_dim, *rows_OX.shape[1:])
+        heads_NHX[: self._num_rotated] = interleave(heads_NHX[: self._num_rotated])
+        return rows_OX
+
+    def _make_qk_norm(
+        self, spec: ModelSpec, weights: LayerWeights, ranks: TensorParallel, device: torch.device
+    ) -> RMSNorm | None:
+        """The norms of the query and key heads as one, with a weight for each head."""
+        if weights.q_norm_H is None or weights.k_norm_H is None:
+            return None
+        num_q, num_kv = spec.num_heads // ranks.size, spec.kv_heads_per_rank(ranks.size)
+        weight_NH = torch.cat([weights.q_norm_H.expand(num_q, -1), weights.k_norm_H.expand(num_kv, -1)])
+        return RMSNorm(interleave(weight_NH.to(device)), spec.rms_norm_eps)
+
+    @staticmethod
+    def _reduced(weight: Tensor, bias: Tensor | None, ranks: TensorParallel, device: torch.device) -> Linear:
+        linear = make_linear(weight.to(device), _moved(bias, device))
+        return linear if ranks.size == 1 else ReducedLinear(linear, ranks)
+
+
+def _num_weights(layer: LayerWeights) -> int:
+    return sum(matrix.numel() for matrix in (layer.qkv_OD, layer.o_DO, layer.gate_up_FD, layer.down_DF))
+
+
+def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)

@@ -1,0 +1,77 @@
+"""The memory that holds keys and values: one pool of blocks for each layer.
+
+Owns the layout `[num_blocks, 2, num_kv_heads, block_size, head_dim]` and the arithmetic of its rows; doesn't know which
+request a block belongs to. The memory is zero at first: what a mask hides is still multiplied, by zero, and garbage
+could be NaN.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raycore.errors import InvalidConfig
+
+
+class KVTensors:
+    """Keys and values of all layers. Shapes: N blocks, S block size, K key-value heads of this rank, H head dim."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        num_kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Raises InvalidConfig when there isn't that much memory."""
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_kv_heads = num_kv_heads
+        pool = _zeros((num_layers, num_blocks * 2 * num_kv_heads, block_size * head_dim), dtype, device)
+        self.blocks = list(pool.unbind())
+        """By layer [N·2·K, S·H]: row `(block·2 + is_value)·K + head`. What attention gathers."""
+        self.rows = [layer.view(-1, head_dim) for layer in self.blocks]
+        """By layer [N·2·K·S, H]: the same memory, one row for each token. What a step writes."""
+        self._heads = np.arange(2 * num_kv_heads)
+        self._heads_2K11 = (np.arange(2)[:, None] * num_kv_heads + np.arange(num_kv_heads))[:, None, :, None]
+
+    @staticmethod
+    def bytes_per_block(num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
+        """Bytes that one block takes over all layers."""
+        return num_layers * 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
+
+    def write_rows(self, block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Int64[T·2K]: the row of `rows` for each token's keys, then its values, head by head."""
+        first_T1 = (block_ids_T.astype(np.int64) * len(self._heads))[:, None]
+        return ((first_T1 + self._heads) * self.block_size + (positions_T % self.block_size)[:, None]).ravel()
+
+    def gather_rows(self, block_ids_BM: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Int64[2·B·K·M]: rows of `blocks` that give [2, B, K, M·S, H], keys before values, contiguous by head."""
+        first_BM = block_ids_BM.astype(np.int64) * len(self._heads)
+        return (self._heads_2K11 + first_BM[None, :, None, :]).ravel()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU, memory that the system hands out page by page when it is first touched."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(shape, dtype=dtype)
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        raise InvalidConfig(
+            f"the system refuses the {num_bytes} bytes of the KV cache ({error}): "
+            "lower num_gpu_blocks_override or kv_cache_memory_bytes"
+        ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,85 @@
+"""Rotary position embedding, with the stretchings that checkpoints ask for.
+
+A head's halves are stored interleaved here: component i beside component i + H/2, which a rotation takes together.
+A pair is then one complex number and the whole rotation one complex multiplication. Attention scores don't change
+when the components of queries and keys are permuted alike, so `interleave` on the projections' rows is all it takes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from raycore.model_spec import ModelSpec, RopeScaling
+
+
+def interleave(heads_NHX: Tensor) -> Tensor:
+    """Reorder dimension 1 of [num_heads, H, ...] from halves to pairs: 0, H/2, 1, H/2 + 1, ..."""
+    head_dim = heads_NHX.shape[1]
+    order = torch.arange(head_dim, device=heads_NHX.device).view(2, -1).t().reshape(-1)
+    return heads_NHX.index_select(1, order)
+
+
+class Rope:
+    """The rotations of every position that a model can reach."""
+
+    def __init__(self, spec: ModelSpec, max_positions: int, device: torch.device) -> None:
+        frequencies, scale = _frequencies(spec.rope_theta, spec.head_dim, spec.rope_scaling)
+        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
+        turns = torch.complex(angles.cos() * scale, angles.sin() * scale)
+        self._turns_P1C = turns.unsqueeze(1).to(device)
+
+    def turns(self, positions_T: Tensor) -> Tensor:
+        """Complex [T, 1, H/2] for `rotate_`."""
+        return self._turns_P1C.index_select(0, positions_T)
+
+
+def rotate_(heads_TNH: Tensor, turns_T1C: Tensor) -> None:
+    """Turn interleaved heads in place, in float32 whatever their type."""
+    if heads_TNH.dtype == torch.float32:
+        heads_TNH.view(torch.complex64).mul_(turns_T1C)
+        return
+    wide_TNH = heads_TNH.float()
+    wide_TNH.view(torch.complex64).mul_(turns_T1C)
+    heads_TNH.copy_(wide_TNH)
+
+
+def _frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[Tensor, float]:
+    """Radians per position [H/2] in float32, and the factor on cos and sin."""
+    plain = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
+    if scaling is None:
+        return plain, 1.0
+    if scaling.rope_type == "linear":
+        return plain / scaling.factor, 1.0
+    if scaling.rope_type == "llama3":
+        return _llama3(plain, scaling), 1.0
+    return _yarn(theta, head_dim, scaling), scaling.attention_factor
+
+
+def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1: slow frequencies divided by the factor, fast ones kept, a linear blend between."""
+    old_length = scaling.original_max_position_embeddings
+    turns_in_old_length = old_length / (2 * math.pi / plain)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns_in_old_length - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * plain / scaling.factor + kept * plain
+
+
+def _yarn(theta: float, head_dim: int, scaling: RopeScaling) -> Tensor:
+    """Equations 22 and 23 of the YaRN paper (arXiv 2309.00071): "NTK-by-parts" between two numbers of turns."""
+
+    def dimension(num_turns: float) -> float:
+        old_length = scaling.original_max_position_embeddings
+        return head_dim * math.log(old_length / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    wavelengths = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    return stretched / (scaling.factor * wavelengths) + (1 - stretched) / wavelengths

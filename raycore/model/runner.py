@@ -1,0 +1,145 @@
+"""One rank's model and its running requests: turns a `StepPlan` into a `StepResult`.
+
+Owns the order of a step: apply the plan, run the decoder, pick tokens, make them known. Doesn't know processes, memory
+limits or where the weights come from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raycore.messages import StepPlan, StepResult, TokenLogprobs
+from raycore.model.attention import GatherAttention
+from raycore.model.batch import SlotBatch, StepInputs
+from raycore.model.decoder import Decoder
+from raycore.model.logprobs import prompt_logprobs
+from raycore.model.sampler import Sampler
+
+_MANY_THREADS_FROM = 1 << 26
+"""Multiplications in a step, about 1 ms on one core: below this, joining threads costs more than they save."""
+
+_PromptLogprobs = list[tuple[int, int, list[TokenLogprobs]]]
+
+
+class ModelRunner:
+    """Runs steps, one after the other."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: GatherAttention,
+        batch: SlotBatch,
+        sampler: Sampler,
+        device: torch.device,
+        *,
+        max_threads: int = 1,
+        reports: bool = True,
+    ) -> None:
+        """
+        Args:
+            max_threads: compute threads on a CPU, for steps large enough.
+            reports: whether prompts' log probabilities are worked out here; one rank's are enough.
+        """
+        self._decoder = decoder
+        self._attention = attention
+        self._batch = batch
+        self._sampler = sampler
+        self._device = device
+        self._max_threads = max_threads
+        self._reports = reports
+        self._prompt_logprobs: dict[int, int] = {}
+        """By slot, for those that asked: how many of the most likely tokens."""
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step, exactly as the plan's docstring says."""
+        self._update_requests(plan)
+        self._batch.apply(plan)
+        step = self._batch.advance(plan)
+        token_ids = np.full(len(step.slots), -1, np.int32)
+        result = StepResult(plan.step)
+        if len(step.slots):
+            logits_RV = self._compute(step, result)
+            if len(step.sampled):
+                token_ids[step.sampled] = self._sample(step, logits_RV, result)
+        result.token_ids = token_ids.tobytes()
+        return result
+
+    def _update_requests(self, plan: StepPlan) -> None:
+        for slot in plan.freed_slots:
+            self._sampler.remove(slot)
+            self._prompt_logprobs.pop(slot, None)
+        for new in plan.new_requests:
+            self._sampler.add(new.slot, new.params, new.seed, new.eos_token_ids, new.bad_words_token_ids)
+            if new.params.prompt_logprobs is not None:
+                self._prompt_logprobs[new.slot] = new.params.prompt_logprobs
+
+    def _compute(self, step: StepInputs, result: StepResult) -> Tensor:
+        """Logits [R, V] of the rows that a token is sampled from; the prompts' log probabilities go into `result`."""
+        self._choose_threads(len(step.token_ids))
+        self._attention.begin(step, self._batch.block_tables)
+        last_rows = step.last_rows
+        wants_all = bool(self._prompt_logprobs) and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
+        sampled_rows = None
+        if len(step.sampled) < len(step.token_ids):
+            sampled_rows = self._to_device(last_rows[step.sampled])
+        hidden = self._decoder.forward(
+            self._to_device(step.token_ids),
+            self._to_device(step.positions),
+            self._attention,
+            None if wants_all else sampled_rows,
+        )
+        if wants_all:
+            result.prompt_logprobs = self._report_prompts(step, hidden, last_rows)
+            if sampled_rows is not None:
+                hidden = hidden.index_select(0, sampled_rows)
+        return self._decoder.logits(hidden)
+
+    def _choose_threads(self, num_tokens: int) -> None:
+        if self._max_threads > 1:
+            is_large = num_tokens * self._decoder.num_weights >= _MANY_THREADS_FROM
+            torch.set_num_threads(self._max_threads if is_large else 1)
+
+    def _report_prompts(self, step: StepInputs, hidden_TD: Tensor, last_rows: NDArray[np.int64]) -> _PromptLogprobs:
+        """Log probabilities of the prompts' tokens that follow those computed in this step."""
+        entries: _PromptLogprobs = []
+        for index, slot in enumerate(step.slots.tolist()):
+            first = int(step.starts[index]) + 1
+            end = min(first + int(step.counts[index]), int(self._batch.num_prompt[slot]))
+            if slot not in self._prompt_logprobs or first >= end:
+                continue
+            row = int(last_rows[index] - step.counts[index] + 1)
+            logits_TV = self._decoder.logits(hidden_TD[row : row + end - first])
+            if self._reports:
+                next_ids = self._batch.token_ids[slot, first:end]
+                entries.append((index, first, prompt_logprobs(logits_TV, next_ids, self._prompt_logprobs[slot])))
+        return entries
+
+    def _sample(self, step: StepInputs, logits_RV: Tensor, result: StepResult) -> NDArray[np.int32]:
+        """A token for each slot that gets one, made known."""
+        slots = step.slots[step.sampled]
+        if self._sampler.is_plain_greedy(slots):
+            token_ids = most_likely(logits_RV)
+        else:
+            positions = step.starts[step.sampled] + step.counts[step.sampled]
+            sampled = self._sampler.sample(logits_RV.float(), slots, positions, self._batch)
+            token_ids = sampled.token_ids
+            result.logprobs = [(int(step.sampled[row]), entry) for row, entry in sampled.logprobs]
+        self._batch.append_tokens(slots, token_ids)
+        return token_ids
+
+    def _to_device(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.as_tensor(values, device=self._device)
+
+
+def most_likely(logits_RV: Tensor) -> NDArray[np.int32]:
+    """The most likely token of each row; the first of several.
+
+    numpy finds it 20 times faster than torch's own argmax on a CPU, in the types that numpy has.
+    """
+    if logits_RV.device.type == "cpu" and logits_RV.dtype == torch.float32:
+        return logits_RV.numpy().argmax(axis=-1).astype(np.int32)
+    return logits_RV.max(dim=-1).indices.to("cpu", torch.int32).numpy()

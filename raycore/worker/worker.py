@@ -1,0 +1,229 @@
+"""A worker: one rank's device, weights, KV cache and model runner, brought up step by step.
+
+Owns the order of the startup and what fits into memory. It is a plain object: which process it lives in and how plans
+reach it is the executor's business.
+"""
+
+from __future__ import annotations
+
+import raycore.worker.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before torch
+
+# isort: split
+import datetime
+import logging
+import os
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from raycore.config import DType, EngineConfig
+from raycore.errors import InvalidConfig
+from raycore.messages import NewRequest, StepPlan, StepResult
+from raycore.model.attention import GatherAttention, HeadShape
+from raycore.model.batch import SlotBatch
+from raycore.model.decoder import Decoder
+from raycore.model.kv_tensors import KVTensors
+from raycore.model.layers import TensorParallel, can_pack
+from raycore.model.loader import load_decoder_weights, random_decoder_weights
+from raycore.model.runner import ModelRunner
+from raycore.model.sampler import Sampler
+from raycore.sampling_params import SamplingParams
+from raycore.worker import host
+from raycore.worker.rank import WorkerRank
+
+logger = logging.getLogger(__name__)
+
+_MAX_DEFAULT_CACHE_BYTES = 4 << 30
+"""What a worker takes on a CPU unless told otherwise: memory there is shared with everything else."""
+_DEFAULT_CPU_SHARE = 0.5
+"""Of the available memory, at most."""
+
+
+class Worker:
+    """One rank: `init_device`, `load_model`, `initialize_cache` and `warm_up`, in this order, then plans."""
+
+    def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
+        self.config = config
+        self.rank = rank
+        self._device = torch.device("cpu")
+        self._dtype = torch.float32
+        self._ranks = TensorParallel()
+        self._decoder: Decoder | None = None
+        self._runner: ModelRunner | None = None
+
+    def init_device(self) -> None:
+        """Choose device, number format and threads, and meet the other tensor-parallel ranks.
+
+        Raises:
+            InvalidConfig: the configured device isn't there.
+        """
+        config = self.config
+        if config.device == "cuda":
+            self._device = _cuda_device(self.rank.local_rank)
+        else:
+            host.keep_freed_memory()
+            threads = config.executor.num_threads or max(1, host.usable_cores() // self.rank.num_local_workers)
+            torch.set_num_threads(threads)
+        self._dtype = _choose_dtype(config, self._device)
+        if self.rank.tp_size > 1:
+            self._ranks = self._join_ranks()
+
+    def load_model(self) -> None:
+        """Read or make up this rank's weights and bring them into the form that runs fastest here.
+
+        Raises:
+            InvalidCheckpoint: a file or a tensor is missing or damaged.
+        """
+        model = self.config.model
+        tp = (self.rank.tp_rank, self.rank.tp_size)
+        if model.load_format == "dummy":
+            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed)
+        else:
+            weights = load_decoder_weights(model.spec, Path(model.model), *tp, self._dtype)
+        with torch.inference_mode():
+            self._decoder = Decoder(model.spec, weights, self._ranks, model.max_model_len + 1, self._device)
+
+    def determine_available_memory(self) -> int:
+        """Bytes left for this rank's share of the KV cache.
+
+        Raises:
+            InvalidConfig: nothing is left.
+        """
+        if self.config.cache.kv_cache_memory_bytes is not None:
+            return self.config.cache.kv_cache_memory_bytes
+        share = self.config.cache.gpu_memory_utilization
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            available = int(free - (1 - share) * total) - self._activation_bytes()
+        else:
+            per_worker = host.available_memory_bytes() // self.rank.num_local_workers - self._activation_bytes()
+            available = min(int(per_worker * share * _DEFAULT_CPU_SHARE), _MAX_DEFAULT_CACHE_BYTES)
+        if available < self.bytes_per_block():
+            raise InvalidConfig(
+                f"no memory is left for the KV cache on {self._device}: {available} bytes, and one block takes "
+                f"{self.bytes_per_block()}: free memory, set kv_cache_memory_bytes, or lower "
+                f"max_num_batched_tokens={self.config.scheduler.max_num_batched_tokens}"
+            )
+        return available
+
+    def bytes_per_block(self) -> int:
+        """Bytes that one block of the KV cache takes on this rank."""
+        spec = self.config.model.spec
+        num_kv_heads = spec.kv_heads_per_rank(self.rank.tp_size)
+        return KVTensors.bytes_per_block(
+            spec.num_layers, num_kv_heads, self.config.cache.block_size, spec.head_dim, self._dtype
+        )
+
+    def initialize_cache(self, num_blocks: int) -> None:
+        """Allocate `num_blocks` blocks and everything that runs plans on them."""
+        assert self._decoder is not None, "load_model() comes first"
+        config, spec = self.config, self.config.model.spec
+        heads = HeadShape(spec.num_heads // self.rank.tp_size, spec.kv_heads_per_rank(self.rank.tp_size), spec.head_dim)
+        kv = KVTensors(
+            spec.num_layers,
+            num_blocks,
+            heads.num_kv_heads,
+            config.cache.block_size,
+            heads.head_dim,
+            self._dtype,
+            self._device,
+        )
+        self._runner = ModelRunner(
+            self._decoder,
+            GatherAttention(heads, spec.layer_windows, kv, self._dtype, self._device),
+            SlotBatch(config.scheduler.max_num_seqs, config.scheduler.max_model_len, config.cache.block_size),
+            Sampler(spec.vocab_size, self._device),
+            self._device,
+            max_threads=torch.get_num_threads(),
+            reports=self.rank.tp_rank == 0,
+        )
+
+    def warm_up(self) -> None:
+        """Run a short prompt and a decode in block 0, so that the first request doesn't pay for first calls."""
+        num_tokens = min(8, self.config.cache.block_size, self.config.scheduler.max_model_len)
+        request = NewRequest(
+            slot=0,
+            token_ids=np.zeros(num_tokens - 1, np.int32).tobytes(),
+            num_prompt_tokens=num_tokens - 1,
+            num_computed_tokens=0,
+            block_ids=np.zeros(1, np.int32).tobytes(),
+            params=SamplingParams(temperature=0.0),
+            seed=0,
+        )
+        slot = np.zeros(1, np.int32).tobytes()
+        counts = np.array([num_tokens - 1], np.int32).tobytes()
+        self.execute_model(StepPlan(step=-3, slots=slot, num_tokens=counts, new_requests=[request]))
+        self.execute_model(StepPlan(step=-2, slots=slot))
+        self.execute_model(StepPlan(step=-1, freed_slots=[0]))
+
+    def execute_model(self, plan: StepPlan) -> StepResult | None:
+        """Run one step. The result is the same on every rank; only tp_rank 0 returns it."""
+        assert self._runner is not None, "initialize_cache() comes first"
+        result = self._runner.execute(plan)
+        return result if self.rank.tp_rank == 0 else None
+
+    def check_health(self) -> None:
+        """Raise if the device no longer works."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def dtype_name(self) -> DType:
+        """The number format that was chosen."""
+        return cast(DType, str(self._dtype).removeprefix("torch."))
+
+    def shutdown(self) -> None:
+        """Leave the other ranks and let go of the memory. Idempotent, and works half-initialised."""
+        self._runner = self._decoder = None
+        if self._ranks.size > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        self._ranks = TensorParallel()
+
+    def _join_ranks(self) -> TensorParallel:
+        rank = self.rank
+        if rank.distributed_init is None:
+            raise InvalidConfig(f"tp_size={rank.tp_size} needs distributed_init, the address where the ranks meet")
+        torch.distributed.init_process_group(
+            "nccl" if self._device.type == "cuda" else "gloo",
+            init_method=rank.distributed_init,
+            rank=rank.tp_rank,
+            world_size=rank.tp_size,
+            timeout=datetime.timedelta(seconds=self.config.executor.init_timeout_s),
+        )
+        return TensorParallel(rank.tp_rank, rank.tp_size)
+
+    def _activation_bytes(self) -> int:
+        """An upper bound of what a step needs besides weights and KV cache."""
+        spec, scheduler, tp_size = self.config.model.spec, self.config.scheduler, self.rank.tp_size
+        num_tokens = scheduler.max_num_batched_tokens
+        qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        per_token = (6 * spec.hidden_size + (3 * qkv + 4 * spec.intermediate_size) // tp_size) * self._dtype.itemsize
+        logits = 4 * scheduler.max_num_seqs * spec.vocab_size * 4
+        mask = num_tokens * scheduler.max_model_len * (1 + self._dtype.itemsize)
+        return num_tokens * per_token + logits + mask
+
+
+def _cuda_device(local_rank: int) -> torch.device:
+    count = torch.cuda.device_count()
+    if count == 0:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise InvalidConfig(
+            f"device='cuda', but torch {torch.__version__} sees no GPU (CUDA_VISIBLE_DEVICES={visible!r}): "
+            "use device='cpu', or install a CUDA build of torch and give the worker a GPU"
+        )
+    device = torch.device("cuda", local_rank if local_rank < count else 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """What was asked for; `auto` is the checkpoint's own, or float32 on a CPU that computes slowly in that."""
+    asked = config.model.dtype
+    if asked != "auto":
+        return getattr(torch, asked)
+    own: torch.dtype = getattr(torch, config.model.spec.dtype)
+    if device.type == "cuda":
+        needs_float16 = own == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.float16 if needs_float16 else own
+    return own if can_pack(own) else torch.float32
