@@ -43,6 +43,10 @@ class Executor(Protocol):
         """
         ...
 
+    def load_progress(self) -> float:
+        """Share of the weights that has been read, 0 to 1. May be called from any thread, while `initialize()` runs."""
+        ...
+
     def determine_available_memory(self) -> int:
         """Bytes that every worker has left for its share of the KV cache."""
         ...

@@ -50,6 +50,8 @@ class Worker:
         self._device = torch.device("cpu")
         self._dtype = torch.float32
         self._ranks = TensorParallel()
+        self.load_progress = 0.0
+        """Share of the weights that has been read, 0 to 1; may be looked at from any thread."""
         self._decoder: Decoder | None = None
         self._runner: ModelRunner | None = None
 
@@ -81,9 +83,12 @@ class Worker:
         if model.load_format == "dummy":
             weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed)
         else:
-            weights = load_decoder_weights(model.spec, Path(model.model), *tp, self._dtype)
+            weights = load_decoder_weights(model.spec, Path(model.model), *tp, self._dtype, self._note_progress)
         with torch.inference_mode():
             self._decoder = Decoder(model.spec, weights, self._ranks, model.max_model_len + 1, self._device)
+
+    def _note_progress(self, num_read: int, num_tensors: int) -> None:
+        self.load_progress = num_read / num_tensors
 
     def determine_available_memory(self) -> int:
         """Bytes left for this rank's share of the KV cache.

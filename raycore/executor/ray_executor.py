@@ -1,0 +1,319 @@
+"""`RayExecutor`: worker actors in the bundles of their rank's placement group, driven through a transport.
+
+`WorkerGroup` knows the actors: it starts them, says why one ended, and ends them. `RayExecutor` gives them work.
+"""
+
+# Ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raycore.config import EngineConfig
+from raycore.errors import EngineDeadError, InitializationError, RaycoreError, WorkerDied, WorkerFailed
+from raycore.executor.actor_call import ActorCallTransport
+from raycore.executor.base import FailureCallback, Pending
+from raycore.executor.calls import CollectiveCalls
+from raycore.executor.channel import ChannelTransport
+from raycore.executor.rpc import RpcClient
+from raycore.executor.transport import Transport
+from raycore.messages import StepPlan, StepResult
+from raycore.worker.actor import WorkerActor, WorkerAddress
+from raycore.worker.rank import WorkerRank
+from raycore.worker.wire import encode_call
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 1.0
+"""The monitor sees an end at once; this often it looks whether it is still needed."""
+CAUSE_WAIT_S = 2.0
+"""A transport that closes by itself is followed by the monitor's finding out why."""
+HEALTH_TIMEOUT_S = 10.0
+EXIT_WAIT_S = 2.0
+
+
+class WorkerGroup:
+    """The worker actors of one engine."""
+
+    def __init__(self, config: EngineConfig, dp_rank: int, group: PlacementGroup, num_local_workers: int) -> None:
+        self._config = config
+        self._dp_rank = dp_rank
+        self._num_local_workers = num_local_workers
+        self.addresses: list[WorkerAddress] = []
+        self.actors: list[Any] = []
+        engine = f"raycore_{uuid.uuid4().hex[:8]}_dp{dp_rank}"
+        config_bytes = config.encode()
+        for rank in range(config.parallel.world_size):
+            name = f"{engine}_tp{rank}"
+            actor_class: Any = WorkerActor
+            self.actors.append(actor_class.options(name=name, **_options(group, rank)).remote(config_bytes, name))
+
+    def start(self) -> Transport:
+        """Bring the workers up with their models loaded, all at the same time.
+
+        Raises:
+            InitializationError: with the first failing worker's own traceback.
+        """
+        deadline_s = time.monotonic() + self._config.executor.init_timeout_s
+        preloads = [actor.preload.remote() for actor in self.actors]
+        self.addresses = self._gather([actor.address.remote() for actor in self.actors], deadline_s)
+        transport = self._connect()
+        try:
+            ranks = self._ranks()
+            starts = [actor.start.remote(ranks[i], transport.invite(i)) for i, actor in enumerate(self.actors)]
+            for rank, answer in enumerate(self._gather([*preloads, *starts], deadline_s)[len(preloads) :]):
+                transport.accept(rank, answer)
+        except BaseException:
+            transport.close()
+            raise
+        return transport
+
+    def failure(self, rank: int, ended: Any) -> WorkerDied | WorkerFailed:
+        """Why the worker whose ref `ended` is complete stopped serving."""
+        pid, node = (self.addresses[rank].pid, self.addresses[rank].node_id) if self.addresses else (None, None)
+        try:
+            ray.get(ended)
+        except RayTaskError as error:
+            return WorkerFailed(rank, _summary(error), str(error))
+        except RayError as error:
+            return WorkerDied(rank, pid, node, _cause(error))
+        return WorkerDied(rank, pid, node, "it stopped serving without being asked to")
+
+    def kill(self) -> None:
+        """End the processes, and wait until those of this node are gone."""
+        for actor in self.actors:
+            ray.kill(actor)
+        here: str = ray.get_runtime_context().get_node_id()
+        pids = [address.pid for address in self.addresses if address.node_id == here]
+        deadline_s = time.monotonic() + EXIT_WAIT_S
+        while any(_is_running(pid) for pid in pids) and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+
+    def _ranks(self) -> list[WorkerRank]:
+        first, size = self.addresses[0], len(self.actors)
+        meeting = f"tcp://{first.host}:{first.free_port}" if size > 1 else None
+        on_node: Counter[str] = Counter()
+        ranks: list[WorkerRank] = []
+        for tp_rank, address in enumerate(self.addresses):
+            local_rank = on_node[address.node_id]
+            on_node[address.node_id] += 1
+            ranks.append(WorkerRank(self._dp_rank, tp_rank, size, local_rank, self._num_local_workers, meeting))
+        return ranks
+
+    def _connect(self) -> Transport:
+        settings = self._config.executor
+        if settings.transport == "channel":
+            window_s = math.inf if settings.wait == "spin" else settings.spin_window_s
+            nodes = [address.node_id for address in self.addresses]
+            try:
+                return ChannelTransport(self.actors, nodes, settings.channel_capacity_bytes, window_s)
+            except (RayError, OSError, ValueError) as error:
+                logger.warning("no channel to the workers, so they are called as actors, which is slow: %s", error)
+        return ActorCallTransport(self.actors)
+
+    def _gather(self, refs: list[Any], deadline_s: float) -> list[Any]:
+        """The values of `refs`, which are of one worker after the other, or the first failure."""
+        waiting = refs
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                late = ", ".join(map(str, sorted({refs.index(ref) % len(self.actors) for ref in waiting})))
+                raise InitializationError(
+                    f"worker {late} of rank {self._dp_rank} did not come up within "
+                    f"init_timeout_s={self._config.executor.init_timeout_s:g}"
+                )
+            self._check_started(refs.index(ready[0]) % len(self.actors), ready[0])
+        return ray.get(refs)
+
+    def _check_started(self, rank: int, ref: Any) -> None:
+        try:
+            ray.get(ref)
+        except RayTaskError as error:
+            text = f"worker {rank} failed while starting: {_summary(error)}\n{error}"
+            raise InitializationError(text) from (error.cause or error)
+        except RayError as error:
+            pid = self.addresses[rank].pid if self.addresses else None
+            died = WorkerDied(rank, pid, None, _cause(error))
+            raise InitializationError(f"while starting, {died}") from error
+
+
+class RayExecutor(CollectiveCalls):
+    """See `Executor`. Calls come from one thread at a time; `shutdown()` may come from any."""
+
+    def __init__(
+        self, config: EngineConfig, dp_rank: int, placement_group: PlacementGroup, num_local_workers: int
+    ) -> None:
+        """The workers get bundles 0 to `world_size - 1` of `placement_group`. Nothing is started yet."""
+        super().__init__(config.executor)
+        self._config = config
+        self._dp_rank = dp_rank
+        self._placement_group = placement_group
+        self._num_local_workers = num_local_workers
+        # On a GPU the next plan is made while the device works. On a CPU the workers use all cores: a plan made
+        # at the same time takes from the step what it saves after it, and delays every stop by a step.
+        self.max_concurrent_batches = 2 if config.device == "cuda" else 1
+        self._workers: WorkerGroup | None = None
+        self._transport: Transport | None = None
+        self._client: RpcClient | None = None
+        self._serving: list[Any] = []
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._failed = threading.Event()
+        self._callbacks: list[FailureCallback] = []
+
+    def initialize(self) -> None:
+        """See `Executor.initialize`."""
+        try:
+            self._workers = WorkerGroup(self._config, self._dp_rank, self._placement_group, self._num_local_workers)
+            self._transport = self._workers.start()
+        except BaseException:
+            self.shutdown()
+            raise
+        self._client = RpcClient(self._transport, len(self._workers.actors), self._why_closed)
+        self._client.late_failure = self._fail
+        self._serving = self._transport.start()
+        threading.Thread(target=self._watch, name="raycore-worker-monitor", daemon=True).start()
+
+    def execute(self, plan: StepPlan) -> Pending[StepResult]:
+        """See `Executor.execute`."""
+        return self._ready().step(plan, self._settings.execute_timeout_s)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        unique_reply_rank: int | None = None,
+        kv_output_aggregator: Callable[[list[Any]], Any] | None = None,
+    ) -> Any:
+        """See `Executor.collective_rpc`."""
+        timeout_s = self._settings.execute_timeout_s if timeout is None else timeout
+        reply_rank = unique_reply_rank if kv_output_aggregator is None else None
+        payload = encode_call(method, args, kwargs, reply_rank)
+        call = self._ready().call(method, payload, reply_rank, kv_output_aggregator, timeout_s)
+        return call if non_block else call.result()
+
+    def register_failure_callback(self, callback: FailureCallback) -> None:
+        """See `Executor.register_failure_callback`."""
+        with self._lock:
+            self._callbacks.append(callback)
+            failure = self._failure
+        if failure is not None:
+            callback(failure)
+
+    def check_health(self) -> None:
+        """See `Executor.check_health`."""
+        if self._failure is not None:
+            raise self._failure
+        self.collective_rpc("check_health", HEALTH_TIMEOUT_S)
+
+    def worker_pids(self) -> list[int]:
+        """Process ids, in rank order."""
+        return [address.pid for address in self._workers.addresses] if self._workers is not None else []
+
+    def shutdown(self) -> None:
+        """See `Executor.shutdown`."""
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+        if self._client is not None and self._failure is None:
+            self._ask_to_stop(self._client)
+        if self._transport is not None:
+            self._transport.close()
+        if self._workers is not None:
+            self._workers.kill()
+
+    def _ready(self) -> RpcClient:
+        if self._failure is not None:
+            raise self._failure
+        if self._client is None or self._stopping:
+            raise EngineDeadError("the executor has no workers: it was shut down, or never initialized")
+        return self._client
+
+    def _ask_to_stop(self, client: RpcClient) -> None:
+        timeout_s = self._settings.shutdown_timeout_s
+        try:
+            client.stop(timeout_s)
+        except RaycoreError as error:
+            logger.warning("the workers could not be asked to stop and will be killed: %s", error)
+            return
+        _, busy = ray.wait(self._serving, num_returns=len(self._serving), timeout=timeout_s)
+        if busy:
+            logger.warning("%d workers did not stop within %g s and will be killed", len(busy), timeout_s)
+
+    def _watch(self) -> None:
+        """The monitor's thread: wait for a worker that ends."""
+        assert self._workers is not None
+        while not self._stopping:
+            ended, _ = ray.wait(self._serving, num_returns=1, timeout=WATCH_S)
+            if ended and not self._stopping:
+                self._fail(self._workers.failure(self._serving.index(ended[0]), ended[0]))
+                return
+
+    def _fail(self, failure: WorkerDied | WorkerFailed) -> None:
+        with self._lock:
+            if self._failure is not None or self._stopping:
+                return
+            self._failure = failure
+            callbacks = list(self._callbacks)
+        logger.error("%s", failure)
+        self._failed.set()
+        assert self._transport is not None
+        self._transport.close()
+        for callback in callbacks:
+            callback(failure)
+
+    def _why_closed(self) -> BaseException:
+        if not self._stopping:
+            self._failed.wait(CAUSE_WAIT_S)
+        return self._failure or EngineDeadError("the executor was shut down while a call was waiting for its workers")
+
+
+def _options(group: PlacementGroup, bundle_index: int) -> dict[str, Any]:
+    """Actor options that take exactly what the bundle holds."""
+    bundle: dict[str, float] = dict(group.bundle_specs[bundle_index])
+    return {
+        "num_cpus": bundle.pop("CPU", 0),
+        "num_gpus": bundle.pop("GPU", 0),
+        "resources": {name: amount for name, amount in bundle.items() if name != "memory"},
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle_index),
+    }
+
+
+def _summary(error: RayTaskError) -> str:
+    cause: BaseException = error.cause or error
+    return f"{type(cause).__name__}: {cause}"
+
+
+def _cause(error: RayError) -> str:
+    """Why Ray says that an actor died, on one line, without the actor's particulars."""
+    text = str(error)
+    return " ".join(text.rpartition("The actor is dead because ")[2].split())
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,105 @@
+"""The Ray actor that hosts one worker. Holds no policy.
+
+Everything that touches the worker runs in the concurrency group `work`, whose one thread owns its device. `hold` waits
+in `watch`. The default group stays free: Ray's channels call back into it, and `close` must get through.
+"""
+
+# Ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any, NamedTuple
+
+import ray
+
+from raycore.config import EngineConfig
+from raycore.worker.endpoint import Endpoint, Invitation, TransportClosed
+from raycore.worker.rank import WorkerRank, load_worker_class
+from raycore.worker.server import RpcServer
+
+
+class WorkerAddress(NamedTuple):
+    """Where a worker lives."""
+
+    pid: int
+    node_id: str
+    host: str
+    free_port: int
+    """Free a moment ago: where the workers of an engine meet, if this is their first."""
+
+
+# Ray's stubs know no concurrency groups
+@ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
+    max_restarts=0, concurrency_groups={"work": 1, "watch": 1}
+)
+class WorkerActor:
+    """One worker's process."""
+
+    def __init__(self, config_bytes: bytes, name: str) -> None:
+        self._config = EngineConfig.decode(config_bytes)
+        self._name = name
+        self._stopping = threading.Event()
+        self._endpoint: Endpoint | None = None
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def address(self) -> WorkerAddress:
+        """Where this process is."""
+        host: str = ray.util.get_node_ip_address()
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+            port: int = probe.getsockname()[1]
+        return WorkerAddress(os.getpid(), ray.get_runtime_context().get_node_id(), host, port)
+
+    @ray.method(concurrency_group="work")
+    def preload(self) -> None:
+        """Import the worker's class, which takes seconds, while the other processes start."""
+        load_worker_class(self._config.parallel)
+
+    @ray.method(concurrency_group="work")
+    def start(self, rank: WorkerRank, invitation: Invitation) -> Any:
+        """Make the worker and load its model. Returns what the engine's `Transport.accept()` takes."""
+        self._endpoint, answer = invitation.join()
+        worker = load_worker_class(self._config.parallel)(self._config, rank)
+        self._server = RpcServer(worker, rank.tp_rank)
+        worker.init_device()
+        worker.load_model()
+        return answer
+
+    @ray.method(concurrency_group="work")
+    def serve(self) -> None:
+        """Handle requests from the channel until told to stop, or until it is closed."""
+        assert self._endpoint is not None, "start() comes first"
+        try:
+            while not self._server.stopped:
+                reply = self._server.handle(self._endpoint.receive())
+                if reply is not None:
+                    self._endpoint.send(reply)
+        except TransportClosed:
+            return  # the engine has its reasons, and knows them
+        finally:
+            self._endpoint.close()
+
+    @ray.method(concurrency_group="work")
+    def call(self, message: bytes) -> bytes | None:
+        """Handle one request that came without a channel."""
+        reply = self._server.handle(message)
+        if self._server.stopped:
+            self._stopping.set()
+        return reply
+
+    @ray.method(concurrency_group="watch")
+    def hold(self) -> None:
+        """Return when the worker has stopped: what `serve()` does where there is no channel."""
+        self._stopping.wait()
+
+    def close(self) -> None:
+        """Have `serve()` or `hold()` return."""
+        self._stopping.set()
+        if self._endpoint is not None:
+            self._endpoint.close()

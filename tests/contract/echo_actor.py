@@ -1,0 +1,45 @@
+"""A worker that sends back what it gets: the other side of the transport tests."""
+
+import threading
+
+import ray
+
+from raycore.worker.endpoint import TransportClosed
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"work": 1, "watch": 1})
+class EchoActor:
+    def node_id(self):
+        return ray.get_runtime_context().get_node_id()
+
+    def join(self, invitation):
+        self._stopping = threading.Event()
+        self._endpoint, answer = invitation.join()
+        return answer
+
+    @ray.method(concurrency_group="work")
+    def serve(self):
+        try:
+            while True:
+                reply = self._reply(self._endpoint.receive())
+                if reply is not None:
+                    self._endpoint.send(reply)
+        except TransportClosed:
+            return "closed"
+
+    @ray.method(concurrency_group="work")
+    def call(self, message):
+        return self._reply(message)
+
+    @ray.method(concurrency_group="watch")
+    def hold(self):
+        self._stopping.wait()
+        return "closed"
+
+    def close(self):
+        self._stopping.set()
+        if self._endpoint is not None:
+            self._endpoint.close()
+
+    def _reply(self, message):
+        return None if message == b"silence" else message

@@ -1,0 +1,126 @@
+"""What every transport promises, for each of them and each way of waiting."""
+
+import math
+import os
+import threading
+import time
+
+import pytest
+
+from raycore.worker.endpoint import TransportClosed
+
+CAPACITY = 4096
+SOON_S = 5.0
+CASES = ["adaptive", "spin", "no board", "actor calls"]
+
+
+@pytest.fixture(scope="module")
+def workers(ray_cluster):
+    from echo_actor import EchoActor
+
+    actors = [EchoActor.remote(), EchoActor.remote()]
+    yield actors
+    for actor in actors:
+        ray_cluster.kill(actor)
+
+
+class Link:
+    """A started transport, and what its workers' serving comes to."""
+
+    def __init__(self, ray, workers, transport):
+        self.transport = transport
+        for rank, worker in enumerate(workers):
+            transport.accept(rank, ray.get(worker.join.remote(transport.invite(rank))))
+        self.served = transport.start()
+
+    def send(self, message):
+        self.transport.send(message, time.monotonic() + SOON_S)
+
+    def receive(self):
+        reply = self.transport.receive(time.monotonic() + SOON_S)
+        assert reply is not None, "no reply in time"
+        return reply
+
+
+@pytest.fixture(params=CASES)
+def link(request, ray_cluster, workers, monkeypatch):
+    from raycore.executor import channel
+    from raycore.executor.actor_call import ActorCallTransport
+    from raycore.executor.channel import ChannelTransport
+
+    if request.param == "actor calls":
+        transport = ActorCallTransport(workers)
+    else:
+        if request.param == "no board":  # as between nodes, and where there is no Linux
+            monkeypatch.setattr(channel.Board, "create", lambda num_workers: None)
+        nodes = ray_cluster.get([worker.node_id.remote() for worker in workers])
+        window_s = math.inf if request.param == "spin" else 100e-6
+        transport = ChannelTransport(workers, nodes, CAPACITY, window_s)
+    link = Link(ray_cluster, workers, transport)
+    yield link
+    transport.close()
+    assert ray_cluster.get(link.served, timeout=SOON_S) == ["closed", "closed"]
+
+
+def test_every_worker_replies_in_order(link):
+    for number in range(20):
+        link.send(b"%d" % number)
+        assert sorted(link.receive() for _ in range(2)) == [(0, b"%d" % number), (1, b"%d" % number)]
+
+
+@pytest.mark.parametrize("size", [1, CAPACITY - 1, CAPACITY, CAPACITY + 1, 2 * CAPACITY, 300_001])
+def test_messages_of_any_length_arrive_whole(link, size):
+    message = os.urandom(size)
+    link.send(message)
+    assert sorted(link.receive() for _ in range(2)) == [(0, message), (1, message)]
+
+
+def test_there_may_be_no_reply(link):
+    link.send(b"silence")
+    start = time.monotonic()
+    assert link.transport.receive(start + 0.05) is None
+    assert time.monotonic() - start < 1.0
+
+
+def test_requests_may_run_ahead_of_replies(link):
+    for number in range(8):
+        link.send(b"%d" % number)
+    replies = [link.receive() for _ in range(16)]
+    for rank in range(2):
+        assert [message for sender, message in replies if sender == rank] == [b"%d" % n for n in range(8)]
+
+
+def test_a_sleeping_worker_is_woken(link):
+    link.send(b"before")
+    [link.receive() for _ in range(2)]
+    time.sleep(0.3)
+    start = time.monotonic()
+    link.send(b"after")
+    [link.receive() for _ in range(2)]
+    assert time.monotonic() - start < 1.0
+
+
+def test_closing_wakes_a_waiting_receive(link):
+    raised = threading.Event()
+
+    def wait():
+        with pytest.raises(TransportClosed):
+            link.transport.receive(time.monotonic() + 60)
+        raised.set()
+
+    link.send(b"silence")
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)  # so that it sleeps; an earlier close would do as well
+    link.transport.close()
+    assert raised.wait(SOON_S)
+    thread.join()
+
+
+def test_a_closed_transport_says_so(link):
+    link.transport.close()
+    link.transport.close()
+    with pytest.raises(TransportClosed):
+        link.send(b"late")
+    with pytest.raises(TransportClosed):
+        link.receive()

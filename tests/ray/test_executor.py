@@ -1,0 +1,301 @@
+"""What `RayExecutor` promises, with real processes and workers that do as told."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from queue import Queue
+
+import msgspec
+import pytest
+
+from raycore.config import resolve
+from raycore.demo import demo_model_path
+from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, RpcTimeout, WorkerDied, WorkerFailed
+from raycore.messages import StepPlan
+
+AT_ONCE_S = 1.0
+NUM_WORKERS = 2
+
+
+def make_config(worker_cls, num_workers=NUM_WORKERS, transport="channel", **executor):
+    config = resolve(demo_model_path(), worker_cls=worker_cls, executor_backend="ray", executor_transport=transport)
+    return msgspec.structs.replace(
+        config,
+        parallel=msgspec.structs.replace(config.parallel, tensor_parallel_size=num_workers),
+        executor=msgspec.structs.replace(config.executor, **executor),
+    )
+
+
+@pytest.fixture
+def make_executor(ray_cluster):
+    """Makes executors that haven't been initialized, and shuts them down after the test."""
+    from raycore.executor.ray_executor import RayExecutor
+
+    made, groups = [], []
+
+    def make(worker_cls="fake_workers.FakeWorker", **options):
+        config = make_config(worker_cls, **options)
+        groups.append(ray_cluster.util.placement_group([{"CPU": 1}] * config.parallel.world_size))
+        ray_cluster.get(groups[-1].ready())
+        made.append(RayExecutor(config, 0, groups[-1], config.parallel.world_size))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.shutdown()
+    for group in groups:
+        ray_cluster.util.remove_placement_group(group)
+
+
+@pytest.fixture(scope="module", params=["channel", "actor_call"])
+def shared(request, ray_cluster):
+    """Workers that outlive the test: it must leave them as they were."""
+    from raycore.executor.ray_executor import RayExecutor
+
+    group = ray_cluster.util.placement_group([{"CPU": 1}] * NUM_WORKERS)
+    ray_cluster.get(group.ready())
+    config = make_config("fake_workers.FakeWorker", transport=request.param, channel_capacity_bytes=8192)
+    executor = RayExecutor(config, 3, group, 5)
+    executor.initialize()
+    yield executor
+    executor.shutdown()
+    ray_cluster.util.remove_placement_group(group)
+
+
+def are_running(pids):
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def shared_memory_files():
+    """Without the semaphores that Ray's node daemon keeps until it ends, and what other programs' OpenMP has."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.obj", "sem.hdr", "__KMP"))}
+
+
+# ---- calls
+
+
+def test_a_method_runs_on_every_worker(shared):
+    assert shared.collective_rpc("echo", args=(b"a",), kwargs={"suffix": b"b"}) == [(0, b"ab"), (1, b"ab")]
+
+
+def test_a_callable_gets_the_worker_first(shared):
+    offset = 10
+    assert shared.collective_rpc(lambda worker, x: worker.rank + x + offset, args=(1,)) == [11, 12]
+
+
+def test_one_reply_may_be_asked_for(shared):
+    assert shared.collective_rpc("echo", args=(b"a",), unique_reply_rank=1) == (1, b"a")
+
+
+def test_replies_may_be_aggregated(shared):
+    assert shared.collective_rpc("sleep", args=(0,), kv_output_aggregator=sum) == 1
+
+
+def test_long_arguments_and_results(shared):
+    value = os.urandom(100_000)
+    assert shared.collective_rpc("echo", args=(value,)) == [(0, value), (1, value)]
+
+
+def test_calls_under_way_are_settled_in_order(shared):
+    calls = [shared.collective_rpc("echo", args=(b"%d" % i,), non_block=True) for i in range(5)]
+    assert calls[4].result() == [(0, b"4"), (1, b"4")]
+    assert all(call.done() for call in calls)
+    assert calls[0].result() == [(0, b"0"), (1, b"0")]
+
+
+def test_a_failure_anywhere_is_reported_with_its_traceback(shared):
+    with pytest.raises(WorkerFailed, match="RuntimeError: told to fail on 1") as raised:
+        shared.collective_rpc("fail", args=(1,), unique_reply_rank=0)
+    assert raised.value.rank == 1
+    assert "raise RuntimeError" in raised.value.traceback
+    assert shared.collective_rpc("fail", args=(7,)) == [0, 1]
+
+
+def test_an_unknown_method_is_the_callers_error(shared):
+    with pytest.raises(WorkerFailed, match="no attribute 'fly'"):
+        shared.collective_rpc("fly")
+
+
+def test_a_result_that_cannot_travel_is_an_error(shared):
+    with pytest.raises(WorkerFailed, match="pickle"):
+        shared.collective_rpc(lambda worker: (i for i in range(3)))
+
+
+def test_a_late_reply_is_not_taken_for_the_next(shared):
+    start = time.monotonic()
+    with pytest.raises(RpcTimeout, match="no reply from worker 0, 1"):
+        shared.collective_rpc("sleep", timeout=0.05, args=(0.3,))
+    assert time.monotonic() - start < 0.25
+    assert shared.collective_rpc("echo", args=(b"next",)) == [(0, b"next"), (1, b"next")]
+
+
+def test_what_the_engine_asks_of_its_workers(shared):
+    assert shared.determine_available_memory() == 999
+    assert shared.bytes_per_block() == 11
+    assert shared.dtype_name() == "float32"
+    shared.initialize_cache(7)
+    shared.check_health()
+    states = shared.collective_rpc("state")
+    assert [(rank.dp_rank, rank.tp_rank, rank.local_rank) for rank, _, _ in states] == [(3, 0, 0), (3, 1, 1)]
+    assert all(rank.num_local_workers == 5 and rank.distributed_init.startswith("tcp://") for rank, _, _ in states)
+    assert all((num_blocks, is_warm) == (7, True) for _, num_blocks, is_warm in states)
+    assert len(are_running(shared.worker_pids())) == NUM_WORKERS
+
+
+# ---- steps
+
+
+def test_steps(shared):
+    pending = [shared.execute(StepPlan(step)) for step in range(2)]
+    assert [(p.result().step, p.result().token_ids) for p in pending] == [(0, b"tokens"), (1, b"tokens")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_step_that_fails_on_any_rank_is_reported_at_once(make_executor, rank):
+    executor = make_executor(shutdown_timeout_s=0.1)
+    executor.initialize()
+    start = time.monotonic()
+    with pytest.raises(WorkerFailed, match=f"rank {rank} can't do step 5000") as raised:
+        executor.execute(StepPlan(5000, freed_slots=[rank])).result()
+    assert time.monotonic() - start < AT_ONCE_S
+    assert raised.value.rank == rank
+
+
+def test_a_failure_after_the_steps_result_is_reported_too(make_executor):
+    executor = make_executor()
+    executor.initialize()
+    reported = threading.Event()
+    executor.register_failure_callback(lambda failure: reported.set())
+    executor.collective_rpc(_fail_late)
+    executor.execute(StepPlan(1)).result()
+    with pytest.raises(WorkerFailed, match="too late"):
+        executor.collective_rpc("sleep", args=(0.01,))
+    assert reported.wait(AT_ONCE_S)
+
+
+def _fail_late(worker):
+    def execute_model(plan):
+        time.sleep(0.1)
+        raise ValueError("too late")
+
+    if worker.rank == 1:
+        worker.execute_model = execute_model
+
+
+# ---- deaths
+
+
+@pytest.mark.parametrize("transport", ["channel", "actor_call"])
+def test_a_killed_worker_is_known_at_once(make_executor, transport):
+    executor = make_executor(transport=transport)
+    executor.initialize()
+    failures = Queue()
+    executor.register_failure_callback(failures.put)
+    call = executor.collective_rpc("sleep", args=(30,), non_block=True)
+    killed_s = []
+
+    def kill():
+        time.sleep(0.2)  # so that the call waits
+        killed_s.append(time.monotonic())
+        os.kill(executor.worker_pids()[1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(WorkerDied) as raised:
+        call.result()
+    thread.join()
+    assert time.monotonic() - killed_s[0] < AT_ONCE_S
+    died = raised.value
+    assert (died.rank, died.pid) == (1, executor.worker_pids()[1])
+    assert died.node
+    assert died.cause
+    assert failures.get(timeout=AT_ONCE_S) == died
+    with pytest.raises(WorkerDied):
+        executor.execute(StepPlan(1))
+    with pytest.raises(WorkerDied):
+        executor.check_health()
+    executor.register_failure_callback(failures.put)
+    assert failures.get(timeout=AT_ONCE_S) == died
+
+
+def test_a_worker_that_exits_is_known_at_once(make_executor):
+    executor = make_executor(shutdown_timeout_s=0.1)
+    executor.initialize()
+    start = time.monotonic()
+    with pytest.raises(WorkerDied) as raised:
+        executor.collective_rpc("exit", args=(0,))
+    assert raised.value.rank == 0
+    assert time.monotonic() - start < AT_ONCE_S + 1.0  # Ray waits for the process's own goodbye
+
+
+# ---- start and end
+
+
+def test_the_first_failing_workers_own_traceback_surfaces(make_executor):
+    executor = make_executor("fake_workers.FailsToLoad")
+    with pytest.raises(InitializationError, match=r"worker 1 .*OSError: no such tensor: lm_head") as raised:
+        executor.initialize()
+    assert "in load_model" in str(raised.value)
+    assert isinstance(raised.value.__cause__, OSError)
+    assert not are_running(executor.worker_pids())
+
+
+def test_a_worker_that_dies_while_starting(make_executor):
+    executor = make_executor("fake_workers.DiesLoading")
+    with pytest.raises(InitializationError, match=r"worker 1 .*died"):
+        executor.initialize()
+    assert not are_running(executor.worker_pids())
+
+
+def test_a_worker_class_that_does_not_exist(make_executor):
+    with pytest.raises(InitializationError, match=r"worker_cls='fake_workers.NoSuchWorker'") as raised:
+        make_executor("fake_workers.NoSuchWorker").initialize()
+    assert isinstance(raised.value.__cause__, InvalidConfig)
+
+
+def test_starting_has_a_deadline(make_executor):
+    executor = make_executor("fake_workers.NeverStarts", init_timeout_s=0.01)
+    with pytest.raises(InitializationError, match=r"did not come up within init_timeout_s=0\.01"):
+        executor.initialize()
+
+
+def test_shutdown_leaves_nothing(make_executor):
+    before = shared_memory_files()
+    executor = make_executor()
+    executor.initialize()
+    pids = executor.worker_pids()
+    name = executor._transport._board.token.hex()
+    assert Path("/proc/net/unix").read_text().count(name) == 1 + NUM_WORKERS
+    executor.collective_rpc("echo", args=(b"",))
+    executor.shutdown()
+    executor.shutdown()
+    assert not are_running(pids)
+    assert shared_memory_files() <= before
+    assert name not in Path("/proc/net/unix").read_text()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        executor.collective_rpc("echo", args=(b"",))
+
+
+def test_shutdown_kills_who_does_not_stop(make_executor):
+    executor = make_executor("fake_workers.NeverStops", shutdown_timeout_s=0.2)
+    executor.initialize()
+    executor.shutdown()
+    assert not are_running(executor.worker_pids())
+
+
+def test_shutdown_wakes_a_waiting_call(make_executor):
+    executor = make_executor(shutdown_timeout_s=0.2)
+    executor.initialize()
+    call = executor.collective_rpc("sleep", args=(30,), non_block=True)
+    threading.Timer(0.2, executor.shutdown).start()
+    with pytest.raises(EngineDeadError):
+        call.result(10)
+
+
+def test_shutdown_before_anything_started(make_executor):
+    executor = make_executor()
+    executor.shutdown()
+    with pytest.raises(EngineDeadError, match="never initialized"):
+        executor.execute(StepPlan(1))
