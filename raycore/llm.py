@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
@@ -36,6 +37,9 @@ WAIT_S = 1.0
 BAR_S = 0.2
 """A progress bar is redrawn this often."""
 
+LOADING_BAR_DELAY_S = 1.0
+"""A start that is faster shows no bar."""
+
 COALESCE_S = 0.1
 """How long tokens of a blocking `generate()` may wait for company: nobody looks at them before the request ends."""
 
@@ -54,6 +58,7 @@ class _Engine:
         tokenizer: str | None = None,
         *,
         placement_groups: Sequence[PlacementGroup] | None = None,
+        use_tqdm_on_load: bool = True,
         **options: Any,
     ) -> None:
         """Start the engine and wait until it can serve.
@@ -63,6 +68,7 @@ class _Engine:
             tokenizer: the tokenizer's directory; None is the model's.
             placement_groups: one for each data-parallel rank, made by the caller and left in place. None: raycore
                 makes its own and removes them.
+            use_tqdm_on_load: show a progress bar while weights are read, if that takes long.
             options: see `raycore.config.resolve`: `dtype`, `seed`, `max_model_len`, `max_num_seqs`,
                 `max_num_batched_tokens`, `block_size`, `num_gpu_blocks_override`, `kv_cache_memory_bytes`,
                 `enable_prefix_caching`, `enforce_eager`, `tensor_parallel_size`, `data_parallel_size`, `worker_cls`, …
@@ -76,7 +82,8 @@ class _Engine:
         tokens = Tokenizer.from_dir(self.config.model.tokenizer)
         manager = CoreEngineActorManager(self.config, placement_groups)
         failures = _Failures()
-        self.engine_infos: list[EngineInfo] = manager.start(failures.tell)
+        with _loading_bar(use_tqdm_on_load) as bar:
+            self.engine_infos: list[EngineInfo] = manager.start(failures.tell, bar.show if use_tqdm_on_load else None)
         self._client = EngineClient(self.config, manager.actors, self.engine_infos, tokens)
         failures.connect(self._client)
         # runs at the latest when the interpreter exits, while Ray is still there
@@ -344,6 +351,24 @@ class _Collector:
                 bar.refresh()
             if done == count:
                 return self._finished
+
+
+class _LoadingBar:
+    """The bar of a start: percent of the weights."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self._bar = bar
+
+    def show(self, share: float) -> None:
+        """Redraw with `share`, 0 to 1, of the weights read."""
+        self._bar.n = round(100 * share)
+        self._bar.refresh()
+
+
+@contextmanager
+def _loading_bar(is_shown: bool) -> Generator[_LoadingBar, None, None]:
+    with tqdm(total=100, desc="Loading", unit="%", disable=not is_shown, delay=LOADING_BAR_DELAY_S, leave=False) as bar:
+        yield _LoadingBar(bar)
 
 
 def _progress_bar(total: int, is_shown: bool) -> tqdm[Any]:

@@ -67,6 +67,7 @@ def _generate(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         tensor_parallel_size=args.tensor_parallel_size,
         data_parallel_size=args.data_parallel_size,
+        use_tqdm_on_load=not args.no_progress,
     ) as llm:
         chosen = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
         params = llm.get_default_sampling_params(**{name: value for name, value in chosen.items() if value is not None})

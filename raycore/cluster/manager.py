@@ -13,8 +13,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,11 @@ from raycore.errors import InitializationError, InvalidConfig, InvalidInput
 from raycore.messages import EngineInfo
 
 logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[float], object]
+
+_PROGRESS_S = 0.25
+"""How often whoever watches the start hears of its progress."""
 
 _KILLED_TIMEOUT_S = 5.0
 """Killed processes are waited for this long: they are gone within milliseconds, unless the machine is stuck."""
@@ -91,11 +96,12 @@ class CoreEngineActorManager:
         self._uses_ray = False
         self._shutdown_lock = threading.Lock()
 
-    def start(self, on_failure: OnRankFailure) -> list[EngineInfo]:
+    def start(self, on_failure: OnRankFailure, on_progress: OnProgress | None = None) -> list[EngineInfo]:
         """Place, create and initialise all ranks, in parallel; start their loops, and the watch over them.
 
         Args:
             on_failure: told of every rank that ends without having been asked to, within milliseconds.
+            on_progress: told a few times a second how much of the weights has been read, 0 to 1.
 
         Raises:
             InitializationError: a rank didn't come up, with that rank's own traceback; or Ray can't be used.
@@ -111,7 +117,7 @@ class CoreEngineActorManager:
             self._groups = self._validated_groups() if self._brought_groups is not None else self._reserve()
             self._group_nodes = [bundle_nodes(group) for group in self._groups]
             self.actors = [self._create(dp_rank) for dp_rank in range(self._shape.num_ranks)]
-            self.infos = self._wait_for_init()
+            self.infos = self._wait_for_init(on_progress)
             self._run_refs = [actor.run.remote() for actor in self.actors]
             self._watch = RankWatch(self._run_refs, self.infos, on_failure)
             undo.pop_all()
@@ -171,12 +177,18 @@ class CoreEngineActorManager:
         node = self._group_nodes[dp_rank][0]
         return sum(nodes[: self._shape.world_size].count(node) for nodes in self._group_nodes)
 
-    def _wait_for_init(self) -> list[EngineInfo]:
+    def _wait_for_init(self, on_progress: OnProgress | None) -> list[EngineInfo]:
         ranks = {actor.wait_for_init.remote(): dp_rank for dp_rank, actor in enumerate(self.actors)}
         infos: dict[int, EngineInfo] = {}
         deadline_s = time.monotonic() + self._config.executor.init_timeout_s
         while ranks:
-            done, _ = ray.wait(list(ranks), num_returns=1, timeout=max(0.0, deadline_s - time.monotonic()))
+            timeout_s = max(0.0, deadline_s - time.monotonic())
+            if on_progress is not None:
+                timeout_s = min(timeout_s, _PROGRESS_S)
+            done, _ = ray.wait(list(ranks), num_returns=1, timeout=timeout_s)
+            if not done and on_progress is not None and time.monotonic() < deadline_s:
+                self._report_progress(on_progress)
+                continue
             if not done:
                 raise InitializationError(
                     f"dp_ranks {sorted(ranks.values())} are not up after init_timeout_s="
@@ -186,6 +198,16 @@ class CoreEngineActorManager:
                 dp_rank = ranks.pop(ref)
                 infos[dp_rank] = _init_result(ref, dp_rank)
         return [infos[dp_rank] for dp_rank in sorted(infos)]
+
+    def _report_progress(self, on_progress: OnProgress) -> None:
+        # a rank whose process has yet to start answers later, and one that failed is found out by its init ref
+        asked = [actor.load_progress.remote() for actor in self.actors]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_PROGRESS_S)
+        shares: list[float] = []
+        for ref in answered:
+            with suppress(RayError):
+                shares.append(ray.get(ref))
+        on_progress(sum(shares) / len(asked))
 
     # ---- stopping
 

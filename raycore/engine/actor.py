@@ -49,6 +49,7 @@ class DPEngineCoreActor:
         self._group = placement_group
         self._num_local_workers = num_local_workers
         self._mailbox = Mailbox()
+        self._executor: Executor | None = None
         self._core: EngineCore | None = None
 
     def __repr__(self) -> str:
@@ -58,7 +59,7 @@ class DPEngineCoreActor:
     def wait_for_init(self) -> bytes:
         """Bring the rank up. Returns an encoded `EngineInfo`; raises what kept it from coming up."""
         started_s = time.perf_counter()
-        executor = self._make_executor()
+        executor = self._executor = self._make_executor()
         self._core = EngineCore(self._config, executor)
         executor.register_failure_callback(self._mailbox.fail)
         self._core.timings_s["engine"] = round(time.perf_counter() - started_s, 3)
@@ -74,6 +75,10 @@ class DPEngineCoreActor:
             worker_pids=executor.worker_pids(),
         )
         return msgspec.msgpack.encode(info)
+
+    def load_progress(self) -> float:
+        """Share of the weights that has been read, 0 to 1, while `wait_for_init()` runs."""
+        return self._executor.load_progress() if self._executor is not None else 0.0
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:

@@ -59,6 +59,10 @@ class InlineExecutor(CollectiveCalls):
             self.shutdown()
             raise InitializationError(f"the worker failed while starting: {type(error).__name__}: {error}") from error
 
+    def load_progress(self) -> float:
+        """See `Executor.load_progress`."""
+        return getattr(self._worker, "load_progress", 0.0)
+
     def execute(self, plan: StepPlan) -> Settled[StepResult]:
         """See `Executor.execute`."""
         return self._run(self._ready().execute_model, plan)

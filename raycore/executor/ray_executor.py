@@ -189,6 +189,12 @@ class RayExecutor(CollectiveCalls):
         self._serving = self._transport.start()
         threading.Thread(target=self._watch, name="raycore-worker-monitor", daemon=True).start()
 
+    def load_progress(self) -> float:
+        """See `Executor.load_progress`: worker 0's, since all read alike."""
+        if self._workers is None or not self._workers.actors:
+            return 0.0
+        return ray.get(self._workers.actors[0].load_progress.remote(), timeout=HEALTH_TIMEOUT_S)
+
     def execute(self, plan: StepPlan) -> Pending[StepResult]:
         """See `Executor.execute`."""
         return self._ready().step(plan, self._settings.execute_timeout_s)

@@ -44,6 +44,7 @@ class WorkerActor:
         self._name = name
         self._stopping = threading.Event()
         self._endpoint: Endpoint | None = None
+        self._worker: Any = None
 
     def __repr__(self) -> str:
         return self._name
@@ -65,11 +66,15 @@ class WorkerActor:
     def start(self, rank: WorkerRank, invitation: Invitation) -> Any:
         """Make the worker and load its model. Returns what the engine's `Transport.accept()` takes."""
         self._endpoint, answer = invitation.join()
-        worker = load_worker_class(self._config.parallel)(self._config, rank)
+        worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
         self._server = RpcServer(worker, rank.tp_rank)
         worker.init_device()
         worker.load_model()
         return answer
+
+    def load_progress(self) -> float:
+        """Share of the weights that has been read, 0 to 1, while `start()` runs; 0 of a worker that doesn't count."""
+        return getattr(self._worker, "load_progress", 0.0)
 
     @ray.method(concurrency_group="work")
     def serve(self) -> None:

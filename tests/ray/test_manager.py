@@ -19,7 +19,7 @@ from raycore.cluster.manager import CoreEngineActorManager, shape_of
 from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, PlacementShortage, WorkerDied
 from raycore.messages import EngineInfo
-from tests.unit.conftest import make_config
+from configs import make_config
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -114,6 +114,7 @@ def test_a_removed_group_is_refused():
 
 
 SEVERAL_NODES = """
+import time
 import ray
 from ray.cluster_utils import Cluster
 from placement.plan import EngineShape
@@ -128,6 +129,9 @@ def layout(num_ranks, world_size, strategy):
     groups = reserve(EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy), timeout_s=20)
     nodes = [bundle_nodes(group) for group in groups]
     release(groups)
+    deadline = time.monotonic() + 20
+    while ray.available_resources().get("GPU") != 6 and time.monotonic() < deadline:
+        time.sleep(0.01)  # Ray's view of what is free lags behind
     names = {node: "abc"[i] for i, node in enumerate(dict.fromkeys(sum(nodes, [])))}
     print(strategy, *("".join(names[node] for node in rank) for rank in nodes), flush=True)
 
