@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,6 +33,7 @@ from raycore.config import EngineConfig
 from raycore.engine.actor import DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput
 from raycore.messages import EngineInfo
+from raycore.processes import wait_until_gone
 
 logger = logging.getLogger(__name__)
 
@@ -224,12 +224,8 @@ class CoreEngineActorManager:
         """Until the processes on this node are gone. Those on other nodes Ray ends; they can't be seen from here."""
         own_node = ray.get_runtime_context().get_node_id()
         local = [info for info in self.infos if set(self._group_nodes[info.dp_rank]) == {own_node}]
-        running = [pid for info in local for pid in {info.pid, *info.worker_pids}]
-        deadline_s = time.monotonic() + _KILLED_TIMEOUT_S
-        while running and time.monotonic() < deadline_s:
-            running = [pid for pid in running if _is_running(pid)]
-            if running:
-                time.sleep(0.005)
+        pids = [pid for info in local for pid in {info.pid, *info.worker_pids}]
+        running = wait_until_gone(pids, _KILLED_TIMEOUT_S)
         if running:
             logger.warning("processes %s still run %g s after they were killed", running, _KILLED_TIMEOUT_S)
 
@@ -242,12 +238,3 @@ def _init_result(ref: ray.ObjectRef[Any], dp_rank: int) -> EngineInfo:
         if isinstance(cause, (InvalidInput, InitializationError)):
             raise cause from error
         raise InitializationError(f"{describe_death(error)}\n{describe_rank(None, dp_rank)} didn't come up") from error
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process of this machine exists and is no zombie. Always False where there is no /proc."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in "ZX"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 import uuid
@@ -32,6 +31,7 @@ from raycore.executor.channel import ChannelTransport
 from raycore.executor.rpc import RpcClient
 from raycore.executor.transport import Transport
 from raycore.messages import StepPlan, StepResult
+from raycore.processes import wait_until_gone
 from raycore.worker.actor import WorkerActor, WorkerAddress
 from raycore.worker.rank import WorkerRank
 from raycore.worker.wire import encode_call
@@ -99,9 +99,7 @@ class WorkerGroup:
             ray.kill(actor)
         here: str = ray.get_runtime_context().get_node_id()
         pids = [address.pid for address in self.addresses if address.node_id == here]
-        deadline_s = time.monotonic() + EXIT_WAIT_S
-        while any(_is_running(pid) for pid in pids) and time.monotonic() < deadline_s:
-            time.sleep(0.005)
+        wait_until_gone(pids, EXIT_WAIT_S)
 
     def _ranks(self) -> list[WorkerRank]:
         first, size = self.addresses[0], len(self.actors)
@@ -313,13 +311,3 @@ def _cause(error: RayError) -> str:
     """Why Ray says that an actor died, on one line, without the actor's particulars."""
     text = str(error)
     return " ".join(text.rpartition("The actor is dead because ")[2].split())
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

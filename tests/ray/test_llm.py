@@ -15,6 +15,7 @@ import pytest
 from raycore import LLM, AsyncLLM, EngineDeadError, InvalidConfig, InvalidRequest, PlacementShortage, SamplingParams
 from raycore.demo import demo_model_path, held_out_problems
 from raycore.errors import InitializationError, InvalidCheckpoint, RequestTooLarge
+from raycore.processes import is_running
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
@@ -181,14 +182,6 @@ def test_collective_rpc_reaches_every_worker(llm):
     assert llm.collective_rpc("dtype_name") == ["float32", "float32"]
     pids = llm.collective_rpc(lambda worker: __import__("os").getpid())
     assert sorted(pids) == sorted(pid for info in llm.engine_infos for pid in info.worker_pids)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"  # what Ray has yet to reap runs no more
 
 
 def leftovers(ray) -> tuple[list[str], list[str]]:

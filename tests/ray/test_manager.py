@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import ray
+from configs import make_config
 from ray.util.placement_group import placement_group, placement_group_table
 
 from placement.reserve import release
@@ -19,7 +20,6 @@ from raycore.cluster.manager import CoreEngineActorManager, shape_of
 from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, PlacementShortage, WorkerDied
 from raycore.messages import EngineInfo
-from configs import make_config
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

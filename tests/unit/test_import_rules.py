@@ -13,7 +13,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-SHARED = {"messages", "config", "errors", "sampling_params", "outputs", "model_spec", "json_fields", "rope_scaling"}
+SHARED = {
+    "messages",
+    "config",
+    "errors",
+    "sampling_params",
+    "outputs",
+    "model_spec",
+    "json_fields",
+    "rope_scaling",
+    "processes",
+}
 """Modules of values, which everything may import."""
 
 BELOW = {

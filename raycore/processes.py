@@ -1,0 +1,40 @@
+"""Whether processes of this machine still run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_LOOK_S = 0.005
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended: one that its parent has yet to reap has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        # gone, or a system without /proc, where there is no telling a zombie
+        return not Path("/proc/self/stat").exists() and _exists(pid)
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
+
+
+def wait_until_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
+    """Wait until the processes have ended, at most `timeout_s`. Returns those that have not."""
+    deadline_s = time.monotonic() + timeout_s
+    while (running := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+    return running
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
