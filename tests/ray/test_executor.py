@@ -14,6 +14,7 @@ from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, RpcTimeout, WorkerDied, WorkerFailed
 from raycore.messages import StepPlan
+from raycore.processes import is_running
 
 AT_ONCE_S = 1.0
 NUM_WORKERS = 2
@@ -65,7 +66,7 @@ def shared(request, ray_cluster):
 
 
 def are_running(pids):
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    return [pid for pid in pids if is_running(pid)]
 
 
 def shared_memory_files():
