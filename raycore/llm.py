@@ -367,7 +367,10 @@ class _LoadingBar:
 
 @contextmanager
 def _loading_bar(is_shown: bool) -> Generator[_LoadingBar, None, None]:
-    with tqdm(total=100, desc="Loading", unit="%", disable=not is_shown, delay=LOADING_BAR_DELAY_S, leave=False) as bar:
+    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
+    with tqdm(
+        total=100, desc="Loading", bar_format=layout, disable=not is_shown, delay=LOADING_BAR_DELAY_S, leave=False
+    ) as bar:
         yield _LoadingBar(bar)
 
 

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy")
     generate.add_argument("--seed", type=int, default=None, metavar="N", help="makes sampling repeatable")
     generate.add_argument("--json", action="store_true", help="print an object a line: text, token ids, finish reason")
-    generate.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    generate.add_argument("--no-progress", action="store_true", help="show no progress bars (a terminal gets them)")
     return parser
 
 
@@ -57,6 +57,7 @@ def _generate(args: argparse.Namespace) -> int:
     if not prompts:
         print("raycore generate: no prompt given, and none on standard input", file=sys.stderr)
         return 2
+    shows_progress = sys.stderr.isatty() and not args.no_progress
     # imported late so that `raycore --help` answers at once
     from raycore.llm import LLM
 
@@ -67,11 +68,11 @@ def _generate(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         tensor_parallel_size=args.tensor_parallel_size,
         data_parallel_size=args.data_parallel_size,
-        use_tqdm_on_load=not args.no_progress,
+        use_tqdm_on_load=shows_progress,
     ) as llm:
         chosen = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
         params = llm.get_default_sampling_params(**{name: value for name, value in chosen.items() if value is not None})
-        outputs = llm.generate(prompts, params, use_tqdm=not args.no_progress)
+        outputs = llm.generate(prompts, params, use_tqdm=shows_progress)
     for prompt, output in zip(prompts, outputs, strict=True):
         completion = output.outputs[0]
         if args.json:
