@@ -51,5 +51,5 @@ class RequestOutput:
     """One entry for each prompt token; None for the first, which nothing predicts."""
     num_cached_tokens: int | None = None
     """Prompt tokens that the prefix cache already held."""
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds on this process's clock: `arrival_s`, `first_token_s`, `finished_s`."""
