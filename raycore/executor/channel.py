@@ -24,6 +24,7 @@ from ray.experimental.channel.utils import get_self_actor
 
 from raycore.executor.doorbell import CLOSED, REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
 from raycore.executor.transport import Joiner, split
+from raycore.worker import quiet
 from raycore.worker.endpoint import TransportClosed
 
 RAW = b"RAW"
@@ -127,7 +128,7 @@ class ChannelEndpoint:
         self._seen = 0
         self._joiner = Joiner(replies.capacity)
         self._closed = False
-        self._waiter = Waiter(spin_window_s, bell, must_poll=board is None)
+        self._waiter = Waiter(spin_window_s, bell, must_poll=board is None, on_idle=quiet.rest)
         self._writes = Waiter(0.0, None, must_poll=True)
 
     def receive(self) -> bytes:

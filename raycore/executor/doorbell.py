@@ -171,11 +171,18 @@ class Bell:
 class Waiter:
     """One process's way of waiting: look for `spin_window_s`, then sleep between looks."""
 
-    def __init__(self, spin_window_s: float, bell: Bell | None, must_poll: bool) -> None:
-        """`must_poll`: some of what is waited for comes without a ring."""
+    def __init__(
+        self, spin_window_s: float, bell: Bell | None, must_poll: bool, on_idle: Callable[[], None] | None = None
+    ) -> None:
+        """
+        Args:
+            must_poll: some of what is waited for comes without a ring.
+            on_idle: called before each nap once naps are as long as they get.
+        """
         self._window_s = spin_window_s
         self._bell = bell
         self._must_poll = must_poll or bell is None
+        self._on_idle = on_idle
 
     def wait(self, look: Callable[[], T | None], deadline_s: float) -> T | None:
         """What `look()` finds, or None if it finds nothing by `deadline_s`. What it raises ends the wait."""
@@ -197,6 +204,8 @@ class Waiter:
         while (now_s := time.monotonic()) < deadline_s:
             if self._must_poll:
                 nap_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S + (now_s - started_s) / 8)
+            if nap_s == LONGEST_NAP_S and self._on_idle is not None:
+                self._on_idle()
             if self._bell is None:
                 time.sleep(min(nap_s, deadline_s - now_s))
                 found = look()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import ray
 
 from raycore.config import EngineConfig
+from raycore.worker import quiet
 from raycore.worker.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.worker.rank import WorkerRank, load_worker_class
 from raycore.worker.server import RpcServer
@@ -45,6 +46,7 @@ class WorkerActor:
         self._stopping = threading.Event()
         self._endpoint: Endpoint | None = None
         self._worker: Any = None
+        quiet.install()
 
     def __repr__(self) -> str:
         return self._name
