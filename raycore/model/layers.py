@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 _PACK_FROM_ELEMENTS = 1 << 19
-"""Float32 weights smaller than this stay as they are: oneDNN's call costs 20 µs more than the plain one, which a
-packed weight earns back only above this size (measured at 1 to 512 rows)."""
+"""Float32 weights smaller than this stay as they are: oneDNN's call costs some 20 µs more than the plain one, which a
+packed weight earns back only above about this size."""
 
 
 class Linear(Protocol):
