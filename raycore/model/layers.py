@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from raycore.model.collectives import Collectives
+
 _PACK_FROM_ELEMENTS = 1 << 19
 """Float32 weights smaller than this stay as they are: oneDNN's call costs some 20 µs more than the plain one, which a
 packed weight earns back only above about this size."""
@@ -84,23 +86,24 @@ class ReducedLinear:
 class TensorParallel:
     """The ranks that share a model, of which this is number `rank`. With one rank nothing is ever sent."""
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, collectives: Collectives | None = None) -> None:
+        """`collectives`: how they talk; None for one rank alone."""
         self.rank = rank
         self.size = size
+        self._collectives = collectives
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """The sum over ranks, in place."""
-        if self.size > 1:
-            torch.distributed.all_reduce(x)  # pyright: ignore[reportUnknownMemberType]
-        return x
+        return x if self._collectives is None else self._collectives.all_reduce_(x)
 
     def all_gather_columns(self, x_RV: Tensor) -> Tensor:
         """The ranks' columns side by side, [R, V · size]."""
-        if self.size == 1:
-            return x_RV
-        parts = [torch.empty_like(x_RV) for _ in range(self.size)]
-        torch.distributed.all_gather(parts, x_RV.contiguous())  # pyright: ignore[reportUnknownMemberType]
-        return torch.cat(parts, dim=1)
+        return x_RV if self._collectives is None else torch.cat(self._collectives.all_gather(x_RV), dim=1)
+
+    def leave(self) -> None:
+        """Part from the other ranks. Idempotent."""
+        if self._collectives is not None:
+            self._collectives.close()
 
 
 def make_linear(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:

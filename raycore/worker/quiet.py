@@ -21,8 +21,12 @@ def install() -> None:
     """Prepare this process. Call it on the main thread; elsewhere, where there can be no handler, it does nothing."""
     global _is_installed
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGUSR2, lambda *_: time.sleep(REST_S))
+        signal.signal(signal.SIGUSR2, _sleep)
         _is_installed = True
+
+
+def _sleep(signal_number: int, frame: object) -> None:
+    time.sleep(REST_S)
 
 
 def rest() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import raycore.worker.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before torch
 
 # isort: split
-import datetime
 import logging
 import os
 from pathlib import Path
@@ -23,6 +22,7 @@ from raycore.errors import InvalidConfig
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention import GatherAttention, HeadShape
 from raycore.model.batch import SlotBatch
+from raycore.model.collectives import join
 from raycore.model.decoder import Decoder
 from raycore.model.kv_tensors import KVTensors
 from raycore.model.layers import TensorParallel, can_pack
@@ -181,22 +181,16 @@ class Worker:
     def shutdown(self) -> None:
         """Leave the other ranks and let go of the memory. Idempotent, and works half-initialised."""
         self._runner = self._decoder = None
-        if self._ranks.size > 1 and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        self._ranks.leave()
         self._ranks = TensorParallel()
 
     def _join_ranks(self) -> TensorParallel:
         rank = self.rank
         if rank.distributed_init is None:
             raise InvalidConfig(f"tp_size={rank.tp_size} needs distributed_init, the address where the ranks meet")
-        torch.distributed.init_process_group(
-            "nccl" if self._device.type == "cuda" else "gloo",
-            init_method=rank.distributed_init,
-            rank=rank.tp_rank,
-            world_size=rank.tp_size,
-            timeout=datetime.timedelta(seconds=self.config.executor.init_timeout_s),
-        )
-        return TensorParallel(rank.tp_rank, rank.tp_size)
+        timeout_s = self.config.executor.init_timeout_s
+        collectives = join(rank.distributed_init, rank.tp_rank, rank.tp_size, self._device, timeout_s)
+        return TensorParallel(rank.tp_rank, rank.tp_size, collectives)
 
     def _activation_bytes(self) -> int:
         """An upper bound of what a step needs besides weights and KV cache."""

@@ -1,0 +1,204 @@
+"""How tensor-parallel ranks add up and put together what each of them has computed.
+
+`SharedMemoryCollectives` is for ranks of one node that compute on its CPUs: every rank copies its part into shared
+memory, waits for the others, and adds up all parts in rank order, so that all get the same bits. It has no thread, so
+it costs nothing while idle. `TorchCollectives` is for everything else. Which of them it is, `join()` finds out.
+"""
+
+# parts of torch are partially typed:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import datetime
+import mmap
+import os
+import sys
+import time
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+CAPACITY_BYTES = 4 << 20
+"""Room for one rank's part; larger tensors go in pieces."""
+
+_LINE = 8
+"""64-bit words of a cache line: each rank's counter lies on its own."""
+_HEADER_BYTES = 4096
+_TOKEN_BYTES = 16
+_SPIN_S = 0.002
+"""Longer than ranks that share cores usually are apart; then the waiting rank sleeps between looks."""
+_NAP_S = 100e-6
+
+
+class Collectives(Protocol):
+    """What ranks do together. Every rank must make the same calls, with equal shapes, in the same order."""
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        ...
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Every rank's `x`, in rank order."""
+        ...
+
+    def close(self) -> None:
+        """Leave the others. Idempotent."""
+        ...
+
+
+def join(address: str, rank: int, size: int, device: torch.device, timeout_s: float) -> Collectives:
+    """Meet the other ranks at `address`, `tcp://host:port`, where rank 0 listens.
+
+    Raises:
+        torch.distributed.DistError: not all came within `timeout_s`.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    timeout = datetime.timedelta(seconds=timeout_s)
+    store = TCPStore(host.strip("[]"), int(port), size, rank == 0, timeout)
+    if device.type == "cpu":
+        shared = SharedMemoryCollectives.join(store, rank, size, timeout_s)
+        if shared is not None:
+            _part(store, rank, size)
+            return shared
+    return TorchCollectives(store, rank, size, device, timeout)
+
+
+def _part(store: Store, rank: int, size: int) -> None:
+    """Let go of the store, which lives in rank 0: not before all have what they came for."""
+    store.set(f"parts/{rank}", "")
+    if rank == 0:
+        store.wait([f"parts/{other}" for other in range(size)])
+
+
+class TorchCollectives:
+    """Collectives of torch's default process group: NCCL on GPUs, Gloo elsewhere."""
+
+    def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout: datetime.timedelta) -> None:
+        self._size = size
+        torch.distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("collectives", store),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+        )
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        """See `Collectives`."""
+        torch.distributed.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """See `Collectives`."""
+        parts = [torch.empty_like(x) for _ in range(self._size)]
+        torch.distributed.all_gather(parts, x.contiguous())
+        return parts
+
+    def close(self) -> None:
+        """See `Collectives`."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+class SharedMemoryCollectives:
+    """Collectives of processes that share a page of counters and two buffers.
+
+    A rank's counter says how many exchanges it has entered. Exchanges use the buffers in turn, and nobody enters one
+    before everybody has entered the one before, so nobody overwrites what another has yet to read.
+    """
+
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float) -> None:
+        self._rank = rank
+        self._timeout_s = timeout_s
+        counters = np.frombuffer(memory, np.int64, count=size * _LINE)
+        self._entered = counters[::_LINE]
+        self._buffers = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER_BYTES).view(2, size, CAPACITY_BYTES)
+        self._num_exchanges = 0
+
+    @classmethod
+    def join(cls, store: Store, rank: int, size: int, timeout_s: float) -> SharedMemoryCollectives | None:
+        """Map rank 0's memory; None, on all ranks alike, unless all of them can."""
+        num_bytes = _HEADER_BYTES + 2 * size * CAPACITY_BYTES
+        memory, fd = _offer(store, num_bytes) if rank == 0 else (_open(store, num_bytes), -1)
+        store.set(f"sees/{rank}", "yes" if memory is not None else "no")
+        is_shared = all(store.get(f"sees/{other}") == b"yes" for other in range(size))
+        if fd >= 0:
+            os.close(fd)
+        return cls(memory, rank, size, timeout_s) if memory is not None and is_shared else None
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        """See `Collectives`."""
+        flat = x.view(-1)
+        for piece in flat.split(CAPACITY_BYTES // x.element_size()):
+            parts = self._exchange(piece)
+            if x.dtype == torch.float32:
+                torch.sum(parts, 0, out=piece)
+            else:
+                piece.copy_(parts.sum(0, dtype=torch.float32))
+        return x
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """See `Collectives`."""
+        flat = x.reshape(-1)
+        pieces = [self._exchange(piece).clone() for piece in flat.split(CAPACITY_BYTES // x.element_size())]
+        return [part.view(x.shape) for part in torch.cat(pieces, dim=1)]
+
+    def close(self) -> None:
+        """See `Collectives`."""
+
+    def _exchange(self, piece: Tensor) -> Tensor:
+        """All ranks' pieces, [size, len(piece)]; they stay as they are until the exchange after the next."""
+        self._num_exchanges += 1
+        parts = self._buffers[self._num_exchanges % 2].view(piece.dtype)[:, : len(piece)]
+        parts[self._rank].copy_(piece)
+        self._entered[self._rank] = self._num_exchanges
+        self._wait()
+        return parts
+
+    def _wait(self) -> None:
+        """Until every rank has entered the present exchange."""
+        started_s = time.monotonic()
+        while self._entered.min() < self._num_exchanges:
+            waited_s = time.monotonic() - started_s
+            if waited_s < _SPIN_S:
+                os.sched_yield()  # to the rank that is waited for, if cores are few
+            elif waited_s < self._timeout_s:
+                time.sleep(_NAP_S)
+            else:
+                late = np.flatnonzero(self._entered < self._num_exchanges).tolist()
+                raise TimeoutError(f"tensor-parallel ranks {late} didn't come within {self._timeout_s:g} s")
+
+
+def _offer(store: Store, num_bytes: int) -> tuple[mmap.mmap | None, int]:
+    """Rank 0's part of `join`: new memory, and its file descriptor, which the others open through /proc."""
+    if sys.platform != "linux":
+        store.set("memory", "none")
+        return None, -1
+    fd = os.memfd_create("raycore-collectives", os.MFD_CLOEXEC)
+    os.ftruncate(fd, num_bytes)
+    memory = mmap.mmap(fd, num_bytes)
+    token = os.urandom(_TOKEN_BYTES)
+    memory[_HEADER_BYTES - _TOKEN_BYTES : _HEADER_BYTES] = token
+    store.set("memory", f"/proc/{os.getpid()}/fd/{fd} {token.hex()}")
+    return memory, fd
+
+
+def _open(store: Store, num_bytes: int) -> mmap.mmap | None:
+    """The others' part. The token tells rank 0's file from another of that name on another node."""
+    path, _, token = store.get("memory").decode().partition(" ")
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        memory = mmap.mmap(fd, num_bytes) if os.fstat(fd).st_size == num_bytes else None
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+    is_right = memory is not None and memory[_HEADER_BYTES - _TOKEN_BYTES : _HEADER_BYTES] == bytes.fromhex(token)
+    return memory if is_right else None

@@ -1,0 +1,79 @@
+"""Ranks that add up and gather, as threads of this process: over shared memory, and meeting at an address."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from raycore.model import collectives
+from raycore.model.collectives import SharedMemoryCollectives
+
+SIZE = 3
+
+
+def on_every_rank(work):
+    store = HashStore()
+
+    def run(rank: int):
+        return work(SharedMemoryCollectives.join(store, rank, SIZE, timeout_s=20), rank)
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        return list(pool.map(run, range(SIZE)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_ranks_get_the_same_sums_and_parts(monkeypatch, dtype):
+    # so small that tensors go in pieces
+    monkeypatch.setattr(collectives, "CAPACITY_BYTES", 64)
+    inputs = [torch.randn(5, 13).to(dtype) for _ in range(SIZE)]
+    expected = torch.stack([x.float() for x in inputs]).sum(0).to(dtype)
+
+    def work(group, rank):
+        # many in a row: a rank that overwrote what another has yet to read would show
+        sums = [group.all_reduce_(inputs[rank].clone() * (i + 1)) for i in range(50)]
+        return sums, group.all_gather(inputs[rank][:, ::2])
+
+    results = on_every_rank(work)
+    for sums, parts in results:
+        torch.testing.assert_close(sums[0], expected)
+        assert all(torch.equal(mine, others) for mine, others in zip(sums, results[0][0], strict=True))
+        assert all(torch.equal(part, x[:, ::2]) for part, x in zip(parts, inputs, strict=True))
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch):
+    def work(group, rank):
+        group._timeout_s = 0.05
+        if rank != 1:
+            with pytest.raises(TimeoutError, match=r"ranks \[1\]"):
+                group.all_reduce_(torch.ones(1))
+
+    on_every_rank(work)
+
+
+def test_ranks_that_can_not_share_memory_all_know_it(monkeypatch):
+    monkeypatch.setattr(collectives, "_open", lambda store, num_bytes: None)
+    assert on_every_rank(lambda group, rank: group) == [None] * SIZE
+
+
+def test_ranks_meet_at_an_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    sums: dict[int, torch.Tensor] = {}
+
+    def run(rank: int):
+        group = collectives.join(address, rank, 2, torch.device("cpu"), timeout_s=20)
+        sums[rank] = group.all_reduce_(torch.full((2,), float(rank + 1)))
+        group.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [sums[rank].tolist() for rank in range(2)] == [[3.0, 3.0]] * 2
