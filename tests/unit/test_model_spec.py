@@ -35,7 +35,7 @@ def test_demo_model() -> None:
     assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 4, 4, 32)
     assert spec.tie_word_embeddings
     assert spec.eos_token_ids == [0, 3], "generation_config.json's, not config.json's"
-    assert spec.bos_token_id is None
+    assert spec.bos_token_id == 0
 
 
 def test_both_forms_of_transformers_mean_the_same(tmp_path: Path) -> None:
