@@ -36,6 +36,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     max_model_len: int
     seed: int
     enforce_eager: bool
+    """Kept for scripts that set it: nothing is compiled yet, so every model runs eagerly."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` fills the weights with seeded random numbers instead of reading them."""
 

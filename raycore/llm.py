@@ -86,6 +86,11 @@ class _Engine:
             self.engine_infos: list[EngineInfo] = manager.start(failures.tell, bar.show if use_tqdm_on_load else None)
         self._client = EngineClient(self.config, manager.actors, self.engine_infos, tokens)
         failures.connect(self._client)
+        for info in self.engine_infos:
+            logger.info(
+                "rank dp%d is up: computes in %s, its KV cache holds %d tokens (%d blocks of %d), started in %s",
+                *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
+            )
         # runs at the latest when the interpreter exits, while Ray is still there
         self._finalizer = weakref.finalize(self, _stop, self._client, manager)
 
