@@ -49,6 +49,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     monkeypatch.setattr(local, "_is_ours", False)
     monkeypatch.setattr(local, "_address_of_last_start", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)  # set by the tests that start a cluster
     handler = signal.getsignal(signal.SIGTERM)
     yield fake
     signal.signal(signal.SIGTERM, handler)
