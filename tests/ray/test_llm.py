@@ -195,7 +195,8 @@ def test_collective_rpc_reaches_every_worker(llm):
 
 def leftovers(ray) -> tuple[list[str], list[str]]:
     groups = [g for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
-    return [g["name"] for g in groups if g["name"].startswith("raycore")], ray.util.list_named_actors()
+    names = [group["name"] for group in groups if group["name"].startswith("raycore")]
+    return sorted(names), sorted(ray.util.list_named_actors())
 
 
 @pytest.mark.parametrize("shape", [{}, {"tensor_parallel_size": 2, "data_parallel_size": 2}])
