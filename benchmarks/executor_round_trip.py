@@ -4,8 +4,8 @@
 
 The argument has 2,000 bytes and every worker replies. Each round measures each way of waiting and the peer, one after
 the other, so that all meet the same machine; the ratios are of all rounds' calls together. The last lines are the CPU
-time of an engine that has nothing to do, beside as many Ray actors that have nothing to do: Ray's own threads are in
-both.
+time of an `LLM`'s engine and workers that have nothing to do, beside as many Ray actors that have nothing to do: Ray's
+own threads are in both.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 import ray
 
+from raycore import LLM, SamplingParams
 from raycore.cluster.lean_ray import start_lean_ray
 from raycore.config import EngineConfig, resolve
 from raycore.demo import demo_model_path
@@ -31,6 +32,8 @@ ARGUMENT = b"x" * 2000
 PEER_SETTLES_S = 1.5
 """The peer's readers look without pause for one second after their last message."""
 WARM_UP_CALLS = 300
+SETTLES_S = 4.0
+"""A process is idle once it has had nothing to do for so long."""
 
 
 class SizeWorker:
@@ -142,12 +145,12 @@ def compare(num_workers: int, options: argparse.Namespace) -> None:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """CPU time that processes have used so far, all their threads together."""
-    ticks = 0
+    """CPU time that processes have used so far, all their threads together, to the nanosecond."""
+    total_ns = 0
     for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            total_ns += int((thread / "schedstat").read_text().split()[0])
+    return total_ns / 1e9
 
 
 def idle_share(pids: list[int], seconds: float) -> float:
@@ -158,19 +161,19 @@ def idle_share(pids: list[int], seconds: float) -> float:
 
 
 def print_idle(num_workers: int, seconds: float) -> None:
-    actors = [IdleActor.remote() for _ in range(num_workers)]
+    actors = [IdleActor.remote() for _ in range(num_workers + 1)]
     pids = ray.get([actor.pid.remote() for actor in actors])
-    time.sleep(2)
-    ray_only = idle_share([os.getpid(), *pids], seconds)
+    time.sleep(SETTLES_S)
+    ray_only = idle_share(pids, seconds)
     for actor in actors:
         ray.kill(actor)
-    engine = Engine(num_workers, "adaptive")
-    engine.measure(1000)
-    time.sleep(2)
-    idle = idle_share([os.getpid(), *engine.executor.worker_pids()], seconds)
-    engine.close()
-    print(f"\nidle for {seconds:g} s, {num_workers} workers and their engine: {idle:.2%} of one core")
-    print(f"the same with {num_workers} plain Ray actors: {ray_only:.2%}")
+    with LLM(demo_model_path(), tensor_parallel_size=num_workers, use_tqdm_on_load=False) as llm:
+        llm.generate("1 + 2 =", SamplingParams(temperature=0), use_tqdm=False)
+        (info,) = llm.engine_infos
+        time.sleep(SETTLES_S)
+        idle = idle_share([info.pid, *info.worker_pids], seconds)
+    print(f"\nidle for {seconds:g} s, an engine and its {num_workers} workers: {idle:.2%} of one core")
+    print(f"the same with {num_workers + 1} plain Ray actors: {ray_only:.2%}")
 
 
 def main() -> None:
@@ -179,9 +182,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--calls", type=int, default=3000, help="in each round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--idle-seconds", type=float, default=10.0)
+    parser.add_argument("--idle-seconds", type=float, default=20.0)
     options = parser.parse_args()
-    start_lean_ray(max(options.workers), log_to_driver=False)
+    start_lean_ray(max(options.workers) + 1, log_to_driver=False)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Ray {ray.__version__}; microseconds")
     print("workers  wait           p50      p99   p50/vLLM  p99/vLLM")
     for num_workers in options.workers:

@@ -34,6 +34,7 @@ _ATTEMPT_TIMEOUT_S = 5.0
 _POLL_INTERVAL_S = 0.05
 _LOG_INTERVAL_S = 10.0
 _RELEASE_TIMEOUT_S = 5.0
+_SETTLE_TIMEOUT_S = 0.2
 
 
 def reserve(shape: EngineShape, *, name: str = "", timeout_s: float = 60.0) -> list[PlacementGroup]:
@@ -63,6 +64,9 @@ def reserve(shape: EngineShape, *, name: str = "", timeout_s: float = 60.0) -> l
 def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOUT_S) -> None:
     """Remove groups, and with them whatever still runs in them; returns once they are gone, or after `timeout_s`."""
     for group in groups:
+        # Ray 2.60 loses what a group holds for good if it is removed in the moment in which it comes to hold it: 1 in 100
+        if _state(group) == "PENDING":
+            group.wait(_SETTLE_TIMEOUT_S)
         remove_placement_group(group)
     deadline_s = time.monotonic() + timeout_s
     left = list(groups)

@@ -153,6 +153,8 @@ class EngineInfo(msgspec.Struct):
     timings_s: dict[str, float]
     """Seconds that each part of the startup took."""
     worker_pids: list[int]
+    bell: str = ""
+    """What to ring by, on its node, before calling it while it may rest; see `raycore.worker.quiet`."""
 
     @property
     def num_kv_tokens(self) -> int:

@@ -32,6 +32,7 @@ from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.messages import HANDLE_CLIENT_SHIFT, EngineInfo, EngineRequest, OutputBatch
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import MAX_SEED, SamplingParams
+from raycore.worker.quiet import Ringer
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,10 @@ class EngineClient:
         self.tokenizer = tokenizer
         self._config = config
         self._actors = list(actors)
+        node: str = ray.get_runtime_context().get_node_id()
+        self._ringer = Ringer()
+        self._bells = [info.bell if info.node_id == node else "" for info in infos]
+        """By rank; empty on other nodes, where a ring isn't heard."""
         self._tightest = min(infos, key=lambda info: info.num_kv_tokens)
         self._lock = threading.Lock()
         self._assembler = OutputAssembler(tokenizer)
@@ -137,7 +142,7 @@ class EngineClient:
                 self._underway[request_id] = _Underway(sink, rank, handles)
                 by_rank[rank] += requests
             for rank, requests in by_rank.items():
-                self._actors[rank].submit.remote(msgspec.msgpack.encode(requests))
+                self._awake(rank).submit.remote(msgspec.msgpack.encode(requests))
         return ids
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
@@ -164,7 +169,7 @@ class EngineClient:
         Raises: what any rank raised; EngineDeadError when one is gone.
         """
         self._raise_if_failed()
-        refs = [actor.utility.remote(method, args, {}, timeout_s) for actor in self._actors]
+        refs = [self._awake(rank).utility.remote(method, args, {}, timeout_s) for rank in range(len(self._actors))]
         try:
             return ray.get(refs, timeout=timeout_s + 1.0)
         except RayTaskError as error:
@@ -194,7 +199,7 @@ class EngineClient:
     # ---- receiving
 
     def _receive(self, rank: int, client_index: int) -> None:
-        stream = self._actors[rank].outputs.options(num_returns="streaming").remote(client_index)
+        stream = self._awake(rank).outputs.options(num_returns="streaming").remote(client_index, bool(self._bells[rank]))
         decoder = msgspec.msgpack.Decoder(OutputBatch)
         try:
             for ref in stream:
@@ -256,10 +261,16 @@ class EngineClient:
         # an odd multiplier spreads consecutive handles over all seeds, so that none is a neighbour's
         return (self._config.model.seed + 0x9E3779B97F4A7C15 * (handle + 1)) & MAX_SEED
 
+    def _awake(self, rank: int) -> Any:
+        """The rank's actor, about to be called."""
+        if self._bells[rank]:
+            self._ringer.ring(self._bells[rank])
+        return self._actors[rank]
+
     def _send_aborts(self, by_rank: dict[int, list[int]]) -> None:
         for rank, handles in by_rank.items():
             if handles and self._failure is None:
-                self._actors[rank].abort.remote(handles)
+                self._awake(rank).abort.remote(handles)
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:

@@ -33,6 +33,7 @@ from raycore.config import EngineConfig
 from raycore.engine.actor import DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput
 from raycore.messages import EngineInfo
+from raycore.worker.quiet import Ringer
 from raycore.processes import wait_until_gone
 
 logger = logging.getLogger(__name__)
@@ -213,7 +214,9 @@ class CoreEngineActorManager:
 
     def _stop_ranks(self, timeout_s: float) -> None:
         if self._run_refs and timeout_s > 0:
-            for actor in self.actors:
+            ringer = Ringer()
+            for info, actor in zip(self.infos, self.actors, strict=True):
+                ringer.ring(info.bell)
                 actor.stop.remote()
             ray.wait(self._run_refs, num_returns=len(self._run_refs), timeout=timeout_s)
         for actor in self.actors:

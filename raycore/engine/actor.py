@@ -25,8 +25,12 @@ from raycore.engine.core import EngineCore, decode_requests, run_loop
 from raycore.engine.mailbox import Abort, Mailbox, Submit, Utility
 from raycore.executor.base import Executor
 from raycore.messages import EngineInfo
+from raycore.worker import quiet
 
 logger = logging.getLogger(__name__)
+
+REST_S = 0.98
+"""An idle engine's main thread rests this long at a time, so that a caller who doesn't ring waits no longer."""
 
 
 @ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
@@ -51,6 +55,8 @@ class DPEngineCoreActor:
         self._mailbox = Mailbox()
         self._executor: Executor | None = None
         self._core: EngineCore | None = None
+        self._bell = quiet.install()
+        self._all_ring = True
 
     def __repr__(self) -> str:
         return self._name
@@ -73,6 +79,7 @@ class DPEngineCoreActor:
             dtype=executor.dtype_name(),
             timings_s=self._core.timings_s,
             worker_pids=executor.worker_pids(),
+            bell=self._bell,
         )
         return msgspec.msgpack.encode(info)
 
@@ -85,7 +92,7 @@ class DPEngineCoreActor:
         """The engine's loop. Returns when asked to stop; raises when the rank can't go on."""
         assert self._core is not None, "wait_for_init() comes first"
         try:
-            run_loop(self._core, self._mailbox)
+            run_loop(self._core, self._mailbox, self._rest)
         finally:
             self._mailbox.close()
             self._core.shutdown()
@@ -101,8 +108,12 @@ class DPEngineCoreActor:
         self._mailbox.put(Abort(handles))
 
     @ray.method(concurrency_group="outputs")
-    def outputs(self, client: int) -> Iterator[bytes]:
-        """The stream of one client's encoded `OutputBatch`es, which ends when the rank does."""
+    def outputs(self, client: int, rings: bool) -> Iterator[bytes]:
+        """The stream of one client's encoded `OutputBatch`es, which ends when the rank does.
+
+        `rings`: whether this client rings before it calls. With one that doesn't, this process never rests.
+        """
+        self._all_ring &= rings
         yield from self._mailbox.outputs(client)
 
     @ray.method(concurrency_group="utility")
@@ -116,6 +127,10 @@ class DPEngineCoreActor:
     def stop(self) -> None:
         """Have `run()` return after the present step."""
         self._mailbox.stop()
+
+    def _rest(self) -> None:
+        if self._all_ring:
+            quiet.rest(REST_S)
 
     def _make_executor(self) -> Executor:
         if self._config.executor.backend == "inline":

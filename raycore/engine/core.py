@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from raycore.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-IDLE_WAIT_S = 5.0
+IDLE_WAIT_S = 1.0
 """An idle loop looks up this often; commands and failures wake it at once."""
 
 
@@ -146,13 +147,19 @@ class EngineCore:
         self.timings_s[name] = round(time.perf_counter() - started_s, 3)
 
 
-def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
+def run_loop(core: EngineCore, mailbox: Mailbox, on_idle: Callable[[], object] = lambda: None) -> None:
     """Step while there is work, sleep while there is none, until the mailbox is told to stop.
+
+    `on_idle` is called about once a second while there is nothing to do, first after a second.
 
     Raises whatever a step raises or the mailbox was told of: the rank is then done for.
     """
     while not mailbox.stopping:
-        for command in mailbox.take(wait_s=0.0 if core.has_work() else IDLE_WAIT_S):
+        has_work = core.has_work()
+        commands = mailbox.take(wait_s=0.0 if has_work else IDLE_WAIT_S)
+        if not (commands or has_work):
+            on_idle()
+        for command in commands:
             _apply(command, core, mailbox)
         outputs = core.step()
         if outputs is not None:

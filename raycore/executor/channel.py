@@ -35,6 +35,14 @@ TAKE_TIMEOUT_MS = 1000
 """For a message that is known to be there: only another reader's short lock can be in the way."""
 
 
+REST_S = 4.9
+"""An idle worker's main thread rests this long at a time. Nothing that is in a hurry goes through it."""
+
+
+def _rest() -> None:
+    quiet.rest(REST_S)
+
+
 class RawChannel:
     """Bytes through one Ray channel."""
 
@@ -128,7 +136,7 @@ class ChannelEndpoint:
         self._seen = 0
         self._joiner = Joiner(replies.capacity)
         self._closed = False
-        self._waiter = Waiter(spin_window_s, bell, must_poll=board is None, on_idle=quiet.rest)
+        self._waiter = Waiter(spin_window_s, bell, must_poll=board is None, on_idle=_rest)
         self._writes = Waiter(0.0, None, must_poll=True)
 
     def receive(self) -> bytes:

@@ -229,6 +229,7 @@ def test_the_callers_own_groups_are_used_and_left(ray_cluster):
 
 def test_groups_that_do_not_fit_are_refused(ray_cluster):
     group = ray_cluster.util.placement_group([{"CPU": 1}])
+    assert group.wait(10)
     try:
         with pytest.raises(InvalidConfig, match="placement_groups"):
             LLM(demo_model_path(), tensor_parallel_size=2, placement_groups=[group])

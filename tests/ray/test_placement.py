@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table
 
 from placement.errors import InvalidPlacementGroup, PlacementShortage
 from placement.plan import EngineShape
@@ -93,7 +93,7 @@ def test_a_callers_group_that_can_not_hold_a_rank_is_refused(
         with pytest.raises(InvalidPlacementGroup, match=message):
             validate_group(group, shape, timeout_s=0.2)
     finally:
-        remove_placement_group(group)
+        release([group])
 
 
 @pytest.mark.parametrize("num_bundles", [1, 2])
@@ -103,6 +103,15 @@ def test_an_inline_rank_takes_a_group_with_or_without_an_engines_bundle(num_bund
         validate_group(group, EngineShape(1, 1, engine_cpus=0), timeout_s=10)
     finally:
         release([group])
+
+
+def test_groups_that_are_released_while_they_come_up_give_everything_back():
+    for _ in range(60):  # removing them at once, Ray loses one in a hundred
+        release([placement_group([{"CPU": 1}])])
+    deadline_s = time.monotonic() + 10
+    while (free := read_cluster().nodes[0].available["CPU"]) < 16 and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert free == 16
 
 
 def test_a_removed_group_is_refused():
