@@ -64,7 +64,7 @@ def reserve(shape: EngineShape, *, name: str = "", timeout_s: float = 60.0) -> l
 def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOUT_S) -> None:
     """Remove groups, and with them whatever still runs in them; returns once they are gone, or after `timeout_s`."""
     for group in groups:
-        # Ray 2.60 loses what a group holds for good if it is removed in the moment in which it comes to hold it: 1 in 100
+        # removed in the moment in which it comes to stand, 1 in 100 never gives back what it holds (Ray 2.60)
         if _state(group) == "PENDING":
             group.wait(_SETTLE_TIMEOUT_S)
         remove_placement_group(group)

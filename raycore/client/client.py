@@ -199,7 +199,8 @@ class EngineClient:
     # ---- receiving
 
     def _receive(self, rank: int, client_index: int) -> None:
-        stream = self._awake(rank).outputs.options(num_returns="streaming").remote(client_index, bool(self._bells[rank]))
+        outputs = self._awake(rank).outputs.options(num_returns="streaming")
+        stream = outputs.remote(client_index, bool(self._bells[rank]))
         decoder = msgspec.msgpack.Decoder(OutputBatch)
         try:
             for ref in stream:

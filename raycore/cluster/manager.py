@@ -33,8 +33,8 @@ from raycore.config import EngineConfig
 from raycore.engine.actor import DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput
 from raycore.messages import EngineInfo
-from raycore.worker.quiet import Ringer
 from raycore.processes import wait_until_gone
+from raycore.worker.quiet import Ringer
 
 logger = logging.getLogger(__name__)
 

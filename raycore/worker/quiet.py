@@ -1,8 +1,8 @@
 """Keeps the main thread of an idle process from waking up a hundred times a second.
 
 Ray has the main thread of each process look for signals every 10 ms. That is next to nothing for a busy process, but it
-is nearly all that an idle one does: 0.6 to 0.9 % of a core each, measured, where the rest of the process takes 0.3 %. So
-a process that has been idle for a while has its main thread sleep in a signal handler.
+is most of what an idle one does: 0.6 to 0.9 % of a core each, measured, where the rest of the process takes 0.3 %. So a
+process that has been idle for a while has its main thread sleep in a signal handler.
 
 Ray dispatches the calls of an actor's methods on that thread. Work doesn't reach a worker that way; an engine it does,
 so whoever is about to call an engine rings first, which ends the rest.
@@ -42,7 +42,7 @@ def install() -> str:
 
 
 def rest(longest_s: float) -> None:
-    """Have the main thread of a prepared process sleep until a ring, for `longest_s` at most, unless it does already."""
+    """Have a prepared process's main thread sleep until a ring, for `longest_s` at most, unless it does already."""
     global _rests_until_s
     main = threading.main_thread().ident
     now_s = time.monotonic()
