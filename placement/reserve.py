@@ -37,14 +37,14 @@ _RELEASE_TIMEOUT_S = 5.0
 _SETTLE_TIMEOUT_S = 0.2
 
 
-def reserve(shape: EngineShape, *, name: str = "", timeout_s: float = 60.0) -> list[PlacementGroup]:
+def reserve(shape: EngineShape, *, names: Sequence[str] = (), timeout_s: float = 60.0) -> list[PlacementGroup]:
     """Create one placement group for each rank, and wait until they stand.
 
     Waits, saying so, while others hold what the shape needs. The groups belong to the caller, who releases them; Ray
     removes them when this process ends.
 
     Args:
-        name: prefix of the groups' names, which are `<name>_dp<rank>`.
+        names: the groups' names, one for each rank; by default they have none.
 
     Raises:
         PlacementShortage: at once if the shape can never fit this cluster, after `timeout_s` if it still doesn't fit.
@@ -55,7 +55,7 @@ def reserve(shape: EngineShape, *, name: str = "", timeout_s: float = 60.0) -> l
         view = read_cluster()
         plan_ranks(view, shape, of="total")
         plans = _plan_if_free(view, shape)
-        groups = _create(plans, name, waiting.left_s()) if plans is not None else None
+        groups = _create(plans, names, waiting.left_s()) if plans is not None else None
         if groups is not None:
             return groups
         waiting.step(view)
@@ -149,13 +149,13 @@ def _plan_if_free(view: ClusterView, shape: EngineShape) -> list[RankPlan] | Non
         return None
 
 
-def _create(plans: Sequence[RankPlan], name: str, timeout_s: float) -> list[PlacementGroup] | None:
+def _create(plans: Sequence[RankPlan], names: Sequence[str], timeout_s: float) -> list[PlacementGroup] | None:
     """All groups, or none: None when one of them didn't get its place in time."""
     deadline_s = time.monotonic() + min(timeout_s, _ATTEMPT_TIMEOUT_S)
     groups: list[PlacementGroup] = []
     with ExitStack() as undo:
         undo.callback(release, groups)
-        groups += [_create_one(plan, name) for plan in plans]
+        groups += [_create_one(plan, names[i] if names else "") for i, plan in enumerate(plans)]
         for group in groups:
             if not group.wait(max(0.0, deadline_s - time.monotonic())):
                 return None
@@ -167,7 +167,7 @@ def _create_one(plan: RankPlan, name: str) -> PlacementGroup:
     return placement_group(
         bundles=[dict(bundle) for bundle in plan.bundles],
         strategy=plan.group_strategy,
-        name=f"{name}_dp{plan.dp_rank}" if name else "",
+        name=name,
         bundle_label_selector=[{_NODE_ID_LABEL: node_id} for node_id in plan.node_ids],
     )
 

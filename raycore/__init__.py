@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         InvalidRequest,
         PlacementShortage,
         RaycoreError,
+        RequestFailed,
         RequestTooLarge,
     )
     from raycore.llm import LLM, AsyncLLM
@@ -52,6 +53,7 @@ _HOMES = {
     "InvalidConfig": "raycore.errors",
     "InvalidRequest": "raycore.errors",
     "PlacementShortage": "raycore.errors",
+    "RequestFailed": "raycore.errors",
     "RequestTooLarge": "raycore.errors",
 }
 
@@ -67,6 +69,7 @@ __all__ = [
     "Logprob",
     "PlacementShortage",
     "RaycoreError",
+    "RequestFailed",
     "RequestOutput",
     "RequestTooLarge",
     "SamplingParams",

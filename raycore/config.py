@@ -94,6 +94,25 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     shutdown_timeout_s: float = 5.0
 
 
+class RecoveryConfig(msgspec.Struct, frozen=True):
+    """What is done about ranks that end, stall, or have to leave."""
+
+    max_request_replays: int = 2
+    """A request that was on a failing rank more often than this fails, alone."""
+    step_timeout_s: float = 60.0
+    """A rank with work whose step takes longer, or that doesn't answer for as long, is killed and replaced."""
+    drain_timeout_s: float = 30.0
+    """A rank that has to leave may finish what it has for this long; what is left then goes to others."""
+    max_rank_restarts: int = 5
+    """A rank that has to be started again more often within `restart_window_s` is given up."""
+    restart_window_s: float = 300.0
+    restart_backoff_s: float = 0.5
+    """The pause before a second start within the window; it doubles with each further one. The first has none."""
+    max_restart_backoff_s: float = 30.0
+    placement_timeout_s: float = 60.0
+    """How long one start may wait for resources that others hold."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True):
     """Everything an engine, its workers and its clients need to agree on."""
 
@@ -102,6 +121,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     scheduler: SchedulerConfig
     parallel: ParallelConfig
     executor: ExecutorConfig
+    recovery: RecoveryConfig = RecoveryConfig()
     device: Literal["cpu", "cuda"] = "cpu"
 
     def encode(self) -> bytes:
@@ -142,6 +162,10 @@ def resolve(
     long_prefill_token_threshold: int = 0,
     device: str = "cpu",
     init_timeout_s: float = 600.0,
+    max_request_replays: int = 2,
+    max_rank_restarts: int = 5,
+    step_timeout_s: float = 60.0,
+    drain_timeout_s: float = 30.0,
 ) -> EngineConfig:
     """Check the options, read the checkpoint's description, and decide what was left open.
 
@@ -171,6 +195,14 @@ def resolve(
         raise InvalidConfig(f"gpu_memory_utilization={gpu_memory_utilization} is not in (0, 1]")
     if long_prefill_token_threshold < 0:
         raise InvalidConfig(f"long_prefill_token_threshold={long_prefill_token_threshold} is negative")
+    for name, value in (("max_request_replays", max_request_replays), ("max_rank_restarts", max_rank_restarts)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidConfig(f"{name}={value!r} is not a whole number, 0 or above")
+    for name, value in (("init_timeout_s", init_timeout_s), ("step_timeout_s", step_timeout_s)):
+        if not value > 0:
+            raise InvalidConfig(f"{name}={value!r} is not positive")
+    if not drain_timeout_s >= 0:
+        raise InvalidConfig(f"drain_timeout_s={drain_timeout_s!r} is negative")
     if isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidConfig(f"seed={seed!r} is not an integer")
     dtype = str(dtype).removeprefix("torch.")  # a torch.dtype is welcome too
@@ -235,6 +267,12 @@ def resolve(
             wait=executor_wait,  # pyright: ignore[reportArgumentType]
             num_threads=num_threads,
             init_timeout_s=init_timeout_s,
+        ),
+        recovery=RecoveryConfig(
+            max_request_replays=max_request_replays,
+            max_rank_restarts=max_rank_restarts,
+            step_timeout_s=step_timeout_s,
+            drain_timeout_s=drain_timeout_s,
         ),
         device=device,  # pyright: ignore[reportArgumentType]
     )

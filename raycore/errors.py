@@ -10,6 +10,7 @@
     │   └── InvalidCheckpoint             of the model: architecture, tensors, files
     ├── InitializationError             the engine didn't come up; the cause is chained
     ├── EngineDeadError                 the engine is gone; the root cause comes first
+    ├── RequestFailed                   one request was on failing ranks too often; the others go on
     ├── WorkerDied                      a worker process ended: rank, pid, node, cause
     ├── WorkerFailed                    a worker raised: rank and its own traceback
     └── RpcTimeout (TimeoutError)       not every worker replied within the deadline
@@ -30,13 +31,20 @@ __all__ = [
     "InvalidRequest",
     "PlacementShortage",
     "RaycoreError",
+    "RequestFailed",
     "RequestTooLarge",
     "RpcTimeout",
     "WorkerDied",
     "WorkerFailed",
 ]
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from placement.errors import PlacementShortage as PlacementShortage
+
+if TYPE_CHECKING:
+    from raycore.outputs import RequestOutput
 
 
 class RaycoreError(Exception):
@@ -69,6 +77,15 @@ class InitializationError(RaycoreError):
 
 class EngineDeadError(RaycoreError):
     """The engine is gone, and with it the request. The message begins with the root cause."""
+
+
+class RequestFailed(RaycoreError):
+    """A request was on a failing rank more than `max_request_replays` times. The message ends with the last failure.
+
+    From `LLM.generate`, `outputs` has what the call's other requests gave, None in the place of those that failed.
+    """
+
+    outputs: Sequence[RequestOutput | None] = ()
 
 
 class WorkerDied(RaycoreError):

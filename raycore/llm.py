@@ -18,8 +18,9 @@ from raycore.client.client import EngineClient, Update
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
 from raycore.client.tokenizer import Tokenizer
 from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, resolve
-from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest
+from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest, RequestFailed
 from raycore.messages import EngineInfo
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
@@ -45,6 +46,9 @@ COALESCE_S = 0.1
 
 STOP_STRING_COALESCE_S = 0.01
 """The same when a stop string may end the request: every token past it is wasted work."""
+
+STOP_TIMEOUT_S = 2.0
+"""The threads that watch the ranks have nothing left to wait for by then."""
 
 Messages = Sequence[dict[str, Any]]
 
@@ -81,18 +85,51 @@ class _Engine:
         self.config: EngineConfig = _resolve(model, tokenizer, options)
         tokens = Tokenizer.from_dir(self.config.model.tokenizer)
         manager = CoreEngineActorManager(self.config, placement_groups)
-        failures = _Failures()
         with _loading_bar(use_tqdm_on_load) as bar:
-            self.engine_infos: list[EngineInfo] = manager.start(failures.tell, bar.show if use_tqdm_on_load else None)
-        self._client = EngineClient(self.config, manager.actors, self.engine_infos, tokens)
-        failures.connect(self._client)
-        for info in self.engine_infos:
+            infos = manager.start(bar.show if use_tqdm_on_load else None)
+        self._client = EngineClient(self.config, tokens)
+        self._supervisor = Supervisor(manager, self._client, self.config.recovery)
+        self._client.on_broken_stream = self._supervisor.report
+        self._manager = manager
+        self._supervisor.start()
+        for info in infos:
             logger.info(
                 "rank dp%d is up: computes in %s, its KV cache holds %d tokens (%d blocks of %d), started in %s",
                 *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
             )
         # runs at the latest when the interpreter exits, while Ray is still there
-        self._finalizer = weakref.finalize(self, _stop, self._client, manager)
+        self._finalizer = weakref.finalize(self, _stop, self._client, self._supervisor, manager)
+
+    @property
+    def engine_infos(self) -> list[EngineInfo]:
+        """What each rank said of itself when it came up, in rank order; a rank that is being replaced is missing."""
+        return [rank.info for _, rank in sorted(self._manager.ranks.items()) if rank.info is not None]
+
+    def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
+        """Have this many ranks, while requests run: none fails.
+
+        New ranks serve when this returns. Ranks that leave finish what they have, for at most `drain_timeout_s` (None:
+        as configured); what is left then goes on elsewhere.
+
+        Raises:
+            InvalidConfig: not a positive number.
+            PlacementShortage: the cluster can't hold so many, with the table; nothing has changed.
+            InitializationError: a new rank didn't come up; nothing has changed.
+        """
+        if drain_timeout_s is None:
+            drain_timeout_s = self.config.recovery.drain_timeout_s
+        self._supervisor.scale(data_parallel_size, drain_timeout_s)
+
+    def wait_for_completion_or_failure(self, timeout_s: float | None = None) -> bool:
+        """Block until the engine has ended: for programs that only serve. False if it hasn't, `timeout_s` later.
+
+        Raises:
+            EngineDeadError: it failed, with the root cause. (One that was shut down did not.)
+        """
+        cause = self._supervisor.wait(timeout_s)
+        if cause is not None:
+            raise cause
+        return self._supervisor.has_ended
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer in use."""
@@ -161,6 +198,7 @@ class LLM(_Engine):
 
         Raises:
             InvalidRequest: before anything runs, naming the prompt or parameter.
+            RequestFailed: a request was on failing ranks too often; its `outputs` has what the others gave.
             EngineDeadError: the engine is gone, with the root cause.
         """
         parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer)
@@ -229,12 +267,12 @@ class LLM(_Engine):
         )
         try:
             with _progress_bar(len(prompts), use_tqdm) as bar:
-                finished = collector.wait(len(prompts), bar, lambda: self._client.num_output_tokens)
+                collector.wait(len(prompts), bar, lambda: self._client.num_output_tokens)
         except BaseException:
             # an interrupted cell, too: the engine stays usable, and drops what nobody waits for
             self._client.abort(request_ids)
             raise
-        return [finished[request_id] for request_id in request_ids]
+        return collector.outputs(request_ids)
 
 
 class AsyncLLM(_Engine):
@@ -253,6 +291,7 @@ class AsyncLLM(_Engine):
 
         Raises:
             InvalidRequest: at the first step of the iteration, naming the prompt or parameter.
+            RequestFailed: it was on failing ranks too often.
             EngineDeadError: the engine is gone, with the root cause.
         """
         loop = asyncio.get_running_loop()
@@ -293,69 +332,59 @@ class AsyncLLM(_Engine):
         await asyncio.to_thread(self.shutdown)
 
 
-class _Failures:
-    """Passes the failures of ranks on to the client, from before there is one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._client: EngineClient | None = None
-        self._first: BaseException | None = None
-
-    def tell(self, dp_rank: int, error: BaseException) -> None:
-        """Called by the watch over the ranks, on its thread."""
-        logger.error("rank dp%d is gone: %s", dp_rank, error)
-        with self._lock:
-            self._first = self._first or error
-            client = self._client
-        if client is not None:
-            client.fail(error)
-
-    def connect(self, client: EngineClient) -> None:
-        """From now on, and with what has happened so far, tell `client`."""
-        with self._lock:
-            self._client = client
-            first = self._first
-        if first is not None:
-            client.fail(first)
-
-
 class _Collector:
     """Gathers the updates of one blocking call."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._finished: dict[str, RequestOutput] = {}
+        self._failed: dict[str, RequestFailed] = {}
         self._error: BaseException | None = None
 
     def put(self, updates: list[Update]) -> None:
         """Called from the client's threads."""
         with self._changed:
             for update in updates:
-                self._error = self._error or update.error
+                if isinstance(update.error, RequestFailed):
+                    self._failed[update.request_id] = update.error
+                else:
+                    self._error = self._error or update.error
                 if update.output is not None and update.output.finished:
                     self._finished[update.request_id] = update.output
             self._changed.notify()
 
-    def wait(self, count: int, bar: tqdm[Any], num_tokens: Callable[[], int]) -> dict[str, RequestOutput]:
-        """The finished outputs by request id, once there are `count`; raises the first error.
+    def wait(self, count: int, bar: tqdm[Any], num_tokens: Callable[[], int]) -> None:
+        """Until `count` requests have ended. Raises the first error that concerns them all.
 
         `num_tokens` counts the engine's output tokens, for the bar.
         """
         started_s, num_before = time.perf_counter(), num_tokens()
         while True:
             with self._changed:
-                if self._error is None and len(self._finished) < count:
+                if self._error is None and self._num_ended < count:
                     self._changed.wait(WAIT_S if bar.disable else BAR_S)
                 if self._error is not None:
                     raise self._error
-                done = len(self._finished)
+                done = self._num_ended
             if not bar.disable:
                 rate = (num_tokens() - num_before) / (time.perf_counter() - started_s)
                 bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
                 bar.n = done
                 bar.refresh()
             if done == count:
-                return self._finished
+                return
+
+    def outputs(self, request_ids: Sequence[str]) -> list[RequestOutput]:
+        """The outputs of these requests, which have ended. Raises RequestFailed if any failed; it has the others."""
+        if self._failed:
+            error = next(iter(self._failed.values()))
+            error.outputs = [self._finished.get(request_id) for request_id in request_ids]
+            raise error
+        return [self._finished[request_id] for request_id in request_ids]
+
+    @property
+    def _num_ended(self) -> int:
+        return len(self._finished) + len(self._failed)
 
 
 class _LoadingBar:
@@ -404,6 +433,8 @@ def _resolve(model: str, tokenizer: str | None, options: dict[str, Any]) -> Engi
     return resolve(model, tokenizer, **options)
 
 
-def _stop(client: EngineClient, manager: CoreEngineActorManager) -> None:
+def _stop(client: EngineClient, supervisor: Supervisor, manager: CoreEngineActorManager) -> None:
+    supervisor.stop()
     client.close(EngineDeadError("the engine was shut down"))
     manager.shutdown()
+    supervisor.join(STOP_TIMEOUT_S)

@@ -95,6 +95,26 @@ class OutputAssembler:
         self._forget(request)
         return request.output()
 
+    def rebind(self, handle: int, new_handle: int) -> list[int]:
+        """An engine that goes on with the sequence will know it by `new_handle`; what comes for `handle` is ignored.
+
+        Returns: the tokens so far. What follows them is taken in as if nothing had happened.
+        """
+        sequence = self._sequences.pop(handle)
+        sequence.handle = new_handle
+        self._sequences[new_handle] = sequence
+        self._token_ids[new_handle] = self._token_ids.pop(handle)
+        for handles in (self._watched, self._tokenless):
+            if handle in handles:
+                handles.remove(handle)
+                handles.add(new_handle)
+        return sequence.token_ids
+
+    def unfinished(self, request_id: str) -> list[int]:
+        """The indices of the request's sequences that haven't finished."""
+        request = self._requests[request_id]
+        return [sequence.index for sequence in request.sequences if sequence.finish_reason is None]
+
     def process(self, batch: OutputBatch) -> AssemblyStep:
         """Take in what an engine sent. Requests that it doesn't know, because they have been aborted, are ignored."""
         step = AssemblyStep()
@@ -114,7 +134,8 @@ class OutputAssembler:
     def _note_starts(self, batch: OutputBatch) -> None:
         for handle, num_cached_tokens in batch.started:
             sequence = self._sequences.get(handle)
-            if sequence is not None and sequence.index == 0:
+            # a request that goes on elsewhere starts there, too: what counts is how it began
+            if sequence is not None and sequence.index == 0 and sequence.request.num_cached_tokens is None:
                 sequence.request.num_cached_tokens = num_cached_tokens
 
     def _collect_tokens(self, batch: OutputBatch, handles: list[int]) -> None:

@@ -1,7 +1,9 @@
 """A client of the engine: hands requests to ranks and turns what comes back into text.
 
-Owns the requests that are under way: which rank has which, and what each still waits for. Knows Ray only as
-the way to reach a rank. One thread for each rank receives; callers' threads submit and abort.
+Owns the requests that are under way: which rank has which, and all that another rank needs to go on with one. When a
+rank is lost its requests are handed to others, prompt and tokens so far, and their streams go on where they stopped;
+while there is no rank they wait for one. Knows Ray only as the way to reach a rank. One thread for each rank receives;
+callers' threads submit and abort; the supervisor's say which ranks there are.
 """
 
 # ray's own types are partial:
@@ -15,8 +17,8 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,7 +30,7 @@ from raycore.client.inputs import ParsedPrompt, check_request
 from raycore.client.routing import Router
 from raycore.client.tokenizer import Tokenizer
 from raycore.config import EngineConfig
-from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.messages import HANDLE_CLIENT_SHIFT, EngineInfo, EngineRequest, OutputBatch
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import MAX_SEED, SamplingParams
@@ -39,7 +41,7 @@ logger = logging.getLogger(__name__)
 UTILITY_TIMEOUT_S = 300.0
 
 CAUSE_GRACE_S = 2.0
-"""A rank's broken output stream waits this long for its run ref to say why it broke."""
+"""A rank's broken output stream waits this long for the supervisor to find the rank gone."""
 
 
 @dataclass(slots=True)
@@ -60,46 +62,62 @@ class _Underway:
     """A request that isn't finished."""
 
     sink: Sink
+    sequences: list[EngineRequest]
+    """One for each of its `n` sequences."""
+    dp_rank: int | None = None
+    """The rank that has it; None while it waits for one."""
+    num_failures: int = 0
+    """How many ranks failed with it."""
+
+    @property
+    def handles(self) -> list[int]:
+        """By which its rank knows its sequences, finished ones included."""
+        return [sequence.handle for sequence in self.sequences]
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """The connection to one rank, as long as it serves."""
+
     dp_rank: int
-    handles: list[int]
+    actor: Any
+    info: EngineInfo
+    ringer: Ringer | None
+    """None where the rank is on another node, and hears no ring."""
+    delivering: threading.Lock = field(default_factory=threading.Lock)
+    """Held while its outputs are handed to callers, so that nothing older follows what another rank gives later."""
+
+    def awake(self) -> Any:
+        """The actor, about to be called: rung for, should its main thread rest."""
+        if self.ringer is not None:
+            self.ringer.ring(self.info.bell)
+        return self.actor
 
 
 class EngineClient:
-    """Submits to the ranks of one engine, streams back, aborts. Thread-safe."""
+    """Submits to the ranks of one engine, streams back, aborts. Thread-safe. A `RankListener` of the supervisor's."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        actors: Sequence[Any],
-        infos: Sequence[EngineInfo],
-        tokenizer: Tokenizer,
-        client_index: int = 0,
-    ) -> None:
-        """Open one output stream to each of `actors`, the ranks' `DPEngineCoreActor` handles, in rank order."""
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, client_index: int = 0) -> None:
+        """There are no ranks yet: requests wait for the first `rank_up()`."""
         self.tokenizer = tokenizer
+        self.on_broken_stream: Callable[[int, str], object] = lambda dp_rank, reason: None
+        """Told of a rank whose outputs can't be received although it hasn't been found lost."""
         self._config = config
-        self._actors = list(actors)
-        node: str = ray.get_runtime_context().get_node_id()
-        self._ringer = Ringer()
-        self._bells = [info.bell if info.node_id == node else "" for info in infos]
-        """By rank; empty on other nodes, where a ring isn't heard."""
-        self._tightest = min(infos, key=lambda info: info.num_kv_tokens)
+        self._client_index = client_index
         self._lock = threading.Lock()
+        self._drained = threading.Condition(self._lock)
         self._assembler = OutputAssembler(tokenizer)
-        self._router = Router(len(self._actors))
+        self._links: dict[int, _Link] = {}
+        self._router = Router()
         self._underway: dict[str, _Underway] = {}
+        self._parked: dict[str, None] = {}
+        """Requests without a rank, in the order in which they came."""
         self._handles = itertools.count(client_index << HANDLE_CLIENT_SHIFT)
+        self._ringer = Ringer()
         self._failure: BaseException | None = None
+        self._tightest: EngineInfo | None = None
         self.num_output_tokens = 0
         """Tokens received since the start, of all requests."""
-        self._receivers = [
-            threading.Thread(
-                target=self._receive, args=(rank, client_index), name=f"raycore-outputs-dp{rank}", daemon=True
-            )
-            for rank in range(len(self._actors))
-        ]
-        for receiver in self._receivers:
-            receiver.start()
 
     def submit(
         self,
@@ -124,62 +142,221 @@ class EngineClient:
             InvalidRequest: naming what is wrong with which request; then none was submitted.
             EngineDeadError: the engine is gone.
         """
+        self._raise_if_failed()
+        assert self._tightest is not None, "there has been no rank yet"
         vocab_size = self._config.model.spec.vocab_size
         for prompt, param in zip(prompts, params, strict=True):
             check_request(prompt, param, vocab_size, self._tightest)
         ids = list(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
-        by_rank: dict[int, list[EngineRequest]] = defaultdict(list)
         with self._lock:
             self._raise_if_failed()
             for request_id in ids:
                 if request_id in self._underway:
                     raise InvalidRequest(f"request_id={request_id!r} is already under way")
-            ranks = self._router.assign([prompt.token_ids for prompt in prompts])
-            for i, (request_id, prompt, param, rank) in enumerate(zip(ids, prompts, params, ranks, strict=True)):
-                requests = self._expand(request_id, prompt, param, flush_interval_s, priorities[i] if priorities else 0)
-                handles = [request.handle for request in requests]
-                self._assembler.add(request_id, prompt.text, prompt.token_ids, param, handles, stream)
-                self._underway[request_id] = _Underway(sink, rank, handles)
-                by_rank[rank] += requests
-            for rank, requests in by_rank.items():
-                self._awake(rank).submit.remote(msgspec.msgpack.encode(requests))
+            for i, (request_id, prompt, param) in enumerate(zip(ids, prompts, params, strict=True)):
+                sequences = self._expand(
+                    request_id, prompt, param, flush_interval_s, priorities[i] if priorities else 0
+                )
+                underway = self._underway[request_id] = _Underway(sink, sequences)
+                self._assembler.add(request_id, prompt.text, prompt.token_ids, param, underway.handles, stream)
+            self._dispatch(ids)
         return ids
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
         """Drop requests; those that have finished are ignored. With `notify` their sinks get a last, aborted output."""
+        aborted: list[tuple[Sink, Update]] = []
         with self._lock:
             by_rank: dict[int, list[int]] = defaultdict(list)
-            aborted: list[tuple[Sink, Update]] = []
             for request_id in request_ids:
-                request = self._underway.pop(request_id, None)
+                request = self._underway.get(request_id)
                 if request is None:
                     continue
-                by_rank[request.dp_rank] += request.handles
-                self._router.finish(request.dp_rank)
-                output = self._assembler.abort(request_id)
-                aborted.append((request.sink, Update(request_id, output)))
+                if request.dp_rank is not None:
+                    by_rank[request.dp_rank] += request.handles
+                self._drop(request_id)
+                aborted.append((request.sink, Update(request_id, self._assembler.abort(request_id))))
             self._send_aborts(by_rank)
         if notify:
             for sink, update in aborted:
                 sink([update])
 
     def utility(self, method: str, args: tuple[Any, ...], timeout_s: float = UTILITY_TIMEOUT_S) -> list[Any]:
-        """Call a utility on every rank. Returns the results in rank order.
+        """Call a utility on every rank that serves. Returns the results in rank order.
 
         Raises: what any rank raised; EngineDeadError when one is gone.
         """
-        self._raise_if_failed()
-        refs = [self._awake(rank).utility.remote(method, args, {}, timeout_s) for rank in range(len(self._actors))]
+        with self._lock:
+            self._raise_if_failed()
+            links = [link for _, link in sorted(self._links.items())]
+        refs = [link.awake().utility.remote(method, args, {}, timeout_s) for link in links]
         try:
             return ray.get(refs, timeout=timeout_s + 1.0)
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:
             self._raise_if_failed()
-            raise EngineDeadError(str(error)) from error
+            raise EngineDeadError(f"{error}\na rank was lost before it had answered {method}()") from error
 
-    def fail(self, error: BaseException) -> None:
-        """Have every waiting caller, and every later one, get `error`. The first one stands."""
+    def close(self, reason: BaseException) -> None:
+        """Fail what is under way, and what comes, with `reason`. The ranks' streams end when the ranks do."""
+        self._fail(reason)
+
+    # ---- ranks come and go: see `RankListener`
+
+    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
+        """The rank serves: receive its outputs, and give it what has waited for one."""
+        is_here = info.bell and info.node_id == ray.get_runtime_context().get_node_id()
+        link = _Link(dp_rank, actor, info, self._ringer if is_here else None)
+        with self._lock:
+            self._links[dp_rank] = link
+            self._tightest = min((link.info for link in self._links.values()), key=lambda info: info.num_kv_tokens)
+            self._router.add(dp_rank)
+            self._dispatch(list(self._parked))
+        threading.Thread(target=self._receive, args=(link,), name=f"raycore-outputs-dp{dp_rank}", daemon=True).start()
+
+    def rank_lost(self, dp_rank: int, error: EngineDeadError) -> None:
+        """The rank is gone: others go on with what it had, unless that has now failed with too many ranks."""
+        with self._lock:
+            link = self._unlink(dp_rank)
+        if link is None:
+            return
+        with link.delivering:
+            pass  # what it has given last is on its way to the callers, and comes first
+        failed: list[tuple[Sink, Update]] = []
+        with self._lock:
+            for request_id in self._on_rank(dp_rank):
+                request = self._underway[request_id]
+                request.num_failures += 1
+                if request.num_failures > self._config.recovery.max_request_replays:
+                    self._drop(request_id)
+                    self._assembler.abort(request_id)
+                    failed.append((request.sink, Update(request_id, error=_request_failed(request_id, request, error))))
+            self._move(self._on_rank(dp_rank))
+        for sink, update in failed:
+            sink([update])
+
+    def rank_leaving(self, dp_rank: int, timeout_s: float) -> None:
+        """The rank is to go: give it nothing more, wait for what it has, and hand what is left to others."""
+        with self._lock:
+            if dp_rank in self._links:
+                self._router.remove(dp_rank)
+                self._drained.wait_for(lambda: not self._on_rank(dp_rank), timeout_s)
+            link = self._unlink(dp_rank)
+        if link is None:
+            return
+        with link.delivering:
+            pass
+        with self._lock:
+            left = self._on_rank(dp_rank)
+            # one that isn't aborted would go on until the rank is stopped
+            link.awake().abort.remote([handle for request_id in left for handle in self._underway[request_id].handles])
+            self._move(left)
+
+    def is_busy(self, dp_rank: int) -> bool:
+        """Whether any request is on the rank."""
+        with self._lock:
+            return any(request.dp_rank == dp_rank for request in self._underway.values())
+
+    def engine_lost(self, error: EngineDeadError) -> None:
+        """No rank is left: every waiting caller gets `error`, and every later one."""
+        self._fail(error)
+
+    # ---- receiving
+
+    def _receive(self, link: _Link) -> None:
+        decoder = msgspec.msgpack.Decoder(OutputBatch)
+        try:
+            outputs = link.awake().outputs.options(num_returns="streaming")
+            for ref in outputs.remote(self._client_index, link.ringer is not None):
+                self._deliver(link, decoder.decode(ray.get(ref)))
+        except RayError as error:
+            self._on_stream_lost(link, error)
+
+    def _on_stream_lost(self, link: _Link, error: Exception) -> None:
+        """Usually the rank has died, and the supervisor knows, or will in a moment."""
+        deadline_s = time.monotonic() + CAUSE_GRACE_S
+        while self._is_current(link):
+            if time.monotonic() > deadline_s:
+                self.on_broken_stream(link.dp_rank, f"its output stream broke: {error}")
+                return
+            time.sleep(0.01)
+
+    def _is_current(self, link: _Link) -> bool:
+        return self._failure is None and self._links.get(link.dp_rank) is link
+
+    def _deliver(self, link: _Link, batch: OutputBatch) -> None:
+        by_sink: dict[Sink, list[Update]] = defaultdict(list)
+        with link.delivering:
+            with self._lock:
+                if not self._is_current(link):
+                    return
+                self._router.observe(link.dp_rank, batch.load)
+                self.num_output_tokens += len(batch.token_ids) // 4
+                step = self._assembler.process(batch)
+                for request_id, output, error in step.updates:
+                    request = self._underway.get(request_id)
+                    if request is None:
+                        continue
+                    if error is not None or (output is not None and output.finished):
+                        self._drop(request_id)
+                    by_sink[request.sink].append(Update(request_id, output, error))
+                self._send_aborts({link.dp_rank: step.aborts})
+            for sink, updates in by_sink.items():
+                sink(updates)
+
+    # ---- requests under way; all of these are called with the lock held
+
+    def _dispatch(self, request_ids: Iterable[str]) -> None:
+        """Hand requests to ranks, or have them wait for one."""
+        by_rank: dict[int, list[EngineRequest]] = defaultdict(list)
+        for request_id in request_ids:
+            request = self._underway[request_id]
+            if not self._router.loads():
+                self._parked[request_id] = None
+                continue
+            (request.dp_rank,) = self._router.assign([request.sequences[0].prompt_token_ids])
+            self._parked.pop(request_id, None)
+            unfinished = self._assembler.unfinished(request_id)
+            by_rank[request.dp_rank] += [request.sequences[index] for index in unfinished]
+        for dp_rank, sequences in by_rank.items():
+            self._links[dp_rank].awake().submit.remote(msgspec.msgpack.encode(sequences))
+
+    def _move(self, request_ids: Sequence[str]) -> None:
+        """Have other ranks go on with requests, from the tokens that their callers have."""
+        for request_id in request_ids:
+            request = self._underway[request_id]
+            request.dp_rank = None
+            for index in self._assembler.unfinished(request_id):
+                old = request.sequences[index]
+                # under a new handle, so that what the old rank may still send is recognised, and ignored
+                handle = next(self._handles)
+                tokens = self._assembler.rebind(old.handle, handle)
+                request.sequences[index] = msgspec.structs.replace(old, handle=handle, output_token_ids=list(tokens))
+        self._dispatch(request_ids)
+
+    def _on_rank(self, dp_rank: int) -> list[str]:
+        return [request_id for request_id, request in self._underway.items() if request.dp_rank == dp_rank]
+
+    def _unlink(self, dp_rank: int) -> _Link | None:
+        self._router.remove(dp_rank)
+        return self._links.pop(dp_rank, None)
+
+    def _drop(self, request_id: str) -> None:
+        request = self._underway.pop(request_id)
+        self._parked.pop(request_id, None)
+        if request.dp_rank is not None:
+            self._router.finish(request.dp_rank)
+        self._drained.notify_all()
+
+    def _send_aborts(self, by_rank: dict[int, list[int]]) -> None:
+        for rank, handles in by_rank.items():
+            link = self._links.get(rank)
+            if handles and link is not None and self._failure is None:
+                link.awake().abort.remote(handles)
+
+    # ---- details
+
+    def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._failure = self._failure or error
             failed = [
@@ -189,51 +366,10 @@ class EngineClient:
             for request_id in self._underway:
                 self._assembler.abort(request_id)
             self._underway.clear()
+            self._parked.clear()
+            self._drained.notify_all()
         for sink, update in failed:
             sink([update])
-
-    def close(self, reason: BaseException) -> None:
-        """Fail what is under way with `reason`. The ranks' streams end when the ranks do."""
-        self.fail(reason)
-
-    # ---- receiving
-
-    def _receive(self, rank: int, client_index: int) -> None:
-        outputs = self._awake(rank).outputs.options(num_returns="streaming")
-        stream = outputs.remote(client_index, bool(self._bells[rank]))
-        decoder = msgspec.msgpack.Decoder(OutputBatch)
-        try:
-            for ref in stream:
-                self._deliver(rank, decoder.decode(ray.get(ref)))
-        except RayError as error:
-            self._on_stream_lost(rank, error)
-
-    def _on_stream_lost(self, rank: int, error: Exception) -> None:
-        """The rank's run ref says why it died, a moment before or after its stream breaks: prefer that."""
-        deadline_s = time.monotonic() + CAUSE_GRACE_S
-        while self._failure is None and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        self.fail(EngineDeadError(f"{error}\nthe output stream of rank dp{rank} broke"))
-
-    def _deliver(self, rank: int, batch: OutputBatch) -> None:
-        by_sink: dict[Sink, list[Update]] = defaultdict(list)
-        with self._lock:
-            self._router.observe(rank, batch.load)
-            self.num_output_tokens += len(batch.token_ids) // 4
-            step = self._assembler.process(batch)
-            for request_id, output, error in step.updates:
-                request = self._underway.get(request_id)
-                if request is None:
-                    continue
-                if error is not None or (output is not None and output.finished):
-                    del self._underway[request_id]
-                    self._router.finish(rank)
-                by_sink[request.sink].append(Update(request_id, output, error))
-            self._send_aborts({rank: step.aborts})
-        for sink, updates in by_sink.items():
-            sink(updates)
-
-    # ---- details
 
     def _expand(
         self, request_id: str, prompt: ParsedPrompt, params: SamplingParams, flush_interval_s: float, priority: int
@@ -262,17 +398,15 @@ class EngineClient:
         # an odd multiplier spreads consecutive handles over all seeds, so that none is a neighbour's
         return (self._config.model.seed + 0x9E3779B97F4A7C15 * (handle + 1)) & MAX_SEED
 
-    def _awake(self, rank: int) -> Any:
-        """The rank's actor, about to be called."""
-        if self._bells[rank]:
-            self._ringer.ring(self._bells[rank])
-        return self._actors[rank]
-
-    def _send_aborts(self, by_rank: dict[int, list[int]]) -> None:
-        for rank, handles in by_rank.items():
-            if handles and self._failure is None:
-                self._awake(rank).abort.remote(handles)
-
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _request_failed(request_id: str, request: _Underway, error: EngineDeadError) -> RequestFailed:
+    failed = RequestFailed(
+        f"request {request_id}: {request.num_failures} ranks failed while they had it, so it is not tried again. "
+        f"The last failure: {error}"
+    )
+    failed.__cause__ = error
+    return failed

@@ -7,7 +7,7 @@ under way, what each rank last said of its load, and which prompts went where.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raycore.messages import LoadView
@@ -65,22 +65,21 @@ def choose_rank(loads: Sequence[RankLoad], matched_tokens: Sequence[int] | None 
 class PrefixAffinity:
     """Remembers which ranks have seen a prompt's beginning, in chunks of 64 tokens; forgets the least recently used."""
 
-    def __init__(self, num_ranks: int, max_chunks: int = _MAX_REMEMBERED_CHUNKS) -> None:
-        self._num_ranks = num_ranks
+    def __init__(self, max_chunks: int = _MAX_REMEMBERED_CHUNKS) -> None:
         self._max_chunks = max_chunks
         self._ranks: OrderedDict[int, int] = OrderedDict()
         """By the hash of a prompt's beginning: a bit for each rank that has seen it."""
 
-    def match(self, chunks: Sequence[int]) -> list[int]:
-        """For each rank, how many leading tokens of the prompt with these `prompt_chunks()` it has seen."""
-        matched = [0] * self._num_ranks
-        ranks = (1 << self._num_ranks) - 1
+    def match(self, chunks: Sequence[int], ranks: Sequence[int]) -> list[int]:
+        """For each of `ranks`, how many leading tokens of the prompt with these `prompt_chunks()` it has seen."""
+        matched = [0] * len(ranks)
+        seen = -1
         for chunk in chunks:
-            ranks &= self._ranks.get(chunk, 0)
-            if not ranks:
+            seen &= self._ranks.get(chunk, 0)
+            if not seen:
                 break
-            for rank in range(self._num_ranks):
-                matched[rank] += _CHUNK_TOKENS * (ranks >> rank & 1)
+            for index, rank in enumerate(ranks):
+                matched[index] += _CHUNK_TOKENS * (seen >> rank & 1)
         return matched
 
     def add(self, chunks: Sequence[int], rank: int) -> None:
@@ -90,6 +89,11 @@ class PrefixAffinity:
             self._ranks.move_to_end(chunk)
         while len(self._ranks) > self._max_chunks:
             self._ranks.popitem(last=False)
+
+    def forget(self, rank: int) -> None:
+        """The rank is gone, and its cache with it."""
+        for chunk in self._ranks:
+            self._ranks[chunk] &= ~(1 << rank)
 
 
 def prompt_chunks(token_ids: Sequence[int]) -> list[int]:
@@ -102,49 +106,68 @@ def prompt_chunks(token_ids: Sequence[int]) -> list[int]:
     return chunks
 
 
-class Router:
-    """Assigns one client's requests to ranks. Not thread-safe: its owner holds a lock."""
+@dataclass(slots=True)
+class _Counts:
+    """What a router keeps of one rank."""
 
-    def __init__(self, num_ranks: int) -> None:
-        self._own = [0] * num_ranks
-        self._own_tokens = [0.0] * num_ranks
-        self._others = [0] * num_ranks
-        self._waiting = [0] * num_ranks
-        self._affinity = PrefixAffinity(num_ranks)
+    own: int = 0
+    own_tokens: float = 0.0
+    others: int = 0
+    waiting: int = 0
+
+
+class Router:
+    """Assigns one client's requests to ranks, which come and go. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
+        self._counts: dict[int, _Counts] = {rank: _Counts() for rank in ranks}
+        self._affinity = PrefixAffinity()
+
+    def add(self, rank: int) -> None:
+        """The rank takes requests."""
+        self._counts[rank] = _Counts()
+
+    def remove(self, rank: int) -> None:
+        """The rank takes none any more, and what it had isn't under way."""
+        if self._counts.pop(rank, None) is not None:
+            self._affinity.forget(rank)
 
     def assign(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """A rank for each prompt, given as token ids. Each counts as under way until `finish()`."""
+        """A rank for each prompt, given as token ids. Each counts as under way until `finish()`. There is a rank."""
         return [self._assign_one(prompt) for prompt in prompts]
 
     def observe(self, rank: int, load: LoadView | None) -> None:
         """What a rank says of its load. What exceeds this client's own requests is taken for other clients'."""
-        if load is not None:
-            self._others[rank] = max(0, load.num_waiting + load.num_running - self._own[rank])
-            self._waiting[rank] = load.num_waiting
+        counts = self._counts.get(rank)
+        if load is not None and counts is not None:
+            counts.others = max(0, load.num_waiting + load.num_running - counts.own)
+            counts.waiting = load.num_waiting
 
     def finish(self, rank: int) -> None:
         """One of this client's requests on `rank` is no longer under way."""
-        own = self._own[rank]
-        assert own > 0, f"no request is under way on rank {rank}"
+        counts = self._counts.get(rank)
+        if counts is None:
+            return  # it has gone, and its counts with it
+        assert counts.own > 0, f"no request is under way on rank {rank}"
         # which of them it was makes no difference worth keeping track of
-        self._own_tokens[rank] *= (own - 1) / own
-        self._own[rank] = own - 1
+        counts.own_tokens *= (counts.own - 1) / counts.own
+        counts.own -= 1
 
-    def loads(self) -> list[RankLoad]:
+    def loads(self) -> dict[int, RankLoad]:
         """The ranks' loads as known here."""
-        return [
-            RankLoad(own + others, waiting, tokens)
-            for own, others, waiting, tokens in zip(
-                self._own, self._others, self._waiting, self._own_tokens, strict=True
-            )
-        ]
+        return {
+            rank: RankLoad(counts.own + counts.others, counts.waiting, counts.own_tokens)
+            for rank, counts in self._counts.items()
+        }
 
     def _assign_one(self, prompt: Sequence[int]) -> int:
-        rank = 0
-        if len(self._own) > 1:
+        ranks = list(self._counts)
+        rank = ranks[0]
+        if len(ranks) > 1:
             chunks = prompt_chunks(prompt)
-            rank = choose_rank(self.loads(), self._affinity.match(chunks))
+            rank = ranks[choose_rank(list(self.loads().values()), self._affinity.match(chunks, ranks))]
             self._affinity.add(chunks, rank)
-        self._own[rank] += 1
-        self._own_tokens[rank] += len(prompt)
+        counts = self._counts[rank]
+        counts.own += 1
+        counts.own_tokens += len(prompt)
         return rank

@@ -1,7 +1,7 @@
-"""Brings an engine's ranks up, watches them, and takes them down.
+"""Brings an engine's ranks up, each in a placement group of its own, and takes them down.
 
-Owns the ranks' actors, the placement groups that it made, and its use of Ray. Knows nothing of requests: what a lost
-rank means to them is its caller's business.
+Owns the ranks' actors, the placement groups that it made, and its use of Ray. When to start, replace or stop which rank
+is the supervisor's business.
 """
 
 # ray's own types are partial:
@@ -9,6 +9,7 @@ rank means to them is its caller's business.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 import threading
@@ -23,12 +24,13 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from placement.errors import InvalidPlacementGroup
+from placement.errors import InvalidPlacementGroup, PlacementShortage
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes, release, reserve, validate_group
+from placement.topology import read_cluster
 from raycore.cluster.deaths import describe_death, describe_rank, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
-from raycore.cluster.watch import OnRankFailure, RankWatch
+from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
 from raycore.engine.actor import DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput
@@ -46,6 +48,12 @@ _PROGRESS_S = 0.25
 _KILLED_TIMEOUT_S = 5.0
 """Killed processes are waited for this long: they are gone within milliseconds, unless the machine is stuck."""
 
+_REPLAN_S = 2.0
+"""One attempt to find a place for a rank takes this long, then whoever waits for it can think again."""
+
+_GROW_S = 10.0
+"""Growth waits this long for resources: what has just been given back shows with some delay."""
+
 
 def shape_of(config: EngineConfig) -> EngineShape:
     """What `config` needs of the cluster."""
@@ -62,7 +70,7 @@ def shape_of(config: EngineConfig) -> EngineShape:
 
 
 class CoreEngineActorManager:
-    """One `DPEngineCoreActor` for each data-parallel rank, each in a placement group of its own."""
+    """One `DPEngineCoreActor` for each data-parallel rank, each in a placement group of its own. Thread-safe."""
 
     def __init__(
         self,
@@ -81,27 +89,24 @@ class CoreEngineActorManager:
             placement_timeout_s: how long to wait for resources that others hold.
         """
         self.engine_id = secrets.token_hex(4)
-        self.actors: list[Any] = []
-        """The ranks' handles, in rank order."""
-        self.infos: list[EngineInfo] = []
-        """What each rank said of itself once it was up, in rank order."""
+        self.ranks: dict[int, Rank] = {}
+        """By dp_rank: those that are up or on their way."""
         self._config = config
         self._shape = shape_of(config)
         self._actor_cls = actor_cls
         self._placement_timeout_s = placement_timeout_s
         self._brought_groups = list(placement_groups) if placement_groups is not None else None
-        self._groups: list[PlacementGroup] = []
-        self._group_nodes: list[list[str]] = []
-        self._run_refs: list[ray.ObjectRef[Any]] = []
-        self._watch: RankWatch | None = None
+        self._node = ""
+        self._num_created = 0
         self._uses_ray = False
-        self._shutdown_lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_shut_down = False
+        self._ringer = Ringer()
 
-    def start(self, on_failure: OnRankFailure, on_progress: OnProgress | None = None) -> list[EngineInfo]:
-        """Place, create and initialise all ranks, in parallel; start their loops, and the watch over them.
+    def start(self, on_progress: OnProgress | None = None) -> list[EngineInfo]:
+        """Place, create and initialise all ranks, in parallel, and start their loops.
 
         Args:
-            on_failure: told of every rank that ends without having been asked to, within milliseconds.
             on_progress: told a few times a second how much of the weights has been read, 0 to 1.
 
         Raises:
@@ -115,14 +120,84 @@ class CoreEngineActorManager:
             undo.callback(self.shutdown, timeout_s=0.0)
             acquire_ray(self._shape.num_cpus)
             self._uses_ray = True
-            self._groups = self._validated_groups() if self._brought_groups is not None else self._reserve()
-            self._group_nodes = [bundle_nodes(group) for group in self._groups]
-            self.actors = [self._create(dp_rank) for dp_rank in range(self._shape.num_ranks)]
-            self.infos = self._wait_for_init(on_progress)
-            self._run_refs = [actor.run.remote() for actor in self.actors]
-            self._watch = RankWatch(self._run_refs, self.infos, on_failure)
+            self._node = ray.get_runtime_context().get_node_id()
+            if self._brought_groups is None:
+                groups = self._reserve(range(self._shape.num_ranks), self._placement_timeout_s)
+            else:
+                groups = self._validated_groups()
+            self._create(dict(enumerate(groups)))
+            self.confirm(list(self.ranks.values()), on_progress)
             undo.pop_all()
-        return self.infos
+        return [rank.info for _, rank in sorted(self.ranks.items()) if rank.info is not None]
+
+    def confirm(self, ranks: Sequence[Rank], on_progress: OnProgress | None = None) -> None:
+        """Wait until new ranks are up, and start their loops. Raises as `start()` does, and leaves them as they are."""
+        waiting = {rank.init_ref: rank for rank in ranks}
+        timeout_s = self._config.executor.init_timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        while waiting:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            done, _ = ray.wait(list(waiting), num_returns=1, timeout=min(left_s, _PROGRESS_S))
+            if not done and left_s > 0:
+                if self._is_shut_down:
+                    raise InitializationError("the engine was shut down while it was starting")
+                if on_progress is not None:
+                    _report_progress([rank.actor for rank in ranks], on_progress)
+                continue
+            if not done:
+                late = sorted(rank.dp_rank for rank in waiting.values())
+                raise InitializationError(
+                    f"dp_ranks {late} are not up after init_timeout_s={timeout_s:g}: "
+                    "raise it if the checkpoint is just large"
+                )
+            for ref in done:
+                rank = waiting.pop(ref)
+                rank.info = _init_result(ref, rank.dp_rank)
+        for rank in ranks:
+            rank.run_ref = rank.actor.run.remote()
+
+    def replace(self, dp_ranks: Sequence[int]) -> list[Rank]:
+        """Kill these ranks, if they still live, and create others in their place; they have yet to be confirmed.
+
+        A rank keeps its group while the group's nodes live; otherwise another one is looked for.
+
+        Raises:
+            PlacementShortage: there is no place for all of them now. None was created.
+        """
+        with self._lock:
+            old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
+            for rank in old:
+                rank.kill(self._node)
+        groups = {rank.dp_rank: self._group_for(rank) for rank in old}
+        with self._lock:
+            if self._is_shut_down:
+                raise InitializationError("the engine was shut down")
+            return self._create(groups)
+
+    def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
+        """Create ranks that weren't there; they have yet to be confirmed.
+
+        Raises:
+            PlacementShortage: at once if the cluster can never hold them, soon if others hold what they need; nothing
+                has changed.
+        """
+        groups = self._reserve(dp_ranks, _GROW_S)
+        with self._lock:
+            return self._create(dict(zip(dp_ranks, groups, strict=True)))
+
+    def shrink(self, dp_ranks: Sequence[int], timeout_s: float = 0.0) -> None:
+        """Stop ranks for good and give back what they held. They may take `timeout_s` to stop by themselves."""
+        with self._lock:
+            leaving = [self.ranks.pop(dp_rank) for dp_rank in dp_ranks if dp_rank in self.ranks]
+        self._stop(leaving, timeout_s)
+        if self._brought_groups is None:
+            release([rank.group for rank in leaving if rank.group is not None])
+
+    def kill(self, dp_rank: int) -> None:
+        """End a rank's processes. Its run ref then completes."""
+        with self._lock:
+            if dp_rank in self.ranks:
+                self.ranks[dp_rank].kill(self._node)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Ask the ranks to stop, wait, then kill; give everything back. Idempotent, and works half-started.
@@ -130,24 +205,24 @@ class CoreEngineActorManager:
         Args:
             timeout_s: how long the ranks may take to stop by themselves; None: as configured.
         """
-        with self._shutdown_lock:
-            if self._watch is not None:
-                self._watch.expect_ends()
+        with self._lock:
+            self._is_shut_down = True
+            timeout_s = self._config.executor.shutdown_timeout_s if timeout_s is None else timeout_s
             if ray.is_initialized():
-                self._stop_ranks(self._config.executor.shutdown_timeout_s if timeout_s is None else timeout_s)
-                if self._brought_groups is None:
-                    release(self._groups)
-            if self._watch is not None:
-                self._watch.join(_KILLED_TIMEOUT_S)
-            self.actors, self._run_refs, self._groups, self._watch = [], [], [], None
+                self.shrink(list(self.ranks), timeout_s)
+            self.ranks = {}
             if self._uses_ray:
                 self._uses_ray = False
                 release_ray()
 
-    # ---- starting
+    # ---- places
 
-    def _reserve(self) -> list[PlacementGroup]:
-        return reserve(self._shape, name=f"raycore_{self.engine_id}", timeout_s=self._placement_timeout_s)
+    def _reserve(self, dp_ranks: Sequence[int], timeout_s: float) -> list[PlacementGroup]:
+        return reserve(
+            dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
+            names=[f"raycore_{self.engine_id}_dp{dp_rank}" for dp_rank in dp_ranks],
+            timeout_s=timeout_s,
+        )
 
     def _validated_groups(self) -> list[PlacementGroup]:
         groups = self._brought_groups or []
@@ -162,75 +237,80 @@ class CoreEngineActorManager:
             raise InvalidConfig(f"placement_groups: {error}") from error
         return groups
 
-    def _create(self, dp_rank: int) -> Any:
+    def _group_for(self, rank: Rank) -> PlacementGroup:
+        """The group for the one that takes `rank`'s place."""
+        usable = {node.node_id for node in read_cluster().usable_nodes}
+        if rank.group is not None and usable.issuperset(rank.nodes):
+            return rank.group
+        if rank.group is not None and self._brought_groups is not None:
+            # Ray looks for another place for it
+            try:
+                validate_group(rank.group, self._shape, _REPLAN_S)
+            except InvalidPlacementGroup as error:
+                raise PlacementShortage(str(error)) from error
+            return rank.group
+        if rank.group is not None:
+            release([rank.group])
+            rank.group = None
+        (group,) = self._reserve([rank.dp_rank], _REPLAN_S)
+        return group
+
+    # ---- actors
+
+    def _create(self, groups: dict[int, PlacementGroup]) -> list[Rank]:
+        nodes = {dp_rank: bundle_nodes(group) for dp_rank, group in groups.items()}
+        standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
+        created: list[Rank] = []
+        for dp_rank, group in groups.items():
+            actor = self._actor(dp_rank, group, self._num_local_workers(nodes[dp_rank][0], standing))
+            rank = Rank(dp_rank, group, nodes[dp_rank], actor, actor.wait_for_init.remote(), time.monotonic())
+            self.ranks[dp_rank] = rank
+            created.append(rank)
+        return created
+
+    def _actor(self, dp_rank: int, group: PlacementGroup, num_local_workers: int) -> Any:
         index = self._shape.engine_bundle_index
         bundle = self._shape.bundles[index]
-        group = self._groups[dp_rank]
+        name = f"raycore_{self.engine_id}_dp{dp_rank}"
+        if dp_rank in self.ranks:
+            name += f"_{self._num_created}"  # Ray may not have let go of the old one's name
+        self._num_created += 1
         return self._actor_cls.options(
-            name=f"raycore_{self.engine_id}_dp{dp_rank}",
+            name=name,
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0.0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
-        ).remote(self._config.encode(), dp_rank, group, self._num_local_workers(dp_rank), self.engine_id)
+        ).remote(self._config.encode(), dp_rank, group, num_local_workers, name)
 
-    def _num_local_workers(self, dp_rank: int) -> int:
-        """Workers, of all ranks, on the node of this rank's first worker: they share its cores."""
-        node = self._group_nodes[dp_rank][0]
-        return sum(nodes[: self._shape.world_size].count(node) for nodes in self._group_nodes)
+    def _num_local_workers(self, node: str, nodes_of_ranks: dict[int, list[str]]) -> int:
+        """Workers, of all ranks, on a node: they share its cores."""
+        return sum(nodes[: self._shape.world_size].count(node) for nodes in nodes_of_ranks.values())
 
-    def _wait_for_init(self, on_progress: OnProgress | None) -> list[EngineInfo]:
-        ranks = {actor.wait_for_init.remote(): dp_rank for dp_rank, actor in enumerate(self.actors)}
-        infos: dict[int, EngineInfo] = {}
-        deadline_s = time.monotonic() + self._config.executor.init_timeout_s
-        while ranks:
-            timeout_s = max(0.0, deadline_s - time.monotonic())
-            if on_progress is not None:
-                timeout_s = min(timeout_s, _PROGRESS_S)
-            done, _ = ray.wait(list(ranks), num_returns=1, timeout=timeout_s)
-            if not done and on_progress is not None and time.monotonic() < deadline_s:
-                self._report_progress(on_progress)
-                continue
-            if not done:
-                raise InitializationError(
-                    f"dp_ranks {sorted(ranks.values())} are not up after init_timeout_s="
-                    f"{self._config.executor.init_timeout_s:g}: raise it if the checkpoint is just large"
-                )
-            for ref in done:
-                dp_rank = ranks.pop(ref)
-                infos[dp_rank] = _init_result(ref, dp_rank)
-        return [infos[dp_rank] for dp_rank in sorted(infos)]
-
-    def _report_progress(self, on_progress: OnProgress) -> None:
-        # a rank whose process has yet to start answers later, and one that failed is found out by its init ref
-        asked = [actor.load_progress.remote() for actor in self.actors]
-        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_PROGRESS_S)
-        shares: list[float] = []
-        for ref in answered:
-            with suppress(RayError):
-                shares.append(ray.get(ref))
-        on_progress(sum(shares) / len(asked))
-
-    # ---- stopping
-
-    def _stop_ranks(self, timeout_s: float) -> None:
-        if self._run_refs and timeout_s > 0:
-            ringer = Ringer()
-            for info, actor in zip(self.infos, self.actors, strict=True):
-                ringer.ring(info.bell)
-                actor.stop.remote()
-            ray.wait(self._run_refs, num_returns=len(self._run_refs), timeout=timeout_s)
-        for actor in self.actors:
-            ray.kill(actor, no_restart=True)
-        self._wait_for_processes()
-
-    def _wait_for_processes(self) -> None:
-        """Until the processes on this node are gone. Those on other nodes Ray ends; they can't be seen from here."""
-        own_node = ray.get_runtime_context().get_node_id()
-        local = [info for info in self.infos if set(self._group_nodes[info.dp_rank]) == {own_node}]
-        pids = [pid for info in local for pid in {info.pid, *info.worker_pids}]
+    def _stop(self, ranks: Sequence[Rank], timeout_s: float) -> None:
+        run_refs = [rank.run_ref for rank in ranks if rank.run_ref is not None]
+        if run_refs and timeout_s > 0:
+            for rank in ranks:
+                if rank.info is not None:
+                    self._ringer.ring(rank.info.bell)
+                rank.actor.stop.remote()
+            ray.wait(run_refs, num_returns=len(run_refs), timeout=timeout_s)
+        for rank in ranks:
+            rank.kill(self._node)
+        pids = [pid for rank in ranks for pid in rank.pids_on(self._node)]
         running = wait_until_gone(pids, _KILLED_TIMEOUT_S)
         if running:
             logger.warning("processes %s still run %g s after they were killed", running, _KILLED_TIMEOUT_S)
+
+
+def _report_progress(actors: Sequence[Any], on_progress: OnProgress) -> None:
+    # a rank whose process has yet to start answers later, and one that failed is found out by its init ref
+    asked = [actor.load_progress.remote() for actor in actors]
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_PROGRESS_S)
+    shares: list[float] = []
+    for ref in answered:
+        with suppress(RayError):
+            shares.append(ray.get(ref))
+    on_progress(sum(shares) / len(asked))
 
 
 def _init_result(ref: ray.ObjectRef[Any], dp_rank: int) -> EngineInfo:

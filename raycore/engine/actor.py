@@ -45,11 +45,11 @@ class DPEngineCoreActor:
         dp_rank: int,
         placement_group: PlacementGroup,
         num_local_workers: int,
-        engine_id: str,
+        name: str,
     ) -> None:
         self._config = EngineConfig.decode(config_bytes)
         self._dp_rank = dp_rank
-        self._name = f"raycore_{engine_id}_dp{dp_rank}"
+        self._name = name
         self._group = placement_group
         self._num_local_workers = num_local_workers
         self._mailbox = Mailbox()
@@ -89,18 +89,31 @@ class DPEngineCoreActor:
 
     @ray.method(concurrency_group="run")
     def run(self) -> None:
-        """The engine's loop. Returns when asked to stop; raises when the rank can't go on."""
+        """The engine's loop. Returns when asked to stop, with its workers stopped.
+
+        Raises, when the rank can't go on, at once: whoever learns of it ends what is left of the rank.
+        """
         assert self._core is not None, "wait_for_init() comes first"
         try:
             run_loop(self._core, self._mailbox, self._rest)
         finally:
             self._mailbox.close()
-            self._core.shutdown()
+        self._core.shutdown()
+
+    @ray.method(concurrency_group="io")
+    def step_age_s(self) -> float:
+        """Seconds since the present step began, 0 between steps: what the watchdog asks."""
+        return self._core.step_age_s() if self._core is not None else 0.0
 
     @ray.method(concurrency_group="io")
     def submit(self, requests: bytes) -> None:
         """Take requests on: an encoded list of `EngineRequest`."""
-        self._mailbox.put(Submit(decode_requests(requests)))
+        try:
+            self._mailbox.put(Submit(decode_requests(requests)))
+        except Exception as error:
+            # nobody looks at what this call gives: the requests would be lost, and their callers wait for ever
+            self._mailbox.fail(error)
+            raise
 
     @ray.method(concurrency_group="io")
     def abort(self, handles: list[int]) -> None:

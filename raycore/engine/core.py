@@ -54,6 +54,7 @@ class EngineCore:
             raise
         self.scheduler = Scheduler(config.scheduler, config.cache, self.num_blocks, config.model.spec.vocab_size)
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult]]] = deque()
+        self._step_started_s: float | None = None
         logger.info(
             "the KV cache holds %d tokens (%d blocks of %d)",
             self.num_blocks * config.cache.block_size,
@@ -75,6 +76,18 @@ class EngineCore:
 
     def step(self) -> StepOutputs | None:
         """Schedule a step and give the outputs of the oldest one in flight, once there are enough in flight."""
+        self._step_started_s = time.monotonic()
+        try:
+            return self._step()
+        finally:
+            self._step_started_s = None
+
+    def step_age_s(self) -> float:
+        """Seconds since the present step began, 0 between steps. May be called from any thread."""
+        started_s = self._step_started_s
+        return 0.0 if started_s is None else time.monotonic() - started_s
+
+    def _step(self) -> StepOutputs | None:
         plan = None
         if len(self._in_flight) < self.executor.max_concurrent_batches:
             plan = self.scheduler.schedule()

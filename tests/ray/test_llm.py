@@ -239,36 +239,6 @@ def test_groups_that_do_not_fit_are_refused(ray_cluster):
         ray_cluster.util.remove_placement_group(group)
 
 
-@pytest.mark.parametrize(("tp", "victim"), [(1, "engine"), (2, "engine"), (2, "worker")])
-def test_a_killed_process_reaches_every_caller_at_once(ray_cluster, tp, victim):
-    with LLM(demo_model_path(), tensor_parallel_size=tp, data_parallel_size=2, **LIMITS) as llm:
-        info = llm.engine_infos[1]
-        pid = info.pid if victim == "engine" else info.worker_pids[1]
-        errors: list[tuple[float, BaseException]] = []
-
-        def call():
-            try:
-                llm.generate(["1 + 2 ="] * 64, SamplingParams(max_tokens=900, ignore_eos=True), use_tqdm=False)
-            except BaseException as error:
-                errors.append((time.monotonic(), error))
-
-        callers = [threading.Thread(target=call) for _ in range(3)]
-        for caller in callers:
-            caller.start()
-        time.sleep(1.0)
-        killed = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        for caller in callers:
-            caller.join(30)
-        assert len(errors) == 3
-        for seen, error in errors:
-            assert isinstance(error, EngineDeadError)
-            assert str(pid) in str(error).splitlines()[0]
-            assert seen - killed < 1.0
-        with pytest.raises(EngineDeadError):
-            llm.generate("1 + 2 =", GREEDY, use_tqdm=False)
-
-
 def test_async_streams_aborts_and_refuses(ray_cluster):
     async def scenario():
         async with AsyncLLM(demo_model_path(), **LIMITS) as llm:

@@ -34,7 +34,7 @@ def test_the_view_shows_what_is_there_and_what_is_free():
 
 def test_one_group_a_rank_and_none_after_release():
     shape = EngineShape(2, 2, gpus_per_worker=1)
-    groups = reserve(shape, name="raycore_test")
+    groups = reserve(shape, names=["raycore_test_dp0", "raycore_test_dp1"])
     try:
         assert [group.bundle_specs for group in groups] == [
             [{"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0}]

@@ -31,12 +31,12 @@ def test_choose_rank(loads: list[RankLoad], matched: list[int] | None, expected:
 
 
 def test_a_batch_is_spread_evenly():
-    router = Router(3)
+    router = Router(range(3))
     assert Counter(router.assign([[1, 2, 3]] * 30)) == {0: 10, 1: 10, 2: 10}
 
 
 def test_long_prompts_are_spread_too():
-    router = Router(2)
+    router = Router(range(2))
     prompts = [[i] * (2000 if i % 2 == 0 else 10) for i in range(16)]
     ranks = router.assign(prompts)
     tokens = [sum(len(prompt) for prompt, rank in zip(prompts, ranks, strict=True) if rank == r) for r in range(2)]
@@ -44,34 +44,34 @@ def test_long_prompts_are_spread_too():
 
 
 def test_what_has_finished_is_no_load():
-    router = Router(2)
+    router = Router(range(2))
     assert router.assign([[1], [2]]) == [0, 1]
     router.finish(1)
     assert router.assign([[3]]) == [1]
 
 
 def test_prompt_tokens_leave_with_their_requests():
-    router = Router(2)
+    router = Router(range(2))
     router.assign([[1] * 100, [2] * 100])
     router.finish(0)
-    assert router.loads() == [RankLoad(0, 0, 0.0), RankLoad(1, 0, 100.0)]
+    assert router.loads() == {0: RankLoad(0, 0, 0.0), 1: RankLoad(1, 0, 100.0)}
 
 
 def test_others_requests_count():
-    router = Router(2)
+    router = Router(range(2))
     router.observe(0, LoadView(num_waiting=0, num_running=5, kv_usage=0.1))
     assert router.assign([[1], [2], [3]]) == [1, 1, 1]
 
 
 def test_own_requests_count_once():
-    router = Router(2)
+    router = Router(range(2))
     router.assign([[1]] * 4)
     router.observe(0, LoadView(num_waiting=0, num_running=2, kv_usage=0.1))
-    assert [load.num_requests for load in router.loads()] == [2, 2]
+    assert [load.num_requests for load in router.loads().values()] == [2, 2]
 
 
 def test_a_conversation_returns_to_its_rank():
-    router = Router(2)
+    router = Router(range(2))
     first = list(range(300))
     other = list(range(1000, 1300))
     rank_of_first, rank_of_other = router.assign([first, other])
@@ -82,23 +82,46 @@ def test_a_conversation_returns_to_its_rank():
 
 
 def test_a_prefix_that_all_share_overloads_nobody():
-    router = Router(2)
+    router = Router(range(2))
     shared = list(range(4096))
     counts = Counter(router.assign([[*shared, i] for i in range(40)]))
     assert abs(counts[0] - counts[1]) <= 4
 
 
 def test_affinity_matches_whole_chunks_from_the_beginning():
-    affinity = PrefixAffinity(2)
+    affinity = PrefixAffinity()
     affinity.add(prompt_chunks(list(range(200))), 1)
-    assert affinity.match(prompt_chunks(list(range(500)))) == [0, 192]
-    assert affinity.match(prompt_chunks([5, *range(1, 500)])) == [0, 0]
+    assert affinity.match(prompt_chunks(list(range(500))), [0, 1]) == [0, 192]
+    assert affinity.match(prompt_chunks([5, *range(1, 500)]), [0, 1]) == [0, 0]
     assert prompt_chunks(list(range(63))) == []
 
 
 def test_affinity_forgets_the_least_recently_used():
-    affinity = PrefixAffinity(1, max_chunks=2)
+    affinity = PrefixAffinity(max_chunks=2)
     first, second, third = ([start] * 64 for start in (1, 2, 3))
     for prompt in (first, second, first, third):
         affinity.add(prompt_chunks(prompt), 0)
-    assert [affinity.match(prompt_chunks(prompt)) for prompt in (first, second, third)] == [[64], [0], [64]]
+    assert [affinity.match(prompt_chunks(prompt), [0]) for prompt in (first, second, third)] == [[64], [0], [64]]
+
+
+def test_a_rank_that_goes_takes_its_counts_along():
+    router = Router(range(2))
+    prompt = list(range(300))
+    (rank,) = router.assign([prompt])
+    router.remove(rank)
+    router.finish(rank)  # its request ended elsewhere
+    assert router.assign([prompt, prompt]) == [1 - rank] * 2
+    router.add(rank)
+    assert router.loads()[rank].num_requests == 0
+    assert router.assign([[1]]) == [rank]
+
+
+def test_a_replaced_rank_has_no_prefix():
+    router = Router([0, 3])
+    prompt = list(range(3000))
+    (first,) = router.assign([prompt])
+    router.finish(first)
+    router.remove(first)
+    router.add(first)
+    # equal loads and no affinity: the first that is left comes first
+    assert router.assign([prompt]) == [3 - first]

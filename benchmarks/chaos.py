@@ -1,0 +1,358 @@
+"""Kills, stops and breaks ranks at random while requests run: what is lost, what differs, how long it takes.
+
+Mixed requests (greedy and seeded, streaming and not, some with log probabilities, stop strings or n=2) run once
+undisturbed and once while engines and workers are killed (SIGKILL), stopped (SIGSTOP), made to raise, and whole nodes
+are removed. Every request has to finish with the result of the undisturbed run. The cluster is one of several nodes on
+this machine: a head for this program, and one more node than there are ranks.
+
+    python benchmarks/chaos.py                  500 requests at DP 2, then at DP 3
+    python benchmarks/chaos.py --requests 60 --dp 2 --fault-interval-s 3
+
+Exits with 1 when a request was lost, a result differs, or something stays behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common import table
+
+from raycore import AsyncLLM, SamplingParams
+from raycore.demo import demo_model_path, held_out_problems
+from raycore.processes import is_running
+
+CPUS_PER_NODE = 2
+"""One rank's: an engine and a worker."""
+STEP_TIMEOUT_S = 2.0
+KINDS = ("kill engine", "kill worker", "stop engine", "stop worker", "raise in a step", "remove node")
+TOLD_AT_ONCE = ("kill engine", "kill worker")
+
+
+@dataclass
+class Fault:
+    kind: str
+    dp_rank: int
+    injected_s: float
+    detected_s: float | None = None
+    serving_s: float | None = None
+    pauses_s: list[float] = field(default_factory=list)
+    """Of the streams that were on the rank while another one was alive."""
+
+
+@dataclass
+class Result:
+    token_ids: list[list[int]]
+    texts: list[str]
+    logprobs: list[Any]
+    reasons: list[Any]
+
+    @staticmethod
+    def of(output) -> Result:
+        parts = output.outputs
+        return Result(
+            [part.token_ids for part in parts],
+            [part.text for part in parts],
+            [part.logprobs for part in parts],
+            [(part.finish_reason, part.stop_reason) for part in parts],
+        )
+
+
+def make_requests(count: int, seed: int) -> list[tuple[str, SamplingParams, bool]]:
+    """(prompt, parameters, whether it streams)."""
+    rnd = random.Random(seed)
+    problems = [prompt for prompt, _ in held_out_problems(3, 200)]
+    requests = []
+    for i in range(count):
+        shots = "".join(f"{a} + {a} = {2 * a}\n" for a in rnd.sample(range(99), rnd.randrange(9)))
+        params: dict[str, Any] = {"max_tokens": rnd.randrange(30, 220), "ignore_eos": True}
+        params |= {"temperature": 0.0} if rnd.random() < 0.5 else {"temperature": 0.9, "seed": i, "top_p": 0.95}
+        if rnd.random() < 0.3:
+            params["logprobs"] = 2
+        if rnd.random() < 0.2:
+            params["stop"] = ["7 7", "99", "\n5"]
+        if rnd.random() < 0.1:
+            params["n"] = 2
+        requests.append((shots + rnd.choice(problems), SamplingParams(**params), rnd.random() < 0.6))
+    return requests
+
+
+class Nodes:
+    """A cluster of several nodes on this machine, which can lose one."""
+
+    def __init__(self, num_ranks: int) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        options = {"object_store_memory": 100 << 20, "include_dashboard": False}
+        self._options = options | {"num_cpus": CPUS_PER_NODE}
+        self.cluster = Cluster(initialize_head=True, head_node_args=options | {"num_cpus": 0})
+        self.nodes = [self.cluster.add_node(**self._options) for _ in range(num_ranks + 1)]
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        self.ray = ray
+
+    def remove(self, node_id: str) -> None:
+        """Crash the node with this id, and have another one come."""
+        node = next(node for node in self.nodes if node.node_id == node_id)
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def add(self) -> None:
+        self.nodes.append(self.cluster.add_node(wait=False, **self._options))
+
+    def close(self) -> None:
+        self.ray.shutdown()
+        self.cluster.shutdown()
+
+
+class Observer:
+    """Notes when ranks are found lost and serve again, and when streams get something."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self.faults: list[Fault] = []
+        self.streams: dict[str, list[float]] = {}
+        self._client = client = llm._client
+        lost, up = client.rank_lost, client.rank_up
+
+        def rank_lost(dp_rank, error):
+            now_s = time.monotonic()
+            for fault in self._open(dp_rank):
+                fault.detected_s = fault.detected_s or now_s
+            lost(dp_rank, error)
+
+        def rank_up(dp_rank, actor, info):
+            up(dp_rank, actor, info)
+            for fault in self._open(dp_rank):
+                fault.serving_s = time.monotonic()
+
+        client.rank_lost, client.rank_up = rank_lost, rank_up
+
+    def _open(self, dp_rank: int) -> list[Fault]:
+        return [fault for fault in self.faults if fault.dp_rank == dp_rank and fault.serving_s is None]
+
+    def serving(self) -> list[int]:
+        """Ranks that serve."""
+        broken = {fault.dp_rank for fault in self.faults if fault.serving_s is None}
+        return [rank for rank in self._client._links if rank not in broken]
+
+    def streams_on(self, dp_rank: int) -> list[str]:
+        with self._client._lock:
+            return [r for r in self._client._on_rank(dp_rank) if self.streams.get(r)]
+
+
+async def run_all(llm: AsyncLLM, requests, concurrency: int, streams: dict[str, list[float]]) -> list[Any]:
+    """The results, or the error in the place of one that failed."""
+    gate = asyncio.Semaphore(concurrency)
+    results: list[Any] = [None] * len(requests)
+
+    async def one(index: int) -> None:
+        prompt, params, is_stream = requests[index]
+        request_id = f"request-{index}"
+        async with gate:
+            try:
+                last = None
+                async for output in llm.generate(prompt, params, request_id):
+                    last = output
+                    if is_stream:
+                        streams.setdefault(request_id, []).append(time.monotonic())
+                results[index] = Result.of(last)
+            except Exception as error:
+                results[index] = error
+
+    await asyncio.gather(*(one(index) for index in range(len(requests))))
+    return results
+
+
+async def inject(llm: AsyncLLM, nodes: Nodes, observer: Observer, interval_s: float, seed: int) -> None:
+    """Faults, one after the other, each on a rank that serves while another one does, until cancelled."""
+    rnd = random.Random(seed)
+    kinds: list[str] = []
+    while True:
+        await asyncio.sleep(rnd.expovariate(1 / interval_s))
+        serving = observer.serving()
+        if len(serving) < 2:
+            continue  # never the last one: a pause then shows how long another takes over, not how long one starts
+        if not kinds:
+            kinds = rnd.sample(KINDS, len(KINDS))
+        dp_rank = rnd.choice(serving)
+        await asyncio.to_thread(break_rank, llm, nodes, observer, kinds.pop(), dp_rank)
+
+
+def break_rank(llm: AsyncLLM, nodes: Nodes, observer: Observer, kind: str, dp_rank: int) -> None:
+    info = next(info for info in llm.engine_infos if info.dp_rank == dp_rank)
+    affected = {request_id: len(observer.streams[request_id]) for request_id in observer.streams_on(dp_rank)}
+    fault = Fault(kind, dp_rank, time.monotonic())
+    observer.faults.append(fault)
+    fault.affected = affected  # type: ignore[attr-defined]
+    pid = info.worker_pids[0] if "worker" in kind else info.pid
+    if kind.startswith("kill"):
+        os.kill(pid, signal.SIGKILL)
+    elif kind.startswith("stop"):
+        os.kill(pid, signal.SIGSTOP)
+    elif kind == "raise in a step":
+        actor = observer._client._links[dp_rank].actor
+        actor.utility.remote("collective_rpc", (fail_next_step, None, (), {}), {}, 10.0)
+    else:
+        nodes.remove(info.node_id)
+        nodes.add()
+
+
+def fail_next_step(worker: Any) -> None:
+    """In a worker: have its next step raise."""
+
+    def execute_model(plan: Any) -> None:
+        raise RuntimeError("a fault was injected")
+
+    worker.execute_model = execute_model
+
+
+def note_pauses(observer: Observer) -> None:
+    for fault in observer.faults:
+        for request_id, count in fault.affected.items():  # type: ignore[attr-defined]
+            times = observer.streams[request_id]
+            if count < len(times):
+                fault.pauses_s.append(times[count] - times[count - 1])
+
+
+def percentile(values: list[float], percent: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))] if values else float("nan")
+
+
+def shared_memory_files() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("*")}
+
+
+def run(dp: int, args: argparse.Namespace) -> bool:
+    shared_before = shared_memory_files()
+    nodes = Nodes(dp)
+    started_s = time.monotonic()
+    options = {"batch_invariant": True} if args.batch_invariant else {}
+    llm = AsyncLLM(
+        args.model,
+        dtype="float32",
+        data_parallel_size=dp,
+        executor_backend="ray",
+        num_threads=1,
+        max_model_len=512,
+        max_num_seqs=64,
+        step_timeout_s=STEP_TIMEOUT_S,
+        max_request_replays=1000,
+        max_rank_restarts=1000,
+        use_tqdm_on_load=False,
+        **options,
+    )
+    cold_start_s = time.monotonic() - started_s
+    requests = make_requests(args.requests, args.seed)
+    expected = asyncio.run(run_all(llm, requests, args.concurrency, {}))
+    observer = Observer(llm)
+    pids = {pid for info in llm.engine_infos for pid in (info.pid, *info.worker_pids)}
+
+    async def disturbed() -> list[Any]:
+        injector = asyncio.create_task(inject(llm, nodes, observer, args.fault_interval_s, args.seed))
+        try:
+            return await run_all(llm, requests, args.concurrency, observer.streams)
+        finally:
+            injector.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await injector
+
+    started_s = time.monotonic()
+    results = asyncio.run(asyncio.wait_for(disturbed(), args.timeout_s))
+    elapsed_s = time.monotonic() - started_s
+    wait_until_whole(observer)
+    pids |= {pid for info in llm.engine_infos for pid in (info.pid, *info.worker_pids)}
+    llm.shutdown()
+    left = leftovers(nodes, pids)
+    nodes.close()
+    left += sorted(shared_memory_files() - shared_before)
+    note_pauses(observer)
+    return report(dp, observer, expected, results, cold_start_s, elapsed_s, left)
+
+
+def wait_until_whole(observer: Observer) -> None:
+    deadline_s = time.monotonic() + 120
+    while any(fault.serving_s is None for fault in observer.faults) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+
+
+def leftovers(nodes: Nodes, pids: set[int]) -> list[str]:
+    ray = nodes.ray
+    deadline_s = time.monotonic() + 10
+    while True:
+        left = [f"process {pid}" for pid in pids if is_running(pid)]
+        left += [f"actor {name}" for name in ray.util.list_named_actors() if name.startswith("raycore")]
+        groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+        left += [f"placement group {group['name']}" for group in groups]
+        if not left or time.monotonic() > deadline_s:
+            return left
+        time.sleep(0.05)  # Ray's tables lag behind its processes
+
+
+def report(dp, observer, expected, results, cold_start_s, elapsed_s, left) -> bool:
+    lost = [result for result in results if not isinstance(result, Result)]
+    differing = sum(result != reference for result, reference in zip(results, expected, strict=True))
+    faults = observer.faults
+    kinds = Counter(fault.kind for fault in faults)
+    detections = [f.detected_s - f.injected_s for f in faults if f.detected_s and f.kind in TOLD_AT_ONCE]
+    serving = [f.serving_s - f.injected_s for f in faults if f.serving_s]
+    killed = [f.serving_s - f.injected_s for f in faults if f.serving_s and f.kind in TOLD_AT_ONCE]
+    pauses = [pause for fault in faults for pause in fault.pauses_s]
+    killed_pauses = [pause for fault in faults if fault.kind in TOLD_AT_ONCE for pause in fault.pauses_s]
+    gaps = [b - a for times in observer.streams.values() for a, b in itertools.pairwise(times)]
+    rows = [
+        ["", f"DP {dp}"],
+        ["requests", len(results)],
+        ["seconds, disturbed", f"{elapsed_s:.1f}"],
+        ["faults injected", f"{len(faults)}: " + ", ".join(f"{count} x {kind}" for kind, count in kinds.items())],
+        ["requests lost", len(lost)],
+        ["results that differ", differing],
+        ["longest pause of a stream, s", f"{max(gaps, default=0):.2f}"],
+        ["pause of streams on a killed rank, s: p50, p99", both(killed_pauses)],
+        ["pause of streams on any broken rank, s: p50, p99", both(pauses)],
+        ["killed process to detection, ms: p50, p99", both([1000 * value for value in detections], 1)],
+        ["fault to the rank serving again, s: p50, p99", both(serving)],
+        ["the same, killed processes only", both(killed)],
+        ["cold start of all ranks, s", f"{cold_start_s:.2f}"],
+        ["left behind", ", ".join(left) or "nothing"],
+    ]
+    print(table(rows), flush=True)
+    for error in lost[:3]:
+        print(f"lost: {type(error).__name__}: {error}")
+    return not lost and not differing and not left
+
+
+def both(values: list[float], digits: int = 2) -> str:
+    return f"{percentile(values, 50):.{digits}f}, {percentile(values, 99):.{digits}f}  (of {len(values)})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(demo_model_path()))
+    parser.add_argument("--dp", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--concurrency", type=int, default=48)
+    parser.add_argument("--fault-interval-s", type=float, default=4.0, help="mean time between faults")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout-s", type=float, default=900.0)
+    parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.CRITICAL)
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    is_whole = [run(dp, args) for dp in args.dp]
+    sys.exit(not all(is_whole))
+
+
+if __name__ == "__main__":
+    main()

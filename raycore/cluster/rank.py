@@ -1,0 +1,56 @@
+"""One data-parallel rank as the driver holds it: its placement group, its actor, and the refs by which it is known."""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from raycore.messages import EngineInfo
+from raycore.processes import is_running
+
+
+@dataclass(eq=False)
+class Rank:
+    """A rank from its creation to its end. One that takes its place is another `Rank` with the same `dp_rank`."""
+
+    dp_rank: int
+    group: PlacementGroup | None
+    """None once it was given back."""
+    nodes: list[str]
+    """The node id of each of the group's bundles."""
+    actor: Any
+    init_ref: ray.ObjectRef[Any]
+    """Completes when the rank is up, or can't be."""
+    started_s: float
+    """When it was created, by `time.monotonic()`."""
+    info: EngineInfo | None = None
+    """What it said of itself; None until it is up."""
+    run_ref: ray.ObjectRef[Any] | None = None
+    """Completes when the rank ends, however it does."""
+
+    def pids_on(self, node_id: str) -> list[int]:
+        """Its processes, as far as they are known to be on this node."""
+        if self.info is None or set(self.nodes) != {node_id}:
+            return []
+        return sorted({self.info.pid, *self.info.worker_pids})
+
+    def kill(self, node_id: str) -> None:
+        """End the rank's processes: those on `node_id`, which is the caller's, at once, the others through Ray.
+
+        Ray asks a process to end before it makes it end. One that is stopped hears nothing, and a failed engine's
+        workers hear late, while the rank that takes this one's place waits for what they hold.
+        """
+        ray.kill(self.actor, no_restart=True)
+        for pid in self.pids_on(node_id):
+            if is_running(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

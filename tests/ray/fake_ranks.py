@@ -1,0 +1,95 @@
+"""Ranks without an engine, for the tests of those who start and watch them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import msgspec
+import ray
+from configs import make_config
+from ray.util.placement_group import placement_group_table
+
+from raycore.cluster.manager import CoreEngineActorManager
+from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig
+from raycore.errors import InitializationError, InvalidConfig, WorkerDied
+from raycore.messages import EngineInfo
+
+
+@ray.remote(max_restarts=0, concurrency_groups={"run": 1, "io": 1})
+class FakeRank:
+    """Stands in for `DPEngineCoreActor`; the model's name in its configuration says how it behaves."""
+
+    def __init__(
+        self, config_bytes: bytes, dp_rank: int, placement_group: object, num_local_workers: int, name: str
+    ) -> None:
+        self.behaviour = EngineConfig.decode(config_bytes).model.model
+        self.dp_rank = dp_rank
+        self.is_first = name.endswith(f"_dp{dp_rank}")
+        """Whether it took nobody's place."""
+        self.num_local_workers = num_local_workers
+        self.told = threading.Event()
+        if self.behaviour == "fails in its constructor" and dp_rank == 1:
+            raise ValueError("no room for weights")
+
+    @ray.method(concurrency_group="run")
+    def wait_for_init(self) -> bytes:
+        if self.behaviour == "bad config" and self.dp_rank == 1:
+            raise InvalidConfig("max_model_len=7 is odd")
+        if self.behaviour == "never up" and self.dp_rank == 1:
+            time.sleep(60)
+        if self.behaviour == "dies in init" and self.dp_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.behaviour == "does not come back" and not self.is_first:
+            raise InitializationError("the disk is gone")
+        return msgspec.msgpack.encode(
+            EngineInfo(
+                dp_rank=self.dp_rank,
+                pid=os.getpid(),
+                node_id=ray.get_runtime_context().get_node_id(),
+                num_blocks=8,
+                block_size=16,
+                max_model_len=64,
+                dtype="float32",
+                timings_s={"num_local_workers": self.num_local_workers},
+                worker_pids=[],
+            )
+        )
+
+    @ray.method(concurrency_group="run")
+    def run(self) -> None:
+        if self.behaviour == "worker dies" and self.dp_rank == 1 and self.is_first:
+            raise WorkerDied(0, 4711, "n1", "out of memory")
+        if self.behaviour == "returns" and self.dp_rank == 1 and self.is_first:
+            return
+        self.told.wait(3600 if self.behaviour == "deaf" else None)
+
+    @ray.method(concurrency_group="io")
+    def step_age_s(self) -> float:
+        return 1000.0 if self.behaviour == "stuck" and self.dp_rank == 1 and self.is_first else 0.0
+
+    @ray.method(concurrency_group="io")
+    def stop(self) -> None:
+        if self.behaviour != "deaf":
+            self.told.set()
+
+
+def config(behaviour: str = "", *, data_parallel_size: int = 2, executor: ExecutorConfig | None = None) -> EngineConfig:
+    base = make_config()
+    return msgspec.structs.replace(
+        base,
+        model=msgspec.structs.replace(base.model, model=behaviour),
+        parallel=ParallelConfig(1, data_parallel_size),
+        executor=executor or ExecutorConfig("inline", init_timeout_s=30.0, shutdown_timeout_s=5.0),
+    )
+
+
+def manager_of(engine_config: EngineConfig, **options: Any) -> CoreEngineActorManager:
+    return CoreEngineActorManager(engine_config, actor_cls=FakeRank, **options)
+
+
+def live_groups() -> list[dict[str, Any]]:
+    return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]

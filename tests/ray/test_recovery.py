@@ -1,0 +1,198 @@
+"""Ranks die while requests run: every request finishes with what it would have given, or fails alone and says why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from raycore import LLM, AsyncLLM, EngineDeadError, PlacementShortage, RequestFailed, SamplingParams
+from raycore.demo import demo_model_path, held_out_problems
+from raycore.processes import is_running
+from raycore.worker.worker import Worker
+
+LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": "float32"}
+POISON = 77
+"""A token that no other prompt here has."""
+
+
+class PoisonedWorker(Worker):
+    """Dies of one token."""
+
+    def execute_model(self, plan):
+        for request in plan.new_requests:
+            if POISON in np.frombuffer(request.token_ids, np.int32):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().execute_model(plan)
+
+
+def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
+    """Greedy and seeded; some with log probabilities, stop strings, several outputs."""
+    prompts = [prompt for prompt, _ in held_out_problems(2, 24)]
+    long = {"max_tokens": 200, "ignore_eos": True}
+    kinds = [
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": 5},
+        {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
+        {"temperature": 1.0, "seed": 7, "n": 2, "logprobs": 1},
+        {"temperature": 1.0, "seed": 8, "stop": ["7 7", "99", "\n5"]},
+    ]
+    return prompts, [SamplingParams(**long, **kinds[i % len(kinds)]) for i in range(len(prompts))]
+
+
+@contextmanager
+def killing(pid: int, after_s: float, number: int = signal.SIGKILL):
+    timer = threading.Timer(after_s, os.kill, [pid, number])
+    timer.start()
+    yield
+    timer.join()
+    assert not is_running(pid) or number != signal.SIGKILL
+
+
+def wait_for_ranks(llm, num_ranks: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while len(llm.engine_infos) < num_ranks or len(llm._client.utility("load", ())) < num_ranks:
+        assert time.monotonic() < deadline_s, "the rank doesn't come back"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def llm(ray_cluster):
+    options = {"data_parallel_size": 2, "tensor_parallel_size": 2, "step_timeout_s": 2.0, "max_rank_restarts": 50}
+    with LLM(demo_model_path(), batch_invariant=True, **options, **LIMITS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def expected(llm):
+    return llm.generate(*mixed_requests(), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [("engine", signal.SIGKILL), ("worker", signal.SIGKILL), ("engine", signal.SIGSTOP), ("worker", signal.SIGSTOP)],
+)
+def test_the_results_are_those_of_an_undisturbed_run(llm, expected, victim, number):
+    wait_for_ranks(llm, 2)
+    info = llm.engine_infos[1]
+    with killing(info.pid if victim == "engine" else info.worker_pids[1], 0.4, number):
+        outputs = llm.generate(*mixed_requests(), use_tqdm=False)
+    for output, reference in zip(outputs, expected, strict=True):
+        assert output.outputs == reference.outputs
+        assert output.prompt_logprobs == reference.prompt_logprobs
+    wait_for_ranks(llm, 2)
+    assert llm.engine_infos[1].pid != info.pid
+
+
+def test_an_exception_in_a_step_costs_no_request(llm, expected):
+    wait_for_ranks(llm, 2)
+    actor = llm._client._links[0].actor
+    timer = threading.Timer(0.4, lambda: actor.utility.remote("collective_rpc", (_fail, None, (), {}), {}, 10.0))
+    timer.start()
+    outputs = llm.generate(*mixed_requests(), use_tqdm=False)
+    timer.join()
+    assert [output.outputs for output in outputs] == [output.outputs for output in expected]
+    wait_for_ranks(llm, 2)
+
+
+def _fail(worker):
+    def execute_model(plan):
+        raise RuntimeError("a fault was injected")
+
+    worker.execute_model = execute_model
+
+
+def test_the_only_rank_dies_and_its_stream_goes_on(ray_cluster):
+    params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+
+    async def scenario():
+        async with AsyncLLM(demo_model_path(), batch_invariant=True, **LIMITS) as llm:
+            whole = [output async for output in llm.generate("27 + 58 =", params)][-1]
+            lengths = []
+            async for output in llm.generate("27 + 58 =", params):
+                lengths.append(len(output.outputs[0].token_ids))
+                if len(lengths) == 20:
+                    os.kill(llm.engine_infos[0].pid, signal.SIGKILL)
+            assert output.outputs == whole.outputs
+            assert lengths == sorted(set(lengths)), "nothing comes twice or goes back"
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_kills_ranks_fails_alone(ray_cluster):
+    options = {"data_parallel_size": 2, "worker_cls": PoisonedWorker, "max_request_replays": 1, "max_num_seqs": 4}
+    with LLM(demo_model_path(), **options, **LIMITS) as llm:
+        prompts = [[5, 6, 7 + i] for i in range(8)]
+        params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+        # it alone: what runs beside it would be on its failing ranks, too
+        with pytest.raises(RequestFailed, match="2 ranks failed while they had it") as failure:
+            llm.generate([[5, POISON]], params, use_tqdm=False)
+        assert list(failure.value.outputs) == [None]
+        assert "SIGKILL" in str(failure.value) or "was killed" in str(failure.value)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [100] * 8
+
+
+def test_without_restarts_a_death_reaches_every_caller_at_once(ray_cluster):
+    with LLM(demo_model_path(), max_rank_restarts=0, **LIMITS) as llm:
+        pid = llm.engine_infos[0].pid
+        errors: list[tuple[float, BaseException]] = []
+
+        def call():
+            try:
+                llm.generate(["1 + 2 ="] * 64, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+            except BaseException as error:
+                errors.append((time.monotonic(), error))
+
+        callers = [threading.Thread(target=call) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        time.sleep(1.0)
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        for caller in callers:
+            caller.join(30)
+        assert len(errors) == 3
+        for seen_s, error in errors:
+            assert isinstance(error, EngineDeadError)
+            assert str(pid) in str(error).splitlines()[0]
+            assert seen_s - killed_s < 1.0
+        with pytest.raises(EngineDeadError):
+            llm.generate("1 + 2 =", use_tqdm=False)
+        with pytest.raises(EngineDeadError, match=str(pid)):
+            llm.wait_for_completion_or_failure(timeout_s=1.0)
+
+
+def test_scaling_under_load_loses_nothing(ray_cluster):
+    with LLM(demo_model_path(), batch_invariant=True, **LIMITS) as llm:
+        prompts, params = mixed_requests()
+        expected = llm.generate(prompts, params, use_tqdm=False)
+        results: list[list] = []
+        stopping = threading.Event()
+
+        def load():
+            while not stopping.is_set():
+                results.append(llm.generate(prompts, params, use_tqdm=False))
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            llm.scale(3)
+            assert [info.dp_rank for info in llm.engine_infos] == [0, 1, 2]
+            assert len(llm._client.utility("load", ())) == 3
+            with pytest.raises(PlacementShortage, match="CPU"):
+                llm.scale(60)
+            llm.scale(1, drain_timeout_s=0.3)
+            assert [info.dp_rank for info in llm.engine_infos] == [0]
+        finally:
+            stopping.set()
+            thread.join(60)
+        assert results
+        for outputs in results:
+            assert [output.outputs for output in outputs] == [output.outputs for output in expected]

@@ -1,0 +1,186 @@
+"""A rank that ends, stalls or has to go is noticed, told of, and replaced; others aren't touched."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from fake_ranks import config, live_groups, manager_of
+
+from placement.errors import PlacementShortage
+from raycore.cluster.supervisor import RestartBudget, Supervisor
+from raycore.config import RecoveryConfig
+from raycore.errors import EngineDeadError, InvalidConfig
+from raycore.processes import is_running
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+SOON_S = 20.0
+RECOVERY = RecoveryConfig(restart_backoff_s=0.05, step_timeout_s=0.5)
+
+
+class Listener:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[tuple[Any, ...]] = queue.Queue()
+        self.busy = False
+
+    def rank_up(self, dp_rank, actor, info):
+        self.events.put(("up", dp_rank, info.pid))
+
+    def rank_lost(self, dp_rank, error):
+        self.events.put(("lost", dp_rank, error))
+
+    def rank_leaving(self, dp_rank, timeout_s):
+        self.events.put(("leaving", dp_rank, timeout_s))
+
+    def is_busy(self, dp_rank):
+        return self.busy
+
+    def engine_lost(self, error):
+        self.events.put(("engine lost", error))
+
+    def next(self, kind: str, timeout_s: float = SOON_S) -> tuple[Any, ...]:
+        event = self.events.get(timeout=timeout_s)
+        assert event[0] == kind, event
+        return event[1:]
+
+
+class Engine:
+    """A manager of fake ranks and their supervisor."""
+
+    def __init__(self, behaviour: str = "", recovery: RecoveryConfig = RECOVERY, data_parallel_size: int = 2) -> None:
+        self.manager = manager_of(config(behaviour, data_parallel_size=data_parallel_size))
+        self.listener = Listener()
+        self.infos = self.manager.start()
+        self.supervisor = Supervisor(self.manager, self.listener, recovery)
+        self.supervisor.start()
+        for info in self.infos:
+            assert self.listener.next("up") == (info.dp_rank, info.pid)
+
+    def stop(self) -> None:
+        self.supervisor.stop()
+        self.manager.shutdown()
+        self.supervisor.join(5.0)
+
+
+@pytest.fixture
+def start():
+    engines: list[Engine] = []
+
+    def start(*arguments: Any, **options: Any) -> Engine:
+        engines.append(Engine(*arguments, **options))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.stop()
+        assert engine.listener.events.empty(), "ranks that were asked to stop aren't lost"
+        assert not [rank for rank in engine.infos if is_running(rank.pid)]
+    assert live_groups() == []
+
+
+def test_a_killed_rank_is_told_of_at_once_and_replaced(start):
+    engine = start()
+    victim = engine.infos[1]
+    os.kill(victim.pid, signal.SIGKILL)
+    rank, error = engine.listener.next("lost", timeout_s=1.0)
+    assert rank == 1
+    assert str(error).startswith(f"dp_rank 1 (pid {victim.pid}, node {victim.node_id[:8]}) died: SYSTEM_ERROR")
+    rank, pid = engine.listener.next("up")
+    assert rank == 1
+    assert pid != victim.pid
+    assert is_running(engine.infos[0].pid), "the other rank has nothing to do with it"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "begins"),
+    [("worker dies", "worker 0 (pid 4711, node n1) died: out of memory\n"), ("returns", "dp_rank 1 (pid ")],
+)
+def test_a_run_that_ends_unasked_is_a_loss(start, behaviour, begins):
+    engine = start(behaviour)
+    rank, error = engine.listener.next("lost", timeout_s=5.0)
+    assert rank == 1
+    assert str(error).startswith(begins)
+    assert engine.listener.next("up")[0] == 1
+
+
+def test_a_busy_rank_that_is_stuck_is_killed_and_replaced(start):
+    engine = start("stuck")
+    time.sleep(1.0)
+    assert engine.listener.events.empty(), "an idle rank isn't asked"
+    engine.listener.busy = True
+    rank, error = engine.listener.next("lost")
+    assert (rank, "its present step has taken 1000.0 s" in str(error)) == (1, True)
+    assert engine.listener.next("up")[0] == 1
+
+
+def test_a_stopped_process_is_killed_and_replaced(start):
+    engine = start()
+    engine.listener.busy = True
+    os.kill(engine.infos[0].pid, signal.SIGSTOP)
+    rank, error = engine.listener.next("lost")
+    assert rank == 0
+    assert "hasn't answered for" in str(error)
+    assert engine.listener.next("up")[0] == 0
+
+
+def test_what_others_report_ends_a_rank(start):
+    engine = start()
+    engine.supervisor.report(1, "its stream broke")
+    rank, error = engine.listener.next("lost")
+    assert (rank, "its stream broke" in str(error)) == (1, True)
+    assert engine.listener.next("up")[0] == 1
+
+
+def test_a_rank_that_does_not_come_back_is_given_up_and_the_others_go_on(start):
+    engine = start("does not come back", msgspec.structs.replace(RECOVERY, max_rank_restarts=2))
+    os.kill(engine.infos[1].pid, signal.SIGKILL)
+    assert engine.listener.next("lost")[0] == 1
+    assert engine.supervisor.wait(3.0) is None
+    assert not engine.supervisor.has_ended
+    os.kill(engine.infos[0].pid, signal.SIGKILL)
+    assert engine.listener.next("lost")[0] == 0
+    (error,) = engine.listener.next("engine lost")
+    assert isinstance(error, EngineDeadError)
+    assert str(error).startswith("the disk is gone\n")
+    assert engine.supervisor.wait(1.0) is error
+
+
+def test_ranks_come_and_go(start):
+    engine = start(data_parallel_size=1)
+    infos = engine.supervisor.scale(3, drain_timeout_s=7.0)
+    assert [info.dp_rank for info in infos] == [0, 1, 2]
+    assert {engine.listener.next("up")[0] for _ in range(2)} == {1, 2}
+    os.kill(infos[2].pid, signal.SIGKILL)
+    assert engine.listener.next("lost")[0] == 2
+    assert engine.listener.next("up")[0] == 2
+    assert [info.dp_rank for info in engine.supervisor.scale(1, drain_timeout_s=7.0)] == [0]
+    left = [engine.listener.next("leaving") for _ in range(2)]
+    assert [rank for rank, _ in left] == [1, 2]
+    assert all(0 < timeout_s <= 7.0 for _, timeout_s in left)
+    assert len(live_groups()) == 1
+    assert not is_running(infos[1].pid)
+
+
+def test_impossible_sizes_change_nothing(start):
+    engine = start()
+    with pytest.raises(InvalidConfig, match="data_parallel_size=0"):
+        engine.supervisor.scale(0, 1.0)
+    with pytest.raises(PlacementShortage, match="98 ranks"):
+        engine.supervisor.scale(100, 1.0)
+    assert sorted(engine.manager.ranks) == [0, 1]
+    assert len(live_groups()) == 2
+
+
+def test_starts_are_counted_and_spaced():
+    budget = RestartBudget(RecoveryConfig(max_rank_restarts=4, restart_window_s=100, restart_backoff_s=1.0))
+    assert [budget.next_delay_s(now_s) for now_s in (0, 1, 2, 3)] == [0.0, 1.0, 2.0, 4.0]
+    assert budget.next_delay_s(99) is None
+    assert budget.next_delay_s(100.5) == 4.0, "the first one has been forgotten"
