@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -37,7 +37,9 @@ _RELEASE_TIMEOUT_S = 5.0
 _SETTLE_TIMEOUT_S = 0.2
 
 
-def reserve(shape: EngineShape, *, names: Sequence[str] = (), timeout_s: float = 60.0) -> list[PlacementGroup]:
+def reserve(
+    shape: EngineShape, *, names: Sequence[str] = (), avoid: Collection[str] = (), timeout_s: float = 60.0
+) -> list[PlacementGroup]:
     """Create one placement group for each rank, and wait until they stand.
 
     Waits, saying so, while others hold what the shape needs. The groups belong to the caller, who releases them; Ray
@@ -45,6 +47,7 @@ def reserve(shape: EngineShape, *, names: Sequence[str] = (), timeout_s: float =
 
     Args:
         names: the groups' names, one for each rank; by default they have none.
+        avoid: ids of nodes that are not to be used.
 
     Raises:
         PlacementShortage: at once if the shape can never fit this cluster, after `timeout_s` if it still doesn't fit.
@@ -52,7 +55,7 @@ def reserve(shape: EngineShape, *, names: Sequence[str] = (), timeout_s: float =
     """
     waiting = _Waiting(shape, timeout_s)
     while True:
-        view = read_cluster()
+        view = read_cluster().without(avoid)
         plan_ranks(view, shape, of="total")
         plans = _plan_if_free(view, shape)
         groups = _create(plans, names, waiting.left_s()) if plans is not None else None

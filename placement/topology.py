@@ -1,6 +1,6 @@
 """The cluster as it is now: nodes, what they have, what is free.
 
-Only `read_cluster()` talks to Ray; everything else takes the `ClusterView` that it returns.
+Only `read_cluster()` and `answers()` talk to anybody; everything else takes the `ClusterView` that the first returns.
 """
 
 # ray's own types are partial:
@@ -8,7 +8,8 @@ Only `read_cluster()` talks to Ray; everything else takes the `ClusterView` that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ class NodeView:
     available: Mapping[str, float]
     alive: bool = True
     draining: bool = False
+    port: int = 0
+    """Where its node daemon listens; 0 where that isn't known."""
 
     @property
     def usable(self) -> bool:
@@ -35,6 +38,10 @@ class ClusterView:
     """The nodes, in the order in which they are filled: the caller's own first, then by address."""
 
     nodes: tuple[NodeView, ...] = field(default=())
+
+    def without(self, node_ids: Collection[str]) -> ClusterView:
+        """The view without some nodes."""
+        return ClusterView(tuple(node for node in self.nodes if node.node_id not in node_ids))
 
     @property
     def usable_nodes(self) -> tuple[NodeView, ...]:
@@ -64,10 +71,22 @@ def read_cluster() -> ClusterView:
             available=_plain(available.get(node["NodeID"], {})),
             alive=node["Alive"],
             draining=node["NodeID"] in draining,
+            port=node.get("NodeManagerPort", 0),
         )
         for node in nodes
     ]
     return ClusterView(tuple(sorted(views, key=lambda node: (node.node_id != own, node.ip, node.node_id))))
+
+
+def answers(node: NodeView, timeout_s: float = 1.0) -> bool:
+    """Whether a node's daemon takes connections. Ray itself takes 10 seconds and more to find a crashed node dead."""
+    if not node.port:
+        return True
+    try:
+        socket.create_connection((node.ip, node.port), timeout_s).close()
+    except OSError:
+        return False
+    return True
 
 
 def _plain(resources: Mapping[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import signal
 import threading
 import time
 import weakref
@@ -26,7 +27,7 @@ from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from ray.util.placement_group import PlacementGroup
 
@@ -164,9 +165,46 @@ class _Engine:
         """Raise EngineDeadError, or the workers' own failure, if something is wrong."""
         self._client.utility("check_health", ())
 
-    def shutdown(self) -> None:
-        """Stop everything that was started and give back what was reserved. Idempotent."""
+    def shutdown(self, drain_timeout_s: float = 0.0) -> None:
+        """Stop everything that was started and give back what was reserved. Idempotent.
+
+        With a `drain_timeout_s`, requests that other threads wait for may take that long to finish; those that don't
+        end with what they have, and the finish reason `abort`. New ones are refused meanwhile.
+        """
+        if drain_timeout_s > 0 and self._finalizer.alive:
+            self._client.drain(drain_timeout_s)
+            self._client.abort_all()
         self._finalizer()
+
+    @contextmanager
+    def draining_on_signals(self, drain_timeout_s: float | None = None) -> Generator[list[int], None, None]:
+        """While the block runs, SIGTERM and SIGINT don't interrupt it: what runs may finish, for `drain_timeout_s`.
+
+        After that (None: as configured) requests end with what they have, and the finish reason `abort`; with a second
+        signal, at once. For programs that serve or run a batch; call it on the main thread. `ray job stop` gives a
+        program 3 seconds, unless RAY_JOB_STOP_WAIT_TIME_S says otherwise.
+
+        Yields: the signals that came.
+        """
+        timeout_s = self.config.recovery.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
+        came: list[int] = []
+
+        def drain() -> None:
+            if not self._client.drain(timeout_s):
+                self._client.abort_all()
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            came.append(number)
+            # not here: the main thread may hold the locks that these take
+            work = drain if len(came) == 1 else self._client.abort_all
+            threading.Thread(target=work, name="raycore-drain", daemon=True).start()
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield came
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class LLM(_Engine):

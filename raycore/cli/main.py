@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -47,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--max-tokens", type=int, default=None, metavar="N", help="tokens to generate at most")
     generate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy")
     generate.add_argument("--seed", type=int, default=None, metavar="N", help="makes sampling repeatable")
+    generate.add_argument(
+        "--drain-timeout", type=float, default=2.0, metavar="S", help="seconds to finish in after SIGTERM or Ctrl-C"
+    )
     generate.add_argument("--json", action="store_true", help="print an object a line: text, token ids, finish reason")
     generate.add_argument("--no-progress", action="store_true", help="show no progress bars (a terminal gets them)")
     return parser
@@ -72,7 +76,8 @@ def _generate(args: argparse.Namespace) -> int:
     ) as llm:
         chosen = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
         params = llm.get_default_sampling_params(**{name: value for name, value in chosen.items() if value is not None})
-        outputs = llm.generate(prompts, params, use_tqdm=shows_progress)
+        with llm.draining_on_signals(args.drain_timeout) as signals:
+            outputs = llm.generate(prompts, params, use_tqdm=shows_progress)
     for prompt, output in zip(prompts, outputs, strict=True):
         completion = output.outputs[0]
         if args.json:
@@ -85,4 +90,9 @@ def _generate(args: argparse.Namespace) -> int:
             print(json.dumps(fields, ensure_ascii=False))
         else:
             print(prompt + completion.text)
+    num_aborted = sum(completion.finish_reason == "abort" for output in outputs for completion in output.outputs)
+    if signals and num_aborted:
+        name = signal.Signals(signals[0]).name
+        print(f"raycore: ended by {name}, with {num_aborted} of {len(outputs)} outputs cut short", file=sys.stderr)
+        return 128 + signals[0]
     return 0

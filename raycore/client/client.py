@@ -115,6 +115,7 @@ class EngineClient:
         self._handles = itertools.count(client_index << HANDLE_CLIENT_SHIFT)
         self._ringer = Ringer()
         self._failure: BaseException | None = None
+        self._is_draining = False
         self._tightest: EngineInfo | None = None
         self.num_output_tokens = 0
         """Tokens received since the start, of all requests."""
@@ -143,6 +144,8 @@ class EngineClient:
             EngineDeadError: the engine is gone.
         """
         self._raise_if_failed()
+        if self._is_draining:
+            raise EngineDeadError("the engine is draining: it finishes what it has, takes nothing new, and then stops")
         assert self._tightest is not None, "there has been no rank yet"
         vocab_size = self._config.model.spec.vocab_size
         for prompt, param in zip(prompts, params, strict=True):
@@ -196,6 +199,18 @@ class EngineClient:
         except RayActorError as error:
             self._raise_if_failed()
             raise EngineDeadError(f"{error}\na rank was lost before it had answered {method}()") from error
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse whatever comes from now on, and wait for what is under way. Returns whether all of it has finished."""
+        with self._lock:
+            self._is_draining = True
+            return self._drained.wait_for(lambda: not self._underway, timeout_s)
+
+    def abort_all(self) -> None:
+        """Have every caller get what there is, with the finish reason `abort`."""
+        with self._lock:
+            request_ids = list(self._underway)
+        self.abort(request_ids, notify=True)
 
     def close(self, reason: BaseException) -> None:
         """Fail what is under way, and what comes, with `reason`. The ranks' streams end when the ranks do."""

@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from placement.errors import InvalidPlacementGroup, PlacementShortage
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes, release, reserve, validate_group
-from placement.topology import read_cluster
+from placement.topology import answers, read_cluster
 from raycore.cluster.deaths import describe_death, describe_rank, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.rank import Rank
@@ -101,6 +101,8 @@ class CoreEngineActorManager:
         self._uses_ray = False
         self._lock = threading.RLock()
         self._is_shut_down = False
+        self._crashed_nodes: set[str] = set()
+        """Nodes that don't answer, whatever Ray still thinks of them."""
         self._ringer = Ringer()
 
     def start(self, on_progress: OnProgress | None = None) -> list[EngineInfo]:
@@ -141,6 +143,9 @@ class CoreEngineActorManager:
             if not done and left_s > 0:
                 if self._is_shut_down:
                     raise InitializationError("the engine was shut down while it was starting")
+                crashed = self._find_crashed(node for rank in waiting.values() for node in rank.nodes)
+                if crashed:
+                    raise InitializationError(f"node {', '.join(sorted(crashed))} doesn't answer any more")
                 if on_progress is not None:
                     _report_progress([rank.actor for rank in ranks], on_progress)
                 continue
@@ -221,8 +226,19 @@ class CoreEngineActorManager:
         return reserve(
             dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
             names=[f"raycore_{self.engine_id}_dp{dp_rank}" for dp_rank in dp_ranks],
+            avoid=self._crashed_nodes,
             timeout_s=timeout_s,
         )
+
+    def _find_crashed(self, node_ids: Iterable[str]) -> set[str]:
+        """Those among some nodes that don't answer any more."""
+        suspects = set(node_ids) - {self._node}
+        if suspects:
+            nodes = {node.node_id: node for node in read_cluster().nodes}
+            self._crashed_nodes |= {
+                node_id for node_id in suspects if node_id not in nodes or not answers(nodes[node_id])
+            }
+        return suspects & self._crashed_nodes
 
     def _validated_groups(self) -> list[PlacementGroup]:
         groups = self._brought_groups or []
@@ -239,7 +255,7 @@ class CoreEngineActorManager:
 
     def _group_for(self, rank: Rank) -> PlacementGroup:
         """The group for the one that takes `rank`'s place."""
-        usable = {node.node_id for node in read_cluster().usable_nodes}
+        usable = {node.node_id for node in read_cluster().usable_nodes} - self._find_crashed(rank.nodes)
         if rank.group is not None and usable.issuperset(rank.nodes):
             return rank.group
         if rank.group is not None and self._brought_groups is not None:

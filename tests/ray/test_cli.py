@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from collections import Counter
+
+import pytest
 
 
 def raycore(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -41,3 +46,23 @@ def test_mistakes_are_one_line_and_a_status():
         assert message in ended.stderr
         assert "Traceback" not in ended.stderr
     assert raycore("generate").returncode == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_runs_finish_for_a_while_and_then_cuts_it_short(number):
+    command = [sys.executable, "-m", "raycore", "--log-level", "info", "generate", "--drain-timeout", "0.3", "--json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write(b"27 + 58 =\n" * 20_000)
+        process.stdin.close()
+        process.stdin = None
+        while b"is up" not in (line := process.stderr.readline()):
+            assert line, "it ended before it was up"
+        time.sleep(1.0)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, stderr
+    assert b"outputs cut short" in stderr.splitlines()[-1]
+    reasons = Counter(json.loads(line)["finish_reason"] for line in stdout.splitlines())
+    assert reasons["abort"]
+    assert reasons.keys() <= {"stop", "abort"}
+    assert sum(reasons.values()) == 20_000

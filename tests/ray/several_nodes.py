@@ -1,0 +1,117 @@
+"""A program on a cluster of several nodes: ranks on each, one that spans two, nodes that are drained and that crash.
+
+Run by `test_multi_node.py`. The head node, the program's own, has no CPUs: everything else is elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+
+import ray
+from ray.cluster_utils import Cluster
+
+from placement.reserve import bundle_nodes
+from raycore import LLM, SamplingParams
+from raycore.demo import demo_model_path, held_out_problems
+
+LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": "float32", "use_tqdm_on_load": False}
+PROBLEMS = list(held_out_problems(2, 60))
+PARAMS = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+RAY_OPTIONS = {"object_store_memory": 80 << 20, "include_dashboard": False}
+
+
+def check(llm: LLM) -> None:
+    """The sums come out right, after whatever has happened."""
+    outputs = llm.generate([prompt for prompt, _ in PROBLEMS], PARAMS, use_tqdm=False)
+    right = sum(
+        output.outputs[0].text.startswith(answer) and len(output.outputs[0].token_ids) == 150
+        for output, (_, answer) in zip(outputs, PROBLEMS, strict=True)
+    )
+    assert right >= len(PROBLEMS) - 1, right
+
+
+def node_of(llm: LLM, dp_rank: int) -> str:
+    return next(info.node_id for info in llm.engine_infos if info.dp_rank == dp_rank)
+
+
+def wait_until_moved(llm: LLM, dp_rank: int, old_node: str) -> None:
+    deadline_s = time.monotonic() + 60
+    while True:
+        infos = {info.dp_rank: info.node_id for info in llm.engine_infos}
+        if dp_rank in llm._client._links and infos.get(dp_rank, old_node) != old_node:
+            return
+        assert time.monotonic() < deadline_s, "the rank isn't replaced"
+        time.sleep(0.1)
+
+
+def disturbed_by(llm: LLM, event) -> None:
+    """Check while `event` happens."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            check(llm)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.5)
+    event()
+    thread.join(100)
+    assert not thread.is_alive()
+    assert not failures, failures
+
+
+def drain(cluster: Cluster, node_id: str) -> None:
+    """What an autoscaler does before it takes a node away."""
+    options = {
+        "--address": cluster.address,
+        "--node-id": node_id,
+        "--reason": "DRAIN_NODE_REASON_PREEMPTION",
+        "--reason-message": "a test",
+        "--deadline-remaining-seconds": "300",
+    }
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", *itertools.chain(*options.items())]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def main() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args=RAY_OPTIONS | {"num_cpus": 0})
+    nodes = [cluster.add_node(num_cpus=2, **RAY_OPTIONS) for _ in range(3)]
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+
+    # two workers and the engine, on two nodes: their channel crosses nodes, and so do their sums
+    with LLM(demo_model_path(), tensor_parallel_size=2, placement_strategy="span", **LIMITS) as llm:
+        (rank,) = llm._manager.ranks.values()
+        assert len(set(bundle_nodes(rank.group))) == 2
+        check(llm)
+    print("a rank spans nodes", flush=True)
+
+    options = LIMITS | {"data_parallel_size": 2, "executor_backend": "ray", "placement_strategy": "strict"}
+    with LLM(demo_model_path(), drain_timeout_s=0.2, **options) as llm:
+        assert node_of(llm, 0) != node_of(llm, 1)
+
+        going = node_of(llm, 1)
+        disturbed_by(llm, lambda: drain(cluster, going))
+        wait_until_moved(llm, 1, going)
+        check(llm)
+        print("a rank leaves a node that is drained", flush=True)
+
+        nodes.append(cluster.add_node(num_cpus=2, **RAY_OPTIONS))
+        lost = node_of(llm, 0)
+        crashing = next(node for node in nodes if node.node_id == lost)
+        disturbed_by(llm, lambda: cluster.remove_node(crashing, allow_graceful=False))
+        wait_until_moved(llm, 0, lost)
+        check(llm)
+        print("a rank on a node that crashes is replaced", flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Several nodes on one machine, as a program of its own: what happens to nodes isn't for the other tests' cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.timeout(300)
+def test_ranks_span_leave_and_outlive_nodes():
+    program = Path(__file__).with_name("several_nodes.py")
+    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=280, check=False)
+    assert run.stdout.splitlines() == [
+        "a rank spans nodes",
+        "a rank leaves a node that is drained",
+        "a rank on a node that crashes is replaced",
+    ], run.stderr[-4000:]
+    assert run.returncode == 0
