@@ -37,9 +37,11 @@ def token_logprobs(logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: S
     ]
 
 
-def prompt_logprobs(logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int) -> list[TokenLogprobs]:
+def prompt_logprobs(
+    logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int, row_by_row: bool = False
+) -> list[TokenLogprobs]:
     """One entry for each of T positions: `next_token_ids[t]`, which follows there, and the most likely tokens."""
-    chunk = max(1, _CHUNK_ELEMENTS // logits_TV.shape[1])
+    chunk = 1 if row_by_row else max(1, _CHUNK_ELEMENTS // logits_TV.shape[1])
     entries: list[TokenLogprobs] = []
     for start in range(0, len(next_token_ids), chunk):
         ids = next_token_ids[start : start + chunk]

@@ -54,7 +54,9 @@ class SampledTokens(NamedTuple):
 class Sampler:
     """The sampling parameters of the running requests, by slot. `device` is where the logits are."""
 
-    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu", *, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: a row gets the same bits whatever rows are beside it: each is worked on by itself."""
+        self._row_by_row = batch_invariant
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS)
@@ -102,6 +104,8 @@ class Sampler:
 
         Reads `batch.token_ids[slot, :position]`, and leaves `logits_RV` (any floating type) as it is.
         """
+        if self._row_by_row and len(slots) > 1:
+            return self._sample_each(logits_RV, slots, positions, batch)
         state = self._slots[slots]
         adjusted_RV = logits_RV
         if state["changes_logits"].any():
@@ -113,6 +117,15 @@ class Sampler:
         num_top: list[int] = state["num_logprobs"][rows].tolist()
         entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top)
         return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)))
+
+    def _sample_each(
+        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+    ) -> SampledTokens:
+        """As `sample`, a row at a time."""
+        rows = [slice(row, row + 1) for row in range(len(slots))]
+        sampled = [self.sample(logits_RV[row], slots[row], positions[row], batch) for row in rows]
+        logprobs = [(row, entry) for row, one in enumerate(sampled) for _, entry in one.logprobs]
+        return SampledTokens(np.concatenate([one.token_ids for one in sampled]), logprobs)
 
     def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
         """A token for each row, `state` being the rows' records of `_SLOT`."""
