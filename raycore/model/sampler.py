@@ -55,7 +55,7 @@ class Sampler:
     """The sampling parameters of the running requests, by slot. `device` is where the logits are."""
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu", *, batch_invariant: bool = False) -> None:
-        """`batch_invariant`: a row gets the same bits whatever rows are beside it: each is worked on by itself."""
+        """`batch_invariant`: whatever could round otherwise beside other rows is done a row at a time."""
         self._row_by_row = batch_invariant
         self._vocab_size = vocab_size
         self._device = torch.device(device)
@@ -104,8 +104,6 @@ class Sampler:
 
         Reads `batch.token_ids[slot, :position]`, and leaves `logits_RV` (any floating type) as it is.
         """
-        if self._row_by_row and len(slots) > 1:
-            return self._sample_each(logits_RV, slots, positions, batch)
         state = self._slots[slots]
         adjusted_RV = logits_RV
         if state["changes_logits"].any():
@@ -115,17 +113,8 @@ class Sampler:
         if not len(rows):
             return SampledTokens(token_ids, [])
         num_top: list[int] = state["num_logprobs"][rows].tolist()
-        entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top)
+        entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top, self._row_by_row)
         return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)))
-
-    def _sample_each(
-        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
-    ) -> SampledTokens:
-        """As `sample`, a row at a time."""
-        rows = [slice(row, row + 1) for row in range(len(slots))]
-        sampled = [self.sample(logits_RV[row], slots[row], positions[row], batch) for row in rows]
-        logprobs = [(row, entry) for row, one in enumerate(sampled) for _, entry in one.logprobs]
-        return SampledTokens(np.concatenate([one.token_ids for one in sampled]), logprobs)
 
     def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
         """A token for each row, `state` being the rows' records of `_SLOT`."""
@@ -141,7 +130,7 @@ class Sampler:
         return token_ids
 
     def _draw(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
-        weights_RV = picking.token_weights(logits_RV, self._on_device(state["temperature"]))
+        weights_RV = picking.token_weights(logits_RV, self._on_device(state["temperature"]), self._row_by_row)
         if state["min_p"].any():
             picking.drop_below_(weights_RV, self._on_device(state["min_p"]))
         self._keep_top_(weights_RV, state)
@@ -162,7 +151,8 @@ class Sampler:
             threshold_R[rows] = picking.top_k_thresholds(weights_RV[rows], *limits)
         if len(rows_P):
             rows = self._on_device(rows_P)
-            threshold_R[rows] = picking.top_p_thresholds(weights_RV[rows], self._on_device(state["top_p"][rows_P]))
+            shares = self._on_device(state["top_p"][rows_P])
+            threshold_R[rows] = picking.top_p_thresholds(weights_RV[rows], shares, self._row_by_row)
         picking.drop_below_(weights_RV, threshold_R)
 
     def _on_device(self, values: NDArray[np.generic]) -> Tensor:

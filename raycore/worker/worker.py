@@ -215,7 +215,14 @@ class Worker:
         if rank.distributed_init is None:
             raise InvalidConfig(f"tp_size={rank.tp_size} needs distributed_init, the address where the ranks meet")
         timeout_s = self.config.executor.init_timeout_s
-        collectives = join(rank.distributed_init, rank.tp_rank, rank.tp_size, self._device, timeout_s)
+        collectives = join(
+            rank.distributed_init,
+            rank.tp_rank,
+            rank.tp_size,
+            self._device,
+            timeout_s,
+            in_rank_order=self.config.model.batch_invariant,
+        )
         return TensorParallel(rank.tp_rank, rank.tp_size, collectives)
 
     def _activation_bytes(self) -> int:
