@@ -39,6 +39,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     """Kept for scripts that set it: nothing is compiled yet, so every model runs eagerly."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` fills the weights with seeded random numbers instead of reading them."""
+    batch_invariant: bool = False
+    """Whether every token is computed with the same arithmetic whatever is beside it, so that its logits have the same
+    bits alone, in a crowd, from a cached prefix, and after a preemption. Slower."""
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
@@ -150,6 +153,7 @@ def resolve(
     enable_prefix_caching: bool = True,
     enforce_eager: bool = True,
     load_format: str = "auto",
+    batch_invariant: bool = False,
     tensor_parallel_size: int = 1,
     data_parallel_size: int = 1,
     placement_strategy: str = "fill",
@@ -240,6 +244,7 @@ def resolve(
             seed=seed,
             enforce_eager=enforce_eager,
             load_format=load_format,  # pyright: ignore[reportArgumentType]
+            batch_invariant=batch_invariant,
         ),
         cache=CacheConfig(
             block_size=block_size,

@@ -50,8 +50,13 @@ class Collectives(Protocol):
         ...
 
 
-def join(address: str, rank: int, size: int, device: torch.device, timeout_s: float) -> Collectives:
+def join(
+    address: str, rank: int, size: int, device: torch.device, timeout_s: float, *, in_rank_order: bool = False
+) -> Collectives:
     """Meet the other ranks at `address`, `tcp://host:port`, where rank 0 listens.
+
+    Args:
+        in_rank_order: whether sums must be added up in rank order, so that an element's place makes no difference.
 
     Raises:
         torch.distributed.DistError: not all came within `timeout_s`.
@@ -64,7 +69,7 @@ def join(address: str, rank: int, size: int, device: torch.device, timeout_s: fl
         if shared is not None:
             _part(store, rank, size)
             return shared
-    return TorchCollectives(store, rank, size, device, timeout)
+    return TorchCollectives(store, rank, size, device, timeout, in_rank_order)
 
 
 def _part(store: Store, rank: int, size: int) -> None:
@@ -77,8 +82,17 @@ def _part(store: Store, rank: int, size: int) -> None:
 class TorchCollectives:
     """Collectives of torch's default process group: NCCL on GPUs, Gloo elsewhere."""
 
-    def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout: datetime.timedelta) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout: datetime.timedelta,
+        in_rank_order: bool = False,
+    ) -> None:
         self._size = size
+        self._in_rank_order = in_rank_order
         torch.distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=PrefixStore("collectives", store),
@@ -89,8 +103,11 @@ class TorchCollectives:
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """See `Collectives`."""
-        torch.distributed.all_reduce(x)
-        return x
+        if not self._in_rank_order:
+            torch.distributed.all_reduce(x)
+            return x
+        parts = self.all_gather(x)
+        return x.copy_(sum(parts[1:], start=parts[0].float()))
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """See `Collectives`."""

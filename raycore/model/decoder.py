@@ -14,6 +14,7 @@ from torch import Tensor
 from raycore.model.layers import Linear, ReducedLinear, RMSNorm, TensorParallel, make_linear, silu_and_mul
 from raycore.model.loader import DecoderWeights, LayerWeights
 from raycore.model.rope import Rope, interleave, rotate_
+from raycore.model.rows import TILE_ROWS, AllRows, Rows, TiledRows, keeps_places
 from raycore.model_spec import ModelSpec
 
 
@@ -29,22 +30,36 @@ class Decoder:
     """One rank's part of a model, ready to run."""
 
     def __init__(
-        self, spec: ModelSpec, weights: DecoderWeights, ranks: TensorParallel, max_positions: int, device: torch.device
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        ranks: TensorParallel,
+        max_positions: int,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
-        """Takes over `weights`: each layer is dropped from it as soon as its own form of it is made."""
+        """Takes over `weights`: each layer is dropped from it as soon as its own form of it is made.
+
+        Args:
+            batch_invariant: whether a row gets the same bits whatever rows are beside it.
+        """
         self._ranks = ranks
+        self._rows: Rows = AllRows()
+        if batch_invariant:
+            self._rows = TiledRows()
         self._vocab_size = spec.vocab_size
         self._embed_VD = weights.embed_VD.to(device)
         self._vocab_start = weights.vocab_start
         is_tied = weights.lm_head_VD is weights.embed_VD
         self._lm_head = make_linear(self._embed_VD if is_tied else weights.lm_head_VD.to(device))
-        self._final_norm = RMSNorm(weights.final_norm_D.to(device), spec.rms_norm_eps)
+        self._final_norm = RMSNorm(weights.final_norm_D.to(device), spec.rms_norm_eps, batch_invariant)
         self.num_weights = weights.lm_head_VD.numel() + sum(_num_weights(layer) for layer in weights.layers)
         """Multiplications that a token costs, besides attention."""
         self._rope = Rope(spec, max_positions, device)
         self._layers: list[_Layer] = []
         for index in range(spec.num_layers):
-            self._layers.append(_Layer(index, spec, weights.layers.pop(0), ranks, device))
+            self._layers.append(_Layer(index, spec, weights.layers.pop(0), ranks, device, self._rows))
 
     def forward(
         self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention, rows_R: Tensor | None = None
@@ -54,11 +69,34 @@ class Decoder:
         turns_T1C = self._rope.turns(positions_T)
         for layer in self._layers[:-1]:
             h_TD = layer(h_TD, turns_T1C, attention)
-        return self._final_norm(self._layers[-1](h_TD, turns_T1C, attention, rows_R))
+        return self._rows.apply(self._final_norm, self._layers[-1](h_TD, turns_T1C, attention, rows_R))
+
+    def check_tiles(self) -> bool:
+        """For batch invariance: whether rows keep their bits wherever in a tile they are, as seen on random ones.
+
+        Where they don't, rows are computed one at a time from here on. All ranks must call this together.
+        """
+        assert isinstance(self._rows, TiledRows), "the decoder isn't batch-invariant"
+        generator = torch.Generator().manual_seed(0)
+
+        def random(width: int) -> Tensor:
+            return torch.randn(TILE_ROWS, width, generator=generator).to(self._embed_VD)
+
+        turns_T1C = self._rope.turns(torch.arange(TILE_ROWS, device=self._embed_VD.device))
+        checks = [keeps_places(self._lm_head, random(self._embed_VD.shape[1]))]
+        for layer in self._layers:
+            h_TD = random(self._embed_VD.shape[1])
+            checks.append(keeps_places(layer.project, h_TD, turns_T1C))
+            checks.append(keeps_places(layer.finish, h_TD, random(layer.attention_width)))
+        num_failures = self._embed_VD.new_tensor([checks.count(False)])
+        is_kept = not self._ranks.all_reduce_(num_failures).item()
+        if not is_kept:
+            self._rows.num_rows = 1
+        return is_kept
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """[R, V] of the whole vocabulary, the same on every rank."""
-        logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
+        logits_RV = self._ranks.all_gather_columns(self._rows.apply(self._lm_head, hidden_RD))
         return logits_RV[:, : self._vocab_size] if self._ranks.size > 1 else logits_RV
 
     def _embed(self, token_ids_T: Tensor) -> Tensor:
@@ -74,13 +112,22 @@ class _Layer:
     """One decoder layer on one rank."""
 
     def __init__(
-        self, index: int, spec: ModelSpec, weights: LayerWeights, ranks: TensorParallel, device: torch.device
+        self,
+        index: int,
+        spec: ModelSpec,
+        weights: LayerWeights,
+        ranks: TensorParallel,
+        device: torch.device,
+        rows: Rows,
     ) -> None:
         self._index = index
+        self._rows = rows
         self._head_dim = spec.head_dim
+        self.attention_width = spec.num_heads // ranks.size * spec.head_dim
         self._num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
-        self._input_norm = RMSNorm(weights.input_norm_D.to(device), spec.rms_norm_eps)
-        self._post_norm = RMSNorm(weights.post_norm_D.to(device), spec.rms_norm_eps)
+        is_tiled = isinstance(rows, TiledRows)
+        self._input_norm = RMSNorm(weights.input_norm_D.to(device), spec.rms_norm_eps, is_tiled)
+        self._post_norm = RMSNorm(weights.post_norm_D.to(device), spec.rms_norm_eps, is_tiled)
         self._qk_norm = self._make_qk_norm(spec, weights, ranks, device)
         self._qkv = make_linear(
             self._interleave_rotated(weights.qkv_OD.to(device)),
@@ -92,16 +139,25 @@ class _Layer:
 
     def __call__(self, h_TD: Tensor, turns_T1C: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
         """The next hidden states; only those of `rows_R` where given. Overwrites `h_TD`."""
+        out_TO = attention(self._index, self._rows.apply(self.project, h_TD, turns_T1C))
+        if rows_R is not None:
+            h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
+        return self._rows.apply(self.finish, h_TD, out_TO)
+
+    def project(self, h_TD: Tensor, turns_T1C: Tensor) -> Tensor:
+        """[T, O]: queries and keys, turned to their positions, and values. Row-wise, as all before attention."""
         qkv_TO = self._qkv(self._input_norm(h_TD))
         rotated_TNH = qkv_TO.view(len(qkv_TO), -1, self._head_dim)[:, : self._num_rotated]
         if self._qk_norm is not None:
             self._qk_norm.apply_(rotated_TNH)
-        rotate_(rotated_TNH, turns_T1C)
-        out_TO = attention(self._index, qkv_TO)
-        if rows_R is not None:
-            h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
+        self._rows.elementwise(rotate_, rotated_TNH, turns_T1C)
+        return qkv_TO
+
+    def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
+        """The next hidden states, from these, which it overwrites, and attention's results. Row-wise, too."""
         h_TD = self._o.add_to(h_TD, out_TO)
-        return self._down.add_to(h_TD, silu_and_mul(self._gate_up(self._post_norm(h_TD))))
+        gate_up_TF = self._gate_up(self._post_norm(h_TD))
+        return self._down.add_to(h_TD, self._rows.elementwise(silu_and_mul, gate_up_TF))
 
     def _interleave_rotated(self, rows_OX: Tensor) -> Tensor:
         """`interleave` on the query and key rows of a fused weight or bias."""
@@ -117,7 +173,7 @@ class _Layer:
             return None
         num_q, num_kv = spec.num_heads // ranks.size, spec.kv_heads_per_rank(ranks.size)
         weight_NH = torch.cat([weights.q_norm_H.expand(num_q, -1), weights.k_norm_H.expand(num_kv, -1)])
-        return RMSNorm(interleave(weight_NH.to(device)), spec.rms_norm_eps)
+        return RMSNorm(interleave(weight_NH.to(device)), spec.rms_norm_eps, isinstance(self._rows, TiledRows))
 
     @staticmethod
     def _reduced(weight: Tensor, bias: Tensor | None, ranks: TensorParallel, device: torch.device) -> Linear:

@@ -134,7 +134,9 @@ class RMSNorm:
     torch's own takes 13 µs.
     """
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, is_tiled: bool = False) -> None:
+        """`is_tiled`: the root is taken by operations that round correctly, so that no element's place matters."""
+        self._is_tiled = is_tiled
         self._dim = weight.shape[-1]
         self._eps = eps
         self._weight = weight
@@ -157,6 +159,8 @@ class RMSNorm:
 
     def _inverse_norm(self, x: Tensor) -> Tensor:
         norm = cast(Tensor, torch.linalg.vector_norm(x, 2, -1, True))  # pyright: ignore[reportUnknownMemberType]
+        if self._is_tiled:
+            return norm.square_().add_(self._dim * self._eps).sqrt_().reciprocal_()
         return norm.hypot_(self._least_norm).reciprocal_()
 
 

@@ -15,12 +15,20 @@ _CHUNK_ELEMENTS = 1 << 24
 """Prompts are done in pieces of about this many float32 values, so that a long one takes no gigabytes."""
 
 
-def token_logprobs(logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: Sequence[int]) -> list[TokenLogprobs]:
+def token_logprobs(
+    logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: Sequence[int], row_by_row: bool = False
+) -> list[TokenLogprobs]:
     """One entry for each row: its token, then its `num_top[row]` most likely ones (-1: the whole vocabulary).
 
     Natural logarithms of the softmax of `logits_RV`, computed in float32. The token's rank is 1 plus the number of
     tokens that are strictly more likely.
+
+    Args:
+        row_by_row: give each row the bits, and equals the order, that it gets by itself.
     """
+    if row_by_row and len(logits_RV) > 1:
+        rows = range(len(logits_RV))
+        return [token_logprobs(logits_RV[i : i + 1], token_ids[i : i + 1], num_top[i : i + 1])[0] for i in rows]
     vocab_size = logits_RV.shape[1]
     widths = [vocab_size if k < 0 else min(k, vocab_size) for k in num_top]
     logprobs_RV = torch.log_softmax(logits_RV.float(), dim=-1)
@@ -37,11 +45,13 @@ def token_logprobs(logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: S
     ]
 
 
-def prompt_logprobs(logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int) -> list[TokenLogprobs]:
+def prompt_logprobs(
+    logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int, row_by_row: bool = False
+) -> list[TokenLogprobs]:
     """One entry for each of T positions: `next_token_ids[t]`, which follows there, and the most likely tokens."""
     chunk = max(1, _CHUNK_ELEMENTS // logits_TV.shape[1])
     entries: list[TokenLogprobs] = []
     for start in range(0, len(next_token_ids), chunk):
         ids = next_token_ids[start : start + chunk]
-        entries += token_logprobs(logits_TV[start : start + chunk], ids, [num_top] * len(ids))
+        entries += token_logprobs(logits_TV[start : start + chunk], ids, [num_top] * len(ids), row_by_row)
     return entries

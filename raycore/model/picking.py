@@ -5,6 +5,10 @@ weighs 1. Every filter becomes a threshold on the weight, and the draw walks the
 so that what a row gives depends on that row alone: not on the rows beside it, and not on how a sort breaks ties. Tokens
 exactly as likely as the last one that top-k or top-p keeps are kept too.
 
+To the last bit that holds where `row_by_row` is asked for. Torch shares long tensors among threads, and there cuts rows
+for `exp`, whose last elements before a cut round otherwise, and the one long sum of a single row. All else is exact, or
+sums every row, or block of one, in one piece and in order.
+
 Which of several ways to the same numbers is taken was measured on a CPU with 64 rows of 8,192 tokens; see the comments.
 """
 
@@ -38,11 +42,14 @@ def most_likely(logits_RV: Tensor) -> Tensor:
     return block_R * _BLOCK + logits_RNB[torch.arange(num_rows), block_R].max(dim=-1).indices
 
 
-def token_weights(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:
+def token_weights(logits_RV: Tensor, temperature_R: Tensor, row_by_row: bool = False) -> Tensor:
     """Float32[R, V], new: `exp((logits - max) / temperature)`. No temperature is so small that this overflows."""
     logits_RV = logits_RV.float()
     weights_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
-    return weights_RV.div_(temperature_R.unsqueeze(1)).exp_()
+    weights_RV.div_(temperature_R.unsqueeze(1))
+    for rows in _in_parts(weights_RV, row_by_row):
+        rows.exp_()
+    return weights_RV
 
 
 def drop_below_(weights_RV: Tensor, threshold_R: Tensor) -> None:
@@ -65,14 +72,16 @@ def top_k_thresholds(weights_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Te
     return largest_RK.gather(1, last_R1).squeeze(1)
 
 
-def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor) -> Tensor:
+def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, row_by_row: bool = False) -> Tensor:
     """Float32[R]: the least weight among the fewest that together reach `top_p_R` (float64) of the whole."""
     vocab_size = weights_RV.shape[1]
-    wanted_R = weights_RV.sum(dim=-1, dtype=torch.float64) * top_p_R
+    totals = [rows.sum(dim=-1, dtype=torch.float64) for rows in _in_parts(weights_RV, row_by_row)]
+    wanted_R = torch.cat(totals) * top_p_R
     largest_RK = _largest(weights_RV, min(_FIRST_TOP, vocab_size))
-    last_R = _first_to_reach(wanted_R, largest_RK.cumsum(dim=-1, dtype=torch.float64))
+    sums_RK = largest_RK.cumsum(dim=-1, dtype=torch.float64)
+    last_R = _first_to_reach(wanted_R, sums_RK)
     threshold_R = largest_RK.gather(1, last_R.unsqueeze(1)).squeeze(1)
-    unreached_P = torch.nonzero(largest_RK.sum(dim=-1, dtype=torch.float64) < wanted_R).squeeze(1)
+    unreached_P = torch.nonzero(sums_RK[:, -1] < wanted_R).squeeze(1)
     if len(unreached_P) and vocab_size > _FIRST_TOP:
         sorted_PV = _largest(weights_RV[unreached_P], vocab_size)
         last_P = _search(sorted_PV, top_p_R[unreached_P])
@@ -86,6 +95,10 @@ def draw(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     `uniform_R` is float64, in [0, 1), so that what is to be reached is positive, and no token of weight 0 is drawn.
     """
     return _search(weights_RV, 1.0 - uniform_R)
+
+
+def _in_parts(x_RV: Tensor, row_by_row: bool) -> list[Tensor]:
+    return [x_RV[row : row + 1] for row in range(len(x_RV))] if row_by_row else [x_RV]
 
 
 def _search(weights_RV: Tensor, share_R: Tensor) -> Tensor:

@@ -36,14 +36,14 @@ class Rope:
         return self._turns_P1C.index_select(0, positions_T)
 
 
-def rotate_(heads_TNH: Tensor, turns_T1C: Tensor) -> None:
-    """Turn interleaved heads in place, in float32 whatever their type."""
+def rotate_(heads_TNH: Tensor, turns_T1C: Tensor) -> Tensor:
+    """Turn interleaved heads in place, in float32 whatever their type. Returns them."""
     if heads_TNH.dtype == torch.float32:
         heads_TNH.view(torch.complex64).mul_(turns_T1C)
-        return
+        return heads_TNH
     wide_TNH = heads_TNH.float()
     wide_TNH.view(torch.complex64).mul_(turns_T1C)
-    heads_TNH.copy_(wide_TNH)
+    return heads_TNH.copy_(wide_TNH)
 
 
 def _frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[Tensor, float]:

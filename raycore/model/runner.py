@@ -15,8 +15,10 @@ from raycore.messages import StepPlan, StepResult, TokenLogprobs
 from raycore.model.attention import GatherAttention
 from raycore.model.batch import SlotBatch, StepInputs
 from raycore.model.decoder import Decoder
+from raycore.model.invariant_attention import BatchInvariantAttention
 from raycore.model.logprobs import prompt_logprobs
 from raycore.model.picking import most_likely
+from raycore.model.rows import TILE_ROWS
 from raycore.model.sampler import Sampler
 
 _MANY_THREADS_FROM = 1 << 26
@@ -25,24 +27,31 @@ _MANY_THREADS_FROM = 1 << 26
 _PromptLogprobs = list[tuple[int, int, list[TokenLogprobs]]]
 
 
+def threads_for(num_multiplications: int, max_threads: int) -> int:
+    """Compute threads that a step of this size is worth."""
+    return max_threads if num_multiplications >= _MANY_THREADS_FROM else 1
+
+
 class ModelRunner:
     """Runs steps, one after the other."""
 
     def __init__(
         self,
         decoder: Decoder,
-        attention: GatherAttention,
+        attention: GatherAttention | BatchInvariantAttention,
         batch: SlotBatch,
         sampler: Sampler,
         device: torch.device,
         *,
         max_threads: int = 1,
         reports: bool = True,
+        batch_invariant: bool = False,
     ) -> None:
         """
         Args:
             max_threads: compute threads on a CPU, for steps large enough.
             reports: whether prompts' log probabilities are worked out here; one rank's are enough.
+            batch_invariant: whether nothing may depend on what else a step computes.
         """
         self._decoder = decoder
         self._attention = attention
@@ -51,6 +60,7 @@ class ModelRunner:
         self._device = device
         self._max_threads = max_threads
         self._reports = reports
+        self._batch_invariant = batch_invariant
         self._prompt_logprobs: dict[int, int] = {}
         """By slot, for those that asked: how many of the most likely tokens."""
 
@@ -101,8 +111,9 @@ class ModelRunner:
 
     def _choose_threads(self, num_tokens: int) -> None:
         if self._max_threads > 1:
-            is_large = num_tokens * self._decoder.num_weights >= _MANY_THREADS_FROM
-            torch.set_num_threads(self._max_threads if is_large else 1)
+            if self._batch_invariant:
+                num_tokens = TILE_ROWS  # the same for every step
+            torch.set_num_threads(threads_for(num_tokens * self._decoder.num_weights, self._max_threads))
 
     def _report_prompts(self, step: StepInputs, hidden_TD: Tensor, last_rows: NDArray[np.int64]) -> _PromptLogprobs:
         """Log probabilities of the prompts' tokens that follow those computed in this step."""
@@ -115,8 +126,8 @@ class ModelRunner:
             row = int(last_rows[index] - step.counts[index] + 1)
             logits_TV = self._decoder.logits(hidden_TD[row : row + end - first])
             if self._reports:
-                next_ids = self._batch.token_ids[slot, first:end]
-                entries.append((index, first, prompt_logprobs(logits_TV, next_ids, self._prompt_logprobs[slot])))
+                next_ids, num_top = self._batch.token_ids[slot, first:end], self._prompt_logprobs[slot]
+                entries.append((index, first, prompt_logprobs(logits_TV, next_ids, num_top, self._batch_invariant)))
         return entries
 
     def _sample(self, step: StepInputs, logits_RV: Tensor, result: StepResult) -> NDArray[np.int32]:

@@ -54,7 +54,9 @@ class SampledTokens(NamedTuple):
 class Sampler:
     """The sampling parameters of the running requests, by slot. `device` is where the logits are."""
 
-    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu", *, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: whatever could round otherwise beside other rows is done a row at a time."""
+        self._row_by_row = batch_invariant
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS)
@@ -111,7 +113,7 @@ class Sampler:
         if not len(rows):
             return SampledTokens(token_ids, [])
         num_top: list[int] = state["num_logprobs"][rows].tolist()
-        entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top)
+        entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top, self._row_by_row)
         return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)))
 
     def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -128,7 +130,7 @@ class Sampler:
         return token_ids
 
     def _draw(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
-        weights_RV = picking.token_weights(logits_RV, self._on_device(state["temperature"]))
+        weights_RV = picking.token_weights(logits_RV, self._on_device(state["temperature"]), self._row_by_row)
         if state["min_p"].any():
             picking.drop_below_(weights_RV, self._on_device(state["min_p"]))
         self._keep_top_(weights_RV, state)
@@ -149,7 +151,8 @@ class Sampler:
             threshold_R[rows] = picking.top_k_thresholds(weights_RV[rows], *limits)
         if len(rows_P):
             rows = self._on_device(rows_P)
-            threshold_R[rows] = picking.top_p_thresholds(weights_RV[rows], self._on_device(state["top_p"][rows_P]))
+            shares = self._on_device(state["top_p"][rows_P])
+            threshold_R[rows] = picking.top_p_thresholds(weights_RV[rows], shares, self._row_by_row)
         picking.drop_below_(weights_RV, threshold_R)
 
     def _on_device(self, values: NDArray[np.generic]) -> Tensor:

@@ -24,10 +24,12 @@ from raycore.model.attention import GatherAttention, HeadShape
 from raycore.model.batch import SlotBatch
 from raycore.model.collectives import join
 from raycore.model.decoder import Decoder
+from raycore.model.invariant_attention import BatchInvariantAttention
 from raycore.model.kv_tensors import KVTensors
 from raycore.model.layers import TensorParallel, can_pack
 from raycore.model.loader import load_decoder_weights, random_decoder_weights
-from raycore.model.runner import ModelRunner
+from raycore.model.rows import TILE_ROWS
+from raycore.model.runner import ModelRunner, threads_for
 from raycore.model.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 from raycore.worker import host
@@ -49,6 +51,7 @@ class Worker:
         self.rank = rank
         self._device = torch.device("cpu")
         self._dtype = torch.float32
+        self._max_threads = 1
         self._ranks = TensorParallel()
         self.load_progress = 0.0
         """Share of the weights that has been read, 0 to 1; may be looked at from any thread."""
@@ -66,8 +69,9 @@ class Worker:
             self._device = _cuda_device(self.rank.local_rank)
         else:
             host.keep_freed_memory()
-            threads = config.executor.num_threads or max(1, host.usable_cores() // self.rank.num_local_workers)
-            torch.set_num_threads(threads)
+            cores = max(1, host.usable_cores() // self.rank.num_local_workers)
+            self._max_threads = config.executor.num_threads or cores
+            torch.set_num_threads(self._max_threads)
         self._dtype = _choose_dtype(config, self._device)
         if self.rank.tp_size > 1:
             self._ranks = self._join_ranks()
@@ -85,7 +89,26 @@ class Worker:
         else:
             weights = load_decoder_weights(model.spec, Path(model.model), *tp, self._dtype, self._note_progress)
         with torch.inference_mode():
-            self._decoder = Decoder(model.spec, weights, self._ranks, model.max_model_len + 1, self._device)
+            self._decoder = Decoder(
+                model.spec,
+                weights,
+                self._ranks,
+                model.max_model_len + 1,
+                self._device,
+                batch_invariant=model.batch_invariant,
+            )
+            if model.batch_invariant:
+                self._check_tiles(self._decoder)
+
+    def _check_tiles(self, decoder: Decoder) -> None:
+        """With the threads that steps will have."""
+        torch.set_num_threads(threads_for(TILE_ROWS * decoder.num_weights, self._max_threads))
+        if not decoder.check_tiles():
+            logger.warning(
+                "batch_invariant=True: here a token's bits depend on its place among %d that are computed together, "
+                "so they are computed one at a time, which is slow",
+                TILE_ROWS,
+            )
 
     def _note_progress(self, num_read: int, num_tensors: int) -> None:
         self.load_progress = num_read / num_tensors
@@ -135,14 +158,17 @@ class Worker:
             self._dtype,
             self._device,
         )
+        batch_invariant = config.model.batch_invariant
+        attention = BatchInvariantAttention if batch_invariant else GatherAttention
         self._runner = ModelRunner(
             self._decoder,
-            GatherAttention(heads, spec.layer_windows, kv, self._dtype, self._device),
+            attention(heads, spec.layer_windows, kv, self._dtype, self._device),
             SlotBatch(config.scheduler.max_num_seqs, config.scheduler.max_model_len, config.cache.block_size),
-            Sampler(spec.vocab_size, self._device),
+            Sampler(spec.vocab_size, self._device, batch_invariant=batch_invariant),
             self._device,
-            max_threads=torch.get_num_threads(),
+            max_threads=self._max_threads,
             reports=self.rank.tp_rank == 0,
+            batch_invariant=batch_invariant,
         )
 
     def warm_up(self) -> None:
@@ -189,7 +215,14 @@ class Worker:
         if rank.distributed_init is None:
             raise InvalidConfig(f"tp_size={rank.tp_size} needs distributed_init, the address where the ranks meet")
         timeout_s = self.config.executor.init_timeout_s
-        collectives = join(rank.distributed_init, rank.tp_rank, rank.tp_size, self._device, timeout_s)
+        collectives = join(
+            rank.distributed_init,
+            rank.tp_rank,
+            rank.tp_size,
+            self._device,
+            timeout_s,
+            in_rank_order=self.config.model.batch_invariant,
+        )
         return TensorParallel(rank.tp_rank, rank.tp_size, collectives)
 
     def _activation_bytes(self) -> int:

@@ -45,6 +45,7 @@ def test_options_arrive_where_they_are_read() -> None:
         long_prefill_token_threshold=64,
         num_threads=1,
         seed=7,
+        batch_invariant=True,
     )
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (4, 128)
     assert (config.scheduler.max_model_len, config.model.max_model_len) == (512, 512)
@@ -53,7 +54,7 @@ def test_options_arrive_where_they_are_read() -> None:
     assert (config.cache.num_gpu_blocks_override, config.cache.kv_cache_memory_bytes) == (10, 1 << 20)
     assert (config.parallel.world_size, config.parallel.data_parallel_size) == (2, 3)
     assert (config.executor.transport, config.executor.num_threads) == ("actor_call", 1)
-    assert config.model.seed == 7
+    assert (config.model.seed, config.model.batch_invariant) == (7, True)
 
 
 def test_one_worker_runs_inline_unless_asked_otherwise() -> None:

@@ -62,8 +62,8 @@ def make_weights(spec: ModelSpec = SPEC) -> DecoderWeights:
         for matrix in (layer.qkv_OD, layer.o_DO, layer.gate_up_FD, layer.down_DF):
             matrix.mul_(10)
         for vector in (layer.input_norm_D, layer.q_norm_H, layer.k_norm_H, layer.post_norm_D, layer.qkv_bias_O):
-            assert vector is not None
-            vector.add_(torch.randn(vector.shape, generator=generator) * 0.2)
+            if vector is not None:
+                vector.add_(torch.randn(vector.shape, generator=generator) * 0.2)
     return weights
 
 

@@ -46,8 +46,9 @@ def start(checkpoint: str, **options: object) -> Worker:
     return worker
 
 
-def test_from_nothing_to_a_token_and_back(checkpoint: str) -> None:
-    worker = start(checkpoint)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_from_nothing_to_a_token_and_back(checkpoint: str, batch_invariant: bool) -> None:
+    worker = start(checkpoint, batch_invariant=batch_invariant)
     assert worker.dtype_name() == "float32"
     assert worker.bytes_per_block() == 2 * 2 * 2 * 16 * 8 * 4
     assert worker.determine_available_memory() >= worker.bytes_per_block()

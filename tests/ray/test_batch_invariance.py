@@ -1,0 +1,49 @@
+"""With `batch_invariant=True`, a request's outcome doesn't depend on what runs beside it, nor on which rank it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycore import LLM, SamplingParams
+from raycore.demo import demo_model_path
+
+PROMPTS = [f"{first} + {second} =" for first, second in ((3, 4), (27, 58), (91, 9), (12, 12))] + [
+    "Once upon a time there was a number. " * 5 + "12 + 30 =",
+    "1 + 1 = 2\n" * 11 + "1 + 2 =",
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=10, logprobs=3, prompt_logprobs=1, ignore_eos=True)
+SEEDED = SamplingParams(temperature=1.1, top_p=0.95, seed=5, max_tokens=10, logprobs=3, ignore_eos=True)
+
+
+def start(**options: object) -> LLM:
+    return LLM(demo_model_path(), batch_invariant=True, block_size=8, num_threads=1, **options)
+
+
+def outcomes(llm: LLM, prompts: list[str], params: SamplingParams) -> list[object]:
+    """Tokens and all log probabilities; `==` on floats is equality of bits."""
+    made = llm.generate(prompts, params, use_tqdm=False)
+    return [(output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs) for output in made]
+
+
+@pytest.fixture(scope="module")
+def expected(ray_cluster) -> dict[str, list[object]]:
+    """Each request alone on one rank, without prefix caching."""
+    with start(enable_prefix_caching=False) as llm:
+        return {
+            name: [outcomes(llm, [prompt], params)[0] for prompt in PROMPTS]
+            for name, params in (("greedy", GREEDY), ("seeded", SEEDED))
+        }
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_crowd_gives_the_same_bits_as_each_alone(ray_cluster, expected, dp) -> None:
+    with start(data_parallel_size=dp, max_num_batched_tokens=24, max_num_seqs=8, num_gpu_blocks_override=24) as llm:
+        for _ in range(2):  # the second time finds prefixes
+            assert outcomes(llm, PROMPTS, GREEDY) == expected["greedy"]
+            assert outcomes(llm, PROMPTS, SEEDED) == expected["seeded"]
+
+
+def test_tensor_parallel_ranks_keep_the_bits(ray_cluster) -> None:
+    with start(tensor_parallel_size=2, max_num_batched_tokens=24, max_num_seqs=8) as llm:
+        alone = [outcomes(llm, [prompt], GREEDY)[0] for prompt in PROMPTS]
+        assert outcomes(llm, PROMPTS, GREEDY) == alone
