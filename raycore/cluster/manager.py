@@ -46,7 +46,7 @@ _PROGRESS_S = 0.25
 """How often whoever watches the start hears of its progress."""
 
 _KILLED_TIMEOUT_S = 5.0
-"""Killed processes are waited for this long: they are gone within milliseconds, unless the machine is stuck."""
+"""Ended processes are waited for this long: they are gone within milliseconds, unless they or the machine are stuck."""
 
 _REPLAN_S = 2.0
 """One attempt to find a place for a rank takes this long, then whoever waits for it can think again."""
@@ -279,7 +279,7 @@ class CoreEngineActorManager:
         created: list[Rank] = []
         for dp_rank, group in groups.items():
             actor = self._actor(dp_rank, group, self._num_local_workers(nodes[dp_rank][0], standing))
-            rank = Rank(dp_rank, group, nodes[dp_rank], actor, actor.wait_for_init.remote(), time.monotonic())
+            rank = Rank(dp_rank, group, nodes[dp_rank], actor, actor.wait_for_init.remote())
             self.ranks[dp_rank] = rank
             created.append(rank)
         return created
@@ -311,11 +311,14 @@ class CoreEngineActorManager:
                 rank.actor.stop.remote()
             ray.wait(run_refs, num_returns=len(run_refs), timeout=timeout_s)
         for rank in ranks:
-            rank.kill(self._node)
+            rank.end()
         pids = [pid for rank in ranks for pid in rank.pids_on(self._node)]
-        running = wait_until_gone(pids, _KILLED_TIMEOUT_S)
-        if running:
-            logger.warning("processes %s still run %g s after they were killed", running, _KILLED_TIMEOUT_S)
+        if wait_until_gone(pids, _KILLED_TIMEOUT_S):
+            for rank in ranks:
+                rank.kill(self._node)
+            running = wait_until_gone(pids, _KILLED_TIMEOUT_S)
+            if running:
+                logger.warning("processes %s still run %g s after they were killed", running, _KILLED_TIMEOUT_S)
 
 
 def _report_progress(actors: Sequence[Any], on_progress: OnProgress) -> None:

@@ -30,8 +30,6 @@ class Rank:
     actor: Any
     init_ref: ray.ObjectRef[Any]
     """Completes when the rank is up, or can't be."""
-    started_s: float
-    """When it was created, by `time.monotonic()`."""
     info: EngineInfo | None = None
     """What it said of itself; None until it is up."""
     run_ref: ray.ObjectRef[Any] | None = None
@@ -43,13 +41,17 @@ class Rank:
             return []
         return sorted({self.info.pid, *self.info.worker_pids})
 
+    def end(self) -> None:
+        """Have Ray end the rank's processes, which takes a moment."""
+        ray.kill(self.actor, no_restart=True)
+
     def kill(self, node_id: str) -> None:
         """End the rank's processes: those on `node_id`, which is the caller's, at once, the others through Ray.
 
         Ray asks a process to end before it makes it end. One that is stopped hears nothing, and a failed engine's
         workers hear late, while the rank that takes this one's place waits for what they hold.
         """
-        ray.kill(self.actor, no_restart=True)
+        self.end()
         for pid in self.pids_on(node_id):
             if is_running(pid):
                 with suppress(ProcessLookupError):
