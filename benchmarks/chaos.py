@@ -83,7 +83,7 @@ def make_requests(count: int, seed: int) -> list[tuple[str, SamplingParams, bool
             params["logprobs"] = 2
         if rnd.random() < 0.2:
             params["stop"] = ["7 7", "99", "\n5"]
-        if rnd.random() < 0.1:
+        if "seed" in params and rnd.random() < 0.2:
             params["n"] = 2
         requests.append((shots + rnd.choice(problems), SamplingParams(**params), rnd.random() < 0.6))
     return requests

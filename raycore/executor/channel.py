@@ -12,8 +12,11 @@ taken the one before.
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -26,6 +29,8 @@ from raycore.executor.doorbell import CLOSED, REPLIES, REQUESTS, Bell, Board, Bo
 from raycore.executor.transport import Joiner, split
 from raycore.worker import quiet
 from raycore.worker.endpoint import TransportClosed
+
+_SEMAPHORE = re.compile(r"/dev/shm/sem\.(?:hdr|obj)\d+-\d+")
 
 RAW = b"RAW"
 """Ray's mark of a value that is bytes and nothing else."""
@@ -41,6 +46,21 @@ REST_S = 4.9
 
 def _rest() -> None:
     quiet.rest(REST_S)
+
+
+def unlink_semaphores() -> None:
+    """Take away the names of the semaphores that this process has open.
+
+    Each channel has two, which Ray opens by name, as files in /dev/shm, and doesn't remove when a process is killed.
+    Once a message has gone through a channel everyone has opened them, and the names serve nobody.
+    """
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return
+    for path in set(_SEMAPHORE.findall(mapped)):
+        with suppress(OSError):
+            os.unlink(path)
 
 
 class RawChannel:

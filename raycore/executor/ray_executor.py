@@ -27,7 +27,7 @@ from raycore.errors import EngineDeadError, InitializationError, RaycoreError, W
 from raycore.executor.actor_call import ActorCallTransport
 from raycore.executor.base import FailureCallback, Pending
 from raycore.executor.calls import CollectiveCalls
-from raycore.executor.channel import ChannelTransport
+from raycore.executor.channel import ChannelTransport, unlink_semaphores
 from raycore.executor.rpc import RpcClient
 from raycore.executor.transport import Transport
 from raycore.messages import StepPlan, StepResult
@@ -186,6 +186,10 @@ class RayExecutor(CollectiveCalls):
         self._client.late_failure = self._fail
         self._serving = self._transport.start()
         threading.Thread(target=self._watch, name="raycore-worker-monitor", daemon=True).start()
+        if isinstance(self._transport, ChannelTransport):
+            self.collective_rpc(_greet)  # and with the answers, all channels have been used
+            self.collective_rpc(_forget_names)
+            unlink_semaphores()
 
     def load_progress(self) -> float:
         """See `Executor.load_progress`: worker 0's, since all read alike."""
@@ -289,6 +293,15 @@ class RayExecutor(CollectiveCalls):
         if not self._stopping:
             self._failed.wait(CAUSE_WAIT_S)
         return self._failure or EngineDeadError("the executor was shut down while a call was waiting for its workers")
+
+
+def _greet(worker: Any) -> None:
+    """In a worker: nothing."""
+
+
+def _forget_names(worker: Any) -> None:
+    """In a worker: see `unlink_semaphores`."""
+    unlink_semaphores()
 
 
 def _options(group: PlacementGroup, bundle_index: int) -> dict[str, Any]:
