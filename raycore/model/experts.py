@@ -76,6 +76,11 @@ class ExpertParallel:
         self._counts = by_rank.t().tolist()
         return any(self._counts[0])
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all engines, in this step."""
+        return sum(self._counts[False])
+
     def gather(self, x_TD: Tensor, is_last: bool) -> Tensor:
         counts = self._counts[is_last]
         assert len(x_TD) == counts[self._dp_rank], "the others were told of another number of rows"

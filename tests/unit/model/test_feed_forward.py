@@ -1,4 +1,4 @@
-"""A mixture of experts gives what the obvious way gives, however many tokens there are and whoever holds the experts."""
+"""A mixture of experts gives what the obvious way gives, however many tokens and whoever holds the experts."""
 
 from __future__ import annotations
 
