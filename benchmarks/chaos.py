@@ -124,20 +124,20 @@ class Observer:
         self.faults: list[Fault] = []
         self.streams: dict[str, list[float]] = {}
         self._client = client = llm._client
-        lost, up = client.rank_lost, client.rank_up
+        lost, up = client.ranks_lost, client.rank_up
 
-        def rank_lost(dp_rank, error):
+        def ranks_lost(dp_ranks, error):
             now_s = time.monotonic()
-            for fault in self._open(dp_rank):
+            for fault in itertools.chain(*map(self._open, dp_ranks)):
                 fault.detected_s = fault.detected_s or now_s
-            lost(dp_rank, error)
+            lost(dp_ranks, error)
 
         def rank_up(dp_rank, actor, info):
             up(dp_rank, actor, info)
             for fault in self._open(dp_rank):
                 fault.serving_s = time.monotonic()
 
-        client.rank_lost, client.rank_up = rank_lost, rank_up
+        client.ranks_lost, client.rank_up = ranks_lost, rank_up
 
     def _open(self, dp_rank: int) -> list[Fault]:
         return [fault for fault in self.faults if fault.dp_rank == dp_rank and fault.serving_s is None]
@@ -149,7 +149,7 @@ class Observer:
 
     def streams_on(self, dp_rank: int) -> list[str]:
         with self._client._lock:
-            return [r for r in self._client._on_rank(dp_rank) if self.streams.get(r)]
+            return [r for r in self._client._on_ranks([dp_rank]) if self.streams.get(r)]
 
 
 async def run_all(llm: AsyncLLM, requests, concurrency: int, streams: dict[str, list[float]]) -> list[Any]:

@@ -74,11 +74,20 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     placement_strategy: PlacementStrategy = "fill"
     worker_cls: str | None = None
     """`package.module.Class` of a `Worker` subclass; None is raycore's own."""
+    enable_expert_parallel: bool = False
+    """Whether experts are whole and spread over the workers of all ranks, rather than split within each rank."""
+    dp_sync_interval: int = 1
+    """Ranks in lockstep look for the end of their common work every so many steps."""
 
     @property
     def world_size(self) -> int:
         """Workers of one data-parallel rank."""
         return self.tensor_parallel_size
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether the data-parallel ranks need each other for every step, because they share experts."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True):
@@ -156,6 +165,8 @@ def resolve(
     batch_invariant: bool = False,
     tensor_parallel_size: int = 1,
     data_parallel_size: int = 1,
+    enable_expert_parallel: bool = False,
+    dp_sync_interval: int = 1,
     placement_strategy: str = "fill",
     worker_cls: str | type | None = None,
     executor_backend: str | None = None,
@@ -183,6 +194,7 @@ def resolve(
         ("block_size", block_size),
         ("tensor_parallel_size", tensor_parallel_size),
         ("data_parallel_size", data_parallel_size),
+        ("dp_sync_interval", dp_sync_interval),
     ):
         _require_positive(name, value)
     for name, value in (
@@ -227,7 +239,11 @@ def resolve(
 
     path = Path(model).expanduser()
     spec = load_model_spec(path)
-    spec.check_tensor_parallel(tensor_parallel_size)
+    if enable_expert_parallel and spec.moe is None:
+        raise InvalidConfig(
+            f"enable_expert_parallel=True, but {path} is a {spec.architecture} without experts: omit it"
+        )
+    spec.check_tensor_parallel(tensor_parallel_size, enable_expert_parallel)
     length = _model_length(max_model_len, spec)
     if max_num_batched_tokens < max_num_seqs:
         raise InvalidConfig(
@@ -265,6 +281,8 @@ def resolve(
             data_parallel_size=data_parallel_size,
             placement_strategy=placement_strategy,  # pyright: ignore[reportArgumentType]
             worker_cls=_class_path(worker_cls),
+            enable_expert_parallel=enable_expert_parallel,
+            dp_sync_interval=dp_sync_interval,
         ),
         executor=ExecutorConfig(
             backend=executor_backend or ("inline" if tensor_parallel_size == 1 else "ray"),  # pyright: ignore[reportArgumentType]

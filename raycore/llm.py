@@ -89,7 +89,7 @@ class _Engine:
         with _loading_bar(use_tqdm_on_load) as bar:
             infos = manager.start(bar.show if use_tqdm_on_load else None)
         self._client = EngineClient(self.config, tokens)
-        self._supervisor = Supervisor(manager, self._client, self.config.recovery)
+        self._supervisor = Supervisor(manager, self._client, self.config)
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
         self._supervisor.start()

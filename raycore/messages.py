@@ -101,6 +101,8 @@ class StepResult(msgspec.Struct, array_like=True):
     """(index into `slots`, logprobs of the sampled token), only for requests that asked."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
     """(index into `slots`, first position, one entry for each position from there on), only for requests that asked."""
+    is_anyone_busy: bool = True
+    """Of ranks that share experts: whether any of them had tokens to compute in this step."""
 
 
 class FinishedRequest(msgspec.Struct, array_like=True):

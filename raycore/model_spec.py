@@ -1,8 +1,8 @@
 """What a checkpoint says about its model: `config.json` and `generation_config.json`, read once and checked.
 
-Owns the difference between the forms that transformers 4 and 5 write and between the four families that raycore
-runs; everything below it sees one `ModelSpec`. Keys that are absent mean what transformers' configuration classes
-take them to mean. Knows neither torch nor the weights (those are `raycore.model.loader`'s).
+Owns the difference between the forms that transformers 4 and 5 write and between the families that raycore runs;
+everything below it sees one `ModelSpec`. Keys that are absent mean what transformers' configuration classes take them
+to mean. Knows neither torch nor the weights (those are `raycore.model.loader`'s).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.json_fields import JsonFields
+from raycore.moe_spec import MoeSpec, parse_moe
 from raycore.rope_scaling import RopeScaling, parse_rope
 
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
@@ -53,6 +54,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     eos_token_ids: list[int]
     generation_defaults: dict[str, Any]
     """Sampling values that generation_config.json recommends, by its names; only those it gives."""
+    moe: MoeSpec | None = None
+    """The experts of the layers that have some; `intermediate_size` is that of the others."""
 
     @property
     def max_length(self) -> int:
@@ -66,25 +69,36 @@ class ModelSpec(msgspec.Struct, frozen=True):
         """Key-value heads of one tensor-parallel rank; ranks beyond `num_kv_heads` hold copies."""
         return max(1, self.num_kv_heads // tp_size)
 
-    def check_tensor_parallel(self, tp_size: int) -> None:
+    def check_tensor_parallel(self, tp_size: int, expert_parallel: bool = False) -> None:
         """Raise InvalidConfig, naming the sizes, unless `tp_size` ranks can share the model.
 
-        The vocabulary may be of any size: it is padded.
+        The vocabulary may be of any size: it is padded. With `expert_parallel` experts stay whole, whatever their size.
         """
-        for name, size in (("num_attention_heads", self.num_heads), ("intermediate_size", self.intermediate_size)):
+        sizes = self._split_sizes(expert_parallel)
+        for name, size in sizes.items():
             if size % tp_size:
                 raise InvalidConfig(
                     f"tensor_parallel_size={tp_size} doesn't divide the model's {name}={size}: "
-                    f"choose one of {self._tensor_parallel_sizes()}"
+                    f"choose one of {self._tensor_parallel_sizes(sizes)}"
                 )
         if self.num_kv_heads % tp_size and tp_size % self.num_kv_heads:
             raise InvalidConfig(
                 f"tensor_parallel_size={tp_size} neither divides the model's num_key_value_heads={self.num_kv_heads} "
-                f"nor is a multiple of it: choose one of {self._tensor_parallel_sizes()}"
+                f"nor is a multiple of it: choose one of {self._tensor_parallel_sizes(sizes)}"
             )
 
-    def _tensor_parallel_sizes(self) -> list[int]:
-        shared = math.gcd(self.num_heads, self.intermediate_size)
+    def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:
+        """What tensor-parallel ranks divide among them, by its name in config.json."""
+        sizes = {"num_attention_heads": self.num_heads}
+        if self.moe is None or not all(self.moe.sparse_layers):
+            sizes["intermediate_size"] = self.intermediate_size
+        if self.moe is not None and not expert_parallel:
+            own_name = "intermediate_size" if self.architecture == "MixtralForCausalLM" else "moe_intermediate_size"
+            sizes[own_name] = self.moe.intermediate_size
+        return sizes
+
+    def _tensor_parallel_sizes(self, sizes: dict[str, int]) -> list[int]:
+        shared = math.gcd(*sizes.values())
         return [
             size
             for size in range(1, shared + 1)
@@ -99,7 +113,8 @@ class _Family(msgspec.Struct, frozen=True):
     qkv_bias: bool | None = False
     """None: `attention_bias` says it, and says it of the output projection too."""
     qk_norm: bool = False
-    windows: Literal["none", "every layer", "by layer"] = "none"
+    windows: Literal["none", "every layer", "every layer if used", "by layer"] = "none"
+    """All but `every layer` only where `use_sliding_window` says so."""
 
 
 _LLAMA_DEFAULTS: dict[str, Any] = {
@@ -131,11 +146,29 @@ _QWEN2_DEFAULTS = _LLAMA_DEFAULTS | {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+_MIXTRAL_DEFAULTS = _MISTRAL_DEFAULTS | {
+    "sliding_window": None,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+_QWEN3_MOE_DEFAULTS = _QWEN2_DEFAULTS | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
 _FAMILIES = {
     "LlamaForCausalLM": _Family(_LLAMA_DEFAULTS, qkv_bias=None),
     "MistralForCausalLM": _Family(_MISTRAL_DEFAULTS, windows="every layer"),
     "Qwen2ForCausalLM": _Family(_QWEN2_DEFAULTS, qkv_bias=True, windows="by layer"),
     "Qwen3ForCausalLM": _Family(_QWEN2_DEFAULTS | {"head_dim": 128}, qkv_bias=None, qk_norm=True, windows="by layer"),
+    "MixtralForCausalLM": _Family(_MIXTRAL_DEFAULTS, windows="every layer"),
+    "Qwen3MoeForCausalLM": _Family(_QWEN3_MOE_DEFAULTS, qkv_bias=None, qk_norm=True, windows="every layer if used"),
 }
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
@@ -209,6 +242,7 @@ def _model_spec(architecture: str, family: _Family, config: JsonFields, generati
         bos_token_id=config.optional_int("bos_token_id", low=0),
         eos_token_ids=_token_ids(generation, "eos_token_id") or _token_ids(config, "eos_token_id"),
         generation_defaults={key: generation.get(key) for key in _GENERATION_KEYS if generation.get(key) is not None},
+        moe=parse_moe(architecture, config),
     )
 
 
@@ -248,13 +282,13 @@ def _token_ids(fields: JsonFields, key: str) -> list[int]:
 def _layer_windows(family: _Family, config: JsonFields) -> list[int | None]:
     num_layers = config.int_("num_hidden_layers")
     full: list[int | None] = [None] * num_layers
-    if family.windows == "none" or (family.windows == "by layer" and not config.bool_("use_sliding_window")):
+    if family.windows == "none" or (family.windows != "every layer" and not config.bool_("use_sliding_window")):
         return full
     window = config.optional_int("sliding_window")
     if window is None:
         return full
     layer_types = config.list_("layer_types")
-    if family.windows == "every layer":
+    if family.windows != "by layer":
         if layer_types is not None and any(layer_type != "sliding_attention" for layer_type in layer_types):
             raise config.error("layer_types", "sliding_attention for every layer of this architecture")
         return [window] * num_layers

@@ -229,42 +229,35 @@ class EngineClient:
             self._dispatch(list(self._parked))
         threading.Thread(target=self._receive, args=(link,), name=f"raycore-outputs-dp{dp_rank}", daemon=True).start()
 
-    def rank_lost(self, dp_rank: int, error: EngineDeadError) -> None:
-        """The rank is gone: others go on with what it had, unless that has now failed with too many ranks."""
-        with self._lock:
-            link = self._unlink(dp_rank)
-        if link is None:
-            return
-        with link.delivering:
-            pass  # what it has given last is on its way to the callers, and comes first
+    def ranks_lost(self, dp_ranks: Sequence[int], error: EngineDeadError) -> None:
+        """The ranks are gone: others go on with what they had, unless that has now failed with too many ranks."""
+        self._unlink(dp_ranks)
         failed: list[tuple[Sink, Update]] = []
         with self._lock:
-            for request_id in self._on_rank(dp_rank):
+            for request_id in self._on_ranks(dp_ranks):
                 request = self._underway[request_id]
                 request.num_failures += 1
                 if request.num_failures > self._config.recovery.max_request_replays:
                     self._drop(request_id)
                     self._assembler.abort(request_id)
                     failed.append((request.sink, Update(request_id, error=_request_failed(request_id, request, error))))
-            self._move(self._on_rank(dp_rank))
+            self._move(self._on_ranks(dp_ranks))
         for sink, update in failed:
             sink([update])
 
-    def rank_leaving(self, dp_rank: int, timeout_s: float) -> None:
-        """The rank is to go: give it nothing more, wait for what it has, and hand what is left to others."""
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
+        """The ranks are to go: give them nothing more, wait for what they have, and hand what is left to others."""
         with self._lock:
-            if dp_rank in self._links:
+            for dp_rank in dp_ranks:
                 self._router.remove(dp_rank)
-                self._drained.wait_for(lambda: not self._on_rank(dp_rank), timeout_s)
-            link = self._unlink(dp_rank)
-        if link is None:
-            return
-        with link.delivering:
-            pass
+            self._drained.wait_for(lambda: not self._on_ranks(dp_ranks), timeout_s)
+        links = self._unlink(dp_ranks)
         with self._lock:
-            left = self._on_rank(dp_rank)
-            # one that isn't aborted would go on until the rank is stopped
-            link.awake().abort.remote([handle for request_id in left for handle in self._underway[request_id].handles])
+            left = self._on_ranks(dp_ranks)
+            for link in links:
+                # one that isn't aborted would go on until the rank is stopped
+                own = [request_id for request_id in left if self._underway[request_id].dp_rank == link.dp_rank]
+                link.awake().abort.remote([handle for each in own for handle in self._underway[each].handles])
             self._move(left)
 
     def is_busy(self, dp_rank: int) -> bool:
@@ -275,6 +268,17 @@ class EngineClient:
     def engine_lost(self, error: EngineDeadError) -> None:
         """No rank is left: every waiting caller gets `error`, and every later one."""
         self._fail(error)
+
+    def _unlink(self, dp_ranks: Sequence[int]) -> list[_Link]:
+        """Take nothing more from these ranks. What they have given last is with the callers when this returns."""
+        with self._lock:
+            for dp_rank in dp_ranks:
+                self._router.remove(dp_rank)
+            links = [link for dp_rank in dp_ranks if (link := self._links.pop(dp_rank, None)) is not None]
+        for link in links:
+            with link.delivering:
+                pass
+        return links
 
     # ---- receiving
 
@@ -349,12 +353,8 @@ class EngineClient:
                 request.sequences[index] = msgspec.structs.replace(old, handle=handle, output_token_ids=list(tokens))
         self._dispatch(request_ids)
 
-    def _on_rank(self, dp_rank: int) -> list[str]:
-        return [request_id for request_id, request in self._underway.items() if request.dp_rank == dp_rank]
-
-    def _unlink(self, dp_rank: int) -> _Link | None:
-        self._router.remove(dp_rank)
-        return self._links.pop(dp_rank, None)
+    def _on_ranks(self, dp_ranks: Sequence[int]) -> list[str]:
+        return [request_id for request_id, request in self._underway.items() if request.dp_rank in dp_ranks]
 
     def _drop(self, request_id: str) -> None:
         request = self._underway.pop(request_id)

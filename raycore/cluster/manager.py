@@ -32,7 +32,7 @@ from raycore.cluster.deaths import describe_death, describe_rank, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
-from raycore.engine.actor import DPEngineCoreActor
+from raycore.engine.actor import DPEngineCoreActor, Peer
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput
 from raycore.messages import EngineInfo
 from raycore.processes import wait_until_gone
@@ -159,7 +159,8 @@ class CoreEngineActorManager:
                 rank = waiting.pop(ref)
                 rank.info = _init_result(ref, rank.dp_rank)
         for rank in ranks:
-            rank.run_ref = rank.actor.run.remote()
+            peers = [_peer(other) for other in ranks if other is not rank]
+            rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [])
 
     def replace(self, dp_ranks: Sequence[int]) -> list[Rank]:
         """Kill these ranks, if they still live, and create others in their place; they have yet to be confirmed.
@@ -189,6 +190,28 @@ class CoreEngineActorManager:
         groups = self._reserve(dp_ranks, _GROW_S)
         with self._lock:
             return self._create(dict(zip(dp_ranks, groups, strict=True)))
+
+    def prepare(self, num_ranks: int) -> dict[int, PlacementGroup]:
+        """Groups for `num_ranks` ranks, those that stand among them, so that `restart()` can have them.
+
+        Raises:
+            PlacementShortage: as `grow()`.
+        """
+        standing = {dp_rank: rank.group for dp_rank, rank in self.ranks.items() if rank.group is not None}
+        added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in standing]
+        groups = self._reserve(added, _GROW_S) if added else []
+        return standing | dict(zip(added, groups, strict=True))
+
+    def restart(self, groups: dict[int, PlacementGroup], num_ranks: int) -> list[Rank]:
+        """End all ranks and start `num_ranks` in the first of these groups; the others are given back."""
+        with self._lock:
+            for rank in self.ranks.values():
+                rank.kill(self._node)
+            self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
+            parallel = msgspec.structs.replace(self._config.parallel, data_parallel_size=num_ranks)
+            self._config = msgspec.structs.replace(self._config, parallel=parallel)
+            release([group for dp_rank, group in groups.items() if dp_rank >= num_ranks])
+            return self._create({dp_rank: groups[dp_rank] for dp_rank in range(num_ranks)})
 
     def shrink(self, dp_ranks: Sequence[int], timeout_s: float = 0.0) -> None:
         """Stop ranks for good and give back what they held. They may take `timeout_s` to stop by themselves."""
@@ -276,12 +299,17 @@ class CoreEngineActorManager:
     def _create(self, groups: dict[int, PlacementGroup]) -> list[Rank]:
         nodes = {dp_rank: bundle_nodes(group) for dp_rank, group in groups.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
-        created: list[Rank] = []
-        for dp_rank, group in groups.items():
-            actor = self._actor(dp_rank, group, self._num_local_workers(nodes[dp_rank][0], standing))
-            rank = Rank(dp_rank, group, nodes[dp_rank], actor, actor.wait_for_init.remote())
-            self.ranks[dp_rank] = rank
-            created.append(rank)
+        actors = {
+            dp_rank: self._actor(dp_rank, group, self._num_local_workers(nodes[dp_rank][0], standing))
+            for dp_rank, group in groups.items()
+        }
+        # Ray hands each rank the address that the first one gives
+        meeting = next(iter(actors.values())).ep_meeting.remote() if self._config.parallel.is_lockstep else None
+        created = [
+            Rank(dp_rank, group, nodes[dp_rank], actors[dp_rank], actors[dp_rank].wait_for_init.remote(meeting))
+            for dp_rank, group in groups.items()
+        ]
+        self.ranks |= {rank.dp_rank: rank for rank in created}
         return created
 
     def _actor(self, dp_rank: int, group: PlacementGroup, num_local_workers: int) -> Any:
@@ -319,6 +347,11 @@ class CoreEngineActorManager:
             running = wait_until_gone(pids, _KILLED_TIMEOUT_S)
             if running:
                 logger.warning("processes %s still run %g s after they were killed", running, _KILLED_TIMEOUT_S)
+
+
+def _peer(rank: Rank) -> Peer:
+    assert rank.info is not None, "the rank isn't up"
+    return Peer(rank.actor, rank.info.bell, rank.info.node_id)
 
 
 def _report_progress(actors: Sequence[Any], on_progress: OnProgress) -> None:

@@ -1,6 +1,6 @@
 """Keeps ranks running: notices that one has ended, stalled, or is to lose its node, and puts another in its place.
 
-One thread waits for each rank, so that one that is slow to come back delays no other. Knows nothing of requests: what
+One thread waits for each unit, so that one that is slow to come back delays no other. Knows nothing of requests: what
 becomes of those on a lost rank is the listener's business.
 """
 
@@ -24,7 +24,7 @@ from placement.topology import read_cluster
 from raycore.cluster.deaths import describe_loss, describe_rank
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
-from raycore.config import RecoveryConfig
+from raycore.config import EngineConfig, RecoveryConfig
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
 from raycore.messages import EngineInfo
 
@@ -44,14 +44,14 @@ class RankListener(Protocol):
         """The rank serves."""
         ...
 
-    def rank_lost(self, dp_rank: int, error: EngineDeadError) -> None:
-        """The rank is gone, with what it had."""
+    def ranks_lost(self, dp_ranks: Sequence[int], error: EngineDeadError) -> None:
+        """The ranks are gone, with what they had."""
         ...
 
-    def rank_leaving(self, dp_rank: int, timeout_s: float) -> None:
-        """The rank is about to be stopped: give it nothing more. Returns once nothing of it is needed any longer.
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
+        """The ranks are about to be stopped: give them nothing more. Returns once nothing of them is needed any longer.
 
-        What it doesn't finish within `timeout_s` is handed to others.
+        What they don't finish within `timeout_s` is handed to others.
         """
         ...
 
@@ -114,13 +114,18 @@ class Watchdog:
 
 
 class Supervisor:
-    """Watches over all ranks of an engine."""
+    """Watches over all ranks of an engine.
 
-    def __init__(self, manager: CoreEngineActorManager, listener: RankListener, config: RecoveryConfig) -> None:
+    Ranks that share experts stand and fall together: they are one *unit*. Otherwise each rank is a unit of its own.
+    """
+
+    def __init__(self, manager: CoreEngineActorManager, listener: RankListener, config: EngineConfig) -> None:
         self._manager = manager
         self._listener = listener
-        self._config = config
+        self._config = config.recovery
+        self._is_lockstep = config.parallel.is_lockstep
         self._keepers: dict[int, _Keeper] = {}
+        """By dp_rank."""
         self._scaling = threading.Lock()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -145,10 +150,12 @@ class Supervisor:
         """A rank doesn't do what it should, as seen by someone else: end it, so that it is replaced."""
         keeper = self._keepers.get(dp_rank)
         if keeper is not None and not self._stopping.is_set():
-            keeper.suspect(reason)
+            keeper.suspect(dp_rank, reason)
 
     def scale(self, num_ranks: int, drain_timeout_s: float) -> list[EngineInfo]:
         """Have `num_ranks` ranks. New ones are up when this returns; those that leave, the highest, have left.
+
+        Ranks that share experts share them anew: all of them are started again, and go on with what they had.
 
         Raises:
             InvalidConfig: not a possible number.
@@ -158,23 +165,25 @@ class Supervisor:
             raise InvalidConfig(f"data_parallel_size={num_ranks} is not positive")
         with self._scaling:
             standing = sorted(self._keepers)
-            added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in self._keepers]
-            if added:
-                self._grow(added)
-            self._shrink([dp_rank for dp_rank in standing if dp_rank >= num_ranks], drain_timeout_s)
+            if num_ranks != len(standing) and self._is_lockstep:
+                self._share_anew(standing, num_ranks, drain_timeout_s)
+            else:
+                if num_ranks > len(standing):
+                    self._grow([dp_rank for dp_rank in range(num_ranks) if dp_rank not in self._keepers])
+                self._shrink([dp_rank for dp_rank in standing if dp_rank >= num_ranks], drain_timeout_s)
             return [rank.info for _, rank in sorted(self._manager.ranks.items()) if rank.info is not None]
 
     def stop(self) -> None:
         """Watch no longer: from now on ranks end because they were asked to. Idempotent."""
         self._stopping.set()
         self._ended.set()
-        for keeper in list(self._keepers.values()):
+        for keeper in self._all_keepers():
             keeper.leave()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the threads, after `stop()`."""
         deadline_s = time.monotonic() + timeout_s
-        for keeper in list(self._keepers.values()):
+        for keeper in self._all_keepers():
             keeper.join(max(0.0, deadline_s - time.monotonic()))
 
     # ---- scaling
@@ -189,34 +198,59 @@ class Supervisor:
         self._keep(ranks)
 
     def _shrink(self, leaving: Sequence[int], drain_timeout_s: float) -> None:
-        keepers = [self._keepers[dp_rank] for dp_rank in leaving]
+        if not leaving:
+            return
+        self._release_keepers(leaving)
+        self._listener.ranks_leaving(leaving, drain_timeout_s)
+        self._manager.shrink(leaving, _GET_TIMEOUT_S)
+
+    def _share_anew(self, standing: Sequence[int], num_ranks: int, drain_timeout_s: float) -> None:
+        if num_ranks == 1:
+            raise InvalidConfig("data_parallel_size=1: ranks that share experts can't become one; start a new engine")
+        groups = self._manager.prepare(num_ranks)
+        self._release_keepers(standing)
+        self._listener.ranks_leaving(standing, drain_timeout_s)
+        try:
+            ranks = self._manager.restart(groups, num_ranks)
+            self._manager.confirm(ranks)
+        except BaseException:
+            logger.exception("%d ranks can't share the experts; going back to %d", num_ranks, len(standing))
+            ranks = self._manager.restart(self._manager.prepare(len(standing)), len(standing))
+            self._manager.confirm(ranks)
+            self._keep(ranks)
+            raise
+        self._keep(ranks)
+
+    def _release_keepers(self, dp_ranks: Sequence[int]) -> None:
+        keepers = {self._keepers[dp_rank] for dp_rank in dp_ranks}
         for keeper in keepers:
             keeper.leave()
         for keeper in keepers:
             keeper.join(None)
-        deadline_s = time.monotonic() + drain_timeout_s
-        for dp_rank in leaving:
-            self._listener.rank_leaving(dp_rank, max(0.0, deadline_s - time.monotonic()))
+        for dp_rank in dp_ranks:
             del self._keepers[dp_rank]
-        self._manager.shrink(leaving, _GET_TIMEOUT_S)
 
-    # ---- what the keepers report
+    # ---- keepers, and what they report
+
+    def _all_keepers(self) -> set[_Keeper]:
+        return set(self._keepers.values())
 
     def _keep(self, ranks: Sequence[Rank]) -> None:
-        for rank in ranks:
-            assert rank.info is not None, "confirm() comes first"
-            self._listener.rank_up(rank.dp_rank, rank.actor, rank.info)
-            keeper = _Keeper(rank, self._manager, self._listener, self._config, self._give_up)
-            self._keepers[rank.dp_rank] = keeper
+        units = [list(ranks)] if self._is_lockstep else [[rank] for rank in ranks]
+        _announce(self._listener, ranks)
+        for unit in units:
+            keeper = _Keeper(unit, self._manager, self._listener, self._config, self._give_up)
+            for rank in unit:
+                self._keepers[rank.dp_rank] = keeper
             keeper.start()
 
-    def _give_up(self, dp_rank: int, error: EngineDeadError) -> None:
-        """A rank won't come back. As long as another may, the engine goes on."""
+    def _give_up(self, keeper: _Keeper, error: EngineDeadError) -> None:
+        """A unit won't come back. As long as another may, the engine goes on."""
         with self._lock:
-            others = [keeper for rank, keeper in self._keepers.items() if rank != dp_rank and not keeper.has_given_up]
-            self._keepers[dp_rank].has_given_up = True
+            keeper.has_given_up = True
+            others = [other for other in self._all_keepers() if not other.has_given_up]
             if others or self._stopping.is_set():
-                logger.error("rank dp%d is given up; %d others go on. %s", dp_rank, len(others), error)
+                logger.error("%d ranks go on without one that is given up: %s", len(others), error)
                 return
             self._cause = error
         self._listener.engine_lost(error)
@@ -224,45 +258,46 @@ class Supervisor:
 
 
 class _Keeper:
-    """One rank's thread."""
+    """One unit's thread."""
 
     def __init__(
         self,
-        rank: Rank,
+        ranks: Sequence[Rank],
         manager: CoreEngineActorManager,
         listener: RankListener,
         config: RecoveryConfig,
-        give_up: Callable[[int, EngineDeadError], None],
+        give_up: Callable[[_Keeper, EngineDeadError], None],
     ) -> None:
         self.has_given_up = False
-        self._rank = rank
+        self._ranks = list(ranks)
+        self._dp_ranks = [rank.dp_rank for rank in ranks]
         self._manager = manager
         self._listener = listener
         self._config = config
         self._give_up = give_up
         self._budget = RestartBudget(config)
         self._leaving = threading.Event()
-        self._suspicion: str | None = None
+        self._suspicion: tuple[int, str] | None = None
         self._next_drain_look_s = 0.0
-        self._thread = threading.Thread(target=self._keep, name=f"raycore-keeper-dp{rank.dp_rank}", daemon=True)
+        name = "raycore-keeper-dp" + "-".join(map(str, self._dp_ranks))
+        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def leave(self) -> None:
-        """End: the rank is to be stopped, or everything."""
+        """End: the ranks are to be stopped, or everything."""
         self._leaving.set()
 
-    def suspect(self, reason: str) -> None:
-        """Have the rank ended and replaced."""
-        self._suspicion = reason
+    def suspect(self, dp_rank: int, reason: str) -> None:
+        """Have a rank ended and replaced."""
+        self._suspicion = dp_rank, reason
 
     def join(self, timeout_s: float | None) -> None:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def _keep(self) -> None:
-        dp_rank = self._rank.dp_rank
         try:
             while not self._leaving.is_set():
                 lost = self._wait_for_end()
@@ -270,44 +305,53 @@ class _Keeper:
                     return
                 if lost is not None:
                     logger.error("%s", lost)
-                    self._listener.rank_lost(dp_rank, lost)
+                    self._listener.ranks_lost(self._dp_ranks, lost)
                 else:
-                    lost = EngineDeadError(f"{describe_rank(self._rank.info, dp_rank)}: its node is being drained")
+                    lost = EngineDeadError(f"a node of dp_ranks {self._dp_ranks} is being drained")
                 if not self._replace(lost):
                     return
         except Exception as error:  # the thread's outermost frame: without it nobody would learn of any death
             if not self._leaving.is_set():
-                logger.exception("the watch over dp_rank %d failed", dp_rank)
-                lost = EngineDeadError(f"{error}\ndp_rank {dp_rank} can't be watched any more")
-                self._listener.rank_lost(dp_rank, lost)
-                self._give_up(dp_rank, lost)
+                logger.exception("the watch over dp_ranks %s failed", self._dp_ranks)
+                lost = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} can't be watched any more")
+                self._listener.ranks_lost(self._dp_ranks, lost)
+                self._give_up(self, lost)
 
-    # ---- while it runs
+    # ---- while they run
 
     def _wait_for_end(self) -> EngineDeadError | None:
-        """Why the rank is gone; None when it has been taken off a node that is going, or the keeper is to end."""
-        rank = self._rank
-        assert rank.run_ref is not None, "confirm() comes first"
+        """Why the unit is gone; None when it has been taken off a node that is going, or the keeper is to end."""
         self._suspicion = None
-        watchdog = Watchdog(rank.actor, self._config.step_timeout_s)
+        running = {rank.run_ref: rank for rank in self._ranks if rank.run_ref is not None}
+        watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
         while not self._leaving.is_set():
-            done, _ = ray.wait([rank.run_ref], timeout=_LOOK_S)
+            done, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
             if done:
-                return self._loss(_error_of(rank.run_ref))
-            stalled = self._suspicion or watchdog.look(self._listener.is_busy(rank.dp_rank))
+                return _loss(running[done[0]], _error_of(done[0]))
+            stalled = self._suspicion or self._ask(watchdogs)
             if stalled is not None:
-                # its callers needn't wait for its death, which Ray may be slow to see
-                self._manager.kill(rank.dp_rank)
-                return EngineDeadError(f"{describe_rank(rank.info, rank.dp_rank)} was killed: {stalled}")
+                dp_rank, reason = stalled
+                # their callers needn't wait for their death, which Ray may be slow to see
+                for rank in self._ranks:
+                    self._manager.kill(rank.dp_rank)
+                return EngineDeadError(f"{self._describe(dp_rank)} was killed: {reason}")
             if self._is_node_going():
-                self._listener.rank_leaving(rank.dp_rank, self._config.drain_timeout_s)
+                self._listener.ranks_leaving(self._dp_ranks, self._config.drain_timeout_s)
                 return None
         return None
 
-    def _loss(self, error: RayError | None) -> EngineDeadError:
-        dead = EngineDeadError(describe_loss(error, self._rank.info, self._rank.dp_rank))
-        dead.__cause__ = error
-        return dead
+    def _ask(self, watchdogs: dict[int, Watchdog]) -> tuple[int, str] | None:
+        """A rank that gets nowhere, and how that shows."""
+        # ranks in lockstep that have nothing to do themselves work for those that have
+        is_busy = any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
+        for dp_rank, watchdog in watchdogs.items():
+            reason = watchdog.look(is_busy)
+            if reason is not None:
+                return dp_rank, reason
+        return None
+
+    def _describe(self, dp_rank: int) -> str:
+        return describe_rank(self._ranks[self._dp_ranks.index(dp_rank)].info, dp_rank)
 
     def _is_node_going(self) -> bool:
         now_s = time.monotonic()
@@ -315,47 +359,58 @@ class _Keeper:
             return False
         self._next_drain_look_s = now_s + _DRAIN_LOOK_S
         going = {node.node_id for node in read_cluster().nodes if node.draining}
-        return not going.isdisjoint(self._rank.nodes)
+        return any(not going.isdisjoint(rank.nodes) for rank in self._ranks)
 
-    # ---- when it has ended
+    # ---- when they have ended
 
     def _replace(self, lost: EngineDeadError) -> bool:
-        """Put another rank in its place, however many attempts that takes. False when there is no use, or to end."""
-        dp_rank, last = self._rank.dp_rank, lost
-        started_s = time.monotonic()
+        """Put others in their place, however many attempts that takes. False when there is no use, or to end."""
+        last, started_s = lost, time.monotonic()
         while not self._leaving.is_set():
             delay_s = self._budget.next_delay_s(time.monotonic())
             if delay_s is None:
-                self._manager.kill(dp_rank)
-                text = f"{last}\ndp_rank {dp_rank} was started {self._config.max_rank_restarts} times within "
-                self._give_up(dp_rank, EngineDeadError(f"{text}{self._config.restart_window_s:g} s: giving it up"))
+                for dp_rank in self._dp_ranks:
+                    self._manager.kill(dp_rank)
+                limits = f"{self._config.max_rank_restarts} times within {self._config.restart_window_s:g} s"
+                self._give_up(self, EngineDeadError(f"{last}\ndp_ranks {self._dp_ranks} were started again {limits}"))
                 return False
             if self._leaving.wait(delay_s):
                 return False
             try:
-                self._rank = self._find_place(dp_rank)
-                self._manager.confirm([self._rank])
+                self._ranks = self._find_places()
+                self._manager.confirm(self._ranks)
             except (RaycoreError, PlacementShortage, RayError) as error:
                 if not self._leaving.is_set():
-                    logger.error("dp_rank %d could not be started again: %s", dp_rank, error)
+                    logger.error("dp_ranks %s could not be started again: %s", self._dp_ranks, error)
                 last = EngineDeadError(f"{error}\nwhen it was started again after: {lost}")
                 continue
-            assert self._rank.info is not None
-            self._listener.rank_up(dp_rank, self._rank.actor, self._rank.info)
-            logger.warning("rank dp%d serves again, %.1f s after its end", dp_rank, time.monotonic() - started_s)
+            _announce(self._listener, self._ranks)
+            took_s = time.monotonic() - started_s
+            logger.warning("dp_ranks %s serve again, %.1f s after their end", self._dp_ranks, took_s)
             return True
         return False
 
-    def _find_place(self, dp_rank: int) -> Rank:
-        """The rank's successor, yet to be confirmed; waits for a place while others hold it."""
+    def _find_places(self) -> list[Rank]:
+        """The ranks' successors, yet to be confirmed; waits for places while others hold them."""
         deadline_s = time.monotonic() + self._config.placement_timeout_s
         while True:
             try:
-                (rank,) = self._manager.replace([dp_rank])
-                return rank
+                return self._manager.replace(self._dp_ranks)
             except PlacementShortage:
                 if self._leaving.is_set() or time.monotonic() > deadline_s:
                     raise
+
+
+def _announce(listener: RankListener, ranks: Sequence[Rank]) -> None:
+    for rank in ranks:
+        assert rank.info is not None, "confirm() comes first"
+        listener.rank_up(rank.dp_rank, rank.actor, rank.info)
+
+
+def _loss(rank: Rank, error: RayError | None) -> EngineDeadError:
+    dead = EngineDeadError(describe_loss(error, rank.info, rank.dp_rank))
+    dead.__cause__ = error
+    return dead
 
 
 def _error_of(ref: ray.ObjectRef[Any]) -> RayError | None:

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import ray
@@ -22,7 +22,9 @@ from ray.util.placement_group import PlacementGroup
 
 from raycore.config import EngineConfig
 from raycore.engine.core import EngineCore, decode_requests, run_loop
-from raycore.engine.mailbox import Abort, Mailbox, Submit, Utility
+from raycore.engine.lockstep import run_lockstep_loop
+from raycore.engine.mailbox import Abort, Mailbox, StartWave, Submit, Utility
+from raycore.engine.waves import Waves
 from raycore.executor.base import Executor
 from raycore.messages import EngineInfo
 from raycore.worker import quiet
@@ -31,6 +33,14 @@ logger = logging.getLogger(__name__)
 
 REST_S = 0.98
 """An idle engine's main thread rests this long at a time, so that a caller who doesn't ring waits no longer."""
+
+
+class Peer(NamedTuple):
+    """Another rank of the same engine, as ranks that share experts know each other."""
+
+    actor: Any
+    bell: str
+    node_id: str
 
 
 @ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
@@ -57,15 +67,26 @@ class DPEngineCoreActor:
         self._core: EngineCore | None = None
         self._bell = quiet.install()
         self._all_ring = True
+        self._ringer = quiet.Ringer()
 
     def __repr__(self) -> str:
         return self._name
 
     @ray.method(concurrency_group="run")
-    def wait_for_init(self) -> bytes:
-        """Bring the rank up. Returns an encoded `EngineInfo`; raises what kept it from coming up."""
+    def ep_meeting(self) -> str:
+        """Where the workers of all ranks that share experts are to meet; asked of one of them, before the next."""
+        self._executor = self._make_executor()
+        return self._executor.ep_meeting()
+
+    @ray.method(concurrency_group="run")
+    def wait_for_init(self, ep_init: str | None = None) -> bytes:
+        """Bring the rank up. Returns an encoded `EngineInfo`; raises what kept it from coming up.
+
+        `ep_init`: what one rank's `ep_meeting()` said, where ranks share experts; all then come up together.
+        """
         started_s = time.perf_counter()
-        executor = self._executor = self._make_executor()
+        executor = self._executor = self._executor or self._make_executor()
+        executor.ep_init = ep_init
         self._core = EngineCore(self._config, executor)
         executor.register_failure_callback(self._mailbox.fail)
         self._core.timings_s["engine"] = round(time.perf_counter() - started_s, 3)
@@ -88,17 +109,27 @@ class DPEngineCoreActor:
         return self._executor.load_progress() if self._executor is not None else 0.0
 
     @ray.method(concurrency_group="run")
-    def run(self) -> None:
+    def run(self, peers: list[Peer]) -> None:
         """The engine's loop. Returns when asked to stop, with its workers stopped.
+
+        `peers`: the other ranks, where ranks share experts.
 
         Raises, when the rank can't go on, at once: whoever learns of it ends what is left of the rank.
         """
         assert self._core is not None, "wait_for_init() comes first"
         try:
-            run_loop(self._core, self._mailbox, self._rest)
+            if self._config.parallel.is_lockstep:
+                self._run_in_lockstep(self._core, peers)
+            else:
+                run_loop(self._core, self._mailbox, self._rest)
         finally:
             self._mailbox.close()
         self._core.shutdown()
+
+    @ray.method(concurrency_group="io")
+    def start_wave(self, wave: int) -> None:
+        """A peer has started a wave: take part."""
+        self._mailbox.put(StartWave(wave))
 
     @ray.method(concurrency_group="io")
     def step_age_s(self) -> float:
@@ -141,6 +172,19 @@ class DPEngineCoreActor:
         """Have `run()` return after the present step."""
         self._mailbox.stop()
 
+    def _run_in_lockstep(self, core: EngineCore, peers: list[Peer]) -> None:
+        here: str = ray.get_runtime_context().get_node_id()
+
+        def tell_peers(wave: int) -> None:
+            for peer in peers:
+                if peer.node_id == here:
+                    self._ringer.ring(peer.bell)
+                peer.actor.start_wave.remote(wave)
+
+        waves = Waves(self._config.parallel.dp_sync_interval)
+        self._all_ring &= all(peer.node_id == here for peer in peers)
+        run_lockstep_loop(core, self._mailbox, waves, tell_peers, self._rest)
+
     def _rest(self) -> None:
         if self._all_ring:
             quiet.rest(REST_S)
@@ -149,7 +193,8 @@ class DPEngineCoreActor:
         if self._config.executor.backend == "inline":
             from raycore.executor.inline import InlineExecutor
 
-            return InlineExecutor(self._config, self._dp_rank, self._num_local_workers)
+            host: str = ray.util.get_node_ip_address()
+            return InlineExecutor(self._config, self._dp_rank, self._num_local_workers, host)
         from raycore.executor.ray_executor import RayExecutor
 
         return RayExecutor(self._config, self._dp_rank, self._group, self._num_local_workers)

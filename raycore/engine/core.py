@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from raycore.config import EngineConfig
-from raycore.engine.mailbox import Abort, Mailbox, Submit, Utility
+from raycore.engine.mailbox import Abort, Command, Mailbox, Submit, Utility
 from raycore.engine.utility import call_utility
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.executor.base import Executor, Pending
@@ -76,16 +77,22 @@ class EngineCore:
 
     def step(self) -> StepOutputs | None:
         """Schedule a step and give the outputs of the oldest one in flight, once there are enough in flight."""
-        self._step_started_s = time.monotonic()
-        try:
+        with self._timed():
             return self._step()
-        finally:
-            self._step_started_s = None
 
     def step_age_s(self) -> float:
         """Seconds since the present step began, 0 between steps. May be called from any thread."""
         started_s = self._step_started_s
         return 0.0 if started_s is None else time.monotonic() - started_s
+
+    @contextmanager
+    def _timed(self) -> Generator[None, None, None]:
+        """A step that `step_age_s` sees."""
+        self._step_started_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._step_started_s = None
 
     def _step(self) -> StepOutputs | None:
         plan = None
@@ -99,6 +106,28 @@ class EngineCore:
             return None  # the workers have one step to do: plan the next before waiting for it
         plan, pending = self._in_flight.popleft()
         return self.scheduler.update(plan, pending.result(self.config.executor.execute_timeout_s))
+
+    def lockstep_step(self) -> tuple[StepOutputs | None, bool]:
+        """One step of a wave, from the plan to the result, without a token if there is nothing to schedule.
+
+        Returns its outputs, and whether any of the engines that share experts had a token to compute.
+        """
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return None, self.dummy_step()
+        with self._timed():
+            result = self.executor.execute(plan).result(self.config.executor.execute_timeout_s)
+            return self.scheduler.update(plan, result), result.is_anyone_busy
+
+    def dummy_step(self, timeout_s: float | None = None) -> bool:
+        """A step without a token, which the engines that share experts with this one need of it.
+
+        Returns whether any of them had a token. Raises `RpcTimeout` if they don't come within `timeout_s`, by default
+        the configured one.
+        """
+        timeout_s = self.config.executor.execute_timeout_s if timeout_s is None else timeout_s
+        with self._timed():
+            return self.executor.execute_dummy_batch().result(timeout_s).is_anyone_busy
 
     def has_work(self) -> bool:
         """Whether any request is waiting, running or in flight."""
@@ -173,13 +202,14 @@ def run_loop(core: EngineCore, mailbox: Mailbox, on_idle: Callable[[], object] =
         if not (commands or has_work):
             on_idle()
         for command in commands:
-            _apply(command, core, mailbox)
+            apply_command(command, core, mailbox)
         outputs = core.step()
         if outputs is not None:
             mailbox.publish(outputs, core.load())
 
 
-def _apply(command: Submit | Abort | Utility, core: EngineCore, mailbox: Mailbox) -> None:
+def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
+    """Do what a caller asked for."""
     if isinstance(command, Submit):
         for request in command.requests:
             try:
@@ -188,8 +218,10 @@ def _apply(command: Submit | Abort | Utility, core: EngineCore, mailbox: Mailbox
                 mailbox.refuse(request.handle, str(error))
     elif isinstance(command, Abort):
         core.abort(command.handles)
-    else:
+    elif isinstance(command, Utility):
         call_utility(core, command)
+    else:
+        raise AssertionError(f"{command}: this engine shares no experts, so it has no waves")
 
 
 def decode_requests(data: bytes) -> list[EngineRequest]:

@@ -49,7 +49,14 @@ class Utility:
     reply: Future[Any] = field(default_factory=Future[Any])
 
 
-Command = Submit | Abort | Utility
+@dataclass(slots=True)
+class StartWave:
+    """A peer that shares experts with this engine has started a wave (see `waves`)."""
+
+    wave: int
+
+
+Command = Submit | Abort | Utility | StartWave
 
 
 class Mailbox:

@@ -32,8 +32,14 @@ class Pending(Protocol[T_co]):
 class Executor(Protocol):
     """Workers, driven as one. Method names that vLLM has mean what they mean there."""
 
+    ep_init: str | None
+    """To be set before `initialize()` where engines share experts: what `ep_meeting()` of dp_rank 0's gave."""
     max_concurrent_batches: int
     """Steps that may be in flight at once: 1 means that a step's result comes before the next plan goes."""
+
+    def ep_meeting(self) -> str:
+        """Where the workers of all engines can meet, if this is dp_rank 0's: `tcp://host:port` on worker 0's node."""
+        ...
 
     def initialize(self) -> None:
         """Bring the workers up and load the model.
@@ -64,6 +70,10 @@ class Executor(Protocol):
 
         The pending result raises `WorkerDied`, `WorkerFailed` or `RpcTimeout`.
         """
+        ...
+
+    def execute_dummy_batch(self) -> Pending[StepResult]:
+        """Start a step without a token, for the sake of the engines that share experts with this one."""
         ...
 
     def collective_rpc(

@@ -7,6 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raycore.config import ExecutorConfig
+from raycore.executor.base import Pending
+from raycore.messages import StepPlan, StepResult
+
+DUMMY_STEP = -1
+"""The number of every step that has none of the scheduler's."""
 
 
 class CollectiveCalls(ABC):
@@ -27,6 +32,14 @@ class CollectiveCalls(ABC):
         kv_output_aggregator: Callable[[list[Any]], Any] | None = None,
     ) -> Any:
         """See `Executor.collective_rpc`."""
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> Pending[StepResult]:
+        """See `Executor.execute`."""
+
+    def execute_dummy_batch(self) -> Pending[StepResult]:
+        """See `Executor.execute_dummy_batch`: to the workers it is a step like any other."""
+        return self.execute(StepPlan(DUMMY_STEP))
 
     def determine_available_memory(self) -> int:
         """Bytes that the worker with the least has left for its share of the KV cache."""

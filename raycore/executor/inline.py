@@ -12,6 +12,7 @@ from raycore.errors import EngineDeadError, InitializationError, WorkerFailed
 from raycore.executor.base import FailureCallback
 from raycore.executor.calls import CollectiveCalls
 from raycore.messages import StepPlan, StepResult
+from raycore.worker.meeting import address_of, free_ports
 from raycore.worker.rank import WorkerRank, load_worker_class
 
 T = TypeVar("T")
@@ -40,18 +41,30 @@ class InlineExecutor(CollectiveCalls):
 
     max_concurrent_batches = 1
 
-    def __init__(self, config: EngineConfig, dp_rank: int, num_local_workers: int) -> None:
-        """Nothing is started yet, and torch not imported."""
+    def __init__(self, config: EngineConfig, dp_rank: int, num_local_workers: int, host: str = "127.0.0.1") -> None:
+        """Nothing is started yet, and torch not imported.
+
+        Args:
+            host: where other engines' workers reach this process.
+        """
         super().__init__(config.executor)
         assert config.parallel.world_size == 1, "one process runs one worker"
         self._config = config
-        self._rank = WorkerRank(dp_rank, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=num_local_workers)
+        self._place = WorkerRank(dp_rank, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=num_local_workers)
+        self._host = host
+        self.ep_init: str | None = None
         self._worker: Any = None
+
+    def ep_meeting(self) -> str:
+        """See `Executor.ep_meeting`."""
+        (port,) = free_ports(self._host, 1)
+        return address_of(self._host, port)
 
     def initialize(self) -> None:
         """See `Executor.initialize`."""
+        rank = self._place.with_experts(self._config.parallel, self.ep_init)
         try:
-            worker = load_worker_class(self._config.parallel)(self._config, self._rank)
+            worker = load_worker_class(self._config.parallel)(self._config, rank)
             self._worker = worker
             worker.init_device()
             worker.load_model()

@@ -33,6 +33,7 @@ from raycore.executor.transport import Transport
 from raycore.messages import StepPlan, StepResult
 from raycore.processes import wait_until_gone
 from raycore.worker.actor import WorkerActor, WorkerAddress
+from raycore.worker.meeting import address_of
 from raycore.worker.rank import WorkerRank
 from raycore.worker.wire import encode_call
 
@@ -62,7 +63,17 @@ class WorkerGroup:
             actor_class: Any = WorkerActor
             self.actors.append(actor_class.options(name=name, **_options(group, rank)).remote(config_bytes, name))
 
-    def start(self) -> Transport:
+    def find(self) -> None:
+        """Wait until the workers' processes are up, and note where they are. Idempotent.
+
+        Raises:
+            InitializationError: one couldn't be started.
+        """
+        if not self.addresses:
+            deadline_s = time.monotonic() + self._config.executor.init_timeout_s
+            self.addresses = self._gather([actor.address.remote() for actor in self.actors], deadline_s)
+
+    def start(self, ep_init: str | None) -> Transport:
         """Bring the workers up with their models loaded, all at the same time.
 
         Raises:
@@ -70,10 +81,10 @@ class WorkerGroup:
         """
         deadline_s = time.monotonic() + self._config.executor.init_timeout_s
         preloads = [actor.preload.remote() for actor in self.actors]
-        self.addresses = self._gather([actor.address.remote() for actor in self.actors], deadline_s)
+        self.find()
         transport = self._connect()
         try:
-            ranks = self._ranks()
+            ranks = [rank.with_experts(self._config.parallel, ep_init) for rank in self._ranks()]
             starts = [actor.start.remote(ranks[i], transport.invite(i)) for i, actor in enumerate(self.actors)]
             for rank, answer in enumerate(self._gather([*preloads, *starts], deadline_s)[len(preloads) :]):
                 transport.accept(rank, answer)
@@ -103,7 +114,7 @@ class WorkerGroup:
 
     def _ranks(self) -> list[WorkerRank]:
         first, size = self.addresses[0], len(self.actors)
-        meeting = f"tcp://{first.host}:{first.free_port}" if size > 1 else None
+        meeting = address_of(first.host, first.free_port) if size > 1 else None
         on_node: Counter[str] = Counter()
         ranks: list[WorkerRank] = []
         for tp_rank, address in enumerate(self.addresses):
@@ -163,7 +174,10 @@ class RayExecutor(CollectiveCalls):
         self._num_local_workers = num_local_workers
         # On a GPU the next plan is made while the device works. On a CPU the workers use all cores: a plan made
         # at the same time takes from the step what it saves after it, and delays every stop by a step.
-        self.max_concurrent_batches = 2 if config.device == "cuda" else 1
+        # Engines in lockstep look at a step's result before they know whether there is a next one.
+        can_overlap = config.device == "cuda" and not config.parallel.is_lockstep
+        self.max_concurrent_batches = 2 if can_overlap else 1
+        self.ep_init: str | None = None
         self._workers: WorkerGroup | None = None
         self._transport: Transport | None = None
         self._client: RpcClient | None = None
@@ -174,15 +188,25 @@ class RayExecutor(CollectiveCalls):
         self._failed = threading.Event()
         self._callbacks: list[FailureCallback] = []
 
-    def initialize(self) -> None:
-        """See `Executor.initialize`."""
+    def ep_meeting(self) -> str:
+        """See `Executor.ep_meeting`. Starts the workers' processes."""
         try:
-            self._workers = WorkerGroup(self._config, self._dp_rank, self._placement_group, self._num_local_workers)
-            self._transport = self._workers.start()
+            workers = self._start_processes()
+            workers.find()
         except BaseException:
             self.shutdown()
             raise
-        self._client = RpcClient(self._transport, len(self._workers.actors), self._why_closed)
+        return address_of(workers.addresses[0].host, workers.addresses[0].ep_port)
+
+    def initialize(self) -> None:
+        """See `Executor.initialize`."""
+        try:
+            workers = self._start_processes()
+            self._transport = workers.start(self.ep_init)
+        except BaseException:
+            self.shutdown()
+            raise
+        self._client = RpcClient(self._transport, len(workers.actors), self._why_closed)
         self._client.late_failure = self._fail
         self._serving = self._transport.start()
         threading.Thread(target=self._watch, name="raycore-worker-monitor", daemon=True).start()
@@ -248,6 +272,11 @@ class RayExecutor(CollectiveCalls):
             self._transport.close()
         if self._workers is not None:
             self._workers.kill()
+
+    def _start_processes(self) -> WorkerGroup:
+        if self._workers is None:
+            self._workers = WorkerGroup(self._config, self._dp_rank, self._placement_group, self._num_local_workers)
+        return self._workers
 
     def _ready(self) -> RpcClient:
         if self._failure is not None:

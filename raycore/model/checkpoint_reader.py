@@ -45,6 +45,9 @@ class CheckpointReader:
         """Unmap the files. Tensors that were read stay valid: they are copies."""
         self._open_files.clear()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of_tensor
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of the whole tensor."""
         return tuple(self._slice(name).get_shape())
@@ -60,24 +63,25 @@ class CheckpointReader:
     ) -> torch.Tensor:
         """A copy of a tensor as `dtype`: whole, or `length` entries from `start` on along `dim` (0 or 1)."""
         shape = list(expected_shape)
+        part = [slice(None)] * len(shape)
         if dim is not None:
             shape[dim] = shape[dim] - start if length is None else length
+            part[dim] = slice(start, start + shape[dim])
         out = torch.empty(shape, dtype=dtype)
-        self.read_into(out, name, expected_shape, dim or 0, start)
+        self.read_into(out, name, expected_shape, tuple(part))
         return out
 
     def read_into(
-        self, out: torch.Tensor, name: str, expected_shape: tuple[int, ...], dim: int = 0, start: int = 0
+        self, out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: tuple[int | slice, ...]
     ) -> None:
-        """Fill `out` with the part of a tensor that begins at `start` along `dim` (0 or 1), converted to its dtype."""
+        """Fill `out` with the part of a tensor that indexing with `part` gives, converted to `out`'s dtype."""
         found = self._slice(name)
         if tuple(found.get_shape()) != expected_shape:
             raise InvalidCheckpoint(
                 f"tensor {name} of {self._file_of_tensor[name]} has shape {tuple(found.get_shape())}, but config.json "
                 f"makes it {expected_shape}: the weights and config.json are of different models"
             )
-        stop = start + out.shape[dim]
-        view: torch.Tensor = found[start:stop] if dim == 0 else found[:, start:stop]
+        view: torch.Tensor = found[part]
         if view.dtype not in _READABLE:
             raise InvalidCheckpoint(
                 f"tensor {name} of {self._file_of_tensor[name]} is stored as {view.dtype}: "

@@ -1,4 +1,4 @@
-"""How tensor-parallel ranks add up and put together what each of them has computed.
+"""How ranks that compute together add up and put together what each of them has.
 
 `SharedMemoryCollectives` is for ranks of one node that compute on its CPUs: every rank copies its part into shared
 memory, waits for the others, and adds up all parts in rank order, so that all get the same bits. It has no thread, so
@@ -15,7 +15,7 @@ import mmap
 import os
 import sys
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -80,7 +80,10 @@ def _part(store: Store, rank: int, size: int) -> None:
 
 
 class TorchCollectives:
-    """Collectives of torch's default process group: NCCL on GPUs, Gloo elsewhere."""
+    """Collectives of torch's: NCCL on GPUs, Gloo elsewhere.
+
+    The process group is this object's own, not torch's default one: a process may be in several groups.
+    """
 
     def __init__(
         self,
@@ -93,18 +96,18 @@ class TorchCollectives:
     ) -> None:
         self._size = size
         self._in_rank_order = in_rank_order
-        torch.distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=PrefixStore("collectives", store),
-            rank=rank,
-            world_size=size,
-            timeout=timeout,
-        )
+        self._store = PrefixStore("collectives", store)  # rank 0's serves the others as long as they live
+        if device.type == "cuda":
+            options = torch.distributed.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group: Any = torch.distributed.ProcessGroupNCCL(self._store, rank, size, options)
+        else:
+            self._group = torch.distributed.ProcessGroupGloo(self._store, rank, size, timeout)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """See `Collectives`."""
         if not self._in_rank_order:
-            torch.distributed.all_reduce(x)
+            self._group.allreduce([x]).wait()
             return x
         parts = self.all_gather(x)
         return x.copy_(sum(parts[1:], start=parts[0].float()))
@@ -112,13 +115,14 @@ class TorchCollectives:
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """See `Collectives`."""
         parts = [torch.empty_like(x) for _ in range(self._size)]
-        torch.distributed.all_gather(parts, x.contiguous())
+        self._group.allgather([parts], [x.contiguous()]).wait()
         return parts
 
     def close(self) -> None:
         """See `Collectives`."""
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        if self._group is not None:
+            self._group.shutdown()
+        self._group = self._store = None
 
 
 class SharedMemoryCollectives:
@@ -187,7 +191,7 @@ class SharedMemoryCollectives:
                 time.sleep(_NAP_S)
             else:
                 late = np.flatnonzero(self._entered < self._num_exchanges).tolist()
-                raise TimeoutError(f"tensor-parallel ranks {late} didn't come within {self._timeout_s:g} s")
+                raise TimeoutError(f"ranks {late} of {len(self._entered)} didn't come within {self._timeout_s:g} s")
 
 
 def _offer(store: Store, num_bytes: int) -> tuple[mmap.mmap | None, int]:

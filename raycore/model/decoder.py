@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Qwen2 and Qwen3 are variations of.
+"""The decoder that Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE are variations of.
 
 Owns the order of a layer's operations; the arithmetic is in `layers`, `rope` and `attention`. Shape suffixes: T tokens
 of the step, R rows kept of them, D hidden, O fused query, key and value rows, N heads, H head dim, V vocabulary.
@@ -11,8 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from raycore.model.layers import Linear, ReducedLinear, RMSNorm, TensorParallel, make_linear, silu_and_mul
-from raycore.model.loader import DecoderWeights, LayerWeights
+from raycore.model.experts import ExpertRanks, SplitExperts
+from raycore.model.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
+from raycore.model.layers import Linear, ReducedLinear, RMSNorm, TensorParallel, make_linear
+from raycore.model.loader import DecoderWeights, LayerWeights, MlpWeights
 from raycore.model.rope import Rope, interleave, rotate_
 from raycore.model.rows import TILE_ROWS, AllRows, Rows, TiledRows, keeps_places
 from raycore.model_spec import ModelSpec
@@ -36,12 +38,14 @@ class Decoder:
         ranks: TensorParallel,
         max_positions: int,
         device: torch.device,
+        experts: ExpertRanks | None = None,
         *,
         batch_invariant: bool = False,
     ) -> None:
         """Takes over `weights`: each layer is dropped from it as soon as its own form of it is made.
 
         Args:
+            experts: the ranks that share the experts. None: the same as `ranks`, each with a part of every expert.
             batch_invariant: whether a row gets the same bits whatever rows are beside it.
         """
         self._ranks = ranks
@@ -54,12 +58,14 @@ class Decoder:
         is_tied = weights.lm_head_VD is weights.embed_VD
         self._lm_head = make_linear(self._embed_VD if is_tied else weights.lm_head_VD.to(device))
         self._final_norm = RMSNorm(weights.final_norm_D.to(device), spec.rms_norm_eps, batch_invariant)
-        self.num_weights = weights.lm_head_VD.numel() + sum(_num_weights(layer) for layer in weights.layers)
+        self.num_weights = weights.lm_head_VD.numel() + sum(_num_weights(spec, layer) for layer in weights.layers)
         """Multiplications that a token costs, besides attention."""
         self._rope = Rope(spec, max_positions, device)
         self._layers: list[_Layer] = []
         for index in range(spec.num_layers):
-            self._layers.append(_Layer(index, spec, weights.layers.pop(0), ranks, device, self._rows))
+            own = weights.layers.pop(0)
+            layer = _Layer(index, spec, own, ranks, experts or SplitExperts(ranks), device, self._rows)
+            self._layers.append(layer)
 
     def forward(
         self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention, rows_R: Tensor | None = None
@@ -87,12 +93,18 @@ class Decoder:
         for layer in self._layers:
             h_TD = random(self._embed_VD.shape[1])
             checks.append(keeps_places(layer.project, h_TD, turns_T1C))
-            checks.append(keeps_places(layer.finish, h_TD, random(layer.attention_width)))
+            checks.append(keeps_places(layer.take_in, h_TD, random(layer.attention_width)))
+            checks += [keeps_places(function, h_TD) for function in layer.feed_forward.row_functions()]
         num_failures = self._embed_VD.new_tensor([checks.count(False)])
         is_kept = not self._ranks.all_reduce_(num_failures).item()
         if not is_kept:
             self._rows.num_rows = 1
         return is_kept
+
+    def forward_nothing(self) -> None:
+        """Take part in what the ranks that share experts do together, without a token of one's own."""
+        for layer in self._layers:
+            layer.feed_forward.forward_nothing()
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """[R, V] of the whole vocabulary, the same on every rank."""
@@ -117,6 +129,7 @@ class _Layer:
         spec: ModelSpec,
         weights: LayerWeights,
         ranks: TensorParallel,
+        experts: ExpertRanks,
         device: torch.device,
         rows: Rows,
     ) -> None:
@@ -134,15 +147,17 @@ class _Layer:
             None if weights.qkv_bias_O is None else self._interleave_rotated(weights.qkv_bias_O.to(device)),
         )
         self._o = self._reduced(weights.o_DO, weights.o_bias, ranks, device)
-        self._gate_up = make_linear(weights.gate_up_FD.to(device), _moved(weights.gate_up_bias, device))
-        self._down = self._reduced(weights.down_DF, weights.down_bias, ranks, device)
+        self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, device)
 
     def __call__(self, h_TD: Tensor, turns_T1C: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
         """The next hidden states; only those of `rows_R` where given. Overwrites `h_TD`."""
         out_TO = attention(self._index, self._rows.apply(self.project, h_TD, turns_T1C))
         if rows_R is not None:
             h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
-        return self._rows.apply(self.finish, h_TD, out_TO)
+        if self.feed_forward.is_row_wise:
+            return self._rows.apply(self._finish, h_TD, out_TO)
+        h_TD = self._rows.apply(self.take_in, h_TD, out_TO)
+        return self.feed_forward.add_to(h_TD, self._rows.apply(self._post_norm, h_TD))
 
     def project(self, h_TD: Tensor, turns_T1C: Tensor) -> Tensor:
         """[T, O]: queries and keys, turned to their positions, and values. Row-wise, as all before attention."""
@@ -153,11 +168,14 @@ class _Layer:
         self._rows.elementwise(rotate_, rotated_TNH, turns_T1C)
         return qkv_TO
 
-    def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
-        """The next hidden states, from these, which it overwrites, and attention's results. Row-wise, too."""
-        h_TD = self._o.add_to(h_TD, out_TO)
-        gate_up_TF = self._gate_up(self._post_norm(h_TD))
-        return self._down.add_to(h_TD, self._rows.elementwise(silu_and_mul, gate_up_TF))
+    def take_in(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
+        """The hidden states, which it overwrites, with attention's results. Row-wise, too."""
+        return self._o.add_to(h_TD, out_TO)
+
+    def _finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
+        """All that follows attention, for one tile."""
+        h_TD = self.take_in(h_TD, out_TO)
+        return self.feed_forward.add_to(h_TD, self._post_norm(h_TD))
 
     def _interleave_rotated(self, rows_OX: Tensor) -> Tensor:
         """`interleave` on the query and key rows of a fused weight or bias."""
@@ -175,14 +193,35 @@ class _Layer:
         weight_NH = torch.cat([weights.q_norm_H.expand(num_q, -1), weights.k_norm_H.expand(num_kv, -1)])
         return RMSNorm(interleave(weight_NH.to(device)), spec.rms_norm_eps, isinstance(self._rows, TiledRows))
 
+    def _make_feed_forward(
+        self,
+        spec: ModelSpec,
+        weights: LayerWeights,
+        ranks: TensorParallel,
+        experts: ExpertRanks,
+        device: torch.device,
+    ) -> FeedForward:
+        own = weights.feed_forward
+        if isinstance(own, MlpWeights):
+            gate_up = make_linear(own.gate_up_FD.to(device), _moved(own.gate_up_bias, device))
+            return DenseFeedForward(gate_up, self._reduced(own.down_DF, own.down_bias, ranks, device), self._rows)
+        assert spec.moe is not None
+        is_last = self._index == spec.num_layers - 1
+        return SparseFeedForward(spec.moe, own, experts, is_last, device, self._rows)
+
     @staticmethod
     def _reduced(weight: Tensor, bias: Tensor | None, ranks: TensorParallel, device: torch.device) -> Linear:
         linear = make_linear(weight.to(device), _moved(bias, device))
         return linear if ranks.size == 1 else ReducedLinear(linear, ranks)
 
 
-def _num_weights(layer: LayerWeights) -> int:
-    return sum(matrix.numel() for matrix in (layer.qkv_OD, layer.o_DO, layer.gate_up_FD, layer.down_DF))
+def _num_weights(spec: ModelSpec, layer: LayerWeights) -> int:
+    own, num_weights = layer.feed_forward, layer.qkv_OD.numel() + layer.o_DO.numel()
+    if isinstance(own, MlpWeights):
+        return num_weights + own.gate_up_FD.numel() + own.down_DF.numel()
+    assert spec.moe is not None
+    share_used = spec.moe.num_experts_per_tok / spec.moe.num_experts
+    return num_weights + own.router_ED.numel() + int(share_used * (own.gate_up_EFD.numel() + own.down_EDF.numel()))
 
 
 def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:

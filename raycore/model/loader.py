@@ -3,7 +3,7 @@
 Owns the names of the tensors in checkpoints, how they are fused, and which part of each a rank holds. A part is
 converted and copied straight into its place, so a rank never holds more than its own weights. Shape suffixes:
 V this rank's rows of the padded vocabulary, D hidden, O this rank's query, key and value rows, H head, F this rank's
-rows of the feed-forward layer (2F where gate and up are fused).
+rows of the feed-forward layer (2F where gate and up are fused). Experts are `moe_weights`' business.
 """
 
 from __future__ import annotations
@@ -13,20 +13,32 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from raycore.model.checkpoint_reader import CheckpointReader
+from raycore.model.moe_weights import Fill, MoeLayout, MoeWeights, Part
 from raycore.model_spec import ModelSpec
+from raycore.moe_spec import ExpertShare
 
 Progress = Callable[[int, int], None]
 """Told (tensors filled, tensors in all) after each tensor."""
 
-_Fill = Callable[[torch.Tensor, str, tuple[int, ...], int, int], None]
-"""Fills a buffer with its part of tensor `name`, whose whole shape is given: along dimension `dim` from `start` on."""
-
 _DUMMY_STDDEV = 0.02
+
+
+@dataclass
+class MlpWeights:
+    """One dense feed-forward layer's weights on one rank."""
+
+    gate_up_FD: torch.Tensor
+    """This rank's gate rows, then its up rows."""
+    gate_up_bias: torch.Tensor | None
+    down_DF: torch.Tensor
+    down_bias: torch.Tensor | None
+    """Only on tp_rank 0: it must be added once to the sum over ranks."""
 
 
 @dataclass
@@ -42,14 +54,9 @@ class LayerWeights:
     o_DO: torch.Tensor
     """The columns that belong to this rank's query heads."""
     o_bias: torch.Tensor | None
-    """Only on tp_rank 0: it must be added once to the sum over ranks."""
+    """Only on tp_rank 0, as `MlpWeights.down_bias`."""
     post_norm_D: torch.Tensor
-    gate_up_FD: torch.Tensor
-    """This rank's gate rows, then its up rows."""
-    gate_up_bias: torch.Tensor | None
-    down_DF: torch.Tensor
-    down_bias: torch.Tensor | None
-    """Only on tp_rank 0, as `o_bias`."""
+    feed_forward: MlpWeights | MoeWeights
 
 
 @dataclass
@@ -66,45 +73,59 @@ class DecoderWeights:
 
 
 def load_decoder_weights(
-    spec: ModelSpec, path: Path, tp_rank: int, tp_size: int, dtype: torch.dtype, progress: Progress | None = None
+    spec: ModelSpec,
+    path: Path,
+    tp_rank: int,
+    tp_size: int,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    experts: ExpertShare | None = None,
 ) -> DecoderWeights:
     """Read a rank's part of the checkpoint at `path`, as `dtype`.
+
+    Args:
+        experts: what this rank holds of them. None: tensor-parallel ranks split each.
 
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what `spec` says.
     """
     with CheckpointReader(path) as reader:
-        return _fill_decoder(spec, tp_rank, tp_size, dtype, reader.read_into, progress)
+        layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, experts, reader.__contains__)
+        return _fill_decoder(layout, reader.read_into, progress)
 
 
 def random_decoder_weights(
-    spec: ModelSpec, tp_rank: int, tp_size: int, dtype: torch.dtype, seed: int = 0
+    spec: ModelSpec,
+    tp_rank: int,
+    tp_size: int,
+    dtype: torch.dtype,
+    seed: int = 0,
+    experts: ExpertShare | None = None,
 ) -> DecoderWeights:
     """Made-up weights: a function of `seed` and the tensors' names, so that the ranks' parts fit together."""
 
-    def fill(out: torch.Tensor, name: str, shape: tuple[int, ...], dim: int, start: int) -> None:
+    def fill(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
         if name.endswith("norm.weight"):
             out.fill_(1.0)
             return
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         bound = _DUMMY_STDDEV * 3**0.5
-        whole = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-        out.copy_(whole.narrow(dim, start, out.shape[dim]))
+        whole = torch.empty(expected_shape).uniform_(-bound, bound, generator=generator)
+        out.copy_(whole[part])
 
-    return _fill_decoder(spec, tp_rank, tp_size, dtype, fill, progress=None)
+    layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, experts, lambda name: False)
+    return _fill_decoder(layout, fill, progress=None)
 
 
-def _fill_decoder(
-    spec: ModelSpec, tp_rank: int, tp_size: int, dtype: torch.dtype, fill: _Fill, progress: Progress | None
-) -> DecoderWeights:
+def _fill_decoder(layout: Callable[[Fill], _RankLayout], fill: Fill, progress: Progress | None) -> DecoderWeights:
     pending: list[Future[None]] = []
     with _one_thread_per_operation() as num_threads, ThreadPoolExecutor(num_threads) as pool:
 
-        def submit(out: torch.Tensor, name: str, shape: tuple[int, ...], dim: int, start: int) -> None:
-            pending.append(pool.submit(fill, out, name, shape, dim, start))
+        def submit(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+            pending.append(pool.submit(fill, out, name, expected_shape, part))
 
         # This thread allocates and the pool only fills: memory freed later must not be stuck in a dead thread's arena.
-        weights = _RankLayout(spec, tp_rank, tp_size, dtype, submit).decoder()
+        weights = layout(submit).decoder()
         try:
             for num_done, future in enumerate(pending, start=1):
                 future.result()
@@ -139,16 +160,32 @@ class _Rows:
     start: int
     num: int
 
+    @property
+    def part(self) -> slice:
+        return slice(self.start, self.start + self.num)
+
 
 class _RankLayout:
     """Lays out a rank's weights. `fill` may still be at work on them when the methods return."""
 
-    def __init__(self, spec: ModelSpec, tp_rank: int, tp_size: int, dtype: torch.dtype, fill: _Fill) -> None:
-        spec.check_tensor_parallel(tp_size)
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tp_rank: int,
+        tp_size: int,
+        dtype: torch.dtype,
+        experts: ExpertShare | None,
+        has_tensor: Callable[[str], bool],
+        fill: Fill,
+    ) -> None:
+        spec.check_tensor_parallel(tp_size, expert_parallel=experts is not None)
+        if spec.moe is not None and experts is None:
+            experts = spec.moe.split_experts(tp_rank, tp_size)
         self._spec = spec
         self._tp_rank = tp_rank
         self._dtype = dtype
         self._fill = fill
+        self._moe = None if experts is None else MoeLayout(spec, experts, dtype, fill, has_tensor)
         self._vocab_rows = -(-spec.vocab_size // tp_size)
         num_q = spec.num_heads // tp_size * spec.head_dim
         num_kv = spec.kv_heads_per_rank(tp_size) * spec.head_dim
@@ -169,12 +206,12 @@ class _RankLayout:
             lm_head_VD=embed_VD if spec.tie_word_embeddings else self._vocabulary("lm_head.weight"),
             vocab_start=self._tp_rank * self._vocab_rows,
             final_norm_D=self._vector("model.norm.weight", spec.hidden_size),
-            layers=[self._layer(f"model.layers.{index}.") for index in range(spec.num_layers)],
+            layers=[self._layer(index) for index in range(spec.num_layers)],
         )
 
-    def _layer(self, prefix: str) -> LayerWeights:
-        spec, hidden = self._spec, self._spec.hidden_size
-        qkv, gate_up = [self._q, self._k, self._v], [self._gate, self._up]
+    def _layer(self, index: int) -> LayerWeights:
+        spec, hidden, prefix = self._spec, self._spec.hidden_size, f"model.layers.{index}."
+        qkv = [self._q, self._k, self._v]
         is_first = self._tp_rank == 0
         return LayerWeights(
             input_norm_D=self._vector(f"{prefix}input_layernorm.weight", hidden),
@@ -185,10 +222,20 @@ class _RankLayout:
             o_DO=self._columns(f"{prefix}self_attn.o_proj.weight", self._q),
             o_bias=self._vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and is_first else None,
             post_norm_D=self._vector(f"{prefix}post_attention_layernorm.weight", hidden),
+            feed_forward=self._feed_forward(index, prefix),
+        )
+
+    def _feed_forward(self, index: int, prefix: str) -> MlpWeights | MoeWeights:
+        spec, gate_up, is_first = self._spec, [self._gate, self._up], self._tp_rank == 0
+        if self._moe is not None and spec.moe is not None and spec.moe.sparse_layers[index]:
+            return self._moe.layer(prefix)
+        return MlpWeights(
             gate_up_FD=self._fused_rows(prefix, gate_up),
             gate_up_bias=self._fused_bias(prefix, gate_up) if spec.mlp_bias else None,
             down_DF=self._columns(f"{prefix}mlp.down_proj.weight", self._gate),
-            down_bias=self._vector(f"{prefix}mlp.down_proj.bias", hidden) if spec.mlp_bias and is_first else None,
+            down_bias=self._vector(f"{prefix}mlp.down_proj.bias", spec.hidden_size)
+            if spec.mlp_bias and is_first
+            else None,
         )
 
     def _fused_rows(self, prefix: str, parts: list[_Rows]) -> torch.Tensor:
@@ -197,7 +244,7 @@ class _RankLayout:
         offset = 0
         for part in parts:
             rows_RD = out_RD[offset : offset + part.num]
-            self._fill(rows_RD, f"{prefix}{part.name}.weight", (part.total, hidden), 0, part.start)
+            self._fill(rows_RD, f"{prefix}{part.name}.weight", (part.total, hidden), (part.part,))
             offset += part.num
         return out_RD
 
@@ -206,19 +253,19 @@ class _RankLayout:
         offset = 0
         for part in parts:
             rows_R = out_R[offset : offset + part.num]
-            self._fill(rows_R, f"{prefix}{part.name}.bias", (part.total,), 0, part.start)
+            self._fill(rows_R, f"{prefix}{part.name}.bias", (part.total,), (part.part,))
             offset += part.num
         return out_R
 
     def _columns(self, name: str, inputs: _Rows) -> torch.Tensor:
         """The columns of the projection `name` that take the outputs of the rows `inputs`."""
         out_DR = torch.empty(self._spec.hidden_size, inputs.num, dtype=self._dtype)
-        self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), 1, inputs.start)
+        self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), (slice(None), inputs.part))
         return out_DR
 
     def _vector(self, name: str, size: int) -> torch.Tensor:
         out = torch.empty(size, dtype=self._dtype)
-        self._fill(out, name, (size,), 0, 0)
+        self._fill(out, name, (size,), (slice(None),))
         return out
 
     def _vocabulary(self, name: str) -> torch.Tensor:
@@ -227,6 +274,6 @@ class _RankLayout:
         num_real = min(self._vocab_rows, vocab_size - start)
         out_VD = torch.empty(self._vocab_rows, hidden, dtype=self._dtype)
         if num_real:
-            self._fill(out_VD[:num_real], name, (vocab_size, hidden), 0, start)
+            self._fill(out_VD[:num_real], name, (vocab_size, hidden), (slice(start, start + num_real),))
         out_VD[num_real:].zero_()
         return out_VD

@@ -15,6 +15,7 @@ from raycore.messages import StepPlan, StepResult, TokenLogprobs
 from raycore.model.attention import GatherAttention
 from raycore.model.batch import SlotBatch, StepInputs
 from raycore.model.decoder import Decoder
+from raycore.model.experts import ExpertParallel
 from raycore.model.invariant_attention import BatchInvariantAttention
 from raycore.model.logprobs import prompt_logprobs
 from raycore.model.picking import most_likely
@@ -46,12 +47,14 @@ class ModelRunner:
         max_threads: int = 1,
         reports: bool = True,
         batch_invariant: bool = False,
+        experts: ExpertParallel | None = None,
     ) -> None:
         """
         Args:
             max_threads: compute threads on a CPU, for steps large enough.
             reports: whether prompts' log probabilities are worked out here; one rank's are enough.
             batch_invariant: whether nothing may depend on what else a step computes.
+            experts: the ranks of several engines that share experts, hence run every step together.
         """
         self._decoder = decoder
         self._attention = attention
@@ -61,6 +64,7 @@ class ModelRunner:
         self._max_threads = max_threads
         self._reports = reports
         self._batch_invariant = batch_invariant
+        self._experts = experts
         self._prompt_logprobs: dict[int, int] = {}
         """By slot, for those that asked: how many of the most likely tokens."""
 
@@ -72,12 +76,23 @@ class ModelRunner:
         step = self._batch.advance(plan)
         token_ids = np.full(len(step.slots), -1, np.int32)
         result = StepResult(plan.step)
+        if self._experts is not None:
+            result.is_anyone_busy = self._begin_together(self._experts, step)
         if len(step.slots):
             logits_RV = self._compute(step, result)
             if len(step.sampled):
                 token_ids[step.sampled] = self._sample(step, logits_RV, result)
         result.token_ids = token_ids.tobytes()
         return result
+
+    def _begin_together(self, experts: ExpertParallel, step: StepInputs) -> bool:
+        """Whether any engine has a token. If only others have, this does what they need of this rank's experts."""
+        num_kept = len(step.token_ids) if self._wants_all_rows(step) else len(step.sampled)
+        is_anyone_busy = experts.begin(len(step.token_ids), num_kept)
+        if is_anyone_busy and not len(step.slots):
+            self._choose_threads(experts.num_tokens)
+            self._decoder.forward_nothing()
+        return is_anyone_busy
 
     def _update_requests(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots:
@@ -90,10 +105,10 @@ class ModelRunner:
 
     def _compute(self, step: StepInputs, result: StepResult) -> Tensor:
         """Logits [R, V] of the rows that a token is sampled from; the prompts' log probabilities go into `result`."""
-        self._choose_threads(len(step.token_ids))
+        self._choose_threads(len(step.token_ids) if self._experts is None else self._experts.num_tokens)
         self._attention.begin(step, self._batch.block_tables)
         last_rows = step.last_rows
-        wants_all = bool(self._prompt_logprobs) and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
+        wants_all = self._wants_all_rows(step)
         sampled_rows = None
         if len(step.sampled) < len(step.token_ids):
             sampled_rows = self._to_device(last_rows[step.sampled])
@@ -108,6 +123,10 @@ class ModelRunner:
             if sampled_rows is not None:
                 hidden = hidden.index_select(0, sampled_rows)
         return self._decoder.logits(hidden)
+
+    def _wants_all_rows(self, step: StepInputs) -> bool:
+        """Whether a request of the step asked for its prompt's log probabilities."""
+        return bool(self._prompt_logprobs) and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
 
     def _choose_threads(self, num_tokens: int) -> None:
         if self._max_threads > 1:

@@ -10,7 +10,6 @@ in `watch`. The default group stays free: Ray's channels call back into it, and 
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import ray
 from raycore.config import EngineConfig
 from raycore.worker import quiet
 from raycore.worker.endpoint import Endpoint, Invitation, TransportClosed
+from raycore.worker.meeting import free_ports
 from raycore.worker.rank import WorkerRank, load_worker_class
 from raycore.worker.server import RpcServer
 
@@ -31,6 +31,8 @@ class WorkerAddress(NamedTuple):
     host: str
     free_port: int
     """Free a moment ago: where the workers of an engine meet, if this is their first."""
+    ep_port: int
+    """The same for the workers of all engines, if they share experts."""
 
 
 # Ray's stubs know no concurrency groups
@@ -54,10 +56,7 @@ class WorkerActor:
     def address(self) -> WorkerAddress:
         """Where this process is."""
         host: str = ray.util.get_node_ip_address()
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.bind((host, 0))
-            port: int = probe.getsockname()[1]
-        return WorkerAddress(os.getpid(), ray.get_runtime_context().get_node_id(), host, port)
+        return WorkerAddress(os.getpid(), ray.get_runtime_context().get_node_id(), host, *free_ports(host, 2))
 
     @ray.method(concurrency_group="work")
     def preload(self) -> None:

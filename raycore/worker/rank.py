@@ -25,6 +25,19 @@ class WorkerRank(msgspec.Struct, frozen=True):
     """Workers of all engines on this node, which share its cores."""
     distributed_init: str | None = None
     """Where the engine's workers meet, `tcp://host:port`; None: there is only one."""
+    ep_rank: int = 0
+    ep_size: int = 1
+    """Workers that have whole experts each; 1: experts are split over the engine's workers, or there are none."""
+    ep_init: str | None = None
+    """Where these workers meet, if they are of several engines."""
+
+    def with_experts(self, config: ParallelConfig, ep_init: str | None) -> WorkerRank:
+        """The same place, among those that share experts."""
+        if not config.enable_expert_parallel:
+            return self
+        ep_rank = self.dp_rank * self.tp_size + self.tp_rank
+        ep_size = config.data_parallel_size * self.tp_size
+        return msgspec.structs.replace(self, ep_rank=ep_rank, ep_size=ep_size, ep_init=ep_init)
 
 
 def load_worker_class(config: ParallelConfig) -> type[Any]:

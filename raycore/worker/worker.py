@@ -24,6 +24,7 @@ from raycore.model.attention import GatherAttention, HeadShape
 from raycore.model.batch import SlotBatch
 from raycore.model.collectives import join
 from raycore.model.decoder import Decoder
+from raycore.model.experts import ExpertParallel
 from raycore.model.invariant_attention import BatchInvariantAttention
 from raycore.model.kv_tensors import KVTensors
 from raycore.model.layers import TensorParallel, can_pack
@@ -31,6 +32,7 @@ from raycore.model.loader import load_decoder_weights, random_decoder_weights
 from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner, threads_for
 from raycore.model.sampler import Sampler
+from raycore.moe_spec import MoeSpec
 from raycore.sampling_params import SamplingParams
 from raycore.worker import host
 from raycore.worker.rank import WorkerRank
@@ -53,13 +55,14 @@ class Worker:
         self._dtype = torch.float32
         self._max_threads = 1
         self._ranks = TensorParallel()
+        self._experts: ExpertParallel | None = None
         self.load_progress = 0.0
         """Share of the weights that has been read, 0 to 1; may be looked at from any thread."""
         self._decoder: Decoder | None = None
         self._runner: ModelRunner | None = None
 
     def init_device(self) -> None:
-        """Choose device, number format and threads, and meet the other tensor-parallel ranks.
+        """Choose device, number format and threads, and meet the other ranks.
 
         Raises:
             InvalidConfig: the configured device isn't there.
@@ -75,6 +78,8 @@ class Worker:
         self._dtype = _choose_dtype(config, self._device)
         if self.rank.tp_size > 1:
             self._ranks = self._join_ranks()
+        if config.parallel.is_lockstep:
+            self._experts = self._join_experts()
 
     def load_model(self) -> None:
         """Read or make up this rank's weights and bring them into the form that runs fastest here.
@@ -82,12 +87,15 @@ class Worker:
         Raises:
             InvalidCheckpoint: a file or a tensor is missing or damaged.
         """
-        model = self.config.model
-        tp = (self.rank.tp_rank, self.rank.tp_size)
+        model, rank, share = self.config.model, self.rank, None
+        if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
+            share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
+        tp = (rank.tp_rank, rank.tp_size)
         if model.load_format == "dummy":
-            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed)
+            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share)
         else:
-            weights = load_decoder_weights(model.spec, Path(model.model), *tp, self._dtype, self._note_progress)
+            path = Path(model.model)
+            weights = load_decoder_weights(model.spec, path, *tp, self._dtype, self._note_progress, share)
         with torch.inference_mode():
             self._decoder = Decoder(
                 model.spec,
@@ -95,6 +103,7 @@ class Worker:
                 self._ranks,
                 model.max_model_len + 1,
                 self._device,
+                self._experts,
                 batch_invariant=model.batch_invariant,
             )
             if model.batch_invariant:
@@ -169,6 +178,7 @@ class Worker:
             max_threads=self._max_threads,
             reports=self.rank.tp_rank == 0,
             batch_invariant=batch_invariant,
+            experts=self._experts,
         )
 
     def warm_up(self) -> None:
@@ -190,7 +200,10 @@ class Worker:
         self.execute_model(StepPlan(step=-1, freed_slots=[0]))
 
     def execute_model(self, plan: StepPlan) -> StepResult | None:
-        """Run one step. The result is the same on every rank; only tp_rank 0 returns it."""
+        """Run one step. The result is the same on every tp_rank; only tp_rank 0 returns it.
+
+        An engine that shares experts with others also runs, with an empty plan, the steps that only others need.
+        """
         assert self._runner is not None, "initialize_cache() comes first"
         result = self._runner.execute(plan)
         return result if self.rank.tp_rank == 0 else None
@@ -209,6 +222,9 @@ class Worker:
         self._runner = self._decoder = None
         self._ranks.leave()
         self._ranks = TensorParallel()
+        if self._experts is not None:
+            self._experts.leave()
+        self._experts = None
 
     def _join_ranks(self) -> TensorParallel:
         rank = self.rank
@@ -225,15 +241,40 @@ class Worker:
         )
         return TensorParallel(rank.tp_rank, rank.tp_size, collectives)
 
+    def _join_experts(self) -> ExpertParallel:
+        rank = self.rank
+        if rank.ep_init is None:
+            raise InvalidConfig(
+                f"ep_size={rank.ep_size} needs ep_init, the address where the ranks of all engines meet"
+            )
+        timeout_s = self.config.executor.init_timeout_s
+        collectives = join(
+            rank.ep_init,
+            rank.ep_rank,
+            rank.ep_size,
+            self._device,
+            timeout_s,
+            in_rank_order=self.config.model.batch_invariant,
+        )
+        return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, self._device)
+
     def _activation_bytes(self) -> int:
         """An upper bound of what a step needs besides weights and KV cache."""
         spec, scheduler, tp_size = self.config.model.spec, self.config.scheduler, self.rank.tp_size
         num_tokens = scheduler.max_num_batched_tokens
         qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
         per_token = (6 * spec.hidden_size + (3 * qkv + 4 * spec.intermediate_size) // tp_size) * self._dtype.itemsize
+        if spec.moe is not None:
+            per_token += self._expert_bytes_per_token(spec.moe)
         logits = 4 * scheduler.max_num_seqs * spec.vocab_size * 4
         mask = num_tokens * scheduler.max_model_len * (1 + self._dtype.itemsize)
         return num_tokens * per_token + logits + mask
+
+    def _expert_bytes_per_token(self, moe: MoeSpec) -> int:
+        """A token's copies for its experts, and what these give; with shared experts, of every engine's tokens."""
+        num_rows = 2 * self.config.model.spec.hidden_size + 3 * moe.intermediate_size
+        num_engines = self.config.parallel.data_parallel_size if self.config.parallel.is_lockstep else 1
+        return num_engines * moe.num_experts_per_tok * num_rows * self._dtype.itemsize
 
 
 def _cuda_device(local_rank: int) -> torch.device:

@@ -36,7 +36,7 @@ class FakeRank:
             raise ValueError("no room for weights")
 
     @ray.method(concurrency_group="run")
-    def wait_for_init(self) -> bytes:
+    def wait_for_init(self, ep_init: str | None) -> bytes:
         if self.behaviour == "bad config" and self.dp_rank == 1:
             raise InvalidConfig("max_model_len=7 is odd")
         if self.behaviour == "never up" and self.dp_rank == 1:
@@ -60,7 +60,7 @@ class FakeRank:
         )
 
     @ray.method(concurrency_group="run")
-    def run(self) -> None:
+    def run(self, peers: list[object]) -> None:
         if self.behaviour == "worker dies" and self.dp_rank == 1 and self.is_first:
             raise WorkerDied(0, 4711, "n1", "out of memory")
         if self.behaviour == "returns" and self.dp_rank == 1 and self.is_first:

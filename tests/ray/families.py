@@ -41,6 +41,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {"sliding_window": 17, "num_key_value_heads": 2, "tie_word_embeddings": False}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True, "num_key_value_heads": 2}),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": False}),
+    "mixtral": (
+        "MixtralConfig",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 2, "tie_word_embeddings": False},
+    ),
+    # a dense layer between sparse ones
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 

@@ -1,5 +1,6 @@
 """What `resolve()` decides from the options and the checkpoint, and what it refuses."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def test_worker_class_travels_by_name() -> None:
         ({"scheduling_policy": "lifo"}, ["scheduling_policy='lifo'", "'priority'"]),
         ({"device": "tpu"}, ["device='tpu'", "'cuda'"]),
         ({"tensor_parallel_size": 3}, ["tensor_parallel_size=3", "num_attention_heads=4"]),
+        ({"dp_sync_interval": 0}, ["dp_sync_interval=0", "positive"]),
+        ({"enable_expert_parallel": True}, ["enable_expert_parallel=True", "LlamaForCausalLM"]),
         (
             {"executor_backend": "inline", "tensor_parallel_size": 2},
             ["executor_backend='inline'", "tensor_parallel_size=2", "executor_backend='ray'"],
@@ -115,6 +118,24 @@ def test_what_cant_work_is_named(options: dict[str, Any], fragments: list[str]) 
         resolve(MODEL, **options)
     for fragment in fragments:
         assert fragment in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_lockstep"),
+    [
+        ({"data_parallel_size": 2}, False),
+        ({"enable_expert_parallel": True}, False),
+        ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, False),
+        ({"enable_expert_parallel": True, "data_parallel_size": 2, "dp_sync_interval": 4}, True),
+    ],
+)
+def test_only_ranks_that_share_experts_need_each_other(
+    tmp_path: Path, options: dict[str, Any], is_lockstep: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MixtralForCausalLM"]}))
+    parallel = resolve(str(tmp_path), **options).parallel
+    assert parallel.is_lockstep == is_lockstep
+    assert parallel.dp_sync_interval == options.get("dp_sync_interval", 1)
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:

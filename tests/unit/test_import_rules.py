@@ -20,6 +20,7 @@ SHARED = {
     "sampling_params",
     "outputs",
     "model_spec",
+    "moe_spec",
     "json_fields",
     "rope_scaling",
     "processes",

@@ -11,6 +11,7 @@ import pytest
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.model_spec import ModelSpec, RopeScaling, load_model_spec
+from raycore.moe_spec import MoeSpec
 
 LLAMA31_SCALING = {
     "factor": 8.0,
@@ -280,3 +281,62 @@ def test_tensor_parallel_sizes(tmp_path: Path) -> None:
 def test_crosses_processes(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, rope_scaling={"rope_type": "llama3", **LLAMA31_SCALING}, generation={"top_k": 5})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=ModelSpec) == spec
+
+
+MOE_SIZES = {"num_hidden_layers": 4, "num_experts_per_tok": 2}
+
+
+def test_experts_of_mixtral(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "MixtralForCausalLM")
+    assert spec.moe == MoeSpec(8, 2, 14336, True, [True] * 32)
+    assert (spec.rms_norm_eps, spec.rope_theta, spec.num_kv_heads) == (1e-5, 1e6, 8)
+    assert spec.layer_windows == [None] * 32
+    assert spec_of(tmp_path, "MixtralForCausalLM", **MOE_SIZES, sliding_window=7).layer_windows == [7] * 4
+
+
+def test_experts_of_qwen3_moe(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "Qwen3MoeForCausalLM")
+    assert spec.moe == MoeSpec(128, 8, 768, False, [True] * 24)
+    assert (spec.hidden_size, spec.num_kv_heads, spec.head_dim, spec.qk_norm) == (2048, 4, 64, True)
+    given = {"num_experts": 6, "moe_intermediate_size": 16, "norm_topk_prob": True, **MOE_SIZES}
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **given).moe == MoeSpec(6, 2, 16, True, [True] * 4)
+    renamed = {key: value for key, value in given.items() if key != "num_experts"} | {"num_local_experts": 6}
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **renamed).moe == MoeSpec(6, 2, 16, True, [True] * 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"mlp_only_layers": [0, 2]}, [False, True, False, True]),
+        ({"decoder_sparse_step": 2}, [False, True, False, True]),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, [False, False, False, True]),
+    ],
+)
+def test_dense_layers_among_sparse_ones(tmp_path: Path, config: dict[str, Any], expected: list[bool]) -> None:
+    moe = spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, **config).moe
+    assert moe is not None
+    assert moe.sparse_layers == expected
+
+
+def test_a_model_without_sparse_layers_has_no_experts(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, mlp_only_layers=[0, 1, 2, 3]).moe is None
+    assert spec_of(tmp_path, "Qwen3ForCausalLM", num_experts=8).moe is None
+
+
+def test_sliding_windows_of_qwen3_moe_are_every_layers(tmp_path: Path) -> None:
+    window = {"sliding_window": 9, "max_window_layers": 3}
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, **window).layer_windows == [None] * 4
+    used = spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, **window, use_sliding_window=True)
+    assert used.layer_windows == [9] * 4
+
+
+def test_more_chosen_experts_than_there_are(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCheckpoint, match=r"num_experts_per_tok=9.*at most the 8"):
+        spec_of(tmp_path, "MixtralForCausalLM", num_experts_per_tok=9)
+
+
+def test_ranks_divide_experts_only_where_they_split_them(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, moe_intermediate_size=7, intermediate_size=9)
+    with pytest.raises(InvalidConfig, match="moe_intermediate_size=7"):
+        spec.check_tensor_parallel(2)
+    spec.check_tensor_parallel(2, expert_parallel=True)

@@ -1,6 +1,7 @@
 """The executor without processes."""
 
 import os
+import re
 import sys
 
 import msgspec
@@ -29,15 +30,26 @@ class Worker:
         return StepResult(plan.step)
 
 
+class Recording(Worker):
+    def load_model(self):
+        self.plans = []
+
+    def execute_model(self, plan):
+        self.plans.append(plan)
+        return StepResult(plan.step, is_anyone_busy=False)
+
+
 class Broken(Worker):
     def load_model(self):
         raise OSError("no such file")
 
 
-def make_executor(worker_cls):
+def make_executor(worker_cls, **parallel):
     config = make_config()
     path = f"{__name__}.{worker_cls.__name__}"
-    config = msgspec.structs.replace(config, parallel=msgspec.structs.replace(config.parallel, worker_cls=path))
+    config = msgspec.structs.replace(
+        config, parallel=msgspec.structs.replace(config.parallel, worker_cls=path, **parallel)
+    )
     return InlineExecutor(config, 2, 4)
 
 
@@ -54,6 +66,22 @@ def test_the_worker_comes_up_in_order(executor):
     assert calls == [("init_device",), ("load_model",), ("initialize_cache", 9), ("warm_up",)]
     rank = executor.collective_rpc(lambda worker: worker.rank, unique_reply_rank=0)
     assert (rank.dp_rank, rank.tp_rank, rank.tp_size, rank.num_local_workers) == (2, 0, 1, 4)
+
+
+def test_the_worker_knows_its_place_among_those_that_share_experts():
+    executor = make_executor(Worker, enable_expert_parallel=True, data_parallel_size=3)
+    executor.ep_init = executor.ep_meeting()
+    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", executor.ep_init)
+    executor.initialize()
+    rank = executor.collective_rpc(lambda worker: worker.rank, unique_reply_rank=0)
+    assert (rank.ep_rank, rank.ep_size, rank.ep_init) == (2, 3, executor.ep_init)
+
+
+def test_a_dummy_batch_is_a_step_without_a_token():
+    executor = make_executor(Recording)
+    executor.initialize()
+    assert executor.execute_dummy_batch().result() == StepResult(-1, is_anyone_busy=False)
+    assert executor.collective_rpc(lambda worker: worker.plans, unique_reply_rank=0) == [StepPlan(-1)]
 
 
 def test_calls(executor):

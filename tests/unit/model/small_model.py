@@ -14,7 +14,7 @@ from raycore.model.batch import SlotBatch
 from raycore.model.decoder import Decoder
 from raycore.model.kv_tensors import KVTensors
 from raycore.model.layers import TensorParallel
-from raycore.model.loader import DecoderWeights, random_decoder_weights
+from raycore.model.loader import DecoderWeights, MlpWeights, random_decoder_weights
 from raycore.model.runner import ModelRunner
 from raycore.model.sampler import Sampler
 from raycore.model_spec import ModelSpec
@@ -59,7 +59,8 @@ def make_weights(spec: ModelSpec = SPEC) -> DecoderWeights:
     weights = random_decoder_weights(spec, 0, 1, torch.float32, seed=3)
     generator = torch.Generator().manual_seed(4)
     for layer in weights.layers:
-        for matrix in (layer.qkv_OD, layer.o_DO, layer.gate_up_FD, layer.down_DF):
+        assert isinstance(layer.feed_forward, MlpWeights)
+        for matrix in (layer.qkv_OD, layer.o_DO, layer.feed_forward.gate_up_FD, layer.feed_forward.down_DF):
             matrix.mul_(10)
         for vector in (layer.input_norm_D, layer.q_norm_H, layer.k_norm_H, layer.post_norm_D, layer.qkv_bias_O):
             if vector is not None:
@@ -132,8 +133,9 @@ def reference_logits(token_ids: Sequence[int], spec: ModelSpec = SPEC) -> torch.
         weights_NTS = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
         out = torch.einsum("nts,snh->tnh", weights_NTS, v).reshape(len(h), -1)
         h = h + linear(out, layer.o_DO, layer.o_bias)
-        gate, up = linear(norm(h, layer.post_norm_D), layer.gate_up_FD, layer.gate_up_bias).chunk(2, -1)
-        h = h + linear(functional.silu(gate) * up, layer.down_DF, layer.down_bias)
+        mlp = layer.feed_forward
+        gate, up = linear(norm(h, layer.post_norm_D), mlp.gate_up_FD, mlp.gate_up_bias).chunk(2, -1)
+        h = h + linear(functional.silu(gate) * up, mlp.down_DF, mlp.down_bias)
     return linear(norm(h, weights.final_norm_D), weights.lm_head_VD, None)
 
 

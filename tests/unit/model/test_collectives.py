@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore
 
 from raycore.model import collectives
 from raycore.model.collectives import SharedMemoryCollectives
@@ -77,3 +78,24 @@ def test_ranks_meet_at_an_address():
     for thread in threads:
         thread.join(30)
     assert [sums[rank].tolist() for rank in range(2)] == [[3.0, 3.0]] * 2
+
+
+def test_a_process_may_be_in_several_groups():
+    """Without shared memory, as between nodes: each of these threads is in two groups of Gloo's."""
+    store = HashStore()
+    timeout = datetime.timedelta(seconds=20)
+
+    def run(rank: int):
+        groups = [
+            collectives.TorchCollectives(PrefixStore(name, store), rank, 2, torch.device("cpu"), timeout)
+            for name in ("first", "second")
+        ]
+        made = [group.all_reduce_(torch.full((3,), rank + 1.0)).tolist() for group in groups]
+        made += [torch.cat(group.all_gather(torch.full((1, 2), rank))).tolist() for group in groups]
+        for group in groups:
+            group.close()
+            group.close()
+        return made
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, range(2))) == [[[3.0] * 3] * 2 + [[[0, 0], [1, 1]]] * 2] * 2

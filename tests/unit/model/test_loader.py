@@ -1,6 +1,7 @@
 """Which part of a checkpoint each tensor-parallel rank gets, and what is said of checkpoints that don't fit."""
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def load_all(spec: ModelSpec, path: Path, tp_size: int, dtype: torch.dtype = tor
 
 def flat(weights: DecoderWeights) -> list[torch.Tensor]:
     """All tensors of a rank, in a fixed order."""
-    by_layer = [tensor for layer in weights.layers for tensor in vars(layer).values() if tensor is not None]
+    parts = [part for layer in weights.layers for part in (*vars(layer).values(), *vars(layer.feed_forward).values())]
+    by_layer = [part for part in parts if isinstance(part, torch.Tensor)]
     return [weights.embed_VD, weights.lm_head_VD, weights.final_norm_D, *by_layer]
 
 
@@ -120,15 +122,15 @@ def test_one_rank_gets_everything(tmp_path: Path) -> None:
         qkv, gate_up = [f"self_attn.{name}_proj" for name in "qkv"], ["mlp.gate_proj", "mlp.up_proj"]
         assert equal(layer.qkv_OD, fused("weight", *qkv))
         assert equal(layer.qkv_bias_O, fused("bias", *qkv))
-        assert equal(layer.gate_up_FD, fused("weight", *gate_up))
-        assert equal(layer.gate_up_bias, fused("bias", *gate_up))
+        assert equal(layer.feed_forward.gate_up_FD, fused("weight", *gate_up))
+        assert equal(layer.feed_forward.gate_up_bias, fused("bias", *gate_up))
         for found, name in (
             (layer.o_DO, "self_attn.o_proj.weight"),
             (layer.o_bias, "self_attn.o_proj.bias"),
             (layer.q_norm_H, "self_attn.q_norm.weight"),
             (layer.k_norm_H, "self_attn.k_norm.weight"),
-            (layer.down_DF, "mlp.down_proj.weight"),
-            (layer.down_bias, "mlp.down_proj.bias"),
+            (layer.feed_forward.down_DF, "mlp.down_proj.weight"),
+            (layer.feed_forward.down_bias, "mlp.down_proj.bias"),
             (layer.input_norm_D, "input_layernorm.weight"),
             (layer.post_norm_D, "post_attention_layernorm.weight"),
         ):
@@ -150,14 +152,17 @@ def test_ranks_together_hold_everything_once(tmp_path: Path, tp_size: int) -> No
             assert equal(torch.cat([*q, *k[::copies], *v[::copies]]), getattr(layer, name))
             for tp_rank in range(tp_size):
                 assert torch.equal(k[tp_rank], k[tp_rank - tp_rank % copies]), "neighbours share a head"
-        for name in ("gate_up_FD", "gate_up_bias"):
-            gate, up = zip(*(getattr(part, name).split(num_ff) for part in parts), strict=True)
-            assert equal(torch.cat([*gate, *up]), getattr(layer, name))
-        for name in ("o_DO", "down_DF"):
-            assert equal(torch.cat([getattr(part, name) for part in parts], dim=1), getattr(layer, name))
-        for name in ("o_bias", "down_bias"):
-            assert equal(getattr(parts[0], name), getattr(layer, name))
-            assert all(getattr(part, name) is None for part in parts[1:]), "else the sum would count it twice"
+        for name in ("feed_forward.gate_up_FD", "feed_forward.gate_up_bias"):
+            get = attrgetter(name)
+            gate, up = zip(*(get(part).split(num_ff) for part in parts), strict=True)
+            assert equal(torch.cat([*gate, *up]), get(layer))
+        for name in ("o_DO", "feed_forward.down_DF"):
+            get = attrgetter(name)
+            assert equal(torch.cat([get(part) for part in parts], dim=1), get(layer))
+        for name in ("o_bias", "feed_forward.down_bias"):
+            get = attrgetter(name)
+            assert equal(get(parts[0]), get(layer))
+            assert all(get(part) is None for part in parts[1:]), "else the sum would count it twice"
 
 
 @pytest.mark.parametrize(("tp_size", "rows"), [(1, 13), (2, 7), (4, 4)])
@@ -196,7 +201,7 @@ def test_tied_embeddings_are_one_tensor(tmp_path: Path, has_lm_head: bool) -> No
 def test_no_biases_where_the_model_has_none(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     layer = load_all(PLAIN, tmp_path, 1)[0].layers[0]
-    assert layer.qkv_bias_O is layer.o_bias is layer.gate_up_bias is layer.down_bias is None
+    assert layer.qkv_bias_O is layer.o_bias is layer.feed_forward.gate_up_bias is layer.feed_forward.down_bias is None
     assert layer.q_norm_H is layer.k_norm_H is None
 
 
@@ -205,7 +210,7 @@ def test_converted_while_reading(tmp_path: Path, stored: torch.dtype) -> None:
     tensors = make_tensors(PLAIN, stored)
     write(tmp_path, tensors)
     weights = load_decoder_weights(PLAIN, tmp_path, 1, 2, torch.float32)
-    assert equal(weights.layers[1].down_DF, tensors["model.layers.1.mlp.down_proj.weight"][:, 8:].float())
+    assert equal(weights.layers[1].feed_forward.down_DF, tensors["model.layers.1.mlp.down_proj.weight"][:, 8:].float())
     assert {tensor.dtype for tensor in flat(weights)} == {torch.float32}
     assert all(tensor.is_contiguous() for tensor in flat(weights))
 
@@ -333,7 +338,9 @@ def test_random_weights_are_the_same_however_they_are_shared() -> None:
     whole = random_decoder_weights(SPEC, 0, 1, torch.float32, seed=3)
     ranks = [random_decoder_weights(SPEC, tp_rank, 2, torch.float32, seed=3) for tp_rank in range(2)]
     assert equal(torch.cat([rank.embed_VD for rank in ranks])[:13], whole.embed_VD)
-    assert equal(torch.cat([rank.layers[1].down_DF for rank in ranks], dim=1), whole.layers[1].down_DF)
+    assert equal(
+        torch.cat([rank.layers[1].feed_forward.down_DF for rank in ranks], dim=1), whole.layers[1].feed_forward.down_DF
+    )
     assert equal(ranks[1].layers[0].qkv_OD[:8], whole.layers[0].qkv_OD[8:16])
     assert not torch.equal(whole.layers[0].o_DO, whole.layers[1].o_DO)
     assert torch.equal(whole.final_norm_D, torch.ones(8))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from raycore.errors import InvalidConfig
 from raycore.messages import NewRequest, StepPlan
 from raycore.sampling_params import SamplingParams
 from raycore.worker import host
+from raycore.worker.meeting import address_of, free_ports
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
 
@@ -94,6 +97,46 @@ def test_ranks_need_a_place_to_meet(checkpoint: str) -> None:
     rank = WorkerRank(dp_rank=0, tp_rank=0, tp_size=2, local_rank=0, num_local_workers=2)
     with pytest.raises(InvalidConfig, match="distributed_init"):
         Worker(resolve(checkpoint, tensor_parallel_size=2), rank).init_device()
+
+
+MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+
+
+def test_ranks_that_share_experts_need_a_place_to_meet(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE))
+    config = resolve(str(tmp_path), enable_expert_parallel=True, data_parallel_size=2)
+    with pytest.raises(InvalidConfig, match="ep_init"):
+        Worker(config, ALONE.with_experts(config.parallel, None)).init_device()
+
+
+def test_engines_share_experts(tmp_path: Path) -> None:
+    """One has a prompt, then a token to go on from, then nothing; the other has nothing at all."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE))
+    options = {"load_format": "dummy", "num_threads": 1}
+    request = NewRequest(0, np.arange(5, dtype=np.int32).tobytes(), 5, 0, bytes(4), SamplingParams(temperature=0.0), 0)
+    slot = np.int32(0).tobytes()
+    plans = [StepPlan(0, slot, np.int32(5).tobytes(), new_requests=[request]), StepPlan(1, slot), StepPlan(2)]
+    alone = Worker(resolve(str(tmp_path), **options), ALONE)
+    config = resolve(str(tmp_path), enable_expert_parallel=True, data_parallel_size=2, **options)
+    (port,) = free_ports("127.0.0.1", 1)
+    meeting = address_of("127.0.0.1", port)
+    places = [msgspec.structs.replace(ALONE, dp_rank=rank).with_experts(config.parallel, meeting) for rank in range(2)]
+    busy, idle = (Worker(config, place) for place in places)
+
+    def run(worker: Worker, plans: list[StepPlan]) -> list[tuple[bytes, bool]]:
+        worker.init_device()
+        worker.load_model()
+        worker.initialize_cache(4)
+        worker.warm_up()
+        results = [worker.execute_model(plan) for plan in plans]
+        worker.shutdown()
+        return [(result.token_ids, result.is_anyone_busy) for result in results if result is not None]
+
+    with ThreadPoolExecutor(2) as pool:
+        of_busy, of_idle = pool.map(run, (busy, idle), (plans, [StepPlan(-1)] * 3))
+    expected = [tokens for tokens, _ in run(alone, plans)]
+    assert of_busy == list(zip(expected, [True, True, False], strict=True))
+    assert of_idle == [(b"", True), (b"", True), (b"", False)]
 
 
 def test_shutdown_before_anything_started(checkpoint: str) -> None:

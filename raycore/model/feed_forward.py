@@ -1,0 +1,132 @@
+"""The feed-forward part of a layer: one for all tokens, or a few experts of many for each token.
+
+Shape suffixes: T tokens of the step, D hidden, E experts, N the tokens that this rank's experts look at, K experts of a
+token, P pairs of a token and one of its experts.
+"""
+
+from __future__ import annotations
+
+# torch's tensors are partially typed:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from raycore.model.experts import ExpertRanks
+from raycore.model.layers import Linear, make_linear, silu_and_mul
+from raycore.model.moe_weights import MoeWeights
+from raycore.model.rows import Rows
+from raycore.moe_spec import MoeSpec
+
+
+class FeedForward(Protocol):
+    """The feed-forward part of one layer."""
+
+    is_row_wise: bool
+    """Whether a row's result depends on that row alone, so that it may be given any rows at a time."""
+
+    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """`residual + self(x)`; may overwrite `residual`."""
+        ...
+
+    def forward_nothing(self) -> None:
+        """Take part in what ranks do together, without a token of one's own."""
+        ...
+
+    def row_functions(self) -> list[Callable[[Tensor], Tensor]]:
+        """What it applies to tiles of rows [T, D], for checking."""
+        ...
+
+
+class DenseFeedForward:
+    """One gated layer for all tokens."""
+
+    is_row_wise = True
+
+    def __init__(self, gate_up: Linear, down: Linear, rows: Rows) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self._rows = rows
+
+    def apply(self, x_TD: Tensor) -> Tensor:
+        """[T, D]."""
+        return self._down(self._rows.elementwise(silu_and_mul, self._gate_up(x_TD)))
+
+    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        return self._down.add_to(residual_TD, self._rows.elementwise(silu_and_mul, self._gate_up(x_TD)))
+
+    def forward_nothing(self) -> None:
+        """Nothing: data-parallel ranks share no dense layer."""
+
+    def row_functions(self) -> list[Callable[[Tensor], Tensor]]:
+        return [lambda x_TD: self.add_to(torch.zeros_like(x_TD), x_TD)]
+
+
+class SparseFeedForward:
+    """A router and the experts, or parts of experts, that this rank holds."""
+
+    is_row_wise = False
+    """Experts take the rows that are routed to them, and ranks exchange them all at once."""
+
+    def __init__(
+        self, spec: MoeSpec, weights: MoeWeights, ranks: ExpertRanks, is_last: bool, device: torch.device, rows: Rows
+    ) -> None:
+        """`is_last`: whether it is the last layer's, which may see fewer rows than the others."""
+        self._spec = spec
+        self._ranks = ranks
+        self._is_last = is_last
+        self._rows = rows
+        self._nothing_0D = torch.empty(0, weights.router_ED.shape[1], dtype=weights.router_ED.dtype, device=device)
+        self._router = make_linear(weights.router_ED.to(device))
+        self._first = weights.first_expert
+        gate_up_EFD, down_EDF = weights.gate_up_EFD.to(device), weights.down_EDF.to(device)
+        self._experts = [
+            DenseFeedForward(make_linear(gate_up_FD), make_linear(down_DF), rows).apply
+            for gate_up_FD, down_DF in zip(gate_up_EFD, down_EDF, strict=True)
+        ]
+
+    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        x_ND = self._ranks.gather(x_TD, self._is_last)
+        out_TD = self._ranks.reduce(self._apply_experts(x_ND), self._is_last)
+        return residual_TD.add_(out_TD)
+
+    def forward_nothing(self) -> None:
+        self.add_to(self._nothing_0D, self._nothing_0D)
+
+    def row_functions(self) -> list[Callable[[Tensor], Tensor]]:
+        return [self._likelihood, *self._experts]
+
+    def _likelihood(self, x_ND: Tensor) -> Tensor:
+        """Float32[N, E]: how much each expert is wanted."""
+        return functional.softmax(self._router(x_ND), dim=-1, dtype=torch.float32)
+
+    def _apply_experts(self, x_ND: Tensor) -> Tensor:
+        """What this rank's experts add to each token, weighted. Sums go in the order of the experts."""
+        weights_NK, ids_NK = self._route(x_ND)
+        counts: list[int] = torch.bincount(ids_NK.view(-1), minlength=self._spec.num_experts).tolist()
+        own_counts = counts[self._first : self._first + len(self._experts)]
+        start, num_pairs = sum(counts[: self._first]), sum(own_counts)
+        out_ND = torch.zeros_like(x_ND)
+        if not num_pairs:
+            return out_ND
+        pairs_P = ids_NK.view(-1).argsort(stable=True)[start : start + num_pairs]
+        tokens_P = pairs_P // self._spec.num_experts_per_tok
+        x_PD = x_ND.index_select(0, tokens_P)
+        parts = [
+            self._rows.apply(expert, x_D)
+            for expert, x_D in zip(self._experts, torch.split(x_PD, own_counts), strict=True)
+            if len(x_D)
+        ]
+        y_PD = torch.cat(parts).mul_(weights_NK.view(-1, 1).index_select(0, pairs_P))
+        return out_ND.index_add_(0, tokens_P, y_PD)
+
+    def _route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and the numbers of each token's experts, in float32 as far as it matters."""
+        likely_NE = self._rows.apply(self._likelihood, x_ND)
+        weights_NK, ids_NK = likely_NE.topk(self._spec.num_experts_per_tok, dim=-1)
+        if self._spec.norm_topk_prob:
+            weights_NK /= weights_NK.sum(dim=-1, keepdim=True)
+        return weights_NK.to(x_ND.dtype), ids_NK

@@ -1,0 +1,197 @@
+"""Loops of engines that share experts, in threads; a barrier stands for the exchange between their workers."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+from configs import make_config
+from test_core import FakeExecutor, request
+
+from raycore.engine.core import EngineCore, run_loop
+from raycore.engine.lockstep import run_lockstep_loop
+from raycore.engine.mailbox import Mailbox, StartWave, Submit
+from raycore.engine.waves import Waves
+from raycore.errors import RpcTimeout
+from raycore.messages import HANDLE_CLIENT_SHIFT, OutputBatch, StepPlan, StepResult
+
+DEADLINE_S = 20.0
+
+
+class Exchange:
+    """What engines' workers do at the beginning of a step: all learn whether anyone has tokens."""
+
+    def __init__(self, size: int):
+        self._barrier = threading.Barrier(size, self._settle)
+        self._is_busy = [False] * size
+        self._result = False
+
+    def _settle(self):
+        self._result = any(self._is_busy)
+
+    def meet(self, rank: int, is_busy: bool, timeout_s: float) -> bool:
+        self._is_busy[rank] = is_busy
+        try:
+            self._barrier.wait(timeout_s)
+        except threading.BrokenBarrierError:
+            raise RpcTimeout("the others didn't come") from None
+        return self._result
+
+
+class SharingExecutor(FakeExecutor):
+    """A fake worker that meets the others' in every step."""
+
+    def __init__(self, exchange: Exchange, rank: int):
+        super().__init__()
+        self.exchange = exchange
+        self.rank = rank
+        self.num_dummies = 0
+
+    def execute(self, plan):
+        return _SharedStep(self, super().execute(plan), bool(plan.slots))
+
+    def execute_dummy_batch(self):
+        self.num_dummies += 1
+        return _SharedStep(self, None, False)
+
+
+class _SharedStep:
+    def __init__(self, executor, own, is_busy):
+        self.executor, self.own, self.is_busy = executor, own, is_busy
+
+    def result(self, timeout):
+        is_anyone_busy = self.executor.exchange.meet(self.executor.rank, self.is_busy, min(timeout, DEADLINE_S))
+        result = self.own.result() if self.own is not None else StepResult(-1)
+        result.is_anyone_busy = is_anyone_busy
+        return result
+
+
+class Group:
+    """Engines and their loops. Messages between them are delayed and doubled at random."""
+
+    def __init__(self, size: int, seed: int = 0, sync_interval: int = 1):
+        exchange = Exchange(size)
+        self.rng = random.Random(seed)
+        self.executors = [SharingExecutor(exchange, rank) for rank in range(size)]
+        self.cores = [EngineCore(make_config(), executor) for executor in self.executors]
+        self.mailboxes = [Mailbox() for _ in range(size)]
+        self.waves = [Waves(sync_interval) for _ in range(size)]
+        self.pool = ThreadPoolExecutor(2 * size)
+        self.timers: list[threading.Timer] = []
+        self.loops = [self.pool.submit(self._run, rank) for rank in range(size)]
+
+    def _run(self, rank: int) -> None:
+        tell = lambda wave: self._tell_peers(rank, wave)  # noqa: E731
+        run_lockstep_loop(self.cores[rank], self.mailboxes[rank], self.waves[rank], tell)
+
+    def _tell_peers(self, rank: int, wave: int) -> None:
+        for peer, mailbox in enumerate(self.mailboxes):
+            if peer == rank:
+                continue
+            for _ in range(self.rng.choice((1, 1, 2))):
+                self.timers.append(threading.Timer(self.rng.random() * 2e-3, mailbox.put, [StartWave(wave)]))
+                self.timers[-1].start()
+
+    def serve(self, rank: int, handles: list[int], max_tokens: int) -> None:
+        """Submit and wait for the end of all; a client of its own for each call."""
+        self.mailboxes[rank].put(Submit([request(handle, max_tokens=max_tokens) for handle in handles]))
+        missing = set(handles)
+        for data in self.mailboxes[rank].outputs(handles[0] >> HANDLE_CLIENT_SHIFT):
+            missing -= {finished.handle for finished in msgspec.msgpack.decode(data, type=OutputBatch).finished}
+            if not missing:
+                return
+        raise AssertionError(f"{missing} weren't finished")
+
+    def wait_for_rest(self) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while any(waves.is_running for waves in self.waves):
+            assert time.monotonic() < deadline_s, "a wave never ended"
+            time.sleep(1e-3)
+
+    def stop(self) -> None:
+        for mailbox in self.mailboxes:
+            mailbox.stop()
+        for loop in self.loops:
+            loop.result(DEADLINE_S)
+        for timer in self.timers:
+            timer.cancel()
+        self.pool.shutdown()
+
+
+@pytest.mark.parametrize(("size", "sync_interval"), [(2, 1), (3, 2)])
+def test_every_request_is_served_wherever_it_comes(size, sync_interval):
+    group = Group(size, seed=size, sync_interval=sync_interval)
+    rng = random.Random(size)
+    client = 0
+    for _ in range(40):
+        served = []
+        for _ in range(rng.randint(1, 3)):
+            client += 1
+            handles = [(client << HANDLE_CLIENT_SHIFT) + i for i in range(rng.randint(1, 3))]
+            served.append(group.pool.submit(group.serve, rng.randrange(size), handles, rng.randint(1, 6)))
+        for waiting in served:
+            waiting.result(DEADLINE_S)
+    group.wait_for_rest()
+    assert len({waves.num_completed for waves in group.waves}) == 1
+    assert group.waves[0].num_completed >= 5
+    group.stop()
+
+
+def test_engines_without_requests_take_part_and_then_rest():
+    group = Group(2)
+    group.serve(0, [1], max_tokens=5)
+    group.wait_for_rest()
+    assert group.executors[0].plans
+    assert not group.executors[1].plans
+    # as many as the other's steps, and the one that found the end
+    num_steps = len(group.executors[0].plans) + group.executors[0].num_dummies
+    assert group.executors[1].num_dummies == num_steps
+    time.sleep(0.02)
+    assert group.executors[1].num_dummies == num_steps, "at rest there are no steps"
+    group.stop()
+
+
+def test_engines_that_stop_in_a_wave_leave_together():
+    group = Group(2)
+    group.mailboxes[0].put(Submit([request(1, max_tokens=200)]))
+    while not group.executors[1].num_dummies:
+        time.sleep(1e-3)
+    started_s = time.monotonic()
+    group.stop()
+    assert time.monotonic() - started_s < group.cores[0].config.executor.shutdown_timeout_s
+
+
+def test_an_engine_whose_peers_are_gone_leaves_in_time():
+    executor = SharingExecutor(Exchange(2), 0)
+    config = make_config()
+    config = msgspec.structs.replace(config, executor=msgspec.structs.replace(config.executor, shutdown_timeout_s=0.05))
+    core, mailbox, waves = EngineCore(config, executor), Mailbox(), Waves()
+    waves.start_wave(1)
+    mailbox.stop()
+    run_lockstep_loop(core, mailbox, waves, lambda wave: None)
+    assert waves.is_running
+
+
+def test_an_engine_alone_has_no_waves():
+    core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
+    mailbox.put(StartWave(1))
+    with pytest.raises(AssertionError, match="shares no experts"):
+        run_loop(core, mailbox)
+
+
+def test_a_step_says_whether_anyone_was_busy():
+    core = EngineCore(make_config(), SharingExecutor(Exchange(1), 0))
+    core.submit(request(1, max_tokens=1))
+    outputs, is_anyone_busy = core.lockstep_step()
+    assert is_anyone_busy
+    assert outputs is not None
+    assert [finished.handle for finished in outputs.finished] == [1]
+    assert core.executor.plans[0].step != StepPlan(-1).step
+    while core.executor.num_dummies == 0:  # it may have something to tell the workers yet
+        outputs, is_anyone_busy = core.lockstep_step()
+        assert outputs is None or not len(outputs.token_ids)
+    assert not is_anyone_busy
