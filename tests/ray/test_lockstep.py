@@ -1,0 +1,64 @@
+"""Ranks that share experts, through `LLM`: the reference tokens, whoever has work and when, and whoever dies."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+
+from raycore import LLM, InvalidConfig, SamplingParams
+
+OPTIONS = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8, "block_size": 8, "max_num_batched_tokens": 24}
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    made = {}
+    for family in ("mixtral", "qwen3_moe"):
+        path = make_checkpoint(family, tmp_path_factory.mktemp("moe"))
+        made[family] = str(path), reference(path)
+    return made
+
+
+def tokens(llm: LLM, ids, params=PARAMS) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(ids, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_uneven_arrivals_give_the_reference_tokens(ray_cluster, checkpoints, family, tp):
+    path, expected = checkpoints[family]
+    shape = {"tensor_parallel_size": tp, "data_parallel_size": 2, "enable_expert_parallel": True}
+    with LLM(path, **shape, **OPTIONS) as llm:
+        assert tokens(llm, prompts()) == expected
+        rnd = random.Random(0)
+        for _ in range(25):  # one alone, several, a pause in which all rest, and the next before the last is over
+            indices = rnd.sample(range(len(expected)), rnd.randrange(1, 4))
+            assert tokens(llm, [prompts()[i] for i in indices]) == [expected[i] for i in indices]
+            time.sleep(rnd.choice([0, 0, 0.01, 0.05]))
+
+
+def test_a_rank_that_dies_takes_its_group_along_and_no_request(ray_cluster, checkpoints):
+    path, _ = checkpoints["mixtral"]
+    shape = {"data_parallel_size": 2, "enable_expert_parallel": True, "batch_invariant": True, "step_timeout_s": 5.0}
+    with LLM(path, **shape, **OPTIONS) as llm:
+        expected = tokens(llm, prompts() * 4, LONG)
+        before = [info.pid for info in llm.engine_infos]
+        timer = threading.Timer(0.3, os.kill, [before[1], signal.SIGKILL])
+        timer.start()
+        assert tokens(llm, prompts() * 4, LONG) == expected
+        timer.join()
+        assert not set(before) & {info.pid for info in llm.engine_infos}, "all of the group are others"
+
+        llm.scale(3, drain_timeout_s=0.0)
+        assert len(llm.engine_infos) == 3
+        assert tokens(llm, prompts() * 4, LONG) == expected
+        with pytest.raises(InvalidConfig, match="data_parallel_size=1"):
+            llm.scale(1)
