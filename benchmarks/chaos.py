@@ -3,7 +3,7 @@
 Mixed requests (greedy and seeded, streaming and not, some with log probabilities, stop strings or n=2) run once
 undisturbed and once while engines and workers are killed (SIGKILL), stopped (SIGSTOP), made to raise, and whole nodes
 are removed. Every request has to finish with the result of the undisturbed run. The cluster is one of several nodes on
-this machine: a head for this program, and one more node than there are ranks.
+this machine: a head for this program, and a few more nodes than there are ranks.
 
     python benchmarks/chaos.py                  500 requests at DP 2, then at DP 3
     python benchmarks/chaos.py --requests 60 --dp 2 --fault-interval-s 3
@@ -36,6 +36,8 @@ from raycore.processes import is_running
 
 CPUS_PER_NODE = 2
 """One rank's: an engine and a worker."""
+SPARE_NODES = 3
+"""Nodes beyond one for each rank: so many can be lost."""
 STEP_TIMEOUT_S = 2.0
 KINDS = ("kill engine", "kill worker", "stop engine", "stop worker", "raise in a step", "remove node")
 TOLD_AT_ONCE = ("kill engine", "kill worker")
@@ -77,7 +79,7 @@ def make_requests(count: int, seed: int) -> list[tuple[str, SamplingParams, bool
     requests = []
     for i in range(count):
         shots = "".join(f"{a} + {a} = {2 * a}\n" for a in rnd.sample(range(99), rnd.randrange(9)))
-        params: dict[str, Any] = {"max_tokens": rnd.randrange(30, 220), "ignore_eos": True}
+        params: dict[str, Any] = {"max_tokens": rnd.randrange(60, 400), "ignore_eos": True}
         params |= {"temperature": 0.0} if rnd.random() < 0.5 else {"temperature": 0.9, "seed": i, "top_p": 0.95}
         if rnd.random() < 0.3:
             params["logprobs"] = 2
@@ -96,21 +98,19 @@ class Nodes:
         import ray
         from ray.cluster_utils import Cluster
 
+        self.num_needed = num_ranks
         options = {"object_store_memory": 100 << 20, "include_dashboard": False}
         self._options = options | {"num_cpus": CPUS_PER_NODE}
         self.cluster = Cluster(initialize_head=True, head_node_args=options | {"num_cpus": 0})
-        self.nodes = [self.cluster.add_node(**self._options) for _ in range(num_ranks + 1)]
+        self.nodes = [self.cluster.add_node(**self._options) for _ in range(num_ranks + SPARE_NODES)]
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         self.ray = ray
 
     def remove(self, node_id: str) -> None:
-        """Crash the node with this id, and have another one come."""
+        """Crash the node with this id."""
         node = next(node for node in self.nodes if node.node_id == node_id)
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
-
-    def add(self) -> None:
-        self.nodes.append(self.cluster.add_node(wait=False, **self._options))
 
     def close(self) -> None:
         self.ray.shutdown()
@@ -186,6 +186,8 @@ async def inject(llm: AsyncLLM, nodes: Nodes, observer: Observer, interval_s: fl
             continue  # never the last one: a pause then shows how long another takes over, not how long one starts
         if not kinds:
             kinds = rnd.sample(KINDS, len(KINDS))
+            if len(nodes.nodes) <= nodes.num_needed:
+                kinds.remove("remove node")
         dp_rank = rnd.choice(serving)
         await asyncio.to_thread(break_rank, llm, nodes, observer, kinds.pop(), dp_rank)
 
@@ -206,7 +208,6 @@ def break_rank(llm: AsyncLLM, nodes: Nodes, observer: Observer, kind: str, dp_ra
         actor.utility.remote("collective_rpc", (fail_next_step, None, (), {}), {}, 10.0)
     else:
         nodes.remove(info.node_id)
-        nodes.add()
 
 
 def fail_next_step(worker: Any) -> None:
@@ -342,8 +343,8 @@ def main() -> None:
     parser.add_argument("--model", default=str(demo_model_path()))
     parser.add_argument("--dp", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--concurrency", type=int, default=48)
-    parser.add_argument("--fault-interval-s", type=float, default=4.0, help="mean time between faults")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--fault-interval-s", type=float, default=1.0, help="mean time between faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout-s", type=float, default=900.0)
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)

@@ -121,6 +121,9 @@ class RecoveryConfig(msgspec.Struct, frozen=True):
     restart_backoff_s: float = 0.5
     """The pause before a second start within the window; it doubles with each further one. The first has none."""
     max_restart_backoff_s: float = 30.0
+    standby_delay_s: float | None = 8.0
+    """So long after ranks have come up, processes start on their nodes that wait to take the place of one: memory for a
+    much faster replacement. None: there are none."""
     placement_timeout_s: float = 60.0
     """How long one start may wait for resources that others hold."""
 
@@ -181,6 +184,7 @@ def resolve(
     max_rank_restarts: int = 5,
     step_timeout_s: float = 60.0,
     drain_timeout_s: float = 30.0,
+    standby_delay_s: float | None = 8.0,
 ) -> EngineConfig:
     """Check the options, read the checkpoint's description, and decide what was left open.
 
@@ -217,6 +221,8 @@ def resolve(
     for name, value in (("init_timeout_s", init_timeout_s), ("step_timeout_s", step_timeout_s)):
         if not value > 0:
             raise InvalidConfig(f"{name}={value!r} is not positive")
+    if standby_delay_s is not None and not standby_delay_s >= 0:
+        raise InvalidConfig(f"standby_delay_s={standby_delay_s!r} is negative: give seconds, or None for no standbys")
     if not drain_timeout_s >= 0:
         raise InvalidConfig(f"drain_timeout_s={drain_timeout_s!r} is negative")
     if isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -296,6 +302,7 @@ def resolve(
             max_rank_restarts=max_rank_restarts,
             step_timeout_s=step_timeout_s,
             drain_timeout_s=drain_timeout_s,
+            standby_delay_s=standby_delay_s,
         ),
         device=device,  # pyright: ignore[reportArgumentType]
     )

@@ -31,6 +31,7 @@ from placement.topology import answers, read_cluster
 from raycore.cluster.deaths import describe_death, describe_rank, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.rank import Rank
+from raycore.cluster.standby import Standbys
 from raycore.config import EngineConfig
 from raycore.engine.actor import DPEngineCoreActor, Peer
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput
@@ -104,6 +105,7 @@ class CoreEngineActorManager:
         self._crashed_nodes: set[str] = set()
         """Nodes that don't answer, whatever Ray still thinks of them."""
         self._ringer = Ringer()
+        self._standbys = self._make_standbys()
 
     def start(self, on_progress: OnProgress | None = None) -> list[EngineInfo]:
         """Place, create and initialise all ranks, in parallel, and start their loops.
@@ -161,6 +163,9 @@ class CoreEngineActorManager:
         for rank in ranks:
             peers = [_peer(other) for other in ranks if other is not rank]
             rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [])
+        if self._standbys is not None:
+            # one that spans nodes is started anew
+            self._standbys.keep({rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node}, self._node)
 
     def replace(self, dp_ranks: Sequence[int]) -> list[Rank]:
         """Kill these ranks, if they still live, and create others in their place; they have yet to be confirmed.
@@ -235,6 +240,8 @@ class CoreEngineActorManager:
         """
         with self._lock:
             self._is_shut_down = True
+            if self._standbys is not None and ray.is_initialized():
+                self._standbys.close()
             timeout_s = self._config.executor.shutdown_timeout_s if timeout_s is None else timeout_s
             if ray.is_initialized():
                 self.shrink(list(self.ranks), timeout_s)
@@ -300,7 +307,7 @@ class CoreEngineActorManager:
         nodes = {dp_rank: bundle_nodes(group) for dp_rank, group in groups.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
         actors = {
-            dp_rank: self._actor(dp_rank, group, self._num_local_workers(nodes[dp_rank][0], standing))
+            dp_rank: self._actor(dp_rank, group, nodes[dp_rank], self._num_local_workers(nodes[dp_rank][0], standing))
             for dp_rank, group in groups.items()
         }
         # Ray hands each rank the address that the first one gives
@@ -312,19 +319,40 @@ class CoreEngineActorManager:
         self.ranks |= {rank.dp_rank: rank for rank in created}
         return created
 
-    def _actor(self, dp_rank: int, group: PlacementGroup, num_local_workers: int) -> Any:
+    def _actor(self, dp_rank: int, group: PlacementGroup, nodes: list[str], num_local_workers: int) -> Any:
+        name = self._name(f"dp{dp_rank}")
+        if dp_rank in self.ranks and self._standbys is not None and len(set(nodes)) == 1:
+            standby = self._standbys.take(nodes[0])
+            if standby is not None:
+                standby.adopt.remote(dp_rank, num_local_workers, name)
+                return standby
         index = self._shape.engine_bundle_index
         bundle = self._shape.bundles[index]
-        name = f"raycore_{self.engine_id}_dp{dp_rank}"
-        if dp_rank in self.ranks:
-            name += f"_{self._num_created}"  # Ray may not have let go of the old one's name
-        self._num_created += 1
         return self._actor_cls.options(
             name=name,
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0.0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         ).remote(self._config.encode(), dp_rank, group, num_local_workers, name)
+
+    def _make_standbys(self) -> Standbys | None:
+        """None where standbys are not wanted, or can't be: they get no GPU, and ranks in lockstep start together."""
+        delay_s = self._config.recovery.standby_delay_s
+        if delay_s is None or self._config.device != "cpu" or self._config.parallel.is_lockstep:
+            return None
+
+        def make_actor(options: dict[str, Any]) -> Any:
+            name = self._name("standby")
+            actor_class = self._actor_cls.options(name=name, **options)
+            return actor_class.remote(self._config.encode(), -1, None, 1, name)
+
+        return Standbys(make_actor, delay_s)
+
+    def _name(self, what: str) -> str:
+        """A new actor's: Ray may not have let go of an old one's."""
+        self._num_created += 1
+        name = f"raycore_{self.engine_id}_{what}"
+        return name if self._num_created <= self._shape.num_ranks else f"{name}_{self._num_created}"
 
     def _num_local_workers(self, node: str, nodes_of_ranks: dict[int, list[str]]) -> int:
         """Workers, of all ranks, on a node: they share its cores."""

@@ -35,6 +35,11 @@ class Rank:
     run_ref: ray.ObjectRef[Any] | None = None
     """Completes when the rank ends, however it does."""
 
+    @property
+    def is_on_one_node(self) -> bool:
+        """Whether its engine and all its workers are."""
+        return len(set(self.nodes)) == 1
+
     def pids_on(self, node_id: str) -> list[int]:
         """Its processes, as far as they are known to be on this node."""
         if self.info is None or set(self.nodes) != {node_id}:

@@ -53,7 +53,7 @@ class DPEngineCoreActor:
         self,
         config_bytes: bytes,
         dp_rank: int,
-        placement_group: PlacementGroup,
+        placement_group: PlacementGroup | None,
         num_local_workers: int,
         name: str,
     ) -> None:
@@ -71,6 +71,20 @@ class DPEngineCoreActor:
 
     def __repr__(self) -> str:
         return self._name
+
+    @ray.method(concurrency_group="run")
+    def stand_by(self) -> list[int]:
+        """Start the rank's processes before it is known which rank it is. Returns their ids."""
+        self._executor = self._make_executor()
+        self._executor.stand_by()
+        return sorted({os.getpid(), *self._executor.worker_pids()})
+
+    @ray.method(concurrency_group="run")
+    def adopt(self, dp_rank: int, num_local_workers: int, name: str) -> None:
+        """After `stand_by()`: be this rank. `wait_for_init()` comes next."""
+        assert self._executor is not None, "stand_by() comes first"
+        self._dp_rank, self._num_local_workers, self._name = dp_rank, num_local_workers, name
+        self._executor.adopt(dp_rank, num_local_workers)
 
     @ray.method(concurrency_group="run")
     def ep_meeting(self) -> str:

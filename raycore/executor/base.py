@@ -37,6 +37,18 @@ class Executor(Protocol):
     max_concurrent_batches: int
     """Steps that may be in flight at once: 1 means that a step's result comes before the next plan goes."""
 
+    def stand_by(self) -> None:
+        """Start the processes and import what they need, before it is known which rank this will be.
+
+        Raises:
+            InitializationError: that failed.
+        """
+        ...
+
+    def adopt(self, dp_rank: int, num_local_workers: int) -> None:
+        """After `stand_by()`: which rank this is, and how many workers share its node. `initialize()` comes next."""
+        ...
+
     def ep_meeting(self) -> str:
         """Where the workers of all engines can meet, if this is dp_rank 0's: `tcp://host:port` on worker 0's node."""
         ...

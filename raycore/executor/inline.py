@@ -55,6 +55,14 @@ class InlineExecutor(CollectiveCalls):
         self.ep_init: str | None = None
         self._worker: Any = None
 
+    def stand_by(self) -> None:
+        """See `Executor.stand_by`."""
+        load_worker_class(self._config.parallel)
+
+    def adopt(self, dp_rank: int, num_local_workers: int) -> None:
+        """See `Executor.adopt`."""
+        self._place = WorkerRank(dp_rank, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=num_local_workers)
+
     def ep_meeting(self) -> str:
         """See `Executor.ep_meeting`."""
         (port,) = free_ports(self._host, 1)

@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RaycoreError, WorkerDied, WorkerFailed
@@ -50,7 +50,9 @@ EXIT_WAIT_S = 2.0
 class WorkerGroup:
     """The worker actors of one engine."""
 
-    def __init__(self, config: EngineConfig, dp_rank: int, group: PlacementGroup, num_local_workers: int) -> None:
+    def __init__(
+        self, config: EngineConfig, dp_rank: int, group: PlacementGroup | None, num_local_workers: int
+    ) -> None:
         self._config = config
         self._dp_rank = dp_rank
         self._num_local_workers = num_local_workers
@@ -72,6 +74,18 @@ class WorkerGroup:
         if not self.addresses:
             deadline_s = time.monotonic() + self._config.executor.init_timeout_s
             self.addresses = self._gather([actor.address.remote() for actor in self.actors], deadline_s)
+
+    def stand_by(self) -> None:
+        """Have the workers import what they need."""
+        deadline_s = time.monotonic() + self._config.executor.init_timeout_s
+        self._gather([actor.preload.remote() for actor in self.actors], deadline_s)
+        self.find()
+
+    def adopt(self, dp_rank: int, num_local_workers: int) -> None:
+        """Be the workers of this rank."""
+        self._dp_rank = dp_rank
+        self._num_local_workers = num_local_workers
+        self.addresses = []  # ports that were free then may not be now
 
     def start(self, ep_init: str | None) -> Transport:
         """Bring the workers up with their models loaded, all at the same time.
@@ -164,9 +178,13 @@ class RayExecutor(CollectiveCalls):
     """See `Executor`. Calls come from one thread at a time; `shutdown()` may come from any."""
 
     def __init__(
-        self, config: EngineConfig, dp_rank: int, placement_group: PlacementGroup, num_local_workers: int
+        self, config: EngineConfig, dp_rank: int, placement_group: PlacementGroup | None, num_local_workers: int
     ) -> None:
-        """The workers get bundles 0 to `world_size - 1` of `placement_group`. Nothing is started yet."""
+        """The workers get bundles 0 to `world_size - 1` of `placement_group`. Nothing is started yet.
+
+        Without a group they hold no resources, and run on this node: for an engine that replaces one whose group
+        keeps the resources reserved.
+        """
         super().__init__(config.executor)
         self._config = config
         self._dp_rank = dp_rank
@@ -187,6 +205,20 @@ class RayExecutor(CollectiveCalls):
         self._failure: BaseException | None = None
         self._failed = threading.Event()
         self._callbacks: list[FailureCallback] = []
+
+    def stand_by(self) -> None:
+        """See `Executor.stand_by`."""
+        try:
+            self._start_processes().stand_by()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def adopt(self, dp_rank: int, num_local_workers: int) -> None:
+        """See `Executor.adopt`."""
+        self._dp_rank = dp_rank
+        self._num_local_workers = num_local_workers
+        self._start_processes().adopt(dp_rank, num_local_workers)
 
     def ep_meeting(self) -> str:
         """See `Executor.ep_meeting`. Starts the workers' processes."""
@@ -333,8 +365,11 @@ def _forget_names(worker: Any) -> None:
     unlink_semaphores()
 
 
-def _options(group: PlacementGroup, bundle_index: int) -> dict[str, Any]:
-    """Actor options that take exactly what the bundle holds."""
+def _options(group: PlacementGroup | None, bundle_index: int) -> dict[str, Any]:
+    """Actor options that take exactly what the bundle holds; without a group nothing, on this node."""
+    if group is None:
+        here: str = ray.get_runtime_context().get_node_id()
+        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
     bundle: dict[str, float] = dict(group.bundle_specs[bundle_index])
     return {
         "num_cpus": bundle.pop("CPU", 0),

@@ -14,7 +14,7 @@ from configs import make_config
 from ray.util.placement_group import placement_group_table
 
 from raycore.cluster.manager import CoreEngineActorManager
-from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig
+from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
 from raycore.errors import InitializationError, InvalidConfig, WorkerDied
 from raycore.messages import EngineInfo
 
@@ -83,6 +83,7 @@ def config(behaviour: str = "", *, data_parallel_size: int = 2, executor: Execut
         base,
         model=msgspec.structs.replace(base.model, model=behaviour),
         parallel=ParallelConfig(1, data_parallel_size),
+        recovery=RecoveryConfig(standby_delay_s=None),
         executor=executor or ExecutorConfig("inline", init_timeout_s=30.0, shutdown_timeout_s=5.0),
     )
 

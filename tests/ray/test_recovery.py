@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,16 @@ def wait_for_ranks(llm, num_ranks: int) -> None:
     while len(llm.engine_infos) < num_ranks or len(llm._client.utility("load", ())) < num_ranks:
         assert time.monotonic() < deadline_s, "the rank doesn't come back"
         time.sleep(0.05)
+
+
+def wait_for_other(llm, dp_rank: int, old_pid: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while True:
+        info = next((info for info in llm.engine_infos if info.dp_rank == dp_rank), None)
+        if info is not None and info.pid != old_pid and dp_rank in llm._client._links:
+            return
+        assert time.monotonic() < deadline_s, "the rank doesn't come back"
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +134,27 @@ def test_the_only_rank_dies_and_its_stream_goes_on(ray_cluster):
             assert lengths == sorted(set(lengths)), "nothing comes twice or goes back"
 
     asyncio.run(scenario())
+
+
+def test_a_standby_takes_the_place_of_a_dead_rank(ray_cluster):
+    options = {"data_parallel_size": 2, "executor_backend": "ray", "standby_delay_s": 0.0}
+    with LLM(demo_model_path(), **options, **LIMITS) as llm:
+        standbys = llm._manager._standbys
+        for _ in range(2):
+            deadline_s = time.monotonic() + 60
+            while not standbys._ready:
+                assert time.monotonic() < deadline_s, "there is no standby"
+                time.sleep(0.05)
+            (standby,) = standbys._ready.values()
+            waiting = standby._pids
+            assert {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in waiting} == {"T"}
+            os.kill(llm.engine_infos[1].pid, signal.SIGKILL)
+            wait_for_other(llm, 1, llm.engine_infos[1].pid)
+            info = llm.engine_infos[1]
+            assert {info.pid, *info.worker_pids} == set(waiting)
+            outputs = llm.generate(["27 + 58 ="] * 8, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+            assert [output.outputs[0].text for output in outputs] == [" 85"] * 8
+    assert not [pid for pid in waiting if is_running(pid)]
 
 
 def test_a_request_that_kills_ranks_fails_alone(ray_cluster):

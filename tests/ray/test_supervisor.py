@@ -21,7 +21,7 @@ from raycore.processes import is_running
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 SOON_S = 20.0
-RECOVERY = RecoveryConfig(restart_backoff_s=0.05, step_timeout_s=0.5)
+RECOVERY = RecoveryConfig(restart_backoff_s=0.05, step_timeout_s=0.5, standby_delay_s=None)
 
 
 class Listener:
