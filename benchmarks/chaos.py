@@ -6,7 +6,7 @@ are removed. Every request has to finish with the result of the undisturbed run.
 this machine: a head for this program, and a few more nodes than there are ranks.
 
     python benchmarks/chaos.py                  500 requests at DP 2, then at DP 3
-    python benchmarks/chaos.py --requests 60 --dp 2 --fault-interval-s 3
+    python benchmarks/chaos.py --one-node       processes are killed, nothing else, all on one node
 
 Exits with 1 when a request was lost, a result differs, or something stays behind.
 """
@@ -91,6 +91,22 @@ def make_requests(count: int, seed: int) -> list[tuple[str, SamplingParams, bool
     return requests
 
 
+class OneNode:
+    """A Ray of one node."""
+
+    def __init__(self, num_ranks: int) -> None:
+        import ray
+
+        num_cpus = num_ranks * CPUS_PER_NODE
+        options = {"object_store_memory": 200 << 20, "include_dashboard": False, "logging_level": logging.ERROR}
+        ray.init(address="local", num_cpus=num_cpus, log_to_driver=False, **options)
+        self.ray = ray
+        self.kinds = list(TOLD_AT_ONCE)
+
+    def close(self) -> None:
+        self.ray.shutdown()
+
+
 class Nodes:
     """A cluster of several nodes on this machine, which can lose one."""
 
@@ -105,6 +121,11 @@ class Nodes:
         self.nodes = [self.cluster.add_node(**self._options) for _ in range(num_ranks + SPARE_NODES)]
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         self.ray = ray
+
+    @property
+    def kinds(self) -> list[str]:
+        """Faults that there may be."""
+        return [kind for kind in KINDS if kind != "remove node" or len(self.nodes) > self.num_needed]
 
     def remove(self, node_id: str) -> None:
         """Crash the node with this id."""
@@ -126,11 +147,11 @@ class Observer:
         self._client = client = llm._client
         lost, up = client.ranks_lost, client.rank_up
 
-        def ranks_lost(dp_ranks, error):
+        def ranks_lost(dp_ranks, explain):
             now_s = time.monotonic()
             for fault in itertools.chain(*map(self._open, dp_ranks)):
                 fault.detected_s = fault.detected_s or now_s
-            lost(dp_ranks, error)
+            lost(dp_ranks, explain)
 
         def rank_up(dp_rank, actor, info):
             up(dp_rank, actor, info)
@@ -175,7 +196,7 @@ async def run_all(llm: AsyncLLM, requests, concurrency: int, streams: dict[str, 
     return results
 
 
-async def inject(llm: AsyncLLM, nodes: Nodes, observer: Observer, interval_s: float, seed: int) -> None:
+async def inject(llm: AsyncLLM, nodes: Nodes | OneNode, observer: Observer, interval_s: float, seed: int) -> None:
     """Faults, one after the other, each on a rank that serves while another one does, until cancelled."""
     rnd = random.Random(seed)
     kinds: list[str] = []
@@ -185,14 +206,12 @@ async def inject(llm: AsyncLLM, nodes: Nodes, observer: Observer, interval_s: fl
         if len(serving) < 2:
             continue  # never the last one: a pause then shows how long another takes over, not how long one starts
         if not kinds:
-            kinds = rnd.sample(KINDS, len(KINDS))
-            if len(nodes.nodes) <= nodes.num_needed:
-                kinds.remove("remove node")
+            kinds = rnd.sample(nodes.kinds, len(nodes.kinds))
         dp_rank = rnd.choice(serving)
         await asyncio.to_thread(break_rank, llm, nodes, observer, kinds.pop(), dp_rank)
 
 
-def break_rank(llm: AsyncLLM, nodes: Nodes, observer: Observer, kind: str, dp_rank: int) -> None:
+def break_rank(llm: AsyncLLM, nodes: Nodes | OneNode, observer: Observer, kind: str, dp_rank: int) -> None:
     info = next(info for info in llm.engine_infos if info.dp_rank == dp_rank)
     affected = {request_id: len(observer.streams[request_id]) for request_id in observer.streams_on(dp_rank)}
     fault = Fault(kind, dp_rank, time.monotonic())
@@ -207,6 +226,7 @@ def break_rank(llm: AsyncLLM, nodes: Nodes, observer: Observer, kind: str, dp_ra
         actor = observer._client._links[dp_rank].actor
         actor.utility.remote("collective_rpc", (fail_next_step, None, (), {}), {}, 10.0)
     else:
+        assert isinstance(nodes, Nodes)
         nodes.remove(info.node_id)
 
 
@@ -237,7 +257,7 @@ def shared_memory_files() -> set[str]:
 
 def run(dp: int, args: argparse.Namespace) -> bool:
     shared_before = shared_memory_files()
-    nodes = Nodes(dp)
+    nodes = OneNode(dp) if args.one_node else Nodes(dp)
     started_s = time.monotonic()
     options = {"batch_invariant": True} if args.batch_invariant else {}
     llm = AsyncLLM(
@@ -249,6 +269,8 @@ def run(dp: int, args: argparse.Namespace) -> bool:
         max_model_len=512,
         max_num_seqs=64,
         step_timeout_s=STEP_TIMEOUT_S,
+        restart_backoff_s=0.05,
+        standby_delay_s=0.0,
         max_request_replays=1000,
         max_rank_restarts=1000,
         use_tqdm_on_load=False,
@@ -288,7 +310,7 @@ def wait_until_whole(observer: Observer) -> None:
         time.sleep(0.05)
 
 
-def leftovers(nodes: Nodes, pids: set[int]) -> list[str]:
+def leftovers(nodes: Nodes | OneNode, pids: set[int]) -> list[str]:
     ray = nodes.ray
     deadline_s = time.monotonic() + 10
     while True:
@@ -344,7 +366,8 @@ def main() -> None:
     parser.add_argument("--dp", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--fault-interval-s", type=float, default=1.0, help="mean time between faults")
+    parser.add_argument("--fault-interval-s", type=float, default=3.0, help="mean time between faults")
+    parser.add_argument("--one-node", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout-s", type=float, default=900.0)
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)

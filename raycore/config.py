@@ -119,7 +119,8 @@ class RecoveryConfig(msgspec.Struct, frozen=True):
     """A rank that has to be started again more often within `restart_window_s` is given up."""
     restart_window_s: float = 300.0
     restart_backoff_s: float = 0.5
-    """The pause before a second start within the window; it doubles with each further one. The first has none."""
+    """The pause before a second start within `crash_loop_s`; it doubles with each further one. The first has none."""
+    crash_loop_s: float = 30.0
     max_restart_backoff_s: float = 30.0
     standby_delay_s: float | None = 8.0
     """So long after ranks have come up, processes start on their nodes that wait to take the place of one: memory for a
@@ -182,6 +183,7 @@ def resolve(
     init_timeout_s: float = 600.0,
     max_request_replays: int = 2,
     max_rank_restarts: int = 5,
+    restart_backoff_s: float = 0.5,
     step_timeout_s: float = 60.0,
     drain_timeout_s: float = 30.0,
     standby_delay_s: float | None = 8.0,
@@ -223,8 +225,9 @@ def resolve(
             raise InvalidConfig(f"{name}={value!r} is not positive")
     if standby_delay_s is not None and not standby_delay_s >= 0:
         raise InvalidConfig(f"standby_delay_s={standby_delay_s!r} is negative: give seconds, or None for no standbys")
-    if not drain_timeout_s >= 0:
-        raise InvalidConfig(f"drain_timeout_s={drain_timeout_s!r} is negative")
+    for name, value in (("drain_timeout_s", drain_timeout_s), ("restart_backoff_s", restart_backoff_s)):
+        if not value >= 0:
+            raise InvalidConfig(f"{name}={value!r} is negative")
     if isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidConfig(f"seed={seed!r} is not an integer")
     dtype = str(dtype).removeprefix("torch.")  # a torch.dtype is welcome too
@@ -300,6 +303,7 @@ def resolve(
         recovery=RecoveryConfig(
             max_request_replays=max_request_replays,
             max_rank_restarts=max_rank_restarts,
+            restart_backoff_s=restart_backoff_s,
             step_timeout_s=step_timeout_s,
             drain_timeout_s=drain_timeout_s,
             standby_delay_s=standby_delay_s,

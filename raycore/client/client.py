@@ -229,21 +229,18 @@ class EngineClient:
             self._dispatch(list(self._parked))
         threading.Thread(target=self._receive, args=(link,), name=f"raycore-outputs-dp{dp_rank}", daemon=True).start()
 
-    def ranks_lost(self, dp_ranks: Sequence[int], error: EngineDeadError) -> None:
+    def ranks_lost(self, dp_ranks: Sequence[int], explain: Callable[[], EngineDeadError]) -> None:
         """The ranks are gone: others go on with what they had, unless that has now failed with too many ranks."""
         self._unlink(dp_ranks)
-        failed: list[tuple[Sink, Update]] = []
         with self._lock:
-            for request_id in self._on_ranks(dp_ranks):
-                request = self._underway[request_id]
-                request.num_failures += 1
-                if request.num_failures > self._config.recovery.max_request_replays:
-                    self._drop(request_id)
-                    self._assembler.abort(request_id)
-                    failed.append((request.sink, Update(request_id, error=_request_failed(request_id, request, error))))
-            self._move(self._on_ranks(dp_ranks))
-        for sink, update in failed:
-            sink([update])
+            affected = self._on_ranks(dp_ranks)
+            for request_id in affected:
+                self._underway[request_id].num_failures += 1
+            limit = self._config.recovery.max_request_replays
+            failing = [request_id for request_id in affected if self._underway[request_id].num_failures > limit]
+            self._move([request_id for request_id in affected if request_id not in failing])
+        if failing:
+            self._fail_requests(failing, explain())
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
         """The ranks are to go: give them nothing more, wait for what they have, and hand what is left to others."""
@@ -370,6 +367,19 @@ class EngineClient:
                 link.awake().abort.remote(handles)
 
     # ---- details
+
+    def _fail_requests(self, request_ids: Sequence[str], error: EngineDeadError) -> None:
+        """Have the callers of these requests get `error`, as far as they still wait."""
+        failed: list[tuple[Sink, Update]] = []
+        with self._lock:
+            for request_id in request_ids:
+                request = self._underway.get(request_id)
+                if request is not None:
+                    self._drop(request_id)
+                    self._assembler.abort(request_id)
+                    failed.append((request.sink, Update(request_id, error=_request_failed(request_id, request, error))))
+        for sink, update in failed:
+            sink([update])
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -52,6 +52,9 @@ _KILLED_TIMEOUT_S = 5.0
 _REPLAN_S = 2.0
 """One attempt to find a place for a rank takes this long, then whoever waits for it can think again."""
 
+_NEXT_STANDBY_S = 0.5
+"""A standby that has been used is followed by another one so soon."""
+
 _GROW_S = 10.0
 """Growth waits this long for resources: what has just been given back shows with some delay."""
 
@@ -97,7 +100,8 @@ class CoreEngineActorManager:
         self._actor_cls = actor_cls
         self._placement_timeout_s = placement_timeout_s
         self._brought_groups = list(placement_groups) if placement_groups is not None else None
-        self._node = ""
+        self.node = ""
+        """The id of this process's own, once started."""
         self._num_created = 0
         self._uses_ray = False
         self._lock = threading.RLock()
@@ -124,7 +128,7 @@ class CoreEngineActorManager:
             undo.callback(self.shutdown, timeout_s=0.0)
             acquire_ray(self._shape.num_cpus)
             self._uses_ray = True
-            self._node = ray.get_runtime_context().get_node_id()
+            self.node = ray.get_runtime_context().get_node_id()
             if self._brought_groups is None:
                 groups = self._reserve(range(self._shape.num_ranks), self._placement_timeout_s)
             else:
@@ -165,7 +169,11 @@ class CoreEngineActorManager:
             rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [])
         if self._standbys is not None:
             # one that spans nodes is started anew
-            self._standbys.keep({rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node}, self._node)
+            nodes = {rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node}
+            first_s = self._config.recovery.standby_delay_s or 0.0
+            # where one rank has died, another may
+            is_first = self._num_created <= self._shape.num_ranks
+            self._standbys.keep(nodes, self.node, first_s if is_first else min(first_s, _NEXT_STANDBY_S))
 
     def replace(self, dp_ranks: Sequence[int]) -> list[Rank]:
         """Kill these ranks, if they still live, and create others in their place; they have yet to be confirmed.
@@ -178,7 +186,7 @@ class CoreEngineActorManager:
         with self._lock:
             old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
             for rank in old:
-                rank.kill(self._node)
+                rank.kill(self.node)
         groups = {rank.dp_rank: self._group_for(rank) for rank in old}
         with self._lock:
             if self._is_shut_down:
@@ -211,7 +219,7 @@ class CoreEngineActorManager:
         """End all ranks and start `num_ranks` in the first of these groups; the others are given back."""
         with self._lock:
             for rank in self.ranks.values():
-                rank.kill(self._node)
+                rank.kill(self.node)
             self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
             parallel = msgspec.structs.replace(self._config.parallel, data_parallel_size=num_ranks)
             self._config = msgspec.structs.replace(self._config, parallel=parallel)
@@ -230,7 +238,7 @@ class CoreEngineActorManager:
         """End a rank's processes. Its run ref then completes."""
         with self._lock:
             if dp_rank in self.ranks:
-                self.ranks[dp_rank].kill(self._node)
+                self.ranks[dp_rank].kill(self.node)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Ask the ranks to stop, wait, then kill; give everything back. Idempotent, and works half-started.
@@ -262,7 +270,7 @@ class CoreEngineActorManager:
 
     def _find_crashed(self, node_ids: Iterable[str]) -> set[str]:
         """Those among some nodes that don't answer any more."""
-        suspects = set(node_ids) - {self._node}
+        suspects = set(node_ids) - {self.node}
         if suspects:
             nodes = {node.node_id: node for node in read_cluster().nodes}
             self._crashed_nodes |= {
@@ -337,8 +345,11 @@ class CoreEngineActorManager:
 
     def _make_standbys(self) -> Standbys | None:
         """None where standbys are not wanted, or can't be: they get no GPU, and ranks in lockstep start together."""
-        delay_s = self._config.recovery.standby_delay_s
-        if delay_s is None or self._config.device != "cpu" or self._config.parallel.is_lockstep:
+        if (
+            self._config.recovery.standby_delay_s is None
+            or self._config.device != "cpu"
+            or self._config.parallel.is_lockstep
+        ):
             return None
 
         def make_actor(options: dict[str, Any]) -> Any:
@@ -346,7 +357,7 @@ class CoreEngineActorManager:
             actor_class = self._actor_cls.options(name=name, **options)
             return actor_class.remote(self._config.encode(), -1, None, 1, name)
 
-        return Standbys(make_actor, delay_s)
+        return Standbys(make_actor)
 
     def _name(self, what: str) -> str:
         """A new actor's: Ray may not have let go of an old one's."""
@@ -368,10 +379,10 @@ class CoreEngineActorManager:
             ray.wait(run_refs, num_returns=len(run_refs), timeout=timeout_s)
         for rank in ranks:
             rank.end()
-        pids = [pid for rank in ranks for pid in rank.pids_on(self._node)]
+        pids = [pid for rank in ranks for pid in rank.pids_on(self.node)]
         if wait_until_gone(pids, _KILLED_TIMEOUT_S):
             for rank in ranks:
-                rank.kill(self._node)
+                rank.kill(self.node)
             running = wait_until_gone(pids, _KILLED_TIMEOUT_S)
             if running:
                 logger.warning("processes %s still run %g s after they were killed", running, _KILLED_TIMEOUT_S)

@@ -27,7 +27,7 @@ from raycore.processes import wait_until_gone
 
 logger = logging.getLogger(__name__)
 
-_READY_TIMEOUT_S = 120.0
+_READY_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
 
 MakeActor = Callable[[dict[str, Any]], Any]
@@ -40,15 +40,18 @@ class Standby:
     def __init__(self, actor: Any, node_id: str) -> None:
         self.actor = actor
         self.node_id = node_id
+        self._ready_ref: ray.ObjectRef[Any] = actor.stand_by.remote()
         self._pids: list[int] = []
         """Of its processes that this one can signal, once they are ready."""
 
-    def wait_until_ready(self, own_node: str) -> None:
-        """Raises RayError when it can't be made ready, or isn't in time."""
-        pids: list[int] = ray.get(self.actor.stand_by.remote(), timeout=_READY_TIMEOUT_S)
-        if self.node_id == own_node:
-            self._pids = pids
-            self._signal(signal.SIGSTOP)
+    def wait_until_ready(self) -> list[int]:
+        """Returns its process ids. Raises RayError when it can't be made ready, or isn't in time."""
+        return ray.get(self._ready_ref, timeout=_READY_TIMEOUT_S)
+
+    def rest(self, pids: list[int]) -> None:
+        """Stop its processes, which are this node's."""
+        self._pids = pids
+        self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
         """Have its processes run again."""
@@ -70,31 +73,33 @@ class Standby:
 class Standbys:
     """The ranks in waiting of one engine, at most one a node. Thread-safe."""
 
-    def __init__(self, make_actor: MakeActor, delay_s: float) -> None:
-        """`delay_s`: they start so long after they were asked for, when what is more urgent is done."""
+    def __init__(self, make_actor: MakeActor) -> None:
         self._make_actor = make_actor
-        self._delay_s = delay_s
         self._lock = threading.Lock()
         self._ready: dict[str, Standby] = {}
         """By node."""
+        self._starting: dict[str, Standby] = {}
         self._timer: threading.Timer | None = None
         self._is_closed = False
 
-    def keep(self, node_ids: Collection[str], own_node: str) -> None:
-        """Have one on each of these nodes, in a while."""
+    def keep(self, node_ids: Collection[str], own_node: str, delay_s: float) -> None:
+        """Have one on each of these nodes: not before `delay_s`, when what is more urgent is done."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
             if self._is_closed:
                 return
-            self._timer = threading.Timer(self._delay_s, self._start, [node_ids, own_node])
+            self._timer = threading.Timer(delay_s, self._start, [node_ids, own_node])
             self._timer.name, self._timer.daemon = "raycore-standby", True
             self._timer.start()
 
     def take(self, node_id: str) -> Any | None:
-        """The actor of the one on this node, awake and the caller's from now on; None if there is none."""
+        """The actor of the one on this node, awake and the caller's from now on; None if there is none.
+
+        It may still be starting: what it is asked to do comes after that.
+        """
         with self._lock:
-            standby = self._ready.pop(node_id, None)
+            standby = self._ready.pop(node_id, None) or self._starting.pop(node_id, None)
         if standby is None:
             return None
         standby.wake()
@@ -104,30 +109,39 @@ class Standbys:
         """End them all. Idempotent."""
         with self._lock:
             self._is_closed = True
-            timer, ready, self._ready = self._timer, list(self._ready.values()), {}
+            timer, ready = self._timer, [*self._ready.values(), *self._starting.values()]
+            self._ready, self._starting = {}, {}
         if timer is not None:
             timer.cancel()
         for standby in ready:
             standby.end()
-        if timer is not None and timer is not threading.current_thread():
-            timer.join(_END_TIMEOUT_S)  # it may have one on its way
 
     def _start(self, node_ids: Collection[str], own_node: str) -> None:
-        for node_id in node_ids:
-            with self._lock:
-                if self._is_closed or node_id in self._ready:
-                    continue
-            where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-            standby = Standby(self._make_actor({"num_cpus": 0, "scheduling_strategy": where}), node_id)
+        with self._lock:
+            there = {*self._ready, *self._starting}
+            missing = [] if self._is_closed else [node_id for node_id in node_ids if node_id not in there]
+            starting = [self._make(node_id) for node_id in missing]
+            self._starting |= {standby.node_id: standby for standby in starting}
+        for standby in starting:
             try:
-                standby.wait_until_ready(own_node)
+                pids = standby.wait_until_ready()
             except RayError as error:
-                logger.warning("no standby on node %s: %s", node_id[:8], error)
-                standby.end()
+                logger.warning("no standby on node %s: %s", standby.node_id[:8], error)
+                if self._give_back(standby):
+                    standby.end()
                 continue
             with self._lock:
-                is_wanted = not self._is_closed
-                if is_wanted:
-                    self._ready[node_id] = standby
-            if not is_wanted:
-                standby.end()
+                if self._starting.pop(standby.node_id, None) is None:
+                    continue  # it is a rank by now, or closing has ended it
+                if standby.node_id == own_node:
+                    standby.rest(pids)
+                self._ready[standby.node_id] = standby
+
+    def _give_back(self, standby: Standby) -> bool:
+        """Whether nobody else has taken it."""
+        with self._lock:
+            return self._starting.pop(standby.node_id, None) is not None
+
+    def _make(self, node_id: str) -> Standby:
+        where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        return Standby(self._make_actor({"num_cpus": 0, "scheduling_strategy": where}), node_id)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import ray
@@ -21,7 +22,8 @@ from ray.exceptions import RayError
 
 from placement.errors import PlacementShortage
 from placement.topology import read_cluster
-from raycore.cluster.deaths import describe_loss, describe_rank
+from raycore.cluster.deaths import describe_rank
+from raycore.cluster.ends import Ends
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig, RecoveryConfig
@@ -31,7 +33,7 @@ from raycore.messages import EngineInfo
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
-"""How often a thread looks at what no ref tells: stalls, drain notices, whether to end. A ref wakes it at once."""
+"""How often a thread looks for stalls, drain notices, and whether to end. The end of a rank wakes it at once."""
 
 _DRAIN_LOOK_S = 1.0
 _GET_TIMEOUT_S = 5.0
@@ -44,8 +46,8 @@ class RankListener(Protocol):
         """The rank serves."""
         ...
 
-    def ranks_lost(self, dp_ranks: Sequence[int], error: EngineDeadError) -> None:
-        """The ranks are gone, with what they had."""
+    def ranks_lost(self, dp_ranks: Sequence[int], explain: Callable[[], EngineDeadError]) -> None:
+        """The ranks are gone, with what they had. `explain` says why, which may take a moment to find out."""
         ...
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
@@ -76,11 +78,11 @@ class RestartBudget:
         window_s = self._config.restart_window_s
         while self._starts_s and self._starts_s[0] < now_s - window_s:
             self._starts_s.popleft()
-        num_recent = len(self._starts_s)
-        if num_recent >= self._config.max_rank_restarts:
+        if len(self._starts_s) >= self._config.max_rank_restarts:
             return None
+        num_recent = sum(start_s > now_s - self._config.crash_loop_s for start_s in self._starts_s)
         self._starts_s.append(now_s)
-        # the first death is taken for an accident
+        # a death after a while of service is taken for an accident
         first_s = self._config.restart_backoff_s
         return min(self._config.max_restart_backoff_s, first_s * 2 ** (num_recent - 1)) if num_recent else 0.0
 
@@ -300,41 +302,44 @@ class _Keeper:
     def _keep(self) -> None:
         try:
             while not self._leaving.is_set():
-                lost = self._wait_for_end()
-                if self._leaving.is_set():
-                    return
-                if lost is not None:
-                    logger.error("%s", lost)
-                    self._listener.ranks_lost(self._dp_ranks, lost)
-                else:
+                ends = Ends(self._ranks, self._manager.node)
+                try:
+                    explain = self._wait_for_end(ends)
+                    if self._leaving.is_set():
+                        return
                     lost = EngineDeadError(f"a node of dp_ranks {self._dp_ranks} is being drained")
+                    if explain is not None:
+                        self._listener.ranks_lost(self._dp_ranks, explain)
+                        lost = explain()
+                        logger.error("%s", lost)
+                finally:
+                    ends.close()
                 if not self._replace(lost):
                     return
         except Exception as error:  # the thread's outermost frame: without it nobody would learn of any death
             if not self._leaving.is_set():
                 logger.exception("the watch over dp_ranks %s failed", self._dp_ranks)
                 lost = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} can't be watched any more")
-                self._listener.ranks_lost(self._dp_ranks, lost)
+                self._listener.ranks_lost(self._dp_ranks, lambda: lost)
                 self._give_up(self, lost)
 
     # ---- while they run
 
-    def _wait_for_end(self) -> EngineDeadError | None:
-        """Why the unit is gone; None when it has been taken off a node that is going, or the keeper is to end."""
-        self._suspicion = None
-        running = {rank.run_ref: rank for rank in self._ranks if rank.run_ref is not None}
+    def _wait_for_end(self, ends: Ends) -> Callable[[], EngineDeadError] | None:
+        """What says why the unit is gone; None when it has left a node that is going, or the keeper is to end."""
         watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
         while not self._leaving.is_set():
-            done, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
-            if done:
-                return _loss(running[done[0]], _error_of(done[0]))
+            lost = ends.wait(_LOOK_S)
+            if lost is not None:
+                return partial(ends.explain, lost)
             stalled = self._suspicion or self._ask(watchdogs)
             if stalled is not None:
                 dp_rank, reason = stalled
                 # their callers needn't wait for their death, which Ray may be slow to see
                 for rank in self._ranks:
                     self._manager.kill(rank.dp_rank)
-                return EngineDeadError(f"{self._describe(dp_rank)} was killed: {reason}")
+                killed = EngineDeadError(f"{self._describe(dp_rank)} was killed: {reason}")
+                return lambda: killed
             if self._is_node_going():
                 self._listener.ranks_leaving(self._dp_ranks, self._config.drain_timeout_s)
                 return None
@@ -384,6 +389,7 @@ class _Keeper:
                     logger.error("dp_ranks %s could not be started again: %s", self._dp_ranks, error)
                 last = EngineDeadError(f"{error}\nwhen it was started again after: {lost}")
                 continue
+            self._suspicion = None  # it was of those before
             _announce(self._listener, self._ranks)
             took_s = time.monotonic() - started_s
             logger.warning("dp_ranks %s serve again, %.1f s after their end", self._dp_ranks, took_s)
@@ -405,17 +411,3 @@ def _announce(listener: RankListener, ranks: Sequence[Rank]) -> None:
     for rank in ranks:
         assert rank.info is not None, "confirm() comes first"
         listener.rank_up(rank.dp_rank, rank.actor, rank.info)
-
-
-def _loss(rank: Rank, error: RayError | None) -> EngineDeadError:
-    dead = EngineDeadError(describe_loss(error, rank.info, rank.dp_rank))
-    dead.__cause__ = error
-    return dead
-
-
-def _error_of(ref: ray.ObjectRef[Any]) -> RayError | None:
-    try:
-        ray.get(ref, timeout=_GET_TIMEOUT_S)
-    except RayError as error:
-        return error
-    return None

@@ -34,9 +34,9 @@ class Listener:
     def rank_up(self, dp_rank, actor, info):
         self.events.put(("up", dp_rank, info.pid))
 
-    def ranks_lost(self, dp_ranks, error):
+    def ranks_lost(self, dp_ranks, explain):
         (dp_rank,) = dp_ranks
-        self.events.put(("lost", dp_rank, error))
+        self.events.put(("lost", dp_rank, explain()))
 
     def ranks_leaving(self, dp_ranks, timeout_s):
         self.events.put(("leaving", dp_ranks, timeout_s))
@@ -181,7 +181,9 @@ def test_impossible_sizes_change_nothing(start):
 
 
 def test_starts_are_counted_and_spaced():
-    budget = RestartBudget(RecoveryConfig(max_rank_restarts=4, restart_window_s=100, restart_backoff_s=1.0))
+    limits = {"max_rank_restarts": 5, "restart_window_s": 100, "restart_backoff_s": 1.0, "crash_loop_s": 10}
+    budget = RestartBudget(RecoveryConfig(**limits))
     assert [budget.next_delay_s(now_s) for now_s in (0, 1, 2, 3)] == [0.0, 1.0, 2.0, 4.0]
+    assert budget.next_delay_s(50) == 0.0, "it has run for a while"
     assert budget.next_delay_s(99) is None
-    assert budget.next_delay_s(100.5) == 4.0, "the first one has been forgotten"
+    assert budget.next_delay_s(100.5) == 0.0, "the first one has been forgotten"
