@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -143,22 +144,42 @@ def _count_preemptions(core: EngineCore) -> list[int]:
     return preemptions
 
 
-@pytest.mark.parametrize("dp", [1, 2])
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.fixture(
+    scope="module", params=[(tp, dp) for tp in (1, 2, 4) for dp in (1, 2)], ids=lambda shape: "tp{}-dp{}".format(*shape)
+)
+def living_llm(request, ray_cluster, checkpoints):
+    """An `LLM` of each shape, which the families take turns in."""
+    tp, dp = request.param
+    with LLM(str(checkpoints["llama2"][0]), **_shape(tp, dp)) as llm:
+        yield llm, tp, dp
+
+
+def _shape(tp: int, dp: int) -> dict[str, Any]:
+    return {
+        "dtype": "float32",
+        "tensor_parallel_size": tp,
+        "data_parallel_size": dp,
+        "num_threads": 1,
+        "max_num_seqs": 8,
+        "block_size": 8,
+        "max_num_batched_tokens": CHUNKING_BUDGET,
+        "num_gpu_blocks_override": PREEMPTING_BLOCKS,
+        "standby_delay_s": None,
+    }
+
+
+def _become(worker, config: EngineConfig) -> None:
+    worker.config = config
+    worker.load_model()
+    worker.initialize_cache(PREEMPTING_BLOCKS)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_shape_gives_the_reference_tokens(ray_cluster, checkpoints, family, tp, dp):
+def test_every_shape_gives_the_reference_tokens(living_llm, checkpoints, family):
+    llm, tp, dp = living_llm
     path, expected = checkpoints[family]
-    with LLM(
-        str(path),
-        dtype="float32",
-        tensor_parallel_size=tp,
-        data_parallel_size=dp,
-        num_threads=1,
-        max_num_seqs=8,
-        block_size=8,
-        max_num_batched_tokens=CHUNKING_BUDGET,
-        num_gpu_blocks_override=PREEMPTING_BLOCKS,
-    ) as llm:
-        for _ in range(2):
-            outputs = llm.generate(prompts(), PARAMS, use_tqdm=False)
-            assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert llm.reset_prefix_cache()
+    assert len(llm.collective_rpc(_become, args=(resolve(str(path), **_shape(tp, dp)),))) == tp * dp
+    for _ in range(2):  # the second time finds prefixes
+        outputs = llm.generate(prompts(), PARAMS, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected

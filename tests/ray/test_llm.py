@@ -201,7 +201,7 @@ def leftovers(ray) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("shape", [{}, {"tensor_parallel_size": 2, "data_parallel_size": 2}])
 def test_shutdown_leaves_nothing(ray_cluster, shape):
-    before = leftovers(ray_cluster)
+    before, shared_before = leftovers(ray_cluster), set(os.listdir("/dev/shm"))
     llm = LLM(demo_model_path(), **shape, **LIMITS)
     assert texts(llm, "27 + 58 =") == [" 85"]
     pids = [pid for info in llm.engine_infos for pid in (info.pid, *info.worker_pids)]
@@ -212,6 +212,7 @@ def test_shutdown_leaves_nothing(ray_cluster, shape):
     while leftovers(ray_cluster) != before and time.monotonic() < deadline:
         time.sleep(0.01)  # Ray's tables lag behind its processes
     assert leftovers(ray_cluster) == before
+    assert set(os.listdir("/dev/shm")) <= shared_before
     with pytest.raises(EngineDeadError, match="shut down"):
         llm.generate("1 + 2 =", GREEDY, use_tqdm=False)
 

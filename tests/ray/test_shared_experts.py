@@ -31,11 +31,11 @@ def tokens(llm: LLM, ids, params=PARAMS) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(ids, params, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_uneven_arrivals_give_the_reference_tokens(ray_cluster, checkpoints, family, tp):
+def test_uneven_arrivals_give_the_reference_tokens(ray_cluster, checkpoints, family, tp, dp):
     path, expected = checkpoints[family]
-    shape = {"tensor_parallel_size": tp, "data_parallel_size": 2, "enable_expert_parallel": True}
+    shape = {"tensor_parallel_size": tp, "data_parallel_size": dp, "enable_expert_parallel": True}
     with LLM(path, **shape, **OPTIONS) as llm:
         assert tokens(llm, prompts()) == expected
         rnd = random.Random(0)
