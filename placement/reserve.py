@@ -34,7 +34,8 @@ _ATTEMPT_TIMEOUT_S = 5.0
 _POLL_INTERVAL_S = 0.05
 _LOG_INTERVAL_S = 10.0
 _RELEASE_TIMEOUT_S = 5.0
-_SETTLE_TIMEOUT_S = 0.2
+_SETTLE_TIMEOUT_S = 2.0
+"""Groups that are to be removed may take so long to come to stand first, all of them together."""
 
 
 def reserve(
@@ -66,10 +67,11 @@ def reserve(
 
 def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOUT_S) -> None:
     """Remove groups, and with them whatever still runs in them; returns once they are gone, or after `timeout_s`."""
+    settled_s = time.monotonic() + _SETTLE_TIMEOUT_S
     for group in groups:
         # removed in the moment in which it comes to stand, 1 in 100 never gives back what it holds (Ray 2.60)
         if _state(group) == "PENDING":
-            group.wait(_SETTLE_TIMEOUT_S)
+            group.wait(max(0.0, settled_s - time.monotonic()))
         remove_placement_group(group)
     deadline_s = time.monotonic() + timeout_s
     left = list(groups)

@@ -126,8 +126,8 @@ class Standbys:
             try:
                 pids = standby.wait_until_ready()
             except RayError as error:
-                logger.warning("no standby on node %s: %s", standby.node_id[:8], error)
                 if self._give_back(standby):
+                    logger.warning("no standby on node %s: %s", standby.node_id[:8], error)
                     standby.end()
                 continue
             with self._lock:

@@ -13,7 +13,8 @@ import pytest
 def test_ranks_span_leave_and_outlive_nodes():
     program = Path(__file__).with_name("several_nodes.py")
     run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=280, check=False)
-    assert run.stdout.splitlines() == [
+    # Ray writes to standard output, too, when nodes crash
+    assert [line for line in run.stdout.splitlines() if line.startswith("a rank ")] == [
         "a rank spans nodes",
         "a rank leaves a node that is drained",
         "a rank on a node that crashes is replaced",
