@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import RayError
 
 from placement.errors import PlacementShortage
-from placement.topology import read_cluster
+from placement.topology import draining_nodes
 from raycore.cluster.deaths import describe_rank
 from raycore.cluster.ends import Ends
 from raycore.cluster.manager import CoreEngineActorManager
@@ -32,10 +32,10 @@ from raycore.messages import EngineInfo
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.25
+_LOOK_S = 0.5
 """How often a thread looks for stalls, drain notices, and whether to end. The end of a rank wakes it at once."""
 
-_DRAIN_LOOK_S = 1.0
+_DRAIN_LOOK_S = 2.0
 _GET_TIMEOUT_S = 5.0
 
 
@@ -363,7 +363,7 @@ class _Keeper:
         if now_s < self._next_drain_look_s:
             return False
         self._next_drain_look_s = now_s + _DRAIN_LOOK_S
-        going = {node.node_id for node in read_cluster().nodes if node.draining}
+        going = draining_nodes()
         return any(not going.isdisjoint(rank.nodes) for rank in self._ranks)
 
     # ---- when they have ended
