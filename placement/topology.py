@@ -60,7 +60,7 @@ def read_cluster() -> ClusterView:
 
     # ray.available_resources() adds all nodes up: what each has free has no public spelling
     available: dict[str, dict[str, float]] = state.available_resources_per_node()
-    draining: dict[str, int] = state.get_draining_nodes()
+    draining = draining_nodes()
     nodes: list[dict[str, Any]] = ray.nodes()
     own = ray.get_runtime_context().get_node_id()
     views = [

@@ -104,7 +104,7 @@ class _Engine:
     @property
     def engine_infos(self) -> list[EngineInfo]:
         """What each rank said of itself when it came up, in rank order; a rank that is being replaced is missing."""
-        return [rank.info for _, rank in sorted(self._manager.ranks.items()) if rank.info is not None]
+        return self._manager.infos
 
     def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
         """Have this many ranks, while requests run: none fails.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 _LOOK_S = 0.005
@@ -20,6 +21,14 @@ def is_running(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state not in "ZX"
+
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    """Send a signal to those of the processes that have not ended."""
+    for pid in pids:
+        if is_running(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def wait_until_gone(pids: Iterable[int], timeout_s: float) -> list[int]:

@@ -327,7 +327,7 @@ class EngineClient:
         by_rank: dict[int, list[EngineRequest]] = defaultdict(list)
         for request_id in request_ids:
             request = self._underway[request_id]
-            if not self._router.loads():
+            if not self._router.has_ranks:
                 self._parked[request_id] = None
                 continue
             (request.dp_rank,) = self._router.assign([request.sequences[0].prompt_token_ids])

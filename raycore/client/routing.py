@@ -132,6 +132,11 @@ class Router:
         if self._counts.pop(rank, None) is not None:
             self._affinity.forget(rank)
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether any rank takes requests."""
+        return bool(self._counts)
+
     def assign(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """A rank for each prompt, given as token ids. Each counts as under way until `finish()`. There is a rank."""
         return [self._assign_one(prompt) for prompt in prompts]

@@ -136,6 +136,11 @@ class CoreEngineActorManager:
             self._create(dict(enumerate(groups)))
             self.confirm(list(self.ranks.values()), on_progress)
             undo.pop_all()
+        return self.infos
+
+    @property
+    def infos(self) -> list[EngineInfo]:
+        """What each rank that is up said of itself, in rank order."""
         return [rank.info for _, rank in sorted(self.ranks.items()) if rank.info is not None]
 
     def confirm(self, ranks: Sequence[Rank], on_progress: OnProgress | None = None) -> None:

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from raycore.messages import EngineInfo
-from raycore.processes import is_running
+from raycore.processes import send_signal
 
 
 @dataclass(eq=False)
@@ -57,7 +55,4 @@ class Rank:
         workers hear late, while the rank that takes this one's place waits for what they hold.
         """
         self.end()
-        for pid in self.pids_on(node_id):
-            if is_running(pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        send_signal(self.pids_on(node_id), signal.SIGKILL)

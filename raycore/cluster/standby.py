@@ -12,18 +12,16 @@ processes are stopped while they wait, so that they cost memory alone.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raycore.processes import wait_until_gone
+from raycore.processes import send_signal, wait_until_gone
 
 logger = logging.getLogger(__name__)
 
@@ -51,23 +49,18 @@ class Standby:
     def rest(self, pids: list[int]) -> None:
         """Stop its processes, which are this node's."""
         self._pids = pids
-        self._signal(signal.SIGSTOP)
+        send_signal(self._pids, signal.SIGSTOP)
 
     def wake(self) -> None:
         """Have its processes run again."""
-        self._signal(signal.SIGCONT)
+        send_signal(self._pids, signal.SIGCONT)
 
     def end(self) -> None:
         """End it. A stopped process would not hear that it is to end."""
         self.wake()
         ray.kill(self.actor)
         if wait_until_gone(self._pids, _END_TIMEOUT_S):
-            self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        for pid in self._pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+            send_signal(self._pids, signal.SIGKILL)
 
 
 class Standbys:

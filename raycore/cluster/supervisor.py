@@ -173,7 +173,7 @@ class Supervisor:
                 if num_ranks > len(standing):
                     self._grow([dp_rank for dp_rank in range(num_ranks) if dp_rank not in self._keepers])
                 self._shrink([dp_rank for dp_rank in standing if dp_rank >= num_ranks], drain_timeout_s)
-            return [rank.info for _, rank in sorted(self._manager.ranks.items()) if rank.info is not None]
+            return self._manager.infos
 
     def stop(self) -> None:
         """Watch no longer: from now on ranks end because they were asked to. Idempotent."""

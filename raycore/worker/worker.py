@@ -22,7 +22,7 @@ from raycore.errors import InvalidConfig
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention import GatherAttention, HeadShape
 from raycore.model.batch import SlotBatch
-from raycore.model.collectives import join
+from raycore.model.collectives import Collectives, join
 from raycore.model.decoder import Decoder
 from raycore.model.experts import ExpertParallel
 from raycore.model.invariant_attention import BatchInvariantAttention
@@ -230,15 +230,7 @@ class Worker:
         rank = self.rank
         if rank.distributed_init is None:
             raise InvalidConfig(f"tp_size={rank.tp_size} needs distributed_init, the address where the ranks meet")
-        timeout_s = self.config.executor.init_timeout_s
-        collectives = join(
-            rank.distributed_init,
-            rank.tp_rank,
-            rank.tp_size,
-            self._device,
-            timeout_s,
-            in_rank_order=self.config.model.batch_invariant,
-        )
+        collectives = self._join(rank.distributed_init, rank.tp_rank, rank.tp_size)
         return TensorParallel(rank.tp_rank, rank.tp_size, collectives)
 
     def _join_experts(self) -> ExpertParallel:
@@ -247,16 +239,13 @@ class Worker:
             raise InvalidConfig(
                 f"ep_size={rank.ep_size} needs ep_init, the address where the ranks of all engines meet"
             )
-        timeout_s = self.config.executor.init_timeout_s
-        collectives = join(
-            rank.ep_init,
-            rank.ep_rank,
-            rank.ep_size,
-            self._device,
-            timeout_s,
-            in_rank_order=self.config.model.batch_invariant,
-        )
+        collectives = self._join(rank.ep_init, rank.ep_rank, rank.ep_size)
         return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, self._device)
+
+    def _join(self, address: str, rank: int, size: int) -> Collectives:
+        timeout_s = self.config.executor.init_timeout_s
+        in_rank_order = self.config.model.batch_invariant
+        return join(address, rank, size, self._device, timeout_s, in_rank_order=in_rank_order)
 
     def _activation_bytes(self) -> int:
         """An upper bound of what a step needs besides weights and KV cache."""
