@@ -1,8 +1,8 @@
 """Waits for the ends of ranks: for their run refs and, on this node, for their processes.
 
-The kernel tells of a process's end within a millisecond. Ray's word takes some ten times as long, and more on a busy
-machine, but says why, and is all that there is of other nodes. So a process's end counts at once, and is explained
-afterwards.
+A process that holds a lifeline is seen to end within a millisecond. The kernel's descriptor of a process, for one that
+doesn't, takes tens of them, Ray's word more; but Ray says why, and is all that there is of other nodes. So a process's
+end counts at once, and is explained afterwards.
 """
 
 # ray's own types are partial:
@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import os
 import select
-import time
+import threading
+from collections import deque
 from collections.abc import Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ray.exceptions import RayError
@@ -23,6 +26,7 @@ from ray.exceptions import RayError
 from raycore.cluster.deaths import describe_loss, describe_rank
 from raycore.cluster.rank import Rank
 from raycore.errors import EngineDeadError
+from raycore.worker.lifeline import Watch
 
 _EXPLANATION_S = 1.0
 """Ray's account of an end follows it by some 20 to 50 ms."""
@@ -35,23 +39,29 @@ class Ends:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._processes: dict[int, tuple[Rank, int]] = {}
         """By the file descriptor that becomes readable when it ends: whose process, and which."""
-        self._runs: dict[int, tuple[Rank, Future[Any]]] = {}
+        self._lifelines: list[Watch] = []
+        self._ended: deque[tuple[Rank, int]] = deque()
+        self._runs: list[tuple[Rank, Future[Any]]] = []
         self._is_closed = False
+        self._closing = threading.Lock()
         for rank in ranks:
             assert rank.run_ref is not None, "confirm() comes first"
             run: Future[Any] = rank.run_ref.future()
-            self._runs[rank.dp_rank] = rank, run
+            self._runs.append((rank, run))
             run.add_done_callback(self._wake)
             for pid in rank.pids_on(own_node):
                 with suppress(OSError, AttributeError):  # it has ended, or this kernel has no such descriptors
                     self._processes[os.pidfd_open(pid)] = rank, pid
+                lifeline = Watch.start(pid, partial(self._note_end, rank, pid))
+                if lifeline is not None:
+                    self._lifelines.append(lifeline)
 
     def wait(self, timeout_s: float) -> EngineDeadError | None:
         """The first end, if there is one within `timeout_s`."""
         ready, _, _ = select.select([self._wake_r, *self._processes], [], [], timeout_s)
         if not ready:
             return None
-        ended = [self._processes[fd] for fd in ready if fd in self._processes]
+        ended = [*self._ended, *(self._processes[fd] for fd in ready if fd in self._processes)]
         explained = self._explained(0.0)
         if explained is not None or not ended:
             return explained
@@ -64,25 +74,26 @@ class Ends:
 
     def close(self) -> None:
         """Let go of what is watched."""
-        self._is_closed = True
-        for fd in (self._wake_r, self._wake_w, *self._processes):
-            os.close(fd)
+        for lifeline in self._lifelines:
+            lifeline.close()
+        with self._closing:
+            self._is_closed = True
+            for fd in (self._wake_r, self._wake_w, *self._processes):
+                os.close(fd)
 
-    def _wake(self, run: Future[Any]) -> None:
-        if not self._is_closed:
-            with suppress(OSError):
+    def _note_end(self, rank: Rank, pid: int) -> None:
+        self._ended.append((rank, pid))
+        self._wake()
+
+    def _wake(self, _: Any = None) -> None:
+        with self._closing:
+            if not self._is_closed:
                 os.write(self._wake_w, b".")
 
     def _explained(self, timeout_s: float) -> EngineDeadError | None:
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            for rank, run in self._runs.values():
-                if run.done():
-                    return _loss(rank, run)
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return None
-            select.select([self._wake_r], [], [], left_s)
+        runs = {run: rank for rank, run in self._runs}
+        done, _ = futures.wait(runs, timeout_s, futures.FIRST_COMPLETED)
+        return next((_loss(runs[run], run) for run in done), None)
 
 
 def _loss(rank: Rank, run: Future[Any]) -> EngineDeadError:

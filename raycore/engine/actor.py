@@ -27,7 +27,7 @@ from raycore.engine.mailbox import Abort, Mailbox, StartWave, Submit, Utility
 from raycore.engine.waves import Waves
 from raycore.executor.base import Executor
 from raycore.messages import EngineInfo
-from raycore.worker import quiet
+from raycore.worker import lifeline, quiet
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class DPEngineCoreActor:
         self._executor: Executor | None = None
         self._core: EngineCore | None = None
         self._bell = quiet.install()
+        lifeline.hold()
         self._all_ring = True
         self._ringer = quiet.Ringer()
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import ray
 
 from raycore.config import EngineConfig
-from raycore.worker import quiet
+from raycore.worker import lifeline, quiet
 from raycore.worker.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.worker.meeting import free_ports
 from raycore.worker.rank import WorkerRank, load_worker_class
@@ -49,6 +49,7 @@ class WorkerActor:
         self._endpoint: Endpoint | None = None
         self._worker: Any = None
         quiet.install()
+        lifeline.hold()
 
     def __repr__(self) -> str:
         return self._name
