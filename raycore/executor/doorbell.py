@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+from raycore import shared_memory
+
 T = TypeVar("T")
 
 LINE = 64
@@ -62,11 +64,9 @@ class Board:
         """A new board and its file descriptor, or None where there can't be one."""
         if sys.platform != "linux":
             return None
-        fd = os.memfd_create("raycore-board", os.MFD_CLOEXEC)
         size = _size(num_workers)
         token = os.urandom(TOKEN_BYTES)
-        os.ftruncate(fd, size)
-        memory = mmap.mmap(fd, size)
+        memory, fd = shared_memory.create("raycore-board", size)
         memory[size - TOKEN_BYTES :] = token
         return Board(num_workers, token, memory), fd
 
@@ -74,19 +74,8 @@ class Board:
     def open(address: BoardAddress) -> Board | None:
         """The engine's board, or None if this process can't see it: another node, another container, another user."""
         size = _size(address.num_workers)
-        try:
-            fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            if os.fstat(fd).st_size != size:
-                return None
-            memory = mmap.mmap(fd, size)
-        except (OSError, ValueError):
-            return None
-        finally:
-            os.close(fd)
-        if memory[size - TOKEN_BYTES :] != address.token:
+        memory = shared_memory.open_at(shared_memory.path_of(address.pid, address.fd), size)
+        if memory is None or memory[size - TOKEN_BYTES :] != address.token:
             return None
         return Board(address.num_workers, address.token, memory)
 

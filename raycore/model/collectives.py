@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from raycore import shared_memory
+
 CAPACITY_BYTES = 4 << 20
 """Room for one rank's part; larger tensors go in pieces."""
 
@@ -199,27 +201,16 @@ def _offer(store: Store, num_bytes: int) -> tuple[mmap.mmap | None, int]:
     if sys.platform != "linux":
         store.set("memory", "none")
         return None, -1
-    fd = os.memfd_create("raycore-collectives", os.MFD_CLOEXEC)
-    os.ftruncate(fd, num_bytes)
-    memory = mmap.mmap(fd, num_bytes)
+    memory, fd = shared_memory.create("raycore-collectives", num_bytes)
     token = os.urandom(_TOKEN_BYTES)
     memory[_HEADER_BYTES - _TOKEN_BYTES : _HEADER_BYTES] = token
-    store.set("memory", f"/proc/{os.getpid()}/fd/{fd} {token.hex()}")
+    store.set("memory", f"{shared_memory.path_of(os.getpid(), fd)} {token.hex()}")
     return memory, fd
 
 
 def _open(store: Store, num_bytes: int) -> mmap.mmap | None:
     """The others' part. The token tells rank 0's file from another of that name on another node."""
     path, _, token = store.get("memory").decode().partition(" ")
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        memory = mmap.mmap(fd, num_bytes) if os.fstat(fd).st_size == num_bytes else None
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(fd)
+    memory = shared_memory.open_at(path, num_bytes)
     is_right = memory is not None and memory[_HEADER_BYTES - _TOKEN_BYTES : _HEADER_BYTES] == bytes.fromhex(token)
     return memory if is_right else None

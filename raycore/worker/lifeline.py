@@ -17,6 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from raycore import shared_memory
+
 _NAME = "raycore-lifeline"
 _SHARED = 1
 _ROBUST = 1
@@ -42,9 +44,7 @@ def hold() -> None:
     if sys.platform != "linux" or _held is not None:
         return
     libc = ctypes.CDLL(None)
-    fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)  # stays open, for others to find
-    os.ftruncate(fd, mmap.PAGESIZE)
-    memory = mmap.mmap(fd, mmap.PAGESIZE)
+    memory, _ = shared_memory.create(_NAME, mmap.PAGESIZE)
     mutex = _address(memory)
     attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
     libc.pthread_mutexattr_init(attributes)
@@ -101,20 +101,12 @@ class Watch:
 
 
 def _find(pid: int) -> mmap.mmap | None:
-    with suppress(OSError):
+    with suppress(OSError):  # it has ended, or is another user's
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):  # closed since it was listed
+            with suppress(FileNotFoundError):  # closed since it was listed
                 if os.readlink(link).startswith(f"/memfd:{_NAME} "):
-                    return _map(link)
+                    return shared_memory.open_at(str(link), mmap.PAGESIZE)
     return None
-
-
-def _map(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return mmap.mmap(fd, mmap.PAGESIZE)
-    finally:
-        os.close(fd)
 
 
 def _address(memory: mmap.mmap) -> ctypes.c_void_p:

@@ -24,6 +24,7 @@ SHARED = {
     "json_fields",
     "rope_scaling",
     "processes",
+    "shared_memory",
 }
 """Modules of values, which everything may import."""
 

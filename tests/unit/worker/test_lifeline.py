@@ -80,8 +80,6 @@ def test_a_closed_watch_says_nothing():
 
 
 def test_a_process_without_a_lifeline_is_not_watched():
-    with running("input()") as process:
-        pass
-    assert Watch.start(process.pid, lambda: None) is None, "it is gone"
     with running("print(flush=True); input()") as process:
         assert Watch.start(process.pid, lambda: None) is None
+    assert Watch.start(process.pid, lambda: None) is None, "it is gone"
