@@ -76,7 +76,15 @@ class InitializationError(RaycoreError):
 
 
 class EngineDeadError(RaycoreError):
-    """The engine is gone, and with it the request. The message begins with the root cause."""
+    """The engine is gone, and with it the request. The message begins with the root cause.
+
+    `pid` and `node` are of the process that died, where one did: the engine's or a worker's.
+    """
+
+    def __init__(self, message: str, *, pid: int | None = None, node: str | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+        self.node = node
 
 
 class RequestFailed(RaycoreError):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 
-from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
+from raycore.errors import WorkerDied
 from raycore.messages import EngineInfo
 
 _BOILERPLATE = re.compile(r"^(The actor (died|experienced)\b|(class_name|actor_id|name|namespace|pid|ip): )")
@@ -16,6 +17,7 @@ _BOILERPLATE = re.compile(r"^(The actor (died|experienced)\b|(class_name|actor_i
 
 _PREAMBLE = re.compile(r"^The actor is dead because (its worker process has died\. )?")
 _EXIT = re.compile(r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes include: .*)?$")
+_PID = re.compile(r"^\tpid: (\d+)$", re.MULTILINE)
 _SILENT_EXIT = "End of file"
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^[ ^~]*[\^~]\n", re.MULTILINE)
@@ -62,6 +64,22 @@ def describe_loss(error: BaseException | None, info: EngineInfo | None, dp_rank:
         headline, _, details = describe_death(error).partition("\n")
         return f"{headline}\n{rank} can't go on\n{details}".rstrip()
     return f"{rank} died: {describe_death(error)}"
+
+
+def dead_process(error: BaseException | None, info: EngineInfo | None) -> tuple[int | None, str | None]:
+    """The pid and the node id of the process whose death `error`, a rank's, tells of; None where it tells of none."""
+    died = root_cause(error) if error is not None else None
+    if isinstance(died, WorkerDied):
+        return died.pid, died.node
+    if isinstance(error, RayActorError) and info is not None:
+        return info.pid, info.node_id
+    return None, None
+
+
+def pid_of_dead_actor(error: RayError) -> int | None:
+    """The pid of the actor whose death `error` tells of, where Ray knows it."""
+    told = _PID.search(str(error)) if isinstance(error, RayActorError) else None
+    return int(told[1]) if told is not None else None
 
 
 def _headline(error: BaseException) -> str:

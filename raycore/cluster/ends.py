@@ -23,7 +23,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from raycore.cluster.deaths import describe_loss, describe_rank
+from raycore.cluster.deaths import dead_process, describe_loss, describe_rank
 from raycore.cluster.rank import Rank
 from raycore.errors import EngineDeadError
 from raycore.worker.lifeline import Watch
@@ -44,6 +44,7 @@ class Ends:
         self._runs: list[tuple[Rank, Future[Any]]] = []
         self._is_closed = False
         self._closing = threading.Lock()
+        self._own_node = own_node
         for rank in ranks:
             assert rank.run_ref is not None, "confirm() comes first"
             run: Future[Any] = rank.run_ref.future()
@@ -66,11 +67,15 @@ class Ends:
         if explained is not None or not ended:
             return explained
         rank, pid = ended[0]
-        return EngineDeadError(f"{describe_rank(rank.info, rank.dp_rank)} died: its process {pid} ended")
+        text = f"{describe_rank(rank.info, rank.dp_rank)} died: its process {pid} ended"
+        return EngineDeadError(text, pid=pid, node=self._own_node)
 
     def explain(self, error: EngineDeadError) -> EngineDeadError:
         """Ray's account of `error`, which `wait()` gave; or that itself where Ray has none within a second."""
-        return self._explained(_EXPLANATION_S) or error
+        explained = self._explained(_EXPLANATION_S) or error
+        if explained.pid is None:  # what Ray tells may be a consequence: another rank that misses the dead process
+            explained.pid, explained.node = error.pid, error.node
+        return explained
 
     def close(self) -> None:
         """Let go of what is watched."""
@@ -99,6 +104,7 @@ class Ends:
 def _loss(rank: Rank, run: Future[Any]) -> EngineDeadError:
     error = run.exception()
     assert error is None or isinstance(error, RayError), error
-    dead = EngineDeadError(describe_loss(error, rank.info, rank.dp_rank))
+    pid, node = dead_process(error, rank.info)
+    dead = EngineDeadError(describe_loss(error, rank.info, rank.dp_rank), pid=pid, node=node)
     dead.__cause__ = error
     return dead

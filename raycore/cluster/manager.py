@@ -28,8 +28,9 @@ from placement.errors import InvalidPlacementGroup, PlacementShortage
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes, release, reserve, validate_group
 from placement.topology import answers, read_cluster
-from raycore.cluster.deaths import describe_death, describe_rank, root_cause
+from raycore.cluster.deaths import describe_death, describe_rank, pid_of_dead_actor, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
+from raycore.cluster.logs import with_last_lines
 from raycore.cluster.rank import Rank
 from raycore.cluster.standby import Standbys
 from raycore.config import EngineConfig
@@ -168,7 +169,7 @@ class CoreEngineActorManager:
                 )
             for ref in done:
                 rank = waiting.pop(ref)
-                rank.info = _init_result(ref, rank.dp_rank)
+                rank.info = _init_result(ref, rank.dp_rank, rank.nodes[self._shape.engine_bundle_index])
         for rank in ranks:
             peers = [_peer(other) for other in ranks if other is not rank]
             rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [])
@@ -409,11 +410,12 @@ def _report_progress(actors: Sequence[Any], on_progress: OnProgress) -> None:
     on_progress(sum(shares) / len(asked))
 
 
-def _init_result(ref: ray.ObjectRef[Any], dp_rank: int) -> EngineInfo:
+def _init_result(ref: ray.ObjectRef[Any], dp_rank: int, node: str) -> EngineInfo:
     try:
         return msgspec.msgpack.decode(ray.get(ref), type=EngineInfo)
     except RayError as error:
         cause = root_cause(error)
         if isinstance(cause, (InvalidInput, InitializationError)):
             raise cause from error
-        raise InitializationError(f"{describe_death(error)}\n{describe_rank(None, dp_rank)} didn't come up") from error
+        text = f"{describe_death(error)}\n{describe_rank(None, dp_rank)} didn't come up"
+        raise InitializationError(with_last_lines(text, pid_of_dead_actor(error), node)) from error

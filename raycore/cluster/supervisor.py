@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import ray
@@ -24,6 +24,7 @@ from placement.errors import PlacementShortage
 from placement.topology import draining_nodes
 from raycore.cluster.deaths import describe_rank
 from raycore.cluster.ends import Ends
+from raycore.cluster.logs import with_last_lines
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig, RecoveryConfig
@@ -307,11 +308,7 @@ class _Keeper:
                     explain = self._wait_for_end(ends)
                     if self._leaving.is_set():
                         return
-                    lost = EngineDeadError(f"a node of dp_ranks {self._dp_ranks} is being drained")
-                    if explain is not None:
-                        self._listener.ranks_lost(self._dp_ranks, explain)
-                        lost = explain()
-                        logger.error("%s", lost)
+                    lost = self._drained if explain is None else self._tell(cache(explain))
                 finally:
                     ends.close()
                 if not self._replace(lost):
@@ -319,9 +316,21 @@ class _Keeper:
         except Exception as error:  # the thread's outermost frame: without it nobody would learn of any death
             if not self._leaving.is_set():
                 logger.exception("the watch over dp_ranks %s failed", self._dp_ranks)
-                lost = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} can't be watched any more")
-                self._listener.ranks_lost(self._dp_ranks, lambda: lost)
-                self._give_up(self, lost)
+                blind = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} can't be watched any more")
+                self._listener.ranks_lost(self._dp_ranks, lambda: blind)
+                self._give_up(self, blind)
+
+    def _drained(self) -> EngineDeadError:
+        return EngineDeadError(f"a node of dp_ranks {self._dp_ranks} is being drained")
+
+    def _tell(self, explain: Callable[[], EngineDeadError]) -> Callable[[], EngineDeadError]:
+        """Tell the listener and the log of the ranks' end. Returns what gives the whole explanation."""
+        lost = cache(partial(_with_last_lines, explain))
+        self._listener.ranks_lost(self._dp_ranks, lost)
+        explain()  # before the manager ends what is left of them, which Ray would give as the cause
+        # nobody who waits for their successors waits for another node to send a log
+        threading.Thread(target=lambda: logger.error("%s", lost()), name="raycore-last-lines", daemon=True).start()
+        return lost
 
     # ---- while they run
 
@@ -338,7 +347,10 @@ class _Keeper:
                 # their callers needn't wait for their death, which Ray may be slow to see
                 for rank in self._ranks:
                     self._manager.kill(rank.dp_rank)
-                killed = EngineDeadError(f"{self._describe(dp_rank)} was killed: {reason}")
+                info = self._ranks[self._dp_ranks.index(dp_rank)].info
+                assert info is not None, "confirm() comes first"
+                text = f"{describe_rank(info, dp_rank)} was killed: {reason}"
+                killed = EngineDeadError(text, pid=info.pid, node=info.node_id)
                 return lambda: killed
             if self._is_node_going():
                 self._listener.ranks_leaving(self._dp_ranks, self._config.drain_timeout_s)
@@ -355,9 +367,6 @@ class _Keeper:
                 return dp_rank, reason
         return None
 
-    def _describe(self, dp_rank: int) -> str:
-        return describe_rank(self._ranks[self._dp_ranks.index(dp_rank)].info, dp_rank)
-
     def _is_node_going(self) -> bool:
         now_s = time.monotonic()
         if now_s < self._next_drain_look_s:
@@ -368,16 +377,18 @@ class _Keeper:
 
     # ---- when they have ended
 
-    def _replace(self, lost: EngineDeadError) -> bool:
+    def _replace(self, lost: Callable[[], EngineDeadError]) -> bool:
         """Put others in their place, however many attempts that takes. False when there is no use, or to end."""
-        last, started_s = lost, time.monotonic()
+        failed: EngineDeadError | None = None
+        started_s = time.monotonic()
         while not self._leaving.is_set():
             delay_s = self._budget.next_delay_s(time.monotonic())
             if delay_s is None:
                 for dp_rank in self._dp_ranks:
                     self._manager.kill(dp_rank)
                 limits = f"{self._config.max_rank_restarts} times within {self._config.restart_window_s:g} s"
-                self._give_up(self, EngineDeadError(f"{last}\ndp_ranks {self._dp_ranks} were started again {limits}"))
+                text = f"{failed or lost()}\ndp_ranks {self._dp_ranks} were started again {limits}"
+                self._give_up(self, EngineDeadError(text))
                 return False
             if self._leaving.wait(delay_s):
                 return False
@@ -387,7 +398,7 @@ class _Keeper:
             except (RaycoreError, PlacementShortage, RayError) as error:
                 if not self._leaving.is_set():
                     logger.error("dp_ranks %s could not be started again: %s", self._dp_ranks, error)
-                last = EngineDeadError(f"{error}\nwhen it was started again after: {lost}")
+                failed = EngineDeadError(f"{error}\nwhen it was started again after: {lost()}")
                 continue
             self._suspicion = None  # it was of those before
             _announce(self._listener, self._ranks)
@@ -405,6 +416,13 @@ class _Keeper:
             except PlacementShortage:
                 if self._leaving.is_set() or time.monotonic() > deadline_s:
                     raise
+
+
+def _with_last_lines(explain: Callable[[], EngineDeadError]) -> EngineDeadError:
+    dead = explain()
+    told = EngineDeadError(with_last_lines(str(dead), dead.pid, dead.node), pid=dead.pid, node=dead.node)
+    told.__cause__ = dead.__cause__
+    return told
 
 
 def _announce(listener: RankListener, ranks: Sequence[Rank]) -> None:

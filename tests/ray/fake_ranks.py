@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -42,6 +43,7 @@ class FakeRank:
         if self.behaviour == "never up" and self.dp_rank == 1:
             time.sleep(60)
         if self.behaviour == "dies in init" and self.dp_rank == 1:
+            print("no room for weights", file=sys.stderr)
             os.kill(os.getpid(), signal.SIGKILL)
         if self.behaviour == "does not come back" and not self.is_first:
             raise InitializationError("the disk is gone")
@@ -65,6 +67,7 @@ class FakeRank:
             raise WorkerDied(0, 4711, "n1", "out of memory")
         if self.behaviour == "returns" and self.dp_rank == 1 and self.is_first:
             return
+        print(f"dp_rank {self.dp_rank} waits", file=sys.stderr)
         self.told.wait(3600 if self.behaviour == "deaf" else None)
 
     @ray.method(concurrency_group="io")

@@ -55,6 +55,11 @@ def test_the_first_rank_that_fails_to_start_says_why(behaviour: str, kind: type[
     manager.shutdown()
 
 
+def test_a_rank_that_dies_while_starting_shows_what_it_wrote_last():
+    with pytest.raises(InitializationError, match=r"\nThe last lines of process \d+:\n    no room for weights$"):
+        manager_of(config("dies in init")).start()
+
+
 def test_a_rank_that_never_comes_up_is_given_up():
     executor = ExecutorConfig("inline", init_timeout_s=2.0)
     with pytest.raises(InitializationError, match=r"dp_ranks \[.*1\] are not up after init_timeout_s=2"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ class PoisonedWorker(Worker):
     def execute_model(self, plan):
         for request in plan.new_requests:
             if POISON in np.frombuffer(request.token_ids, np.int32):
+                print("this token is poison", file=sys.stderr)
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().execute_model(plan)
 
@@ -167,6 +169,7 @@ def test_a_request_that_kills_ranks_fails_alone(ray_cluster):
             llm.generate([[5, POISON]], params, use_tqdm=False)
         assert list(failure.value.outputs) == [None]
         assert "SIGKILL" in str(failure.value) or "was killed" in str(failure.value)
+        assert "    this token is poison" in str(failure.value).splitlines()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [len(output.outputs[0].token_ids) for output in outputs] == [100] * 8
 
@@ -199,6 +202,23 @@ def test_without_restarts_a_death_reaches_every_caller_at_once(ray_cluster):
             llm.generate("1 + 2 =", use_tqdm=False)
         with pytest.raises(EngineDeadError, match=str(pid)):
             llm.wait_for_completion_or_failure(timeout_s=1.0)
+
+
+def test_the_cause_shows_what_the_dead_worker_wrote_last(ray_cluster):
+    with LLM(demo_model_path(), tensor_parallel_size=2, max_rank_restarts=0, **LIMITS) as llm:
+        llm.collective_rpc(_complain)
+        pid = llm.engine_infos[0].worker_pids[1]
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError) as caught:
+            llm.wait_for_completion_or_failure(timeout_s=30.0)
+    _, shown, lines = str(caught.value).partition(f"The last lines of process {pid}:\n")
+    assert shown
+    assert f"    process {pid} runs out of patience" in lines.splitlines()
+    assert lines.count("runs out of patience") == 1, "the other worker's log isn't shown"
+
+
+def _complain(worker):
+    print(f"process {os.getpid()} runs out of patience", file=sys.stderr)
 
 
 def test_scaling_under_load_loses_nothing(ray_cluster):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
-from raycore.cluster.deaths import describe_death, describe_loss, root_cause
+from raycore.cluster.deaths import dead_process, describe_death, describe_loss, pid_of_dead_actor, root_cause
 from raycore.errors import WorkerDied
 from raycore.messages import EngineInfo
 
@@ -90,6 +90,25 @@ def test_the_root_cause_is_what_was_raised_in_the_actor():
     assert root_cause(task_error(cause)) is cause
     dead = RayActorError(error_msg=KILLED)
     assert root_cause(dead) is dead
+
+
+@pytest.mark.parametrize(
+    ("error", "process"),
+    [
+        pytest.param(RayActorError(error_msg=KILLED), (4711, "0123456789abcdef"), id="the engine's own"),
+        pytest.param(task_error(WorkerDied(0, 7, "n1", "oom")), (7, "n1"), id="a worker's"),
+        pytest.param(task_error(ValueError("bad shape")), (None, None), id="no process has died"),
+        pytest.param(None, (None, None), id="nothing was raised"),
+    ],
+)
+def test_the_process_that_died_is_found(error: Exception | None, process: tuple[int | None, str | None]):
+    assert dead_process(error, INFO) == process
+
+
+def test_ray_names_a_dead_actors_process():
+    assert pid_of_dead_actor(RayActorError(error_msg=KILLED)) == 13608
+    assert pid_of_dead_actor(RayActorError(error_msg=RAY_KILLED)) is None
+    assert pid_of_dead_actor(task_error(ValueError("\tpid: 5"))) is None
 
 
 @pytest.mark.parametrize(
