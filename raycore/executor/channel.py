@@ -30,7 +30,10 @@ from raycore.executor.transport import Joiner, split
 from raycore.worker import quiet
 from raycore.worker.endpoint import TransportClosed
 
-_SEMAPHORE = re.compile(r"/dev/shm/sem\.(?:hdr|obj)\d+-\d+")
+_SHARED_MEMORY = "/dev/shm"
+_SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)\d+-\d+")
+_MAPPED = re.compile(rf" (\d+) +{_SHARED_MEMORY}/sem\.")
+"""The inode in a line of a memory map."""
 
 RAW = b"RAW"
 """Ray's mark of a value that is bytes and nothing else."""
@@ -51,16 +54,22 @@ def _rest() -> None:
 def unlink_semaphores() -> None:
     """Take away the names of the semaphores that this process has open.
 
-    Each channel has two, which Ray opens by name, as files in /dev/shm, and doesn't remove when a process is killed.
-    Once a message has gone through a channel everyone has opened them, and the names serve nobody.
+    Each buffer of a channel has two, which Ray opens by name, as files in /dev/shm, and doesn't remove when a process
+    is killed. A channel has a buffer on the writer's node, and one on each other node with readers. Once a message has
+    gone through a channel everyone has opened them, node daemons included, and the names serve nobody.
+
+    They are told by inode, because who creates a semaphore has it mapped under the passing name that it had until it
+    was ready, and nobody else opens those of a buffer whose readers are all on other nodes.
     """
     try:
-        mapped = Path("/proc/self/maps").read_text()
+        mapped = set(_MAPPED.findall(Path("/proc/self/maps").read_text()))
+        files = list(os.scandir(_SHARED_MEMORY))
     except OSError:
         return
-    for path in set(_SEMAPHORE.findall(mapped)):
-        with suppress(OSError):
-            os.unlink(path)
+    for file in files:
+        if _SEMAPHORE.fullmatch(file.name) and str(file.inode()) in mapped:
+            with suppress(OSError):
+                os.unlink(file.path)
 
 
 class RawChannel:

@@ -70,8 +70,8 @@ def are_running(pids):
 
 
 def shared_memory_files():
-    """Without the semaphores that Ray's node daemon keeps until it ends, and what other programs' OpenMP has."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.obj", "sem.hdr", "__KMP"))}
+    """Without what other programs' OpenMP has."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("__KMP")}
 
 
 # ---- calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 @pytest.mark.timeout(300)
 def test_ranks_span_leave_and_outlive_nodes():
     program = Path(__file__).with_name("several_nodes.py")
+    shared_before = set(os.listdir("/dev/shm"))
     run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=280, check=False)
     # Ray writes to standard output, too, when nodes crash
     assert [line for line in run.stdout.splitlines() if line.startswith("a rank ")] == [
@@ -20,3 +22,4 @@ def test_ranks_span_leave_and_outlive_nodes():
         "a rank on a node that crashes is replaced",
     ], run.stderr[-4000:]
     assert run.returncode == 0
+    assert set(os.listdir("/dev/shm")) <= shared_before, "also of the processes that were killed, nothing stays"
