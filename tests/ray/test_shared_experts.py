@@ -31,7 +31,7 @@ def tokens(llm: LLM, ids, params=PARAMS) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(ids, params, use_tqdm=False)]
 
 
-@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("tp", "dp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_uneven_arrivals_give_the_reference_tokens(ray_cluster, checkpoints, family, tp, dp):
     path, expected = checkpoints[family]
