@@ -35,6 +35,9 @@ class ActorCallTransport:
     def accept(self, rank: int, answer: Any) -> None:
         """See `transport.Transport`: there is nothing to complete."""
 
+    def settle(self) -> None:
+        """See `transport.Transport`: joining needed nothing."""
+
     def start(self) -> list[Any]:
         return [worker.hold.remote() for worker in self._workers]
 

@@ -51,12 +51,12 @@ def _rest() -> None:
     quiet.rest(REST_S)
 
 
-def unlink_semaphores() -> None:
+def _unlink_semaphores() -> None:
     """Take away the names of the semaphores that this process has open.
 
     Each buffer of a channel has two, which Ray opens by name, as files in /dev/shm, and doesn't remove when a process
-    is killed. A channel has a buffer on the writer's node, and one on each other node with readers. Once a message has
-    gone through a channel everyone has opened them, node daemons included, and the names serve nobody.
+    is killed. A channel has a buffer on the writer's node, and one on each other node with readers. Once the writer and
+    all readers are registered everyone has opened them, node daemons included, and the names serve nobody.
 
     They are told by inode, because who creates a semaphore has it mapped under the passing name that it had until it
     was ready, and nobody else opens those of a buffer whose readers are all on other nodes.
@@ -168,6 +168,9 @@ class ChannelEndpoint:
         self._waiter = Waiter(spin_window_s, bell, must_poll=board is None, on_idle=_rest)
         self._writes = Waiter(0.0, None, must_poll=True)
 
+    def settle(self) -> None:
+        _unlink_semaphores()
+
     def receive(self) -> bytes:
         message = self._waiter.wait(self._look, float("inf"))
         assert message is not None
@@ -255,10 +258,13 @@ class ChannelTransport:
         self._replies[rank] = RawChannel(channel, self._capacity)
         (self._on_board if sees_board else self._off_board).append(rank)
 
-    def start(self) -> list[Any]:
+    def settle(self) -> None:
         if self._board_fd >= 0:
             os.close(self._board_fd)  # everyone who can see the board has opened it
             self._board_fd = -1
+        _unlink_semaphores()
+
+    def start(self) -> list[Any]:
         self._waiter = Waiter(self._spin_window_s, self._bell, must_poll=bool(self._off_board))
         self._writes = Waiter(0.0, None, must_poll=True)
         return [worker.serve.remote() for worker in self._workers]

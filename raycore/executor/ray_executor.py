@@ -27,7 +27,7 @@ from raycore.errors import EngineDeadError, InitializationError, RaycoreError, W
 from raycore.executor.actor_call import ActorCallTransport
 from raycore.executor.base import FailureCallback, Pending
 from raycore.executor.calls import CollectiveCalls
-from raycore.executor.channel import ChannelTransport, unlink_semaphores
+from raycore.executor.channel import ChannelTransport
 from raycore.executor.rpc import RpcClient
 from raycore.executor.transport import Transport
 from raycore.messages import StepPlan, StepResult
@@ -77,9 +77,7 @@ class WorkerGroup:
 
     def stand_by(self) -> None:
         """Have the workers import what they need."""
-        deadline_s = time.monotonic() + self._config.executor.init_timeout_s
-        self._gather([actor.preload.remote() for actor in self.actors], deadline_s)
-        self.find()
+        self._prepare(time.monotonic() + self._config.executor.init_timeout_s)
 
     def adopt(self, dp_rank: int, num_local_workers: int) -> None:
         """Be the workers of this rank."""
@@ -94,14 +92,16 @@ class WorkerGroup:
             InitializationError: with the first failing worker's own traceback.
         """
         deadline_s = time.monotonic() + self._config.executor.init_timeout_s
-        preloads = [actor.preload.remote() for actor in self.actors]
-        self.find()
+        self._prepare(deadline_s)
         transport = self._connect()
         try:
-            ranks = [rank.with_experts(self._config.parallel, ep_init) for rank in self._ranks()]
-            starts = [actor.start.remote(ranks[i], transport.invite(i)) for i, actor in enumerate(self.actors)]
-            for rank, answer in enumerate(self._gather([*preloads, *starts], deadline_s)[len(preloads) :]):
+            joins = [actor.join.remote(transport.invite(i)) for i, actor in enumerate(self.actors)]
+            for rank, answer in enumerate(self._gather(joins, deadline_s)):
                 transport.accept(rank, answer)
+            transport.settle()
+            ranks = [rank.with_experts(self._config.parallel, ep_init) for rank in self._ranks()]
+            starts = [actor.start.remote(rank) for actor, rank in zip(self.actors, ranks, strict=True)]
+            self._gather(starts, deadline_s)
         except BaseException:
             transport.close()
             raise
@@ -125,6 +125,10 @@ class WorkerGroup:
         here: str = ray.get_runtime_context().get_node_id()
         pids = [address.pid for address in self.addresses if address.node_id == here]
         wait_until_gone(pids, EXIT_WAIT_S)
+
+    def _prepare(self, deadline_s: float) -> None:
+        self._gather([actor.preload.remote() for actor in self.actors], deadline_s)
+        self.find()
 
     def _ranks(self) -> list[WorkerRank]:
         first, size = self.addresses[0], len(self.actors)
@@ -242,10 +246,6 @@ class RayExecutor(CollectiveCalls):
         self._client.late_failure = self._fail
         self._serving = self._transport.start()
         threading.Thread(target=self._watch, name="raycore-worker-monitor", daemon=True).start()
-        if isinstance(self._transport, ChannelTransport):
-            self.collective_rpc(_greet)  # and with the answers, all channels have been used
-            self.collective_rpc(_forget_names)
-            unlink_semaphores()
 
     def load_progress(self) -> float:
         """See `Executor.load_progress`: worker 0's, since all read alike."""
@@ -354,15 +354,6 @@ class RayExecutor(CollectiveCalls):
         if not self._stopping:
             self._failed.wait(CAUSE_WAIT_S)
         return self._failure or EngineDeadError("the executor was shut down while a call was waiting for its workers")
-
-
-def _greet(worker: Any) -> None:
-    """In a worker: nothing."""
-
-
-def _forget_names(worker: Any) -> None:
-    """In a worker: see `unlink_semaphores`."""
-    unlink_semaphores()
 
 
 def _options(group: PlacementGroup | None, bundle_index: int) -> dict[str, Any]:

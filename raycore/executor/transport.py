@@ -23,6 +23,10 @@ class Transport(Protocol):
         """Complete the connection to worker `rank`."""
         ...
 
+    def settle(self) -> None:
+        """All workers have been accepted: let go of what only joining needs."""
+        ...
+
     def start(self) -> list[Any]:
         """Have the workers serve. Returns, in rank order, the refs that complete when a worker stops serving."""
         ...

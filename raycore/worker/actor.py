@@ -65,14 +65,20 @@ class WorkerActor:
         load_worker_class(self._config.parallel)
 
     @ray.method(concurrency_group="work")
-    def start(self, rank: WorkerRank, invitation: Invitation) -> Any:
-        """Make the worker and load its model. Returns what the engine's `Transport.accept()` takes."""
+    def join(self, invitation: Invitation) -> Any:
+        """Connect to the engine. Returns what its `Transport.accept()` takes."""
         self._endpoint, answer = invitation.join()
+        return answer
+
+    @ray.method(concurrency_group="work")
+    def start(self, rank: WorkerRank) -> None:
+        """Make the worker and load its model, once all of the engine's workers have joined."""
+        if self._endpoint is not None:
+            self._endpoint.settle()
         worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
         self._server = RpcServer(worker, rank.tp_rank)
         worker.init_device()
         worker.load_model()
-        return answer
 
     def load_progress(self) -> float:
         """Share of the weights that has been read, 0 to 1, while `start()` runs; 0 of a worker that doesn't count."""
@@ -81,7 +87,7 @@ class WorkerActor:
     @ray.method(concurrency_group="work")
     def serve(self) -> None:
         """Handle requests from the channel until told to stop, or until it is closed."""
-        assert self._endpoint is not None, "start() comes first"
+        assert self._endpoint is not None, "join() comes first"
         try:
             while not self._server.stopped:
                 reply = self._server.handle(self._endpoint.receive())

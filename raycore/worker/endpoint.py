@@ -12,6 +12,10 @@ class TransportClosed(Exception):  # an event rather than an error: every transp
 class Endpoint(Protocol):
     """A worker's end."""
 
+    def settle(self) -> None:
+        """All workers have joined: let go of what only joining needs."""
+        ...
+
     def receive(self) -> bytes:
         """Wait for the next request. Raises `TransportClosed`, which is the only other end of the wait."""
         ...

@@ -17,6 +17,10 @@ class EchoActor:
         self._endpoint, answer = invitation.join()
         return answer
 
+    def settle(self):
+        if self._endpoint is not None:
+            self._endpoint.settle()
+
     @ray.method(concurrency_group="work")
     def serve(self):
         try:

@@ -244,10 +244,12 @@ def test_the_first_failing_workers_own_traceback_surfaces(make_executor):
 
 
 def test_a_worker_that_dies_while_starting(make_executor):
+    before = shared_memory_files()
     executor = make_executor("fake_workers.DiesLoading")
     with pytest.raises(InitializationError, match=r"worker 1 .*died"):
         executor.initialize()
     assert not are_running(executor.worker_pids())
+    assert shared_memory_files() <= before
 
 
 def test_a_worker_class_that_does_not_exist(make_executor):
