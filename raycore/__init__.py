@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from raycore.llm import LLM, AsyncLLM
     from raycore.outputs import CompletionOutput, Logprob, RequestOutput
     from raycore.sampling_params import SamplingParams
+    from raycore.status import RankStatus
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ _HOMES = {
     "RequestOutput": "raycore.outputs",
     "CompletionOutput": "raycore.outputs",
     "Logprob": "raycore.outputs",
+    "RankStatus": "raycore.status",
     "RaycoreError": "raycore.errors",
     "EngineDeadError": "raycore.errors",
     "InitializationError": "raycore.errors",
@@ -68,6 +70,7 @@ __all__ = [
     "InvalidRequest",
     "Logprob",
     "PlacementShortage",
+    "RankStatus",
     "RaycoreError",
     "RequestFailed",
     "RequestOutput",

@@ -8,6 +8,7 @@ Nothing else in raycore reads the environment or mutates a configuration. This f
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -139,6 +140,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     executor: ExecutorConfig
     recovery: RecoveryConfig = RecoveryConfig()
     device: Literal["cpu", "cuda"] = "cpu"
+    engine_name: str | None = None
+    """By which others in the Ray cluster find the engine. None: a random one."""
 
     def encode(self) -> bytes:
         """As bytes that `decode()` takes: what is handed to actors."""
@@ -187,6 +190,7 @@ def resolve(
     step_timeout_s: float = 60.0,
     drain_timeout_s: float = 30.0,
     standby_delay_s: float | None = 8.0,
+    engine_name: str | None = None,
 ) -> EngineConfig:
     """Check the options, read the checkpoint's description, and decide what was left open.
 
@@ -228,6 +232,8 @@ def resolve(
     for name, value in (("drain_timeout_s", drain_timeout_s), ("restart_backoff_s", restart_backoff_s)):
         if not value >= 0:
             raise InvalidConfig(f"{name}={value!r} is negative")
+    if engine_name is not None and not re.fullmatch(r"[\w.-]+", engine_name, re.ASCII):
+        raise InvalidConfig(f"engine_name={engine_name!r}: use letters, digits, '-', '_' and '.'")
     if isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidConfig(f"seed={seed!r} is not an integer")
     dtype = str(dtype).removeprefix("torch.")  # a torch.dtype is welcome too
@@ -309,6 +315,7 @@ def resolve(
             standby_delay_s=standby_delay_s,
         ),
         device=device,  # pyright: ignore[reportArgumentType]
+        engine_name=engine_name,
     )
 
 

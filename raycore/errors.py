@@ -11,6 +11,7 @@
     ├── InitializationError             the engine didn't come up; the cause is chained
     ├── EngineDeadError                 the engine is gone; the root cause comes first
     ├── RequestFailed                   one request was on failing ranks too often; the others go on
+    ├── ControlError                    an engine that another process runs can't be reached, or refused
     ├── WorkerDied                      a worker process ended: rank, pid, node, cause
     ├── WorkerFailed                    a worker raised: rank and its own traceback
     └── RpcTimeout (TimeoutError)       not every worker replied within the deadline
@@ -23,6 +24,7 @@ Messages say what was asked, what was found, and what to do about it. Bad input 
 from __future__ import annotations
 
 __all__ = [
+    "ControlError",
     "EngineDeadError",
     "InitializationError",
     "InvalidCheckpoint",
@@ -94,6 +96,10 @@ class RequestFailed(RaycoreError):
     """
 
     outputs: Sequence[RequestOutput | None] = ()
+
+
+class ControlError(RaycoreError):
+    """An engine that another process runs can't be found or reached, or refused what it was asked for."""
 
 
 class WorkerDied(RaycoreError):

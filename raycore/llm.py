@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
@@ -21,10 +22,13 @@ from raycore.client.tokenizer import Tokenizer
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, resolve
+from raycore.control.program import ControlThread
+from raycore.control.ranks import rank_statuses
 from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest, RequestFailed
 from raycore.messages import EngineInfo
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
+from raycore.status import EngineStatus, RankStatus
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -76,7 +80,8 @@ class _Engine:
             use_tqdm_on_load: show a progress bar while weights are read, if that takes long.
             options: see `raycore.config.resolve`: `dtype`, `seed`, `max_model_len`, `max_num_seqs`,
                 `max_num_batched_tokens`, `block_size`, `num_gpu_blocks_override`, `kv_cache_memory_bytes`,
-                `enable_prefix_caching`, `enforce_eager`, `tensor_parallel_size`, `data_parallel_size`, `worker_cls`, …
+                `enable_prefix_caching`, `enforce_eager`, `tensor_parallel_size`, `data_parallel_size`, `worker_cls`,
+                `engine_name` (by which `raycore status` finds the engine), …
 
         Raises:
             InvalidConfig, InvalidCheckpoint: an option or the checkpoint can't work; the message names it.
@@ -93,18 +98,30 @@ class _Engine:
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
         self._supervisor.start()
+        self.name: str = self.config.engine_name or manager.engine_id
+        """By which `raycore status` and `raycore scale` find the engine, from any node of its Ray cluster."""
+        self._read_status = partial(
+            _read_status, self.name, self.config.model.model, manager, self._supervisor, self._client
+        )
+        self._control = ControlThread(self.name, self._read_status, self._supervisor.scale)
+        self._control.start()
         for info in infos:
             logger.info(
                 "rank dp%d is up: computes in %s, its KV cache holds %d tokens (%d blocks of %d), started in %s",
                 *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
             )
         # runs at the latest when the interpreter exits, while Ray is still there
-        self._finalizer = weakref.finalize(self, _stop, self._client, self._supervisor, manager)
+        self._finalizer = weakref.finalize(self, _stop, self._control, self._client, self._supervisor, manager)
 
     @property
     def engine_infos(self) -> list[EngineInfo]:
         """What each rank said of itself when it came up, in rank order; a rank that is being replaced is missing."""
         return self._manager.infos
+
+    @property
+    def ranks(self) -> list[RankStatus]:
+        """How the ranks are, in rank order: what is known here, without asking them; none after `shutdown()`."""
+        return self._read_status().ranks
 
     def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
         """Have this many ranks, while requests run: none fails.
@@ -116,9 +133,8 @@ class _Engine:
             InvalidConfig: not a positive number.
             PlacementShortage: the cluster can't hold so many, with the table; nothing has changed.
             InitializationError: a new rank didn't come up; nothing has changed.
+            EngineDeadError: the engine has failed, or was shut down.
         """
-        if drain_timeout_s is None:
-            drain_timeout_s = self.config.recovery.drain_timeout_s
         self._supervisor.scale(data_parallel_size, drain_timeout_s)
 
     def wait_for_completion_or_failure(self, timeout_s: float | None = None) -> bool:
@@ -471,8 +487,21 @@ def _resolve(model: str, tokenizer: str | None, options: dict[str, Any]) -> Engi
     return resolve(model, tokenizer, **options)
 
 
-def _stop(client: EngineClient, supervisor: Supervisor, manager: CoreEngineActorManager) -> None:
+def _read_status(
+    name: str, model: str, manager: CoreEngineActorManager, supervisor: Supervisor, client: EngineClient
+) -> EngineStatus:
+    cause = supervisor.wait(0.0)
+    return EngineStatus(
+        name, model, rank_statuses(manager, supervisor, client), failure=None if cause is None else str(cause)
+    )
+
+
+def _stop(
+    control: ControlThread, client: EngineClient, supervisor: Supervisor, manager: CoreEngineActorManager
+) -> None:
+    control.stop()
     supervisor.stop()
     client.close(EngineDeadError("the engine was shut down"))
+    control.join()
     manager.shutdown()
     supervisor.join(STOP_TIMEOUT_S)

@@ -124,6 +124,9 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     """Share of the KV cache's blocks that running requests hold, 0 to 1."""
 
 
+NO_LOAD = LoadView(0, 0, 0.0)
+
+
 class OutputBatch(msgspec.Struct, array_like=True):
     """What one flush sends to one client: tokens in the order in which they were made, then what finished."""
 
@@ -138,7 +141,7 @@ class OutputBatch(msgspec.Struct, array_like=True):
     """(index into `token_ids`, logprobs of that token)."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
     """(handle, first position, one entry for each position from there on)."""
-    load: LoadView = LoadView(0, 0, 0.0)
+    load: LoadView = NO_LOAD
     """The rank's, when the batch was sent."""
 
 
@@ -157,6 +160,8 @@ class EngineInfo(msgspec.Struct):
     worker_pids: list[int]
     bell: str = ""
     """What to ring by, on its node, before calling it while it may rest; see `raycore.worker.quiet`."""
+    gpu_ids: list[str] = []
+    """The GPU of each worker, as its node numbers them; empty for a rank on CPUs."""
 
     @property
     def num_kv_tokens(self) -> int:

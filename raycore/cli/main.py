@@ -1,4 +1,4 @@
-"""The command line: `raycore generate`."""
+"""The command line: `raycore generate`, `status` and `scale`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from raycore.cli.control import add_control_commands
 from raycore.demo import demo_model_path
 from raycore.errors import PlacementShortage, RaycoreError
 
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("--json", action="store_true", help="print an object a line: text, token ids, finish reason")
     generate.add_argument("--no-progress", action="store_true", help="show no progress bars (a terminal gets them)")
+    add_control_commands(commands)
     return parser
 
 

@@ -31,7 +31,7 @@ from raycore.client.routing import Router
 from raycore.client.tokenizer import Tokenizer
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
-from raycore.messages import HANDLE_CLIENT_SHIFT, EngineInfo, EngineRequest, OutputBatch
+from raycore.messages import HANDLE_CLIENT_SHIFT, NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import MAX_SEED, SamplingParams
 from raycore.worker.quiet import Ringer
@@ -55,6 +55,15 @@ class Update:
 
 Sink = Callable[[list[Update]], object]
 """Gets a batch of updates, on one of the client's threads; must not block."""
+
+
+@dataclass(frozen=True)
+class LinkView:
+    """A rank that serves, as the client sees it."""
+
+    is_leaving: bool
+    """Whether it gets no new requests, because it is about to be stopped."""
+    load: LoadView
 
 
 @dataclass(slots=True)
@@ -84,6 +93,8 @@ class _Link:
     info: EngineInfo
     ringer: Ringer | None
     """None where the rank is on another node, and hears no ring."""
+    load: LoadView = NO_LOAD
+    """What it last said of it."""
     delivering: threading.Lock = field(default_factory=threading.Lock)
     """Held while its outputs are handed to callers, so that nothing older follows what another rank gives later."""
 
@@ -212,6 +223,15 @@ class EngineClient:
             request_ids = list(self._underway)
         self.abort(request_ids, notify=True)
 
+    def links(self) -> dict[int, LinkView]:
+        """The ranks that serve, by dp_rank, with their loads as far as they are known here: none is asked."""
+        with self._lock:
+            num_own = {dp_rank: self._router.num_own(dp_rank) for dp_rank in self._links}
+            return {
+                dp_rank: LinkView(num_own[dp_rank] is None, _known_load(link.load, num_own[dp_rank]))
+                for dp_rank, link in self._links.items()
+            }
+
     def close(self, reason: BaseException) -> None:
         """Fail what is under way, and what comes, with `reason`. The ranks' streams end when the ranks do."""
         self._fail(reason)
@@ -306,6 +326,7 @@ class EngineClient:
             with self._lock:
                 if not self._is_current(link):
                     return
+                link.load = batch.load
                 self._router.observe(link.dp_rank, batch.load)
                 self.num_output_tokens += len(batch.token_ids) // 4
                 step = self._assembler.process(batch)
@@ -426,6 +447,15 @@ class EngineClient:
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _known_load(said: LoadView, num_own: int | None) -> LoadView:
+    """A rank's word of its load, which comes with outputs, set right by how many requests it has; None: unknown."""
+    if num_own is None:
+        return said
+    if num_own == 0:
+        return NO_LOAD  # the last were aborted, which no output follows
+    return LoadView(max(said.num_waiting, num_own - said.num_running), said.num_running, said.kv_usage)
 
 
 def _request_failed(request_id: str, request: _Underway, error: EngineDeadError) -> RequestFailed:

@@ -158,6 +158,11 @@ class Router:
         counts.own_tokens *= (counts.own - 1) / counts.own
         counts.own -= 1
 
+    def num_own(self, rank: int) -> int | None:
+        """How many of this client's own requests are under way on a rank; None if it takes none."""
+        counts = self._counts.get(rank)
+        return None if counts is None else counts.own
+
     def loads(self) -> dict[int, RankLoad]:
         """The ranks' loads as known here."""
         return {

@@ -73,7 +73,7 @@ def _connect(num_cpus: float) -> bool:
         return False
     started_here = None if address else _address_of_last_start()
     if started_here is not None:
-        if _answers(started_here):
+        if is_listening(started_here):
             _join(started_here, f"the cluster that `ray start` left at {started_here}")
             return False
         logger.warning(
@@ -112,7 +112,7 @@ def _address_of_last_start() -> str | None:
     return read_ray_address() or None
 
 
-def _answers(address: str) -> bool:
+def is_listening(address: str) -> bool:
     """Whether something listens at `host:port`; Ray itself would try for many seconds."""
     host, _, port = address.rpartition(":")
     try:

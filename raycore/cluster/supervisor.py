@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
 
@@ -65,6 +66,16 @@ class RankListener(Protocol):
     def engine_lost(self, error: EngineDeadError) -> None:
         """No rank is left, and none will come."""
         ...
+
+
+@dataclass(frozen=True)
+class WatchView:
+    """A rank as the supervisor sees it."""
+
+    num_restarts: int
+    """How often another has taken its place."""
+    has_given_up: bool
+    """Whether it is gone for good, although nobody asked it to leave."""
 
 
 class RestartBudget:
@@ -155,18 +166,31 @@ class Supervisor:
         if keeper is not None and not self._stopping.is_set():
             keeper.suspect(dp_rank, reason)
 
-    def scale(self, num_ranks: int, drain_timeout_s: float) -> list[EngineInfo]:
+    def watches(self) -> dict[int, WatchView]:
+        """The ranks that are watched over, by dp_rank."""
+        return {
+            dp_rank: WatchView(keeper.num_restarts, keeper.has_given_up)
+            for dp_rank, keeper in list(self._keepers.items())
+        }
+
+    def scale(self, num_ranks: int, drain_timeout_s: float | None = None) -> list[EngineInfo]:
         """Have `num_ranks` ranks. New ones are up when this returns; those that leave, the highest, have left.
 
-        Ranks that share experts share them anew: all of them are started again, and go on with what they had.
+        Those that leave finish what they have, for at most `drain_timeout_s` (None: as configured). Ranks that share
+        experts share them anew: all of them are started again, and go on with what they had.
 
         Raises:
             InvalidConfig: not a possible number.
             PlacementShortage, InitializationError: growth that can't be had; nothing has changed.
+            EngineDeadError: the engine has failed, or was shut down.
         """
         if num_ranks < 1:
             raise InvalidConfig(f"data_parallel_size={num_ranks} is not positive")
+        if drain_timeout_s is None:
+            drain_timeout_s = self._config.drain_timeout_s
         with self._scaling:
+            if self.has_ended:
+                raise self._cause or EngineDeadError("the engine was shut down")
             standing = sorted(self._keepers)
             if num_ranks != len(standing) and self._is_lockstep:
                 self._share_anew(standing, num_ranks, drain_timeout_s)
@@ -272,6 +296,7 @@ class _Keeper:
         give_up: Callable[[_Keeper, EngineDeadError], None],
     ) -> None:
         self.has_given_up = False
+        self.num_restarts = 0
         self._ranks = list(ranks)
         self._dp_ranks = [rank.dp_rank for rank in ranks]
         self._manager = manager
@@ -401,6 +426,7 @@ class _Keeper:
                 failed = EngineDeadError(f"{error}\nwhen it was started again after: {lost()}")
                 continue
             self._suspicion = None  # it was of those before
+            self.num_restarts += 1
             _announce(self._listener, self._ranks)
             took_s = time.monotonic() - started_s
             logger.warning("dp_ranks %s serve again, %.1f s after their end", self._dp_ranks, took_s)

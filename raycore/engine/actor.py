@@ -116,6 +116,7 @@ class DPEngineCoreActor:
             timings_s=self._core.timings_s,
             worker_pids=executor.worker_pids(),
             bell=self._bell,
+            gpu_ids=executor.collective_rpc("gpu_id") if self._config.device == "cuda" else [],
         )
         return msgspec.msgpack.encode(info)
 

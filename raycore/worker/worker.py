@@ -213,6 +213,11 @@ class Worker:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def gpu_id(self) -> str:
+        """The number of its GPU on this node, whichever of them this process sees."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return visible.split(",")[self._device.index] if visible else str(self._device.index)
+
     def dtype_name(self) -> DType:
         """The number format that was chosen."""
         return cast(DType, str(self._dtype).removeprefix("torch."))

@@ -47,7 +47,9 @@ def test_options_arrive_where_they_are_read() -> None:
         num_threads=1,
         seed=7,
         batch_invariant=True,
+        engine_name="chat-2.b",
     )
+    assert config.engine_name == "chat-2.b"
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (4, 128)
     assert (config.scheduler.max_model_len, config.model.max_model_len) == (512, 512)
     assert (config.scheduler.policy, config.scheduler.long_prefill_token_threshold) == ("priority", 64)
@@ -105,6 +107,8 @@ def test_worker_class_travels_by_name() -> None:
         ({"scheduling_policy": "lifo"}, ["scheduling_policy='lifo'", "'priority'"]),
         ({"device": "tpu"}, ["device='tpu'", "'cuda'"]),
         ({"tensor_parallel_size": 3}, ["tensor_parallel_size=3", "num_attention_heads=4"]),
+        ({"engine_name": "my engine"}, ["engine_name='my engine'"]),
+        ({"engine_name": ""}, ["engine_name=''"]),
         ({"dp_sync_interval": 0}, ["dp_sync_interval=0", "positive"]),
         ({"enable_expert_parallel": True}, ["enable_expert_parallel=True", "LlamaForCausalLM"]),
         (

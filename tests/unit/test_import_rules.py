@@ -25,13 +25,15 @@ SHARED = {
     "rope_scaling",
     "processes",
     "shared_memory",
+    "status",
 }
 """Modules of values, which everything may import."""
 
 BELOW = {
-    "cli": {"llm", "server"},
+    "cli": {"llm", "server", "control"},
     "server": {"llm"},
-    "llm": {"client", "cluster"},
+    "llm": {"control"},
+    "control": {"client", "cluster"},
     "client": {"engine"},
     "cluster": {"engine", "placement"},
     "engine": {"scheduler", "executor"},
@@ -45,7 +47,7 @@ BELOW = {
 """What each layer may import itself; what those import in turn is below it, too."""
 
 RAY_PLACES = re.compile(
-    r"placement/|raycore/cluster/|raycore/client/client\.py|raycore/executor/(ray_executor|channel)\.py|.*/actor\.py"
+    r"placement/|raycore/cluster/|raycore/client/client\.py|raycore/executor/(ray_executor|channel)\.py|raycore/control/(program|remote)\.py|.*/actor\.py"
 )
 TORCH_PLACES = re.compile(r"raycore/(worker|model)/")
 CHANNEL_PLACES = re.compile(r"raycore/executor/channel\.py")
@@ -141,6 +143,8 @@ def test_a_package_is_imported_only_in_its_places(package: str, places: re.Patte
     [
         ("raycore, raycore.config, raycore.scheduler.scheduler, placement.plan", {"torch", "transformers", "ray"}),
         ("raycore.llm, raycore.engine.actor", {"torch", "transformers"}),
+        ("raycore.control.actor", {"torch", "transformers", "numpy", "msgspec", "tokenizers"}),
+        ("raycore.cli.main", {"torch", "transformers", "numpy", "ray"}),
     ],
 )
 def test_what_an_import_does_not_load(modules: str, kept_out: set[str]):

@@ -108,7 +108,9 @@ def test_a_rank_that_goes_takes_its_counts_along():
     router = Router(range(2))
     prompt = list(range(300))
     (rank,) = router.assign([prompt])
+    assert (router.num_own(rank), router.num_own(1 - rank)) == (1, 0)
     router.remove(rank)
+    assert router.num_own(rank) is None
     router.finish(rank)  # its request ended elsewhere
     assert router.assign([prompt, prompt]) == [1 - rank] * 2
     router.add(rank)

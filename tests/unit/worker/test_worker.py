@@ -141,3 +141,13 @@ def test_engines_share_experts(tmp_path: Path) -> None:
 
 def test_shutdown_before_anything_started(checkpoint: str) -> None:
     Worker(resolve(checkpoint), ALONE).shutdown()
+
+
+@pytest.mark.parametrize(("visible", "gpu_id"), [("2,5", "5"), ("", "1"), (None, "1")])
+def test_a_gpu_has_its_nodes_number(checkpoint: str, monkeypatch: pytest.MonkeyPatch, visible, gpu_id) -> None:
+    worker = Worker(resolve(checkpoint, load_format="dummy"), ALONE)
+    worker._device = torch.device("cuda", 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert worker.gpu_id() == gpu_id

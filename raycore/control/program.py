@@ -1,0 +1,144 @@
+"""The engine's program's end of its control actor: one thread that publishes what is new and takes commands.
+
+It starts when the engine serves, so that the actor's process costs the first requests nothing, and the engine never
+depends on it. While nothing changes and nobody asks for anything it makes one call in `POLL_S`.
+"""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raycore.cluster.deaths import describe_death
+from raycore.control.actor import EngineControl
+from raycore.control.messages import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
+from raycore.processes import wait_until_gone
+from raycore.status import EngineStatus
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 30.0
+"""One call for commands lasts so long."""
+
+_PUBLISH_S = 1.0
+"""The status is looked at, and published if it has changed, so often."""
+
+_DELAY_S = 2.0
+"""So long after the engine has come up the actor's process starts: it takes a second of a core."""
+
+_RETRY_S = 10.0
+_END_TIMEOUT_S = 5.0
+
+Command = tuple[int, bytes]
+
+
+class ControlThread:
+    """Lets others reach an engine."""
+
+    def __init__(
+        self, name: str, read_status: Callable[[], EngineStatus], scale: Callable[[int, float | None], object]
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            name: the engine's, by which others find it.
+            read_status: the engine as it is now; called every second.
+            scale: what a `ScaleCommand` does, with its fields; may raise anything.
+        """
+        self._name = name
+        self._read_status = read_status
+        self._scale = scale
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._pid: Future[int] | None = None
+        self._thread = threading.Thread(target=self._run, name="raycore-control", daemon=True)
+
+    def start(self) -> None:
+        """Be reachable, a few seconds from now."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin to end, the actor's process too. Idempotent."""
+        self._stopping.set()
+        self._wake.set()
+
+    def join(self) -> None:
+        """Wait until the thread and the actor's process have ended, after `stop()`."""
+        self._thread.join(_END_TIMEOUT_S)
+        if self._pid is not None and self._pid.done() and self._pid.exception() is None:
+            wait_until_gone([self._pid.result()], _END_TIMEOUT_S)
+
+    def _run(self) -> None:
+        delay_s, complain = _DELAY_S, logger.warning
+        while not self._stopping.wait(delay_s) and ray.is_initialized():
+            try:
+                self._serve()
+            except (RayError, ValueError) as error:  # Ray's for a name that is taken is the latter
+                if not self._stopping.is_set():
+                    complain("`raycore status` and `raycore scale` can't reach engine %s: %s", self._name, error)
+            delay_s, complain = _RETRY_S, logger.debug
+
+    def _serve(self) -> None:
+        actor_class: Any = EngineControl
+        actor = actor_class.options(
+            name=f"{ACTOR_PREFIX}{self._name}",
+            namespace=NAMESPACE,
+            # it has to end with this process, and a node's end is that of its processes
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+        ).remote(f"raycore_{self._name}_control")
+        try:
+            self._pid = actor.pid.remote().future()
+            self._exchange(actor)
+        finally:
+            self._end(actor)
+
+    def _exchange(self, actor: Any) -> None:
+        published: EngineStatus | None = None
+        poll = self._ask(actor)
+        while not self._stopping.is_set():
+            status = self._read_status()
+            if status != published:
+                actor.publish.remote(msgspec.msgpack.encode(status))
+                published = status
+            self._wake.wait(_PUBLISH_S)
+            self._wake.clear()
+            if poll.done():
+                command = poll.result()
+                poll = self._ask(actor)
+                if command is not None:
+                    # not here: it may take minutes, in which the ranks' states change
+                    threading.Thread(
+                        target=self._execute, args=(actor, *command), name="raycore-control-scale", daemon=True
+                    ).start()
+
+    def _ask(self, actor: Any) -> Future[Command | None]:
+        poll: Future[Command | None] = actor.next_command.remote(POLL_S).future()
+        poll.add_done_callback(lambda _: self._wake.set())
+        return poll
+
+    def _execute(self, actor: Any, number: int, data: bytes) -> None:
+        try:
+            command = msgspec.msgpack.decode(data, type=ScaleCommand)
+            logger.info("asked from outside to have %d ranks", command.data_parallel_size)
+            self._scale(command.data_parallel_size, command.drain_timeout_s)
+            outcome = Outcome()
+        except Exception as error:  # the thread's outermost frame: whoever has asked is told, whatever it is
+            outcome = Outcome(describe_death(error))
+        if not self._stopping.is_set():
+            encoded = msgspec.msgpack.encode(outcome), msgspec.msgpack.encode(self._read_status())
+            actor.finish.remote(number, *encoded)
+
+    def _end(self, actor: Any) -> None:
+        if ray.is_initialized():
+            ray.kill(actor, no_restart=True)

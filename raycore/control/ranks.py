@@ -1,0 +1,49 @@
+"""The ranks' status, put together from what the engine's program knows of them anyway: no rank is asked anything."""
+
+from __future__ import annotations
+
+from raycore.client.client import EngineClient, LinkView
+from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.supervisor import Supervisor, WatchView
+from raycore.messages import NO_LOAD
+from raycore.status import RankState, RankStatus
+
+
+def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, client: EngineClient) -> list[RankStatus]:
+    """One for each rank, in rank order; none once the engine was shut down."""
+    links, watches = client.links(), supervisor.watches()
+    statuses: list[RankStatus] = []
+    for dp_rank, rank in sorted(manager.ranks.items()):
+        link, watch, info = links.get(dp_rank), watches.get(dp_rank), rank.info
+        state = rank_state(link, watch, is_up=info is not None)
+        load = link.load if link is not None else NO_LOAD
+        process = info if state in ("serving", "leaving") else None
+        statuses.append(
+            RankStatus(
+                dp_rank,
+                state,
+                node_ids=list(dict.fromkeys(rank.nodes)),
+                pid=process.pid if process is not None else None,
+                gpu_ids=process.gpu_ids if process is not None else [],
+                num_running=load.num_running,
+                num_waiting=load.num_waiting,
+                kv_usage=round(load.kv_usage, 4),
+                num_restarts=watch.num_restarts if watch is not None else 0,
+            )
+        )
+    return statuses
+
+
+def rank_state(link: LinkView | None, watch: WatchView | None, *, is_up: bool) -> RankState:
+    """A rank's state.
+
+    Args:
+        link: how the client sees it; None while it doesn't serve.
+        watch: how the supervisor does; None where nobody would replace it.
+        is_up: whether its processes have come up.
+    """
+    if link is not None:
+        return "leaving" if link.is_leaving else "serving"
+    if watch is not None:
+        return "gone" if watch.has_given_up else "restarting"
+    return "leaving" if is_up else "starting"

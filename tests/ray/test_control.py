@@ -1,0 +1,275 @@
+"""`raycore status` and `raycore scale`, as processes of their own, on engines that this one runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from raycore import LLM, EngineDeadError, SamplingParams
+from raycore.control.messages import ACTOR_PREFIX, NAMESPACE
+from raycore.demo import demo_model_path
+from raycore.processes import is_running
+
+LIMITS = {"num_threads": 1, "max_model_len": 1000, "dtype": "float32", "standby_delay_s": None}
+ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(ray_cluster):
+    with LLM(demo_model_path(), engine_name="demo", **LIMITS) as llm:
+        wait_for_control(llm)
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def address(ray_cluster) -> str:
+    return ray_cluster.get_runtime_context().gcs_address
+
+
+def wait_for_control(llm: LLM) -> None:
+    deadline_s = time.monotonic() + 30
+    while llm._control._pid is None or not llm._control._pid.done():
+        assert time.monotonic() < deadline_s, "there is no control actor"
+        time.sleep(0.05)
+
+
+def start(address: str, command: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "raycore", command, "--address", address, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def raycore(address: str, command: str, *arguments: str) -> tuple[int, str, str]:
+    with start(address, command, *arguments) as process:
+        stdout, stderr = process.communicate(timeout=60)
+    return process.returncode, stdout, stderr
+
+
+def ranks_of(address: str, *arguments: str) -> list[dict[str, object]]:
+    code, stdout, stderr = raycore(address, "status", "--json", *arguments)
+    assert code == 0, stderr
+    return json.loads(stdout)["ranks"]
+
+
+def test_status_shows_the_ranks(llm, address):
+    info = llm.engine_infos[0]
+    code, stdout, stderr = raycore(address, "status")
+    assert code == 0, stderr
+    headline, headings, row = stdout.splitlines()
+    assert headline.startswith("engine demo: 1 of 1 ranks serving")
+    assert dict(zip(headings.replace("KV %", "KV%").split(), row.split(), strict=True)) == {
+        "rank": "dp0",
+        "state": "serving",
+        "node": info.node_id[:8],
+        "pid": str(info.pid),
+        "GPUs": "-",
+        "running": "0",
+        "waiting": "0",
+        "KV%": "0.0",
+        "restarts": "0",
+    }
+
+
+def test_scaling_from_outside_under_load(llm, address):
+    results: list[str] = []
+
+    def call():
+        outputs = llm.generate(["27 + 58 ="] * 8, ENDLESS, use_tqdm=False)
+        results.extend(output.outputs[0].finish_reason for output in outputs)
+
+    def load():
+        while not stopping.is_set():
+            call()
+
+    stopping = threading.Event()
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        code, stdout, stderr = raycore(address, "scale", "--data-parallel-size", "2")
+        assert code == 0, stderr
+        assert [line.split()[:2] for line in stdout.splitlines()[2:]] == [["dp0", "serving"], ["dp1", "serving"]]
+        assert [info.dp_rank for info in llm.engine_infos] == [0, 1]
+
+        deadline_s = time.monotonic() + 30
+        while True:  # what is published may be a second old, and a new rank gets nothing before the next call
+            ranks = ranks_of(address)
+            if all(rank["num_running"] for rank in ranks):
+                break
+            assert time.monotonic() < deadline_s, ranks
+        assert sum(rank["num_running"] for rank in ranks) <= 8
+        assert all(0 < rank["kv_usage"] < 1 for rank in ranks)
+
+        code, stdout, stderr = raycore(address, "scale", "-dp", "60")
+        assert (code, stdout) == (1, "")
+        assert stderr.startswith("raycore: ")
+        assert "CPU" in stderr
+        assert "Traceback" not in stderr
+        assert [info.dp_rank for info in llm.engine_infos] == [0, 1]
+
+        code, stdout, stderr = raycore(address, "scale", "-dp", "1", "--drain-timeout", "0.2")
+        assert code == 0, stderr
+        assert [line.split()[:2] for line in stdout.splitlines()[2:]] == [["dp0", "serving"]]
+    finally:
+        stopping.set()
+        thread.join(60)
+    assert results
+    assert set(results) == {"length"}
+    assert [rank.num_running + rank.num_waiting for rank in llm.ranks] == [0]
+
+
+def test_mistakes_are_explained(llm, address):
+    for arguments, message in (
+        (("scale", "-dp", "0"), "data_parallel_size=0"),
+        (("status", "--name", "other"), "no engine 'other' runs in this Ray cluster; there is demo"),
+        (("status", "--address", "127.0.0.1:1"), "no Ray cluster at address '127.0.0.1:1'"),
+        (("status", "--address", "local"), "'local'"),
+    ):
+        code, stdout, stderr = raycore(address, *arguments)
+        assert (code, stdout) == (1, ""), arguments
+        assert stderr.startswith("raycore: ")
+        assert message in stderr
+        assert "Traceback" not in stderr
+
+
+def test_a_watched_rank_is_seen_to_die_and_come_back(llm, address):
+    old_pid = llm.engine_infos[0].pid
+    with start(address, "status", "--watch", "--json") as watch:
+        timer = threading.Timer(30, watch.kill)
+        timer.start()
+        seen: list[dict[str, object]] = []
+        for line in watch.stdout:
+            (rank,) = json.loads(line)["ranks"]
+            seen.append(rank)
+            if len(seen) == 2:
+                os.kill(old_pid, signal.SIGKILL)
+            if rank["num_restarts"] == 1 and rank["state"] == "serving":
+                break
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(10) == 0
+        timer.cancel()
+    assert seen[0]["pid"] == old_pid
+    assert seen[-1]["pid"] == llm.engine_infos[0].pid != old_pid
+    assert any(rank["state"] == "restarting" and rank["pid"] is None for rank in seen)
+
+
+def test_requests_that_were_aborted_are_not_shown(llm):
+    failure = threading.Event()
+
+    def call():
+        try:
+            llm.generate(["1 + 2 ="] * 4, ENDLESS, use_tqdm=False)
+        finally:
+            failure.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    deadline_s = time.monotonic() + 20
+    while llm.ranks[0].num_running != 4:
+        assert time.monotonic() < deadline_s, llm.ranks
+        time.sleep(0.01)
+    llm._client.abort_all()
+    assert (llm.ranks[0].num_running, llm.ranks[0].num_waiting, llm.ranks[0].kv_usage) == (0, 0, 0.0)
+    thread.join(20)
+    assert failure.is_set()
+
+
+def test_a_control_actor_that_dies_is_replaced_and_the_engine_serves_on(llm, address, monkeypatch):
+    monkeypatch.setattr("raycore.control.program._RETRY_S", 0.1)
+    control = llm._control._pid
+    os.kill(control.result(), signal.SIGKILL)
+    deadline_s = time.monotonic() + 30
+    while llm._control._pid is control or not llm._control._pid.done():
+        assert time.monotonic() < deadline_s, "there is no other control actor"
+        time.sleep(0.05)
+    assert [rank["state"] for rank in ranks_of(address)] == ["serving"]
+
+
+def test_one_of_several_has_to_be_named_and_a_name_is_taken_once(llm, address, caplog):
+    with LLM(demo_model_path(), **LIMITS) as other, LLM(demo_model_path(), engine_name="demo", **LIMITS) as late:
+        wait_for_control(other)
+        code, _, stderr = raycore(address, "status")
+        assert code == 1
+        assert f"--name {' | '.join(sorted(['demo', other.name]))}" in stderr
+        assert ranks_of(address, "--name", other.name)[0]["pid"] == other.engine_infos[0].pid
+        assert ranks_of(address, "--name", "demo")[0]["pid"] == llm.engine_infos[0].pid
+        deadline_s = time.monotonic() + 10
+        while "can't reach engine demo" not in caplog.text:
+            assert time.monotonic() < deadline_s, "nobody is told that the name is taken"
+            time.sleep(0.05)
+        late.generate("27 + 58 =", SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+def test_a_failed_engine_says_so(ray_cluster, address):
+    with LLM(demo_model_path(), engine_name="doomed", max_rank_restarts=0, **LIMITS) as doomed:
+        wait_for_control(doomed)
+        os.kill(doomed.engine_infos[0].pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            doomed.wait_for_completion_or_failure(timeout_s=10)
+        assert [rank.state for rank in doomed.ranks] == ["gone"]
+        deadline_s = time.monotonic() + 20
+        while (ended := raycore(address, "status", "--name", "doomed"))[0] == 0:
+            assert time.monotonic() < deadline_s, "nobody is told"
+        assert "0 of 1 ranks serving" in ended[1]
+        assert "the engine has failed" in ended[2]
+        code, _, stderr = raycore(address, "scale", "--name", "doomed", "-dp", "2")
+        assert code == 1
+        assert "died" in stderr
+
+
+def test_a_program_that_is_stopped_keeps_nobody_waiting_and_one_that_is_killed_leaves_nothing(ray_cluster, address):
+    code = f"""
+import time
+from raycore import LLM
+llm = LLM({str(demo_model_path())!r}, engine_name="stopped", **{LIMITS!r})
+while llm._control._pid is None or not llm._control._pid.done():
+    time.sleep(0.05)
+print("reachable", flush=True)
+time.sleep(100)
+"""
+    environment = os.environ | {"RAY_ADDRESS": address}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as program:
+        try:
+            assert "reachable" in program.stdout.readline()
+            program.send_signal(signal.SIGSTOP)
+            code, _, stderr = raycore(address, "scale", "--name", "stopped", "-dp", "2")
+            assert code == 1
+            assert "the program of engine stopped doesn't answer" in stderr
+            code, stdout, stderr = raycore(address, "status", "--name", "stopped")
+            assert code == 1
+            assert "1 of 1 ranks serving" in stdout
+            assert "that is old" in stderr
+        finally:
+            program.kill()
+    wait_until_unlisted(ray_cluster, "stopped")
+
+
+def wait_until_unlisted(ray, name: str) -> None:
+    deadline_s = time.monotonic() + 20
+    while {"namespace": NAMESPACE, "name": f"{ACTOR_PREFIX}{name}"} in ray.util.list_named_actors(True):
+        assert time.monotonic() < deadline_s, "the actor is still there"
+        time.sleep(0.01)  # Ray's tables lag behind its processes
+
+
+def test_shutdown_leaves_no_control_actor(ray_cluster):
+    for seconds in (0.0, 2.0, 4.0):  # before, while, and after its process has started
+        llm = LLM(demo_model_path(), engine_name="short", **LIMITS)
+        time.sleep(seconds)
+        llm.shutdown()
+        assert llm.ranks == []
+        assert not llm._control._thread.is_alive()
+        pid = llm._control._pid
+        assert seconds or pid is None
+        assert seconds < 4 or not is_running(pid.result(0))
+        wait_until_unlisted(ray_cluster, "short")
+        with pytest.raises(EngineDeadError, match="shut down"):
+            llm.scale(2)

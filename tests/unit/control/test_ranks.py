@@ -1,0 +1,54 @@
+"""A rank's state, and which engine is meant, without an engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycore.client.client import LinkView
+from raycore.cluster.supervisor import WatchView
+from raycore.control.ranks import rank_state
+from raycore.control.remote import choose_engine
+from raycore.errors import ControlError
+from raycore.messages import NO_LOAD
+
+SERVES = LinkView(is_leaving=False, load=NO_LOAD)
+LEAVES = LinkView(is_leaving=True, load=NO_LOAD)
+WATCHED = WatchView(num_restarts=0, has_given_up=False)
+GIVEN_UP = WatchView(num_restarts=5, has_given_up=True)
+
+
+@pytest.mark.parametrize(
+    ("link", "watch", "is_up", "state"),
+    [
+        (None, None, False, "starting"),
+        (SERVES, None, True, "serving"),
+        (SERVES, WATCHED, True, "serving"),
+        (None, WATCHED, True, "restarting"),  # it has died; nothing has taken its place
+        (None, WATCHED, False, "restarting"),  # its successor is on its way
+        (None, GIVEN_UP, True, "gone"),
+        (LEAVES, WATCHED, True, "leaving"),  # its node is drained
+        (LEAVES, None, True, "leaving"),
+        (None, None, True, "leaving"),  # its requests are done; it is being stopped
+    ],
+)
+def test_states(link: LinkView | None, watch: WatchView | None, is_up: bool, state: str) -> None:
+    assert rank_state(link, watch, is_up=is_up) == state
+
+
+def test_the_only_engine_needs_no_name() -> None:
+    assert choose_engine(["a"], None) == "a"
+    assert choose_engine(["a", "b"], "b") == "b"
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "message"),
+    [
+        ([], None, "no engine runs in this Ray cluster"),
+        ([], "a", "no engine runs in this Ray cluster"),
+        (["a", "b"], None, r"2 engines run in this Ray cluster: choose with --name a \| b"),
+        (["a", "b"], "c", "no engine 'c' runs in this Ray cluster; there is a, b"),
+    ],
+)
+def test_an_unclear_choice_is_an_error_that_lists_them(names: list[str], wanted: str | None, message: str) -> None:
+    with pytest.raises(ControlError, match=message):
+        choose_engine(names, wanted)
