@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -154,10 +154,30 @@ class _Engine:
 
     def get_default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """vLLM's defaults, changed by the checkpoint's generation_config.json, changed by `overrides`."""
+        return SamplingParams(**self.default_sampling_params | overrides)
+
+    @property
+    def default_sampling_params(self) -> dict[str, Any]:
+        """What the checkpoint's generation_config.json sets, by the names of `SamplingParams`."""
         known = dict(self.config.model.spec.generation_defaults)
         if "max_new_tokens" in known:
             known["max_tokens"] = known.pop("max_new_tokens")
-        return SamplingParams(**known | overrides)
+        return known
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its output together, at most."""
+        return self._client.max_model_len
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests under way, whichever thread waits for them."""
+        return self._client.num_unfinished_requests
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the engine takes no requests; None when it does. Asks nobody."""
+        return self._client.trouble
 
     def collective_rpc(
         self,
@@ -310,13 +330,12 @@ class LLM(_Engine):
             raise InvalidRequest(f"{len(priority)} priorities for {len(prompts)} prompts")
         if not prompts:
             return []
-        has_stop_strings = any(p.stop_strings for p in params)
         collector = _Collector()
         request_ids = self._client.submit(
             prompts,
             params,
             collector.put,
-            flush_interval_s=STOP_STRING_COALESCE_S if has_stop_strings else COALESCE_S,
+            flush_interval_s=_coalescing_s(params),
             priorities=priority,
         )
         try:
@@ -338,10 +357,16 @@ class AsyncLLM(_Engine):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
+        *,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
 
-        Leaving the iteration early aborts the request.
+        Leaving the iteration early aborts the request. Who is slow to take an output gets the next one instead, which
+        holds all of it.
+
+        Args:
+            stream: whether there are outputs before the last one. Without them it costs less.
 
         Raises:
             InvalidRequest: at the first step of the iteration, naming the prompt or parameter.
@@ -350,12 +375,14 @@ class AsyncLLM(_Engine):
         """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Update] = asyncio.Queue()
+        sampling_params = sampling_params or self.get_default_sampling_params()
         parsed = parse_prompts([prompt], self._client.tokenizer)
         request_ids = self._client.submit(
             parsed,
-            [sampling_params or self.get_default_sampling_params()],
+            [sampling_params],
             lambda updates: loop.call_soon_threadsafe(_put_all, queue, updates),
-            stream=True,
+            stream=stream,
+            flush_interval_s=0.0 if stream else _coalescing_s([sampling_params]),
             request_ids=None if request_id is None else [request_id],
             priorities=[priority],
         )
@@ -363,6 +390,8 @@ class AsyncLLM(_Engine):
         try:
             while not is_finished:
                 update = await queue.get()
+                while not queue.empty():
+                    update = queue.get_nowait()
                 if update.error is not None:
                     is_finished = True
                     raise update.error
@@ -464,6 +493,10 @@ def _loading_bar(is_shown: bool) -> Generator[_LoadingBar, None, None]:
 
 def _progress_bar(total: int, is_shown: bool) -> tqdm[Any]:
     return tqdm(total=total, desc="Generating", unit="request", disable=not is_shown)
+
+
+def _coalescing_s(params: Sequence[SamplingParams]) -> float:
+    return STOP_STRING_COALESCE_S if any(each.stop_strings for each in params) else COALESCE_S
 
 
 def _put_all(queue: asyncio.Queue[Update], updates: list[Update]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `raycore generate`, `status` and `scale`."""
+"""The command line: `raycore generate`, `serve`, `status` and `scale`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from raycore.cli.control import add_control_commands
+from raycore.cli.serve import add_serve_command
 from raycore.demo import demo_model_path
 from raycore.errors import PlacementShortage, RaycoreError
 
@@ -37,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="raycore", description="Large-language-model inference as Ray actors.")
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_serve_command(commands)
     generate = commands.add_parser("generate", help="continue prompts", description="Continue prompts.")
     generate.set_defaults(command=_generate)
     generate.add_argument("prompts", nargs="*", metavar="PROMPT", help="default: standard input, one prompt a line")

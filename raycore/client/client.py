@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 UTILITY_TIMEOUT_S = 300.0
 
+DRAINING = "the engine is draining: it finishes what it has, takes nothing new, and then stops"
+
 CAUSE_GRACE_S = 2.0
 """A rank's broken output stream waits this long for the supervisor to find the rank gone."""
 
@@ -156,7 +158,7 @@ class EngineClient:
         """
         self._raise_if_failed()
         if self._is_draining:
-            raise EngineDeadError("the engine is draining: it finishes what it has, takes nothing new, and then stops")
+            raise EngineDeadError(DRAINING)
         assert self._tightest is not None, "there has been no rank yet"
         vocab_size = self._config.model.spec.vocab_size
         for prompt, param in zip(prompts, params, strict=True):
@@ -210,6 +212,24 @@ class EngineClient:
         except RayActorError as error:
             self._raise_if_failed()
             raise EngineDeadError(f"{error}\na rank was lost before it had answered {method}()") from error
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its output together, at most."""
+        assert self._tightest is not None, "there has been no rank yet"
+        return self._tightest.max_model_len
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests under way."""
+        return len(self._underway)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no requests are taken; None when they are."""
+        if self._failure is not None:
+            return str(self._failure).partition("\n")[0]
+        return DRAINING if self._is_draining else None
 
     def drain(self, timeout_s: float) -> bool:
         """Refuse whatever comes from now on, and wait for what is under way. Returns whether all of it has finished."""

@@ -1,0 +1,123 @@
+"""`raycore serve`: OpenAI's API over a model. Flags are vLLM's."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from raycore.errors import InvalidConfig
+
+DEFAULT_PORT = 8000
+ENGINE_OPTIONS = (
+    *("tokenizer", "dtype", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
+    *("gpu_memory_utilization", "tensor_parallel_size", "data_parallel_size", "enable_expert_parallel", "device"),
+    *("engine_name", "batch_invariant", "enable_prefix_caching", "load_format", "scheduling_policy", "enforce_eager"),
+)
+
+
+def add_serve_command(commands: Any) -> None:
+    """Add `serve` to the command line."""
+    command = commands.add_parser(
+        "serve", help="serve OpenAI's API", description="Serve OpenAI's API until SIGTERM or Ctrl-C."
+    )
+    command.set_defaults(command=_serve)
+    command.add_argument("model", nargs="?", metavar="MODEL", help="a checkpoint; default: the bundled model")
+    command.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
+    command.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default: {DEFAULT_PORT}; 0 takes a free one")
+    command.add_argument(
+        "--served-model-name", nargs="+", default=None, metavar="NAME", help="default: the model's path"
+    )
+    command.add_argument(
+        "--api-key", nargs="+", default=None, metavar="KEY", help="clients need one of these; also RAYCORE_API_KEY"
+    )
+    command.add_argument("--chat-template", default=None, metavar="FILE_OR_TEXT", help="default: the checkpoint's")
+    command.add_argument(
+        "--trust-request-chat-template", action="store_true", help="requests may bring chat templates of their own"
+    )
+    command.add_argument(
+        "--tool-call-parser", default=None, metavar="NAME", help="default: found from the chat template"
+    )
+    command.add_argument(
+        "--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds to finish in after SIGTERM or Ctrl-C"
+    )
+    command.add_argument(
+        "--max-concurrent-requests", type=int, default=4096, metavar="N", help="further ones get a 429"
+    )
+    _add_engine_options(command)
+
+
+def _add_engine_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--tokenizer", default=None, metavar="DIR", help="default: the model's")
+    command.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N")
+    command.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, metavar="N", help="only 1")
+    command.add_argument("-dp", "--data-parallel-size", type=int, default=1, metavar="N")
+    command.add_argument("--enable-expert-parallel", action="store_true")
+    command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    command.add_argument("--seed", type=int, default=0, metavar="N")
+    command.add_argument("--max-model-len", type=int, default=None, metavar="N")
+    command.add_argument("--max-num-seqs", type=int, default=None, metavar="N")
+    command.add_argument("--max-num-batched-tokens", type=int, default=None, metavar="N")
+    command.add_argument("--block-size", type=int, default=None, metavar="N")
+    command.add_argument("--gpu-memory-utilization", type=float, default=None, metavar="SHARE")
+    command.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None)
+    command.add_argument("--scheduling-policy", default=None, choices=["fcfs", "priority"])
+    command.add_argument("--load-format", default=None)
+    command.add_argument("--enforce-eager", action=argparse.BooleanOptionalAction, default=None)
+    command.add_argument("--batch-invariant", action="store_true", help="a token's bits don't depend on its batch")
+    command.add_argument("--engine-name", default=None, metavar="NAME", help="by which `raycore status` finds it")
+    command.add_argument("--device", default=None, help="cpu or cuda")
+
+
+def _serve(args: argparse.Namespace) -> int:
+    # imported late so that `raycore --help` answers at once
+    try:
+        from raycore.server import ServerOptions, build_app
+        from raycore.server.serving import listen, serve
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
+    from raycore.demo import demo_model_path
+    from raycore.llm import AsyncLLM
+
+    if args.pipeline_parallel_size != 1:
+        raise InvalidConfig(f"pipeline_parallel_size={args.pipeline_parallel_size}: pipeline parallelism is not there")
+    model = args.model or str(demo_model_path())
+    options = ServerOptions(
+        served_model_names=tuple(args.served_model_name or [model]),
+        api_keys=tuple(args.api_key or [key for key in [os.environ.get("RAYCORE_API_KEY")] if key]),
+        chat_template=_template(args.chat_template),
+        trust_request_chat_template=args.trust_request_chat_template,
+        tool_call_parser=args.tool_call_parser,
+        max_streams=args.max_concurrent_requests,
+    )
+    chosen = {name: value for name in ENGINE_OPTIONS if (value := getattr(args, name)) is not None}
+    logging.getLogger("raycore").setLevel(logging.INFO)
+    try:
+        listener = listen(args.host, args.port)
+    except OSError as error:
+        raise InvalidConfig(f"can't listen on {args.host}:{args.port}: {error.strerror or error}") from error
+    with listener:
+        engine = AsyncLLM(model, **chosen)
+        try:
+            host, port = listener.getsockname()[:2]
+            print(
+                f"raycore: serving {options.served_model_names[0]} on http://{host}:{port}", file=sys.stderr, flush=True
+            )
+            ended_by = serve(engine, build_app(engine, options), listener, args.shutdown_timeout)
+        finally:
+            engine.shutdown()
+    print(f"raycore: ended by {ended_by or 'a shutdown'}, with nothing left to do", file=sys.stderr, flush=True)
+    return 0
+
+
+def _template(given: str | None) -> str | None:
+    """A chat template as text: given as such, or as a file."""
+    if given is None or "{" in given:
+        return given
+    path = Path(given)
+    if not path.is_file():
+        raise InvalidConfig(f"--chat-template {given}: there is no such file, and it is no Jinja text")
+    return path.read_text(encoding="utf-8")

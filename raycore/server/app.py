@@ -1,0 +1,207 @@
+"""The ASGI application: OpenAI's API over an engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from raycore.errors import RaycoreError
+from raycore.server.chat import Chat, render
+from raycore.server.completions import Completion
+from raycore.server.errors import APIError, as_api_error
+from raycore.server.generation import ServingEngine
+from raycore.server.middleware import Admission, BodyLimit
+from raycore.server.options import ServerOptions
+from raycore.server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SamplingRequest,
+    TokenizeRequest,
+)
+from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
+
+logger = logging.getLogger(__name__)
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The request can't be run; the error names the parameter"},
+    401: {"description": "The API key is missing or wrong"},
+    404: {"description": "There is no such model"},
+    413: {"description": "The body is too large"},
+    429: {"description": "Too many requests are under way"},
+    500: {"description": "The request failed"},
+    503: {"description": "The engine is gone, or draining"},
+}
+
+
+def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
+    """The application. It owns nothing: who started `engine` ends it."""
+    app = FastAPI(title="raycore", version=version("raycore"), docs_url="/docs", redoc_url=None)
+    app.state.engine, app.state.options = engine, options
+    app.add_middleware(Admission, engine=engine, options=options)
+    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
+    _handle_errors(app)
+    _add_completions(app, engine, options)
+    _add_tokens(app, engine, options)
+    _add_information(app, engine, options)
+    return app
+
+
+def _handle_errors(app: FastAPI) -> None:
+    """Every error as OpenAI words it."""
+
+    async def told(request: Request, error: Exception) -> Response:
+        api_error = as_api_error(error)
+        if api_error.status == 500:
+            logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return JSON(api_error.body(), api_error.status)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return JSON(_invalid(error).body(), 400)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return JSON(APIError(error.status_code, message).body(), error.status_code, dict(error.headers or {}))
+
+    async def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientLeft, left)
+    for kind in (APIError, RaycoreError, Exception):
+        app.add_exception_handler(kind, told)
+
+
+def _invalid(error: RequestValidationError) -> APIError:
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return APIError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    if first["type"] == "extra_forbidden":
+        return APIError(400, f"unrecognized request argument: {'.'.join(where)}", param=where[0] if where else None)
+    place = ".".join(where) or "body"
+    return APIError(400, f"{place}: {first['msg']}", param=where[0] if where else None)
+
+
+def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
+    async def respond(request: Request, prepared: Completion | Chat) -> Response:
+        if prepared.request.stream:
+            return EventStream(prepared.events())
+        return JSON(await unless_client_leaves(request, prepared.answer()))
+
+    @app.post("/v1/completions", responses=_RESPONSES)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue prompts."""
+        model = _check_model(options, body.model)
+        return await respond(request, Completion.prepare(engine, body, options, model, _new_id("cmpl", body)))
+
+    @app.post("/v1/chat/completions", responses=_RESPONSES)
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        model = _check_model(options, body.model)
+        return await respond(request, Chat.prepare(engine, body, options, model, _new_id("chatcmpl", body)))
+
+
+def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
+    @app.post("/tokenize", responses=_RESPONSES)
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """A text's or a conversation's token ids."""
+        _check_model(options, body.model)
+        tokenizer = engine.get_tokenizer()
+        if (body.prompt is None) == (body.messages is None):
+            raise APIError(400, "give either prompt or messages", param="prompt")
+        if body.messages is not None:
+            text = render(
+                tokenizer,
+                options,
+                body.messages,
+                body.tools,
+                body.chat_template,
+                body.chat_template_kwargs or {},
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+            )
+            ids = tokenizer.encode(text, bool(body.add_special_tokens))
+        else:
+            assert body.prompt is not None
+            ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+        strings = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+        return JSON({"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": strings})
+
+    @app.post("/detokenize", responses=_RESPONSES)
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """The text of token ids."""
+        _check_model(options, body.model)
+        tokenizer = engine.get_tokenizer()
+        unknown = next((token_id for token_id in body.tokens if not 0 <= token_id < tokenizer.vocab_size), None)
+        if unknown is not None:
+            raise APIError(400, f"tokens contains {unknown}, which the tokenizer doesn't have", param="tokens")
+        return JSON({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
+    started = int(time.time())
+
+    @app.get("/v1/models", responses=_RESPONSES)
+    async def models() -> Response:
+        """The names under which the model is served."""
+        return JSON({"object": "list", "data": [_model(name, started, engine) for name in options.served_model_names]})
+
+    @app.get("/v1/models/{model:path}", responses=_RESPONSES)
+    async def model(model: str) -> Response:
+        """One of the names under which the model is served."""
+        return JSON(_model(_check_model(options, model), started, engine))
+
+    async def health() -> Response:
+        """200 while requests are taken; 503 when the engine is gone or draining."""
+        trouble = engine.trouble
+        if trouble is not None:
+            raise APIError(503, trouble, code="engine_unavailable", kind="service_unavailable_error")
+        return Response()
+
+    app.add_api_route("/health", health, methods=["GET"], responses=_RESPONSES)
+    app.add_api_route("/ping", health, methods=["GET", "POST"], responses=_RESPONSES)
+
+    @app.get("/version", responses=_RESPONSES)
+    async def show_version() -> Response:
+        """raycore's version."""
+        return JSON({"version": version("raycore")})
+
+
+def _model(name: str, created: int, engine: ServingEngine) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "raycore",
+        "root": name,
+        "parent": None,
+        "max_model_len": engine.max_model_len,
+    }
+
+
+def _check_model(options: ServerOptions, asked: str | None) -> str:
+    """The name that the answer carries. Raises APIError when it isn't served."""
+    if asked is None:
+        return options.served_model_names[0]
+    if asked not in options.served_model_names:
+        served = ", ".join(options.served_model_names)
+        raise APIError(
+            404, f"the model {asked!r} does not exist; served here: {served}", param="model", code="model_not_found"
+        )
+    return asked
+
+
+def _new_id(prefix: str, body: SamplingRequest) -> str:
+    return f"{prefix}-{body.request_id or uuid.uuid4().hex}"

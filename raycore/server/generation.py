@@ -1,0 +1,161 @@
+"""Runs a request's prompts on the engine, and cuts cumulative outputs into what is new."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from raycore.client.tokenizer import Tokenizer
+from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from raycore.sampling_params import SamplingParams
+
+
+class ServingEngine(Protocol):
+    """What the server needs of an engine; `AsyncLLM` is one."""
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Cumulative outputs, the last of which is finished; without `stream` that one alone."""
+        ...
+
+    def get_tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def default_sampling_params(self) -> dict[str, Any]:
+        """What the checkpoint sets where a request doesn't."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it takes no requests; None when it does."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt to run."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    request_id: str
+    priority: int = 0
+
+
+async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]:
+    """The final outputs, in order. Cancelled, it aborts all of them; so does the first failure."""
+    tasks = [asyncio.ensure_future(_last(engine, job)) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """(which job, its output so far) as they come. Closing the iterator aborts what hasn't finished."""
+    if len(jobs) == 1:
+        async with aclosing(_outputs(engine, jobs[0], stream=True)) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue()
+
+    async def follow(index: int, job: Job) -> None:
+        try:
+            async for output in _outputs(engine, job, stream=True):
+                queue.put_nowait((index, output))
+            queue.put_nowait(None)
+        except Exception as error:  # raised where the stream is read
+            queue.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(follow(index, job)) for index, job in enumerate(jobs)]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            item = await queue.get()
+            if item is None:
+                num_running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class New:
+    """What came to a sequence since the last look."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class Progress:
+    """How far a sequence's output has been told."""
+
+    def __init__(self) -> None:
+        self.is_begun = False
+        self.text_offset = 0
+        """Where the next token's text begins, for those who count by tokens."""
+        self._num_characters = 0
+        self._num_tokens = 0
+
+    def advance(self, output: CompletionOutput) -> New:
+        """What is new in `output`, which is cumulative."""
+        new = New(
+            output.text[self._num_characters :],
+            output.token_ids[self._num_tokens :],
+            None if output.logprobs is None else output.logprobs[self._num_tokens :],
+            output.finish_reason,
+            output.stop_reason,
+        )
+        self.is_begun = True
+        self._num_characters = len(output.text)
+        self._num_tokens = len(output.token_ids)
+        return new
+
+
+def usage(prompt_outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """OpenAI's usage object of requests as far as they are."""
+    num_prompt = sum(len(output.prompt_token_ids) for output in prompt_outputs)
+    num_output = sum(len(completion.token_ids) for output in prompt_outputs for completion in output.outputs)
+    num_cached = sum(output.num_cached_tokens or 0 for output in prompt_outputs)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+async def _last(engine: ServingEngine, job: Job) -> RequestOutput:
+    async with aclosing(_outputs(engine, job, stream=False)) as outputs:
+        last = await anext(outputs)
+    assert last.finished
+    return last
+
+
+def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
+    prompt = {"prompt_token_ids": job.token_ids}
+    return engine.generate(prompt, job.params, job.request_id, job.priority, stream=stream)

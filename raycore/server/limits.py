@@ -1,0 +1,22 @@
+"""What a request may not exceed, said with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raycore.server.errors import APIError
+from raycore.server.generation import ServingEngine
+
+
+def check_length(engine: ServingEngine, prompt: Sequence[int], max_tokens: int | None, param: str) -> None:
+    """Raises APIError when prompt and output together are more than the model's length."""
+    most, asked = engine.max_model_len, len(prompt) + (max_tokens if max_tokens is not None else 1)
+    if asked > most:
+        output = f" and {max_tokens} for the completion" if max_tokens is not None else ""
+        raise APIError(
+            400,
+            f"this model's maximum context length is {most} tokens, but {asked} were asked for: "
+            f"{len(prompt)} in the prompt{output}. Shorten the prompt or {param}.",
+            param=param if max_tokens is not None and len(prompt) < most else None,
+            code="context_length_exceeded",
+        )

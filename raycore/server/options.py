@@ -1,0 +1,29 @@
+"""What an operator decides about a server. Names follow vLLM's flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How the OpenAI API is served, apart from the engine behind it."""
+
+    served_model_names: tuple[str, ...]
+    """Names that clients may ask for; the first is the one that answers carry."""
+    api_keys: tuple[str, ...] = ()
+    """Keys of which a client has to send one, as `Authorization: Bearer …`. None: everybody may ask."""
+    chat_template: str | None = None
+    """Jinja text, or the name of one of the checkpoint's templates; None is the checkpoint's own."""
+    trust_request_chat_template: bool = False
+    """Whether a request may bring a chat template of its own."""
+    tool_call_parser: str | None = None
+    """The form in which the model writes tool calls, see `raycore.server.tools`; None: found from the chat template."""
+    max_body_bytes: int = 32 << 20
+    max_n: int = 128
+    max_logprobs: int = 20
+    max_stop_strings: int = 16
+    max_prompts: int = 2048
+    """Prompts in one completion request."""
+    max_streams: int = 4096
+    """Requests under way at the same time; further ones are told to come again."""

@@ -1,0 +1,106 @@
+"""From a request's fields to sampling parameters, within the server's limits. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raycore.errors import InvalidRequest
+from raycore.sampling_params import SamplingParams
+from raycore.server.errors import APIError, unsupported
+from raycore.server.options import ServerOptions
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
+
+_AS_THEY_ARE = (
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
+    *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
+    *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs"),
+)
+"""Fields that are sampling parameters of the same name; None leaves the default."""
+
+_ABSENT = {
+    "audio": "this model writes text only",
+    "function_call": "deprecated by OpenAI: use tool_choice",
+    "functions": "deprecated by OpenAI: use tools",
+    "moderation": "this server moderates nothing",
+    "prediction": "this server uses no predicted outputs",
+    "web_search_options": "this server doesn't search the web",
+    "suffix": "this server doesn't insert text before a suffix",
+}
+"""What OpenAI documents and this server lacks, and why."""
+
+_ONLY = {
+    "modalities": (["text"],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+}
+"""Fields that may be given, but only with values that change nothing."""
+
+
+def completion_params(request: CompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
+    """Raises APIError, naming the parameter."""
+    if request.best_of not in (None, request.n or 1):
+        raise unsupported("best_of", f"only the value of n ({request.n or 1}) is supported, not {request.best_of}")
+    _check_limit("logprobs", request.logprobs, options.max_logprobs)
+    chosen: dict[str, Any] = {"logprobs": request.logprobs, "max_tokens": request.max_tokens}
+    if request.echo:
+        chosen["prompt_logprobs"] = request.logprobs if request.prompt_logprobs is None else request.prompt_logprobs
+        if request.max_tokens == 0:
+            chosen["max_tokens"] = 1  # which is then left out of the answer
+    return _params(request, defaults, options, chosen)
+
+
+def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
+    """Raises APIError, naming the parameter."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise APIError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+    _check_limit("top_logprobs", request.top_logprobs, options.max_logprobs)
+    if request.response_format is not None and request.response_format.type != "text":
+        raise unsupported("response_format", f"type {request.response_format.type!r}: only 'text' is supported")
+    max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+    chosen: dict[str, Any] = {"max_tokens": max_tokens}
+    if request.logprobs:
+        chosen["logprobs"] = request.top_logprobs or 0
+    return _params(request, defaults, options, chosen)
+
+
+def _params(
+    request: SamplingRequest, defaults: dict[str, Any], options: ServerOptions, chosen: dict[str, Any]
+) -> SamplingParams:
+    _check_documented(request)
+    if request.stream_options is not None and not request.stream:
+        raise APIError(400, "stream_options needs stream=true", param="stream_options")
+    _check_limit("n", request.n, options.max_n)
+    if isinstance(request.stop, list) and len(request.stop) > options.max_stop_strings:
+        raise APIError(400, f"stop has {len(request.stop)} strings; at most {options.max_stop_strings}", param="stop")
+    _check_limit("prompt_logprobs", request.prompt_logprobs, options.max_logprobs)
+    given = {name: value for name in _AS_THEY_ARE if (value := getattr(request, name)) is not None}
+    if request.logit_bias is not None:
+        given["logit_bias"] = _logit_bias(request.logit_bias)
+    try:
+        return SamplingParams(**defaults | given | chosen)
+    except InvalidRequest as error:
+        name = str(error).partition("=")[0].split()[0]
+        raise APIError(400, str(error), param=name if name in type(request).model_fields else None) from error
+
+
+def _check_documented(request: SamplingRequest) -> None:
+    for name, why in _ABSENT.items():
+        if getattr(request, name, None) is not None:
+            raise unsupported(name, why)
+    for name, values in _ONLY.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in values:
+            raise unsupported(name, f"{value!r} is not supported; only {', '.join(map(repr, values))}")
+
+
+def _check_limit(name: str, value: int | None, most: int) -> None:
+    if value is not None and not 0 <= value <= most:
+        raise APIError(400, f"{name}={value} is not in [0, {most}]", param=name)
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token_id): max(-100.0, min(100.0, bias)) for token_id, bias in given.items()}
+    except ValueError as error:
+        raise APIError(400, f"logit_bias has a key that is no token id: {error}", param="logit_bias") from error

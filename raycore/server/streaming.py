@@ -1,0 +1,107 @@
+"""Server-sent events, and the end of a request whose client has left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from raycore.server.errors import as_api_error
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLIENT_CLOSED_REQUEST = 499
+"""What a log shows for a request whose client left before its answer; nobody receives it."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class JSON(Response):
+    """A body of plain values."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return _encode(content)
+
+
+class ClientLeft(Exception):
+    """The connection was closed before the answer was there."""
+
+
+async def unless_client_leaves(request: Request, answer: Awaitable[T]) -> T:
+    """The answer; cancelled when the client closes the connection first.
+
+    Raises:
+        ClientLeft: the client did.
+    """
+    work = asyncio.ensure_future(answer)
+    left = asyncio.ensure_future(_disconnect(request.receive))
+    try:
+        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return await work
+        raise ClientLeft
+    finally:
+        left.cancel()
+        if not work.done():
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+
+class EventStream(Response):
+    """Sends each event as it comes, then `[DONE]`. When the client leaves, `events` is closed at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[Any, None]) -> None:
+        """`events`: plain values, each of which becomes the data of an event."""
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        sending = asyncio.ensure_future(self._send(send))
+        left = asyncio.ensure_future(_disconnect(receive))
+        try:
+            await asyncio.wait((sending, left), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            sending.cancel()
+            with suppress(asyncio.CancelledError, OSError):
+                await sending
+            await self._events.aclose()
+
+    async def _send(self, send: Send) -> None:
+        async def send_event(data: bytes) -> None:
+            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+
+        try:
+            async for event in self._events:
+                await send_event(_encode(event))
+        except OSError:
+            raise  # the client left
+        except Exception as error:
+            # the status has been sent: an event is all that can say it
+            told = as_api_error(error)
+            log = logger.exception if told.status == 500 else logger.warning
+            log("a stream failed: %s", error)
+            await send_event(_encode(told.body()))
+        await send_event(b"[DONE]")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
