@@ -260,16 +260,24 @@ def wait_until_unlisted(ray, name: str) -> None:
         time.sleep(0.01)  # Ray's tables lag behind its processes
 
 
-def test_shutdown_leaves_no_control_actor(ray_cluster):
-    for seconds in (0.0, 2.0, 4.0):  # before, while, and after its process has started
-        llm = LLM(demo_model_path(), engine_name="short", **LIMITS)
-        time.sleep(seconds)
-        llm.shutdown()
-        assert llm.ranks == []
-        assert not llm._control._thread.is_alive()
-        pid = llm._control._pid
-        assert seconds or pid is None
-        assert seconds < 4 or not is_running(pid.result(0))
-        wait_until_unlisted(ray_cluster, "short")
-        with pytest.raises(EngineDeadError, match="shut down"):
-            llm.scale(2)
+@pytest.mark.parametrize("moment", ["before its process is asked for", "while it starts", "when it is there"])
+def test_shutdown_leaves_no_control_actor(ray_cluster, moment, monkeypatch):
+    if moment == "before its process is asked for":
+        monkeypatch.setattr("raycore.control.program._DELAY_S", 60.0)
+    llm = LLM(demo_model_path(), engine_name="short", **LIMITS)
+    pid = None
+    if moment == "while it starts":
+        deadline_s = time.monotonic() + 30
+        while llm._control._pid is None:
+            assert time.monotonic() < deadline_s, "no process is asked for"
+            time.sleep(0.001)
+    elif moment == "when it is there":
+        wait_for_control(llm)
+        pid = llm._control._pid.result()
+    llm.shutdown()
+    assert llm.ranks == []
+    assert not llm._control._thread.is_alive()
+    assert pid is None or not is_running(pid)
+    wait_until_unlisted(ray_cluster, "short")
+    with pytest.raises(EngineDeadError, match="shut down"):
+        llm.scale(2)
