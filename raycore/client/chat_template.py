@@ -20,6 +20,8 @@ Message = Mapping[str, Any]
 _CONTINUE_HERE = "\ue000continue here\ue001 "
 """Ends the message to continue while the template is rendered. Characters of private use set it apart; a template that
 strips the message takes away its last space."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""What OpenAI's APIs call a part of a message that is text."""
 
 
 class _GenerationTag(Extension):
@@ -57,7 +59,7 @@ def render(
         text = _compile(template).render(messages=plain, add_generation_prompt=add_generation_prompt, **variables)
     except jinja2.TemplateError as error:
         raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
     return _cut_at_mark(text) if continue_final_message else text
 
@@ -122,8 +124,9 @@ def _join_parts(index: int, content: object) -> str:
         raise InvalidRequest(f"messages[{index}] has content {content!r}: it must be text, or a list of text parts")
     texts: list[str] = []
     for part in cast("Sequence[object]", content):
-        text = cast("Message", part).get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
+        fields = cast("Message", part) if isinstance(part, Mapping) else {"text": part}
+        text = fields.get("text")
+        if not isinstance(text, str) or fields.get("type", "text") not in _TEXT_PARTS:
             raise InvalidRequest(f"messages[{index}] has a content part {part!r}: only text parts are supported")
         texts.append(text)
     return "\n".join(texts)

@@ -9,6 +9,7 @@ goes around a text (a first `<s>`, say) is for `tokenizer.json` alone to say: as
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,20 @@ from raycore.errors import InvalidCheckpoint, InvalidRequest
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SENTENCEPIECE_SPACE = "▁"
+_REPLACEMENT = "\ufffd"
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """Which byte each character of a byte-level vocabulary stands for, as GPT-2 has it.
+
+    A printable byte's character is that of the same number; the others have characters from U+0100 on, in order.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES_OF_CHARACTERS = _bytes_of_characters()
 
 
 class Tokenizer:
@@ -80,6 +95,20 @@ class Tokenizer:
         if text is None:
             text = self._texts[token_id] = self._make_token_text(token_id)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What one token adds to a text, in UTF-8: part of a character, too, of which `token_text` makes U+FFFD.
+
+        None where the tokenizer doesn't say which part.
+        """
+        text = self.token_text(token_id)
+        if _REPLACEMENT not in text:
+            return text.encode()
+        piece = self._native.id_to_token(token_id) or ""
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
+            return bytes.fromhex(piece[3:5])
+        spelled = bytes(_BYTES_OF_CHARACTERS.get(character, 0) for character in piece)
+        return spelled if spelled.decode(errors="replace") == text else None
 
     def bad_words_token_ids(self, words: Sequence[str]) -> list[list[int]]:
         """Token sequences that spell the words, at the beginning of a text and after a space.

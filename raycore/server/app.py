@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -14,8 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from raycore.errors import RaycoreError
+from raycore.server.answers import ChatAnswer, CompletionAnswer, DetokenizedText, Model, ModelList, Tokens, Version
 from raycore.server.chat import Chat, render
 from raycore.server.completions import Completion
+from raycore.server.document import describe, responses
 from raycore.server.errors import APIError, as_api_error
 from raycore.server.generation import ServingEngine
 from raycore.server.middleware import Admission, BodyLimit
@@ -31,15 +34,8 @@ from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, Ev
 
 logger = logging.getLogger(__name__)
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The request can't be run; the error names the parameter"},
-    401: {"description": "The API key is missing or wrong"},
-    404: {"description": "There is no such model"},
-    413: {"description": "The body is too large"},
-    429: {"description": "Too many requests are under way"},
-    500: {"description": "The request failed"},
-    503: {"description": "The engine is gone, or draining"},
-}
+_GENERATION_ERRORS = (400, 401, 404, 413, 429, 500, 503)
+_TOKEN_ERRORS = (400, 401, 404, 413, 500)
 
 
 def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
@@ -52,6 +48,7 @@ def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
     _add_completions(app, engine, options)
     _add_tokens(app, engine, options)
     _add_information(app, engine, options)
+    app.openapi = cache(lambda: describe(app, options))
     return app
 
 
@@ -100,13 +97,13 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
             return EventStream(prepared.events())
         return JSON(await unless_client_leaves(request, prepared.answer()))
 
-    @app.post("/v1/completions", responses=_RESPONSES)
+    @app.post("/v1/completions", responses=responses(CompletionAnswer, *_GENERATION_ERRORS, streams=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         model = _check_model(options, body.model)
         return await respond(request, Completion.prepare(engine, body, options, model, _new_id("cmpl", body)))
 
-    @app.post("/v1/chat/completions", responses=_RESPONSES)
+    @app.post("/v1/chat/completions", responses=responses(ChatAnswer, *_GENERATION_ERRORS, streams=True))
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         model = _check_model(options, body.model)
@@ -114,7 +111,7 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
 
 
 def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
-    @app.post("/tokenize", responses=_RESPONSES)
+    @app.post("/tokenize", responses=responses(Tokens, *_TOKEN_ERRORS))
     async def tokenize(body: TokenizeRequest) -> Response:
         """A text's or a conversation's token ids."""
         _check_model(options, body.model)
@@ -139,7 +136,7 @@ def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> 
         strings = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
         return JSON({"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": strings})
 
-    @app.post("/detokenize", responses=_RESPONSES)
+    @app.post("/detokenize", responses=responses(DetokenizedText, *_TOKEN_ERRORS))
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of token ids."""
         _check_model(options, body.model)
@@ -153,12 +150,12 @@ def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> 
 def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
     started = int(time.time())
 
-    @app.get("/v1/models", responses=_RESPONSES)
+    @app.get("/v1/models", responses=responses(ModelList, 401))
     async def models() -> Response:
         """The names under which the model is served."""
         return JSON({"object": "list", "data": [_model(name, started, engine) for name in options.served_model_names]})
 
-    @app.get("/v1/models/{model:path}", responses=_RESPONSES)
+    @app.get("/v1/models/{model:path}", responses=responses(Model, 401, 404))
     async def model(model: str) -> Response:
         """One of the names under which the model is served."""
         return JSON(_model(_check_model(options, model), started, engine))
@@ -170,10 +167,12 @@ def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions
             raise APIError(503, trouble, code="engine_unavailable", kind="service_unavailable_error")
         return Response()
 
-    app.add_api_route("/health", health, methods=["GET"], responses=_RESPONSES)
-    app.add_api_route("/ping", health, methods=["GET", "POST"], responses=_RESPONSES)
+    probe: dict[str, Any] = {"responses": responses(None, 503), "response_class": Response}
+    app.add_api_route("/health", health, methods=["GET"], **probe)
+    app.add_api_route("/ping", health, methods=["GET"], **probe)
+    app.add_api_route("/ping", health, methods=["POST"], operation_id="ping_by_post", **probe)
 
-    @app.get("/version", responses=_RESPONSES)
+    @app.get("/version", responses=responses(Version))
     async def show_version() -> Response:
         """raycore's version."""
         return JSON({"version": version("raycore")})

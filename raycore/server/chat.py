@@ -12,9 +12,10 @@ from raycore.outputs import PositionLogprobs, RequestOutput
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length
+from raycore.server.logprobs import chat_logprobs, prompt_logprobs
 from raycore.server.options import ServerOptions
-from raycore.server.protocol import ChatCompletionRequest, Message, Tool
-from raycore.server.sampling import chat_params
+from raycore.server.protocol import ChatCompletionRequest, Message, Tool, asks_for_usage
+from raycore.server.sampling import asked_length, chat_params
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Chat:
             continue_final_message=request.continue_final_message,
         )
         token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))
-        check_length(engine, token_ids, params.max_tokens, "max_completion_tokens")
+        name, max_tokens = asked_length(request)
+        check_length(engine, token_ids, max_tokens, name, "messages")
         job = Job(token_ids, params, request_id, request.priority)
         return Chat(engine, request, model, request_id, int(time.time()), job)
 
@@ -67,7 +69,12 @@ class Chat:
             if self.request.return_token_ids:
                 choice["token_ids"] = completion.token_ids
             choices.append(choice)
-        return self._envelope("chat.completion", choices, usage([output]))
+        envelope = self._envelope("chat.completion", choices, usage([output]))
+        if self.request.return_token_ids:
+            envelope["prompt_token_ids"] = output.prompt_token_ids
+        if self.request.prompt_logprobs is not None:
+            envelope["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
+        return envelope
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer's events: the role first, text as it comes, then the reason why it ended."""
@@ -79,13 +86,16 @@ class Chat:
         async for _, output in run_streaming(self.engine, [self.job]):
             used = usage([output]) if counts_always else None
             for role in roles:
-                yield self._envelope("chat.completion.chunk", [role], used)
+                first = self._envelope("chat.completion.chunk", [role], used)
+                if self.request.return_token_ids:
+                    first["prompt_token_ids"] = output.prompt_token_ids
+                yield first
             roles = []
             for completion in output.outputs:
                 new = progress[completion.index].advance(completion)
-                if new.text or new.finish_reason or new.logprobs:
+                if new.text or new.finish_reason or new.logprobs or (self.request.return_token_ids and new.token_ids):
                     yield self._envelope("chat.completion.chunk", [self._choice(completion.index, new)], used)
-        if output is not None and options is not None and options.include_usage:
+        if output is not None and asks_for_usage(self.request):
             yield self._envelope("chat.completion.chunk", [], usage([output]))
 
     @property
@@ -113,13 +123,7 @@ class Chat:
     def _logprobs(self, token_ids: list[int], positions: list[PositionLogprobs] | None) -> dict[str, Any] | None:
         if positions is None:
             return None
-        tokenizer, num_top = self.engine.get_tokenizer(), self.request.top_logprobs or 0
-        return {
-            "content": [
-                _token(tokenizer, token_id, position, num_top)
-                for token_id, position in zip(token_ids, positions, strict=False)
-            ]
-        }
+        return chat_logprobs(self.engine.get_tokenizer(), token_ids, positions, self.request.top_logprobs or 0)
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
         envelope: dict[str, Any] = {
@@ -129,7 +133,7 @@ class Chat:
             "model": self.model,
             "choices": choices,
         }
-        if used is not None:
+        if used is not None or asks_for_usage(self.request):
             envelope["usage"] = used
         return envelope
 
@@ -148,7 +152,7 @@ def render(
     """The conversation as the model's text.
 
     Raises:
-        APIError: the request brings a template and may not.
+        APIError: the request brings a template and may not; what it says is no text.
         InvalidRequest: the template doesn't take the conversation.
     """
     if chat_template is not None and not options.trust_request_chat_template:
@@ -157,11 +161,11 @@ def render(
             "chat_template: this server renders with its own; start it with --trust-request-chat-template to allow it",
             param="chat_template",
         )
-    reserved = {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
+    reserved = {"self", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
     taken = sorted(reserved & chat_template_kwargs.keys())
     if taken:
         raise APIError(400, f"chat_template_kwargs has {taken[0]!r}: give it as itself", param="chat_template_kwargs")
-    return tokenizer.apply_chat_template(
+    text = tokenizer.apply_chat_template(
         [message.model_dump(exclude_unset=True) for message in messages],
         add_generation_prompt=add_generation_prompt and not continue_final_message,
         continue_final_message=continue_final_message,
@@ -169,16 +173,9 @@ def render(
         tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
         **chat_template_kwargs,
     )
-
-
-def _token(tokenizer: Tokenizer, token_id: int, position: PositionLogprobs, num_top: int) -> dict[str, Any]:
-    # the first entry is the token that is there; it is among the most likely ones too only where it belongs
-    ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)[:num_top]
-    return _entry(tokenizer, token_id, position) | {
-        "top_logprobs": [_entry(tokenizer, other, position) for other, _ in ranked]
-    }
-
-
-def _entry(tokenizer: Tokenizer, token_id: int, position: PositionLogprobs) -> dict[str, Any]:
-    text = tokenizer.token_text(token_id)
-    return {"token": text, "logprob": position[token_id].logprob, "bytes": list(text.encode())}
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"{text[error.start]!a} is half of a surrogate pair, which is no character"
+        raise APIError(400, f"messages: {half}", param="messages") from None
+    return text

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from raycore.client.tokenizer import Tokenizer
-from raycore.outputs import PositionLogprobs, RequestOutput
+from raycore.outputs import RequestOutput
 from raycore.server.errors import APIError
-from raycore.server.generation import Job, Progress, ServingEngine, run, run_streaming, usage
+from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length
+from raycore.server.logprobs import CompletionLogprobs, prompt_logprobs
 from raycore.server.options import ServerOptions
-from raycore.server.protocol import CompletionRequest
+from raycore.server.protocol import CompletionRequest, asks_for_usage
 from raycore.server.sampling import completion_params
 
 
@@ -38,7 +39,7 @@ class Completion:
         params = completion_params(request, engine.default_sampling_params, options)
         texts, ids = _prompts(request, tokenizer, options)
         for token_ids in ids:
-            check_length(engine, token_ids, params.max_tokens, "max_tokens")
+            check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt")
         jobs = [
             Job(token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}", request.priority)
             for i, token_ids in enumerate(ids)
@@ -52,8 +53,9 @@ class Completion:
         for number, output in enumerate(outputs):
             for completion in output.outputs:
                 choice = self._choice(number, completion.index, Progress(), output)
-                if self.request.return_token_ids:
-                    choice |= {"prompt_token_ids": output.prompt_token_ids, "token_ids": completion.token_ids}
+                assert choice is not None, "all of it is new"
+                if self.request.prompt_logprobs is not None:
+                    choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
                 choices.append(choice)
         return self._envelope(choices, usage(self._counted(outputs)))
 
@@ -67,40 +69,46 @@ class Completion:
             latest[number] = output
             choices: list[dict[str, Any]] = []
             for completion in output.outputs:
-                of = progress[number][completion.index]
-                is_first = not of.is_begun
-                choice = self._choice(number, completion.index, of, output)
-                if choice["text"] or choice["finish_reason"] or is_first or choice["logprobs"]:
+                choice = self._choice(number, completion.index, progress[number][completion.index], output)
+                if choice is not None:
                     choices.append(choice)
             if choices:
                 yield self._envelope(choices, usage(self._counted(list(latest.values()))) if counts_always else None)
-        if options is not None and options.include_usage:
+        if asks_for_usage(self.request):
             yield self._envelope([], usage(self._counted(list(latest.values()))))
 
-    def _choice(self, number: int, index: int, progress: Progress, output: RequestOutput) -> dict[str, Any]:
-        """What is new in a sequence of a prompt's."""
-        is_first = not progress.is_begun
+    def _choice(self, number: int, index: int, progress: Progress, output: RequestOutput) -> dict[str, Any] | None:
+        """What is new in a sequence of a prompt's; None when nothing is that the client wants."""
+        request, is_first = self.request, not progress.is_begun
         new = progress.advance(output.outputs[index])
-        is_prompt_only = self.request.max_tokens == 0
-        text = "" if is_prompt_only else new.text
-        logprobs: _Logprobs | None = None
-        if self.request.logprobs is not None:
-            logprobs = _Logprobs(self.engine.get_tokenizer(), progress.text_offset, self.request.logprobs)
-        if self.request.echo and is_first:
-            text = self._prompt_text(number, output) + text
-            if logprobs is not None:
-                logprobs.add(output.prompt_token_ids, output.prompt_logprobs or [])
-        if logprobs is not None:
-            if not is_prompt_only:
-                logprobs.add(new.token_ids, new.logprobs or [])
-            progress.text_offset = logprobs.offset
-        return {
+        if request.max_tokens == 0:
+            # the token that had to be sampled isn't wanted
+            new = New("", [], [], new.finish_reason and "length", None)
+        text = self._prompt_text(number, output) + new.text if request.echo and is_first else new.text
+        wants_tokens = request.logprobs is not None or request.return_token_ids
+        if not (text or new.finish_reason or (wants_tokens and new.token_ids)):
+            return None
+        progress.is_begun = True
+        choice: dict[str, Any] = {
             "index": number * self.jobs[number].params.n + index,
             "text": text,
-            "logprobs": None if logprobs is None else logprobs.as_dict(),
-            "finish_reason": "length" if is_prompt_only and new.finish_reason else new.finish_reason,
+            "logprobs": self._logprobs(new, progress, output if request.echo and is_first else None),
+            "finish_reason": new.finish_reason,
             "stop_reason": new.stop_reason,
         }
+        if request.return_token_ids:
+            choice |= {"prompt_token_ids": output.prompt_token_ids if is_first else None, "token_ids": new.token_ids}
+        return choice
+
+    def _logprobs(self, new: New, progress: Progress, echoed: RequestOutput | None) -> dict[str, Any] | None:
+        if self.request.logprobs is None:
+            return None
+        logprobs = CompletionLogprobs(self.engine.get_tokenizer(), progress.text_offset, self.request.logprobs)
+        if echoed is not None:
+            logprobs.add(echoed.prompt_token_ids, echoed.prompt_logprobs or [])
+        logprobs.add(new.token_ids, new.logprobs or [])
+        progress.text_offset = logprobs.offset
+        return logprobs.as_dict()
 
     def _prompt_text(self, number: int, output: RequestOutput) -> str:
         text = self.prompts[number]
@@ -113,50 +121,16 @@ class Completion:
         return [replace(output, outputs=[replace(each, token_ids=[]) for each in output.outputs]) for output in outputs]
 
     def _envelope(self, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
-        return {
+        envelope: dict[str, Any] = {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
             "choices": choices,
-            "usage": used,
         }
-
-
-class _Logprobs:
-    """Log probabilities in the form of completions."""
-
-    def __init__(self, tokenizer: Tokenizer, offset: int, num_top: int) -> None:
-        self.offset = offset
-        self._tokenizer = tokenizer
-        self._num_top = num_top
-        self._tokens: list[str] = []
-        self._token_logprobs: list[float | None] = []
-        self._top: list[dict[str, float] | None] = []
-        self._offsets: list[int] = []
-
-    def add(self, token_ids: list[int], positions: list[PositionLogprobs] | list[PositionLogprobs | None]) -> None:
-        """Tokens that follow, with what is known at their positions."""
-        for token_id, position in zip(token_ids, positions, strict=False):
-            text = self._tokenizer.token_text(token_id)
-            self._tokens.append(text)
-            self._offsets.append(self.offset)
-            self.offset += len(text)
-            if position is None:
-                self._token_logprobs.append(None)
-                self._top.append(None)
-                continue
-            self._token_logprobs.append(position[token_id].logprob)
-            best = list(position.items())[: self._num_top + 1]
-            self._top.append({self._tokenizer.token_text(other): each.logprob for other, each in best})
-
-    def as_dict(self) -> dict[str, Any] | None:
-        return {
-            "tokens": self._tokens,
-            "token_logprobs": self._token_logprobs,
-            "top_logprobs": self._top,
-            "text_offset": self._offsets,
-        }
+        if used is not None or asks_for_usage(self.request):
+            envelope["usage"] = used
+        return envelope
 
 
 def _prompts(

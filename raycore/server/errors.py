@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, RequestFailed
+from starlette.exceptions import HTTPException
+
+from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, RequestFailed, RequestTooLarge
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
+
+_PARAMETERS = CompletionRequest.model_fields.keys() | ChatCompletionRequest.model_fields.keys()
+_SUBJECT = re.compile(r"(?:the )?(\w+)")
 
 
-class APIError(Exception):
+class APIError(HTTPException):
     """What a client is told instead of an answer."""
 
     def __init__(
@@ -19,10 +26,11 @@ class APIError(Exception):
         code: str | None = None,
         kind: str = "invalid_request_error",
     ) -> None:
-        super().__init__(message)
+        # what clients send may hold halves of surrogate pairs, and messages name what they sent
+        self.message = message.encode(errors="replace").decode()
+        super().__init__(status, self.message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.param = param if param is None else param.encode(errors="replace").decode()
         self.code = code
         self.kind = kind
 
@@ -41,7 +49,8 @@ def as_api_error(error: BaseException) -> APIError:
     if isinstance(error, APIError):
         return error
     if isinstance(error, InvalidInput):
-        return APIError(400, str(error))
+        code = "context_length_exceeded" if isinstance(error, RequestTooLarge) else None
+        return APIError(400, str(error), param=_subject(str(error)), code=code)
     if isinstance(error, EngineDeadError):
         # the rest of the message is a traceback, which is the operator's
         return APIError(503, str(error).partition("\n")[0], code="engine_dead", kind="service_unavailable_error")
@@ -50,3 +59,9 @@ def as_api_error(error: BaseException) -> APIError:
     if isinstance(error, RaycoreError):
         return APIError(500, str(error).partition("\n")[0], kind="server_error")
     return APIError(500, "internal error; the server's log says more", kind="server_error")
+
+
+def _subject(message: str) -> str | None:
+    """The parameter that a message begins with, as those of the engine's checks do."""
+    found = _SUBJECT.match(message)
+    return found[1] if found and found[1] in _PARAMETERS else None

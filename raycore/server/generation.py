@@ -102,7 +102,7 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
 
 @dataclass(slots=True)
 class New:
-    """What came to a sequence since the last look."""
+    """What came to a sequence since the last look. `finish_reason` and `stop_reason` are new only once."""
 
     text: str
     token_ids: list[int]
@@ -116,10 +116,12 @@ class Progress:
 
     def __init__(self) -> None:
         self.is_begun = False
+        """Whether the client has got any of it."""
         self.text_offset = 0
         """Where the next token's text begins, for those who count by tokens."""
         self._num_characters = 0
         self._num_tokens = 0
+        self._is_finished = False
 
     def advance(self, output: CompletionOutput) -> New:
         """What is new in `output`, which is cumulative."""
@@ -127,10 +129,10 @@ class Progress:
             output.text[self._num_characters :],
             output.token_ids[self._num_tokens :],
             None if output.logprobs is None else output.logprobs[self._num_tokens :],
-            output.finish_reason,
-            output.stop_reason,
+            None if self._is_finished else output.finish_reason,
+            None if self._is_finished else output.stop_reason,
         )
-        self.is_begun = True
+        self._is_finished = output.finish_reason is not None
         self._num_characters = len(output.text)
         self._num_tokens = len(output.token_ids)
         return new

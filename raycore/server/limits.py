@@ -8,8 +8,13 @@ from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
 
 
-def check_length(engine: ServingEngine, prompt: Sequence[int], max_tokens: int | None, param: str) -> None:
-    """Raises APIError when prompt and output together are more than the model's length."""
+def check_length(
+    engine: ServingEngine, prompt: Sequence[int], max_tokens: int | None, param: str, prompt_param: str
+) -> None:
+    """Raises APIError when prompt and output together are more than the model's length.
+
+    `param` and `prompt_param` are what the client calls the output's length and the prompt.
+    """
     most, asked = engine.max_model_len, len(prompt) + (max_tokens if max_tokens is not None else 1)
     if asked > most:
         output = f" and {max_tokens} for the completion" if max_tokens is not None else ""
@@ -17,6 +22,6 @@ def check_length(engine: ServingEngine, prompt: Sequence[int], max_tokens: int |
             400,
             f"this model's maximum context length is {most} tokens, but {asked} were asked for: "
             f"{len(prompt)} in the prompt{output}. Shorten the prompt or {param}.",
-            param=param if max_tokens is not None and len(prompt) < most else None,
+            param=param if max_tokens is not None and len(prompt) < most else prompt_param,
             code="context_length_exceeded",
         )

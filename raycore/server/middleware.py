@@ -87,7 +87,7 @@ class Admission:
         if not self._keys or scope["path"] in OPEN_PATHS:
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = key.strip().encode()
+        given = key.strip().encode("latin-1")  # as headers are decoded, so these are the bytes that came
         # every key is compared, each in constant time, so that the time taken tells nothing
         num_equal = sum(hmac.compare_digest(given, known) for known in self._keys)
         if scheme.lower() != "bearer" or not num_equal:

@@ -7,26 +7,42 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+INT64_MAX = 2**63 - 1
+
+
+def _check_characters(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} is half of a surrogate pair, which is no character") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_characters)]
+"""JSON can spell what no encoding can."""
 TokenIds = list[int]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Fields(BaseModel):
+    """Fields that are known by name, with values of their own types: nothing is converted, nothing is ignored."""
 
-    include_usage: bool = False
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Fields):
+    include_usage: bool | None = None
     """Send one more event at the end, with the usage of the whole request."""
-    continuous_usage_stats: bool = False
+    continuous_usage_stats: bool | None = None
     """Send the usage so far with each event."""
-    include_obfuscation: bool = False
+    include_obfuscation: bool | None = None
 
 
-class SamplingRequest(BaseModel):
+class SamplingRequest(_Fields):
     """What completions and chat completions share."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     frequency_penalty: Number | None = None
@@ -34,37 +50,42 @@ class SamplingRequest(BaseModel):
     max_tokens: int | None = None
     n: int | None = None
     presence_penalty: Number | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    seed: Int64 | None = None
+    stop: Text | list[Text] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     user: str | None = None
 
-    top_k: int | None = None
+    top_k: Int64 | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: Int64 | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    bad_words: list[Text] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
-    priority: int = 0
-    request_id: Annotated[str, Field(max_length=256)] | None = None
+    priority: Int64 = 0
+    request_id: Annotated[Text, Field(max_length=256)] | None = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer puts its special tokens around the prompt. Default: True for completions, else False."""
     return_token_ids: bool = False
 
 
+def asks_for_usage(request: SamplingRequest) -> bool:
+    """Whether a stream is to end with its usage; the other events then have the field, too, but null."""
+    return request.stream_options is not None and bool(request.stream_options.include_usage)
+
+
 class CompletionRequest(SamplingRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: Text | TokenIds | list[Text] | list[TokenIds]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -73,7 +94,7 @@ class CompletionRequest(SamplingRequest):
 
 
 class FunctionDefinition(BaseModel):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     name: str
     description: str | None = None
@@ -81,28 +102,22 @@ class FunctionDefinition(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class Tool(_Fields):
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class NamedFunction(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class NamedFunction(_Fields):
     name: str
 
 
-class NamedTool(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class NamedTool(_Fields):
     type: Literal["function"]
     function: NamedFunction
 
 
 class ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
 
@@ -110,7 +125,7 @@ class ResponseFormat(BaseModel):
 class Message(BaseModel):
     """A message of a conversation; what else it holds is the chat template's business."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -128,14 +143,15 @@ class ChatCompletionRequest(SamplingRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     metadata: dict[str, str] | None = None
     modalities: list[str] | None = None
     service_tier: str | None = None
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     verbosity: str | None = None
     audio: dict[str, Any] | None = None
     function_call: str | dict[str, Any] | None = None
@@ -151,13 +167,11 @@ class ChatCompletionRequest(SamplingRequest):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(_Fields):
     """`POST /tokenize`: a text, or a conversation."""
 
-    model_config = ConfigDict(extra="forbid")
-
     model: str | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
@@ -168,10 +182,8 @@ class TokenizeRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(_Fields):
     """`POST /detokenize`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     tokens: TokenIds

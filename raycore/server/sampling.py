@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from raycore.errors import InvalidRequest
-from raycore.sampling_params import SamplingParams
-from raycore.server.errors import APIError, unsupported
+from raycore.sampling_params import MAX_SEED, SamplingParams
+from raycore.server.errors import APIError, as_api_error, unsupported
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
 
 _AS_THEY_ARE = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
-    *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
+    *("n", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs"),
 )
 """Fields that are sampling parameters of the same name; None leaves the default."""
@@ -22,6 +22,7 @@ _ABSENT = {
     "function_call": "deprecated by OpenAI: use tool_choice",
     "functions": "deprecated by OpenAI: use tools",
     "moderation": "this server moderates nothing",
+    "prompt_cache_options": "how long prefixes stay cached can't be chosen",
     "prediction": "this server uses no predicted outputs",
     "web_search_options": "this server doesn't search the web",
     "suffix": "this server doesn't insert text before a suffix",
@@ -57,31 +58,40 @@ def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], option
     _check_limit("top_logprobs", request.top_logprobs, options.max_logprobs)
     if request.response_format is not None and request.response_format.type != "text":
         raise unsupported("response_format", f"type {request.response_format.type!r}: only 'text' is supported")
-    max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-    chosen: dict[str, Any] = {"max_tokens": max_tokens}
+    name, max_tokens = asked_length(request)
+    if max_tokens is not None and max_tokens < 1:
+        raise APIError(400, f"{name}={max_tokens} is not at least 1", param=name)
+    chosen: dict[str, Any] = {"max_tokens": defaults.get("max_tokens") if max_tokens is None else max_tokens}
     if request.logprobs:
         chosen["logprobs"] = request.top_logprobs or 0
     return _params(request, defaults, options, chosen)
+
+
+def asked_length(request: ChatCompletionRequest) -> tuple[str, int | None]:
+    """The field that says how long the output may be, and its value."""
+    if request.max_completion_tokens is not None or request.max_tokens is None:
+        return "max_completion_tokens", request.max_completion_tokens
+    return "max_tokens", request.max_tokens
 
 
 def _params(
     request: SamplingRequest, defaults: dict[str, Any], options: ServerOptions, chosen: dict[str, Any]
 ) -> SamplingParams:
     _check_documented(request)
-    if request.stream_options is not None and not request.stream:
-        raise APIError(400, "stream_options needs stream=true", param="stream_options")
+    _check_stream(request)
     _check_limit("n", request.n, options.max_n)
     if isinstance(request.stop, list) and len(request.stop) > options.max_stop_strings:
         raise APIError(400, f"stop has {len(request.stop)} strings; at most {options.max_stop_strings}", param="stop")
     _check_limit("prompt_logprobs", request.prompt_logprobs, options.max_logprobs)
     given = {name: value for name in _AS_THEY_ARE if (value := getattr(request, name)) is not None}
+    if request.seed is not None:
+        given["seed"] = request.seed & MAX_SEED  # OpenAI's may be negative
     if request.logit_bias is not None:
         given["logit_bias"] = _logit_bias(request.logit_bias)
     try:
         return SamplingParams(**defaults | given | chosen)
     except InvalidRequest as error:
-        name = str(error).partition("=")[0].split()[0]
-        raise APIError(400, str(error), param=name if name in type(request).model_fields else None) from error
+        raise as_api_error(error) from error
 
 
 def _check_documented(request: SamplingRequest) -> None:
@@ -92,6 +102,17 @@ def _check_documented(request: SamplingRequest) -> None:
         value = getattr(request, name, None)
         if value is not None and value not in values:
             raise unsupported(name, f"{value!r} is not supported; only {', '.join(map(repr, values))}")
+
+
+def _check_stream(request: SamplingRequest) -> None:
+    if not request.stream:
+        if request.stream_options is not None:
+            raise APIError(400, "stream_options needs stream=true", param="stream_options")
+        return
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "this server doesn't pad its events")
+    if request.prompt_logprobs is not None:
+        raise APIError(400, "prompt_logprobs are not there with stream=true", param="prompt_logprobs")
 
 
 def _check_limit(name: str, value: int | None, most: int) -> None:

@@ -60,7 +60,10 @@ async def unless_client_leaves(request: Request, answer: Awaitable[T]) -> T:
 
 
 class EventStream(Response):
-    """Sends each event as it comes, then `[DONE]`. When the client leaves, `events` is closed at once."""
+    """Sends each event as it comes, then `[DONE]`. When the client leaves, `events` is closed at once.
+
+    The status waits for the first event, so that what fails before it is told by its own.
+    """
 
     media_type = "text/event-stream"
 
@@ -71,7 +74,6 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         sending = asyncio.ensure_future(self._send(send))
         left = asyncio.ensure_future(_disconnect(receive))
         try:
@@ -79,15 +81,21 @@ class EventStream(Response):
         finally:
             left.cancel()
             sending.cancel()
-            with suppress(asyncio.CancelledError, OSError):
-                await sending
-            await self._events.aclose()
+            try:
+                with suppress(asyncio.CancelledError, OSError):
+                    await sending
+            finally:
+                await self._events.aclose()
 
     async def _send(self, send: Send) -> None:
         async def send_event(data: bytes) -> None:
             await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
 
+        first = await anext(self._events, None)
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
+            if first is not None:
+                await send_event(_encode(first))
             async for event in self._events:
                 await send_event(_encode(event))
         except OSError:

@@ -172,3 +172,13 @@ def test_messages_of_the_wrong_shape_are_named(tokenizer, messages, says):
 def test_templates_that_fail_say_why(tokenizer, template, says):
     with pytest.raises(InvalidRequest, match=says):
         chat(tokenizer, template=template)
+
+
+def test_the_bytes_of_tokens_spell_the_text(any_tokenizer):
+    text = "naïve 你好 🙂 schön"
+    ids = any_tokenizer.encode(text, add_special_tokens=False)
+    spelled = [any_tokenizer.token_bytes(token_id) for token_id in ids]
+    assert b"".join(spelled).decode().lstrip() == text
+    assert any("\ufffd" in any_tokenizer.token_text(token_id) for token_id in ids)
+    special = any_tokenizer.encode("", add_special_tokens=True)
+    assert all(any_tokenizer.token_bytes(i) == any_tokenizer.token_text(i).encode() for i in special)

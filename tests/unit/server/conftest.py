@@ -1,0 +1,32 @@
+"""Fixtures for the server without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgi_client import Client
+from fake_engine import FakeEngine
+
+from raycore.server import ServerOptions, build_app
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def serve(engine: FakeEngine) -> Callable[..., Client]:
+    """A client of a server of `engine` with these options."""
+
+    def make(headers: dict[str, str] | None = None, **options: Any) -> Client:
+        return Client(build_app(engine, ServerOptions(("fake",), **options)), headers)
+
+    return make
+
+
+@pytest.fixture
+def client(serve: Callable[..., Client]) -> Client:
+    return serve()

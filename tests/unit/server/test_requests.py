@@ -1,0 +1,219 @@
+"""What is asked for is done, or refused by its name with OpenAI's error object."""
+
+from __future__ import annotations
+
+import openai.types.chat.completion_create_params as chat_params
+import openai.types.completion_create_params as completion_params
+import pytest
+
+from raycore.errors import InvalidRequest
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
+
+BAD = "invalid_request_error"
+
+REFUSED = {
+    "/v1/completions": [
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1000}, "max_tokens"),
+        ({"prompt": "1" * 300}, "prompt"),
+        ({"prompt": [5] * 300}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [320]}, "prompt"),
+        ({"prompt": [10**30]}, "prompt"),
+        ({"prompt": ["1"] * 5}, "prompt"),
+        ({"prompt": "half a pair: \ud800"}, "prompt"),
+        ({"prompt": ["1", 2]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+    ],
+    "/v1/chat/completions": [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"verbosity": "high"}, "verbosity"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+        ({"functions": []}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"moderation": {}}, "moderation"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"prompt_cache_options": {"ttl": "1h"}}, "prompt_cache_options"),
+        ({"prompt_cache_retention": "for ever"}, "prompt_cache_retention"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ],
+}
+REFUSED_BY_BOTH = [
+    ({"n": 0}, "n"),
+    ({"n": 5}, "n"),
+    ({"n": 2, "temperature": 0}, "n"),
+    ({"n": "1"}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"n": True}, "n"),
+    ({"stop": ["a"] * 4}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": "\udc00"}, "stop"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": "one"}, "seed"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 2**63}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"320": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": "much"}}, "logit_bias"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [320]}, "allowed_token_ids"),
+    ({"stop_token_ids": [320]}, "stop_token_ids"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"priority": 2**63}, "priority"),
+    ({"request_id": "x" * 257}, "request_id"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_everything": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"nonsense": 1}, "nonsense"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"\ud800": 1}, None),
+]
+CASES = [(path, *case) for path, own in REFUSED.items() for case in [*own, *REFUSED_BY_BOTH]]
+
+
+@pytest.fixture
+def strict(serve):
+    return serve(max_n=4, max_stop_strings=3, max_prompts=4)
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), CASES)
+def test_what_cannot_be_done_is_refused_by_its_name(strict, engine, path, fields, param):
+    prompt = {"prompt": "1"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "1"}]}
+    answer = strict.post(path, prompt | fields)
+    assert answer.error == (400, BAD, param), answer.body
+    assert engine.params == [], "it was run"
+    assert (param or "").rpartition(".")[2] in answer.json["error"]["message"]
+    if "stream" not in fields and param != "stream_options":
+        assert strict.post(path, prompt | fields | {"stream": True}).error[0] == 400
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "me", "seed": -5, "logit_bias": {"5": 100, "6": -100}, "stop": ["a", "b", "c"], "n": 4},
+        {"temperature": 0, "top_p": 1, "presence_penalty": 2, "frequency_penalty": -2, "n": None, "stop": None},
+        {"top_k": 2**62, "min_tokens": 1, "priority": -3, "stream_options": None, "request_id": "mine"},
+    ],
+)
+def test_what_can_be_done_is(strict, fields):
+    assert strict.complete(**fields).status == 200
+    assert strict.chat(**fields).status == 200
+
+
+def test_hints_that_change_nothing_are_taken(client):
+    hints = {
+        "metadata": {"a": "b"},
+        "modalities": ["text"],
+        "response_format": {"type": "text"},
+        "store": False,
+        "service_tier": "auto",
+        "verbosity": "medium",
+        "reasoning_effort": "low",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "in_memory",
+        "safety_identifier": "me",
+        "parallel_tool_calls": True,
+    }
+    assert client.chat(**hints).status == 200
+
+
+@pytest.mark.parametrize(
+    ("documented", "known"),
+    [
+        (chat_params.CompletionCreateParamsBase, ChatCompletionRequest),
+        (completion_params.CompletionCreateParamsBase, CompletionRequest),
+    ],
+)
+def test_every_field_that_openai_documents_is_known(documented, known):
+    assert documented.__annotations__.keys() - known.model_fields.keys() == set()
+
+
+def test_sampling_parameters_reach_the_engine(client, engine):
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "seed": 3,
+        "stop": ["x"],
+        "stop_token_ids": [4],
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "max_tokens": 9,
+        "allowed_token_ids": [5, 6],
+        "bad_words": ["y"],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "n": 2,
+    }
+    client.complete(**fields, logit_bias={"5": 1000.0}, logprobs=3)
+    client.chat(**fields, logit_bias={"5": 1000.0}, logprobs=True, top_logprobs=3)
+    for params in engine.params:
+        assert {name: getattr(params, name) for name in fields} == fields
+        assert params.logit_bias == {5: 100.0}
+        assert params.logprobs == 3
+
+
+def test_the_model_is_checked(client):
+    for answer in (client.complete(model="other"), client.chat(model="other"), client.get("/v1/models/other")):
+        assert answer.error == (404, BAD, "model")
+        assert answer.json["error"]["code"] == "model_not_found"
+    assert client.complete(model="fake").json["model"] == "fake"
+
+
+def test_a_body_that_is_no_request_is_refused(client):
+    for raw in (b"{", b"[]", b"1", b"", b'{"prompt": "1", "n": NaN}', b"[" * 100_000, b"\xff"):
+        answer = client.post("/v1/completions", raw=[raw])
+        assert answer.error[:2] == (400, BAD), raw
+    answer = client.post("/v1/completions", {"prompt": "1"}, headers={"content-type": "text/plain"})
+    assert answer.error[:2] == (400, BAD)
+
+
+def test_what_is_not_there_says_so(client):
+    assert client.get("/v1/nothing").error == (404, BAD, None)
+    assert client.get("/v1/completions").error == (405, BAD, None)
+    assert client.get("/v1/completions").headers["allow"] == "POST"
+
+
+def test_a_request_id_that_is_under_way_is_refused_before_the_status_is_sent(client, engine):
+    def fail(index):
+        raise InvalidRequest("request_id='cmpl-mine' is already under way")
+
+    engine.at_token = fail
+    for is_stream in (False, True):
+        assert client.complete(request_id="mine", stream=is_stream).error == (400, BAD, "request_id")

@@ -1,0 +1,56 @@
+"""`/tokenize`, `/detokenize`, and what a server says of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_text_becomes_tokens_and_tokens_text(client, engine):
+    answer = client.post("/tokenize", {"prompt": "27 + 58 =", "return_token_strs": True}).json
+    ids = engine.get_tokenizer().encode("27 + 58 =")
+    assert answer == {
+        "count": len(ids),
+        "max_model_len": 200,
+        "tokens": ids,
+        "token_strs": [engine.get_tokenizer().token_text(token_id) for token_id in ids],
+    }
+    assert client.post("/detokenize", {"tokens": ids}).json == {"prompt": "27 + 58 ="}
+
+
+def test_a_conversation_becomes_the_tokens_that_it_is_answered_from(client):
+    messages = [{"role": "user", "content": "27 + 58?"}]
+    answer = client.post("/tokenize", {"messages": messages}).json
+    assert answer["tokens"] == client.chat(return_token_ids=True).json["prompt_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "1", "messages": [{"role": "user", "content": "1"}]}, "prompt"),
+        ("/tokenize", {"prompt": 1}, "prompt"),
+        ("/tokenize", {"prompt": "\ud800"}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "1", "nonsense": 1}, "nonsense"),
+        ("/detokenize", {"tokens": [320]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [10**30]}, "tokens"),
+        ("/detokenize", {"tokens": "1"}, "tokens"),
+        ("/detokenize", {}, "tokens"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(client, path, body, param):
+    assert client.post(path, body).error == (400, "invalid_request_error", param)
+
+
+def test_every_name_is_listed_and_found(serve):
+    client = serve()
+    (model,) = client.get("/v1/models").json["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("fake", "model", 200)
+    assert client.get("/v1/models/fake").json == model
+
+
+def test_probes_answer_without_a_body(client):
+    for answer in (client.get("/health"), client.get("/ping"), client.post("/ping")):
+        assert (answer.status, answer.body) == (200, b"")
+    assert client.get("/version").json["version"]
