@@ -67,13 +67,11 @@ class Completion:
         counts_always = options is not None and options.continuous_usage_stats
         async for number, output in run_streaming(self.engine, self.jobs):
             latest[number] = output
-            choices: list[dict[str, Any]] = []
+            used = usage(self._counted(list(latest.values()))) if counts_always else None
             for completion in output.outputs:
                 choice = self._choice(number, completion.index, progress[number][completion.index], output)
                 if choice is not None:
-                    choices.append(choice)
-            if choices:
-                yield self._envelope(choices, usage(self._counted(list(latest.values()))) if counts_always else None)
+                    yield self._envelope([choice], used)
         if asks_for_usage(self.request):
             yield self._envelope([], usage(self._counted(list(latest.values()))))
 

@@ -43,7 +43,9 @@ def completion_params(request: CompletionRequest, defaults: dict[str, Any], opti
     if request.best_of not in (None, request.n or 1):
         raise unsupported("best_of", f"only the value of n ({request.n or 1}) is supported, not {request.best_of}")
     _check_limit("logprobs", request.logprobs, options.max_logprobs)
-    chosen: dict[str, Any] = {"logprobs": request.logprobs, "max_tokens": request.max_tokens}
+    chosen: dict[str, Any] = {"logprobs": request.logprobs}
+    if request.max_tokens is not None:
+        chosen["max_tokens"] = request.max_tokens
     if request.echo:
         chosen["prompt_logprobs"] = request.logprobs if request.prompt_logprobs is None else request.prompt_logprobs
         if request.max_tokens == 0:
@@ -61,7 +63,7 @@ def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], option
     name, max_tokens = asked_length(request)
     if max_tokens is not None and max_tokens < 1:
         raise APIError(400, f"{name}={max_tokens} is not at least 1", param=name)
-    chosen: dict[str, Any] = {"max_tokens": defaults.get("max_tokens") if max_tokens is None else max_tokens}
+    chosen: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
     if request.logprobs:
         chosen["logprobs"] = request.top_logprobs or 0
     return _params(request, defaults, options, chosen)
@@ -89,7 +91,7 @@ def _params(
     if request.logit_bias is not None:
         given["logit_bias"] = _logit_bias(request.logit_bias)
     try:
-        return SamplingParams(**defaults | given | chosen)
+        return SamplingParams(**{"max_tokens": None} | defaults | given | chosen)
     except InvalidRequest as error:
         raise as_api_error(error) from error
 

@@ -23,7 +23,7 @@ END_OF_TEXT = 0
 
 
 class FakeEngine:
-    """`text` is what follows every prompt, then the end of sequence. It notes what was asked for, and what was aborted."""
+    """`text` is what follows every prompt, then the end of sequence. It notes what was asked for, and aborted."""
 
     def __init__(self, text: str = " 85 is the answer", max_model_len: int = 200) -> None:
         self.trouble: str | None = None
@@ -84,14 +84,13 @@ class FakeEngine:
         """One for each step; the sequences of a request with `n` end one step after the other."""
         text_ids = self._tokenizer.encode(self._text, add_special_tokens=False)
         most = min(params.max_tokens or self.max_model_len, self.max_model_len - len(prompt))
-        for index in range(most + len(handles)):
+        length = most if params.ignore_eos else min(most, len(text_ids) + 1)
+        for index in range(length + len(handles)):
             tokens: list[tuple[int, int]] = []
             ends: list[FinishedRequest] = []
             for number, handle in enumerate(handles):
                 position = index - number
-                if not 0 <= position < min(most, len(text_ids) + 1) and not (
-                    params.ignore_eos and 0 <= position < most
-                ):
+                if not 0 <= position < length:
                     continue
                 token_id = text_ids[position] if position < len(text_ids) else END_OF_TEXT
                 tokens.append((handle, token_id))

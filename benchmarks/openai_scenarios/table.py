@@ -1,0 +1,138 @@
+"""What rows of the table are made of: the server to ask, and what came back as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+PROMPT = "27 + 58 ="
+PROMPT_IDS = [21, 26, 263, 224, 24, 27, 261]
+QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}},
+}
+ENDLESS = {"max_tokens": 900, "temperature": 1, "n": 64}
+"""Too many tokens to be done by the time at which they have to be gone."""
+ABORTED_WITHIN_S = 1.0
+START_WITHIN_S = 20.0
+
+
+class Api:
+    """A server to ask."""
+
+    def __init__(self, root: str, model: str, key: str, num_underway: Callable[[], int]) -> None:
+        """`num_underway`: the requests that the server's engine has."""
+        self.root, self.model = root, model
+        self.num_underway = num_underway
+        self.client = openai.OpenAI(base_url=f"{root}/v1", api_key=key, max_retries=0, timeout=60)
+        self.http = httpx.Client(base_url=root, headers={"authorization": f"Bearer {key}"}, timeout=60)
+
+    def complete(self, prompt: Any = PROMPT, **fields: Any) -> Any:
+        """`/v1/completions`, greedy unless said otherwise. Fields that the client doesn't know go into the body."""
+        return self.client.completions.create(**self._arguments({"prompt": prompt, "temperature": 0, **fields}))
+
+    def chat(self, messages: Any = QUESTION, **fields: Any) -> Any:
+        """`/v1/chat/completions`, likewise."""
+        return self.client.chat.completions.create(
+            **self._arguments({"messages": messages, "temperature": 0, **fields})
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+        self.http.close()
+
+    def _arguments(self, fields: dict[str, Any]) -> dict[str, Any]:
+        own = {name: value for name, value in fields.items() if name in ("prompt", "messages", "stream")}
+        return {"model": self.model, **own, "extra_body": {k: v for k, v in fields.items() if k not in own}}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One row."""
+
+    name: str
+    ask: Callable[[Api], Any]
+    expected: Any
+    vllm_differs: str | None
+    """Why vLLM's outcome is another; None where it is to be the same."""
+
+
+SCENARIOS: list[Scenario] = []
+
+
+def scenario(expected: Any, vllm_differs: str | None = None) -> Callable[[Callable[[Api], Any]], Callable[[Api], Any]]:
+    """Put a function into the table."""
+
+    def add(ask: Callable[[Api], Any]) -> Callable[[Api], Any]:
+        SCENARIOS.append(Scenario(ask.__name__, ask, expected, vllm_differs))
+        return ask
+
+    return add
+
+
+def of_choice(choice: Any) -> list[Any]:
+    """A choice of a completion: text, why it ended, what ended it."""
+    return [choice.text, choice.finish_reason, getattr(choice, "stop_reason", None)]
+
+
+def of_message(choice: Any) -> list[Any]:
+    """A choice of a chat completion: role, text, why it ended."""
+    return [choice.message.role, choice.message.content, choice.finish_reason]
+
+
+def of_usage(usage: Any) -> list[int]:
+    """Tokens of the prompt, of the output, of both."""
+    return [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens]
+
+
+def of_events(events: Iterable[Any]) -> dict[str, Any]:
+    """A stream put together: for each choice its text and its reasons to end, and the usages that came."""
+    texts: dict[int, str] = {}
+    reasons: dict[int, list[str]] = {}
+    usages: list[list[int]] = []
+    for event in events:
+        if event.usage is not None:
+            usages.append(of_usage(event.usage))
+        for choice in event.choices:
+            text = choice.text if hasattr(choice, "text") else choice.delta.content
+            texts[choice.index] = texts.get(choice.index, "") + (text or "")
+            if choice.finish_reason is not None:
+                reasons.setdefault(choice.index, []).append(choice.finish_reason)
+    return {"texts": [texts[i] for i in sorted(texts)], "ends": [reasons[i] for i in sorted(reasons)], "usage": usages}
+
+
+def of_error(call: Callable[[], Any]) -> list[Any]:
+    """Status, type and parameter of an error."""
+    try:
+        answer = call()
+    except openai.APIStatusError as error:
+        body: Any = error.body
+        return [error.status_code, body.get("type"), body.get("param")]
+    if isinstance(answer, httpx.Response):
+        error = answer.json()["error"]
+        return [answer.status_code, error["type"], error["param"]]
+    return [200, type(answer).__name__]
+
+
+def of_logprobs(logprobs: Any) -> dict[str, Any]:
+    """Those of a completion, rounded."""
+    return {
+        "tokens": logprobs.tokens,
+        "offsets": logprobs.text_offset,
+        "logprobs": [each if each is None else round(each, 2) for each in logprobs.token_logprobs],
+        "num_top": [each and len(each) for each in logprobs.top_logprobs],
+    }
+
+
+def of_chat_logprobs(content: Iterable[Any]) -> list[Any]:
+    """Those of a chat completion, rounded."""
+    return [
+        [token.token, round(token.logprob, 2), token.bytes, [other.token for other in token.top_logprobs]]
+        for token in content
+    ]

@@ -1,0 +1,109 @@
+"""OpenAI-compatible servers of the bundled model, to ask the same of: raycore's, in this process, and vLLM's."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from openai_scenarios import Api
+
+from raycore import AsyncLLM
+from raycore.demo import demo_model_path
+from raycore.server import ServerOptions, build_app
+from raycore.server.serving import HttpServer, listen
+
+NAME = "demo"
+KEY = "key-of-the-benchmark"
+MAX_MODEL_LEN = 1000
+STOP_TIMEOUT_S = 30.0
+LOOK_S = 0.5
+
+PEER_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@contextmanager
+def raycore_server(engine: AsyncLLM) -> Iterator[Api]:
+    """A server of `engine`, on a free port of this machine."""
+    app = build_app(engine, ServerOptions((NAME,), api_keys=(KEY,)))
+    with listen("127.0.0.1", 0) as listener:
+        server = HttpServer(app, listener)
+        server.start()
+        api = Api(f"http://127.0.0.1:{listener.getsockname()[1]}", NAME, KEY, lambda: engine.num_unfinished_requests)
+        try:
+            yield api
+        finally:
+            api.close()
+            server.stop()
+
+
+@contextmanager
+def vllm_server(python: str, start_timeout_s: float) -> Iterator[Api]:
+    """vLLM's server, run by the interpreter `python`. Raises RuntimeError with the end of its log."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {
+        "--model": demo_model_path(),
+        "--served-model-name": NAME,
+        "--dtype": "float32",
+        "--max-model-len": MAX_MODEL_LEN,
+        "--port": port,
+        "--host": "127.0.0.1",
+        "--api-key": KEY,
+    }
+    arguments = [str(part) for option in options.items() for part in option]
+    root = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [python, "-m", "vllm.entrypoints.openai.api_server", *arguments],
+                env={**os.environ, **PEER_ENVIRONMENT},
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            _wait_until_healthy(root, process, log, start_timeout_s)
+            api = Api(root, NAME, KEY, lambda: _num_in_vllm(root))
+            try:
+                yield api
+            finally:
+                api.close()
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_healthy(root: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s and process.poll() is None:
+        try:
+            if httpx.get(f"{root}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(LOOK_S)
+    raise RuntimeError(f"vLLM's server didn't come up within {timeout_s:g} s; its log ends:\n{log.read_text()[-3000:]}")
+
+
+def _num_in_vllm(root: str) -> int:
+    """Requests that its engine has, as its metrics tell."""
+    metrics = httpx.get(f"{root}/metrics").text
+    counts = re.findall(r"^vllm:num_requests_(?:running|waiting){[^}]*} (\S+)", metrics, re.MULTILINE)
+    return int(sum(map(float, counts)))
