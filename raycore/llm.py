@@ -26,6 +26,7 @@ from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest, RequestFailed
 from raycore.messages import EngineInfo
+from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.status import EngineStatus, RankStatus
@@ -103,6 +104,7 @@ class _Engine:
         self._read_status = partial(
             _read_status, self.name, self.config.model.model, manager, self._supervisor, self._client
         )
+        self._read_metrics = partial(_read_metrics, manager, self._supervisor, self._client)
         self._control = ControlThread(self.name, self._read_status, self._supervisor.scale)
         self._control.start()
         for info in infos:
@@ -122,6 +124,10 @@ class _Engine:
     def ranks(self) -> list[RankStatus]:
         """How the ranks are, in rank order: what is known here, without asking them; none after `shutdown()`."""
         return self._read_status().ranks
+
+    def read_metrics(self) -> MetricsView:
+        """What the ranks do and have done, as it is known here: what a Prometheus server, or a log line, shows."""
+        return self._read_metrics()
 
     def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
         """Have this many ranks, while requests run: none fails.
@@ -526,6 +532,12 @@ def _read_status(
     cause = supervisor.wait(0.0)
     return EngineStatus(
         name, model, rank_statuses(manager, supervisor, client), failure=None if cause is None else str(cause)
+    )
+
+
+def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, client: EngineClient) -> MetricsView:
+    return MetricsView(
+        rank_statuses(manager, supervisor, client), client.counts(), manager.infos, client.num_waiting_for_rank
     )
 
 

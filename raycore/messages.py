@@ -116,12 +116,18 @@ class FinishedRequest(msgspec.Struct, array_like=True):
 
 
 class LoadView(msgspec.Struct, frozen=True, array_like=True):
-    """A rank's load, as routing sees it."""
+    """A rank's load, and what it has counted."""
 
     num_waiting: int
     num_running: int
     kv_usage: float
     """Share of the KV cache's blocks that running requests hold, 0 to 1."""
+    num_preemptions: int = 0
+    """How often a running request had to start over. This and what follows count from the rank's start."""
+    prefix_cache_queries: int = 0
+    """Tokens of requests that were looked for in the prefix cache, when the requests ran for the first time."""
+    prefix_cache_hits: int = 0
+    """Those of them that it held."""
 
 
 NO_LOAD = LoadView(0, 0, 0.0)
@@ -136,6 +142,8 @@ class OutputBatch(msgspec.Struct, array_like=True):
     """int32[k]."""
     started: list[tuple[int, int]] = []
     """(handle, num_cached_tokens) of requests that were scheduled for the first time."""
+    queued: list[tuple[int, float]] = []
+    """(handle, seconds) of the same requests: from their arrival in the engine to their first step."""
     finished: list[FinishedRequest] = []
     logprobs: list[tuple[int, TokenLogprobs]] = []
     """(index into `token_ids`, logprobs of that token)."""

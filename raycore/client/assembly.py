@@ -7,7 +7,7 @@ once; only those that stream or have stop strings are looked at after every batc
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,17 +33,26 @@ class OutputUpdate(NamedTuple):
 class AssemblyStep:
     """What one batch brought."""
 
+    now_s: float
+    """When that was, on this process's clock."""
     updates: list[OutputUpdate] = field(default_factory=list[OutputUpdate])
     """One for each request that finished, failed, or streams and has something new."""
     aborts: list[int] = field(default_factory=list[int])
     """Handles that engines needn't go on with, because a stop string or an error ended them here."""
+    handles: list[int] = field(default_factory=list[int])
+    """Whose tokens came, one entry for each token; without those of requests that are not there any more."""
+    first_tokens: list[SequenceState] = field(default_factory=list[SequenceState])
+    """Sequences whose first token came."""
+    ended: list[SequenceState] = field(default_factory=list[SequenceState])
+    """Sequences that ended."""
 
 
 class OutputAssembler:
     """The requests of one client that are under way. Not thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
         self._tokenizer = tokenizer
+        self._clock = clock
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[int, SequenceState] = {}
         """By handle, like the three below: sequences that haven't finished."""
@@ -73,7 +82,7 @@ class OutputAssembler:
         assert request_id not in self._requests, f"request {request_id!r} is under way"
         assert len(handles) == params.n, f"{len(handles)} handles for n={params.n}"
         request = RequestState(request_id, prompt, prompt_token_ids, params, stream)
-        request.metrics["arrival_s"] = time.monotonic()
+        request.metrics["arrival_s"] = self._clock()
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None for _ in prompt_token_ids]
         self._requests[request_id] = request
@@ -117,10 +126,11 @@ class OutputAssembler:
 
     def process(self, batch: OutputBatch) -> AssemblyStep:
         """Take in what an engine sent. Requests that it doesn't know, because they have been aborted, are ignored."""
-        step = AssemblyStep()
+        step = AssemblyStep(self._clock())
         handles: list[int] = np.frombuffer(batch.handles, np.int64).tolist()
         self._note_starts(batch)
-        self._collect_tokens(batch, handles)
+        step.handles = self._collect_tokens(batch, handles)
+        self._note_first_tokens(step)
         self._collect_logprobs(batch, handles)
         changed = self._follow_watched(batch, handles, step)
         for end in batch.finished:
@@ -135,21 +145,38 @@ class OutputAssembler:
         for handle, num_cached_tokens in batch.started:
             sequence = self._sequences.get(handle)
             # a request that goes on elsewhere starts there, too: what counts is how it began
-            if sequence is not None and sequence.index == 0 and sequence.request.num_cached_tokens is None:
-                sequence.request.num_cached_tokens = num_cached_tokens
+            if sequence is not None and sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = num_cached_tokens
+                if sequence.index == 0:
+                    sequence.request.num_cached_tokens = num_cached_tokens
+        for handle, queue_s in batch.queued:
+            sequence = self._sequences.get(handle)
+            if sequence is not None and sequence.queue_s is None:
+                sequence.queue_s = queue_s
 
-    def _collect_tokens(self, batch: OutputBatch, handles: list[int]) -> None:
+    def _collect_tokens(self, batch: OutputBatch, handles: list[int]) -> list[int]:
+        """Returns the handles of those that are still there."""
         token_ids: list[int] = np.frombuffer(batch.token_ids, np.int32).tolist()
         find = self._token_ids.get
+        has_strangers = False
         for handle, token_id in zip(handles, token_ids, strict=True):
             tokens = find(handle)
             if tokens is not None:
                 tokens.append(token_id)
-        if self._tokenless:
-            first_tokens = self._tokenless.intersection(handles)
-            self._tokenless -= first_tokens
-            for handle in first_tokens:
-                self._sequences[handle].request.metrics.setdefault("first_token_s", time.monotonic())
+            else:
+                has_strangers = True
+        return [handle for handle in handles if handle in self._token_ids] if has_strangers else handles
+
+    def _note_first_tokens(self, step: AssemblyStep) -> None:
+        if not self._tokenless:
+            return
+        first_tokens = self._tokenless.intersection(step.handles)
+        self._tokenless -= first_tokens
+        for handle in first_tokens:
+            sequence = self._sequences[handle]
+            sequence.first_token_s = step.now_s
+            sequence.request.metrics.setdefault("first_token_s", step.now_s)
+            step.first_tokens.append(sequence)
 
     def _collect_logprobs(self, batch: OutputBatch, handles: list[int]) -> None:
         for index, entry in batch.logprobs:
@@ -175,6 +202,7 @@ class OutputAssembler:
             sequence = self._sequences[handle]
             if sequence.follow_text(ends_with_stop_token=ends.get(handle) == "stop"):
                 self._drop_handle(handle)
+                step.ended.append(sequence)
                 if handle not in ends:
                     step.aborts.append(handle)
             if sequence.request.stream or sequence.finish_reason is not None:
@@ -184,12 +212,15 @@ class OutputAssembler:
     def _take_end(self, sequence: SequenceState, end: FinishedRequest, step: AssemblyStep) -> None:
         if end.finish_reason != "error":
             self._finish(sequence, end.finish_reason, end.stop_reason)
+            step.ended.append(sequence)
             return
         request = sequence.request
         self._forget(request)
-        step.aborts += [
-            other.handle for other in request.sequences if other is not sequence and not other.finish_reason
-        ]
+        failed = [each for each in request.sequences if each.finish_reason is None]
+        step.aborts += [other.handle for other in failed if other is not sequence]
+        for each in failed:
+            each.finish_reason = "error"
+        step.ended += failed
         step.updates.append(OutputUpdate(request.request_id, None, InvalidRequest(str(end.stop_reason))))
 
     def _report(self, changed: Iterable[str], step: AssemblyStep) -> None:
@@ -199,7 +230,7 @@ class OutputAssembler:
                 continue
             finished = request.finished
             if finished:
-                request.metrics["finished_s"] = time.monotonic()
+                request.metrics["finished_s"] = step.now_s
                 self._forget(request)
             if finished or request.stream:
                 step.updates.append(OutputUpdate(request_id, request.output()))

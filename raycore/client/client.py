@@ -27,11 +27,13 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from raycore.client.assembly import OutputAssembler
 from raycore.client.inputs import ParsedPrompt, check_request
+from raycore.client.recorder import Recorder
 from raycore.client.routing import Router
 from raycore.client.tokenizer import Tokenizer
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.messages import HANDLE_CLIENT_SHIFT, NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
+from raycore.metrics.counts import RankCounts
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import MAX_SEED, SamplingParams
 from raycore.worker.quiet import Ringer
@@ -120,6 +122,7 @@ class EngineClient:
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
         self._assembler = OutputAssembler(tokenizer)
+        self._recorder = Recorder(config.model.max_model_len)
         self._links: dict[int, _Link] = {}
         self._router = Router()
         self._underway: dict[str, _Underway] = {}
@@ -190,7 +193,9 @@ class EngineClient:
                 if request.dp_rank is not None:
                     by_rank[request.dp_rank] += request.handles
                 self._drop(request_id)
-                aborted.append((request.sink, Update(request_id, self._assembler.abort(request_id))))
+                output = self._assembler.abort(request_id)
+                self._recorder.drop(request.dp_rank, request.handles, output, "abort")
+                aborted.append((request.sink, Update(request_id, output)))
             self._send_aborts(by_rank)
         if notify:
             for sink, update in aborted:
@@ -252,6 +257,16 @@ class EngineClient:
                 for dp_rank, link in self._links.items()
             }
 
+    def counts(self) -> dict[int, RankCounts]:
+        """What has been counted of each rank since the start, by dp_rank; ranks that have gone are among them."""
+        with self._lock:
+            return self._recorder.counts()
+
+    @property
+    def num_waiting_for_rank(self) -> int:
+        """Requests that no rank has, because there is none."""
+        return len(self._parked)
+
     def close(self, reason: BaseException) -> None:
         """Fail what is under way, and what comes, with `reason`. The ranks' streams end when the ranks do."""
         self._fail(reason)
@@ -264,6 +279,7 @@ class EngineClient:
         link = _Link(dp_rank, actor, info, self._ringer if is_here else None)
         with self._lock:
             self._links[dp_rank] = link
+            self._recorder.add_rank(dp_rank)
             self._tightest = min((link.info for link in self._links.values()), key=lambda info: info.num_kv_tokens)
             self._router.add(dp_rank)
             self._dispatch(list(self._parked))
@@ -346,10 +362,11 @@ class EngineClient:
             with self._lock:
                 if not self._is_current(link):
                     return
+                step = self._assembler.process(batch)
+                self._recorder.take(link.dp_rank, link.load, batch.load, step)
                 link.load = batch.load
                 self._router.observe(link.dp_rank, batch.load)
                 self.num_output_tokens += len(batch.token_ids) // 4
-                step = self._assembler.process(batch)
                 for request_id, output, error in step.updates:
                     request = self._underway.get(request_id)
                     if request is None:
@@ -388,6 +405,7 @@ class EngineClient:
                 # under a new handle, so that what the old rank may still send is recognised, and ignored
                 handle = next(self._handles)
                 tokens = self._assembler.rebind(old.handle, handle)
+                self._recorder.rebind(old.handle, handle)
                 request.sequences[index] = msgspec.structs.replace(old, handle=handle, output_token_ids=list(tokens))
         self._dispatch(request_ids)
 
@@ -417,7 +435,7 @@ class EngineClient:
                 request = self._underway.get(request_id)
                 if request is not None:
                     self._drop(request_id)
-                    self._assembler.abort(request_id)
+                    self._recorder.drop(request.dp_rank, request.handles, self._assembler.abort(request_id), "error")
                     failed.append((request.sink, Update(request_id, error=_request_failed(request_id, request, error))))
         for sink, update in failed:
             sink([update])
@@ -429,8 +447,8 @@ class EngineClient:
                 (request.sink, Update(request_id, error=self._failure))
                 for request_id, request in self._underway.items()
             ]
-            for request_id in self._underway:
-                self._assembler.abort(request_id)
+            for request_id, request in self._underway.items():
+                self._recorder.drop(request.dp_rank, request.handles, self._assembler.abort(request_id), "error")
             self._underway.clear()
             self._parked.clear()
             self._drained.notify_all()

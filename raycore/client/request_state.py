@@ -55,6 +55,12 @@ class SequenceState:
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens that the prefix cache already held; None until it is known."""
+        self.queue_s: float | None = None
+        """From its arrival in the engine to its first step; None until it is known."""
+        self.first_token_s: float | None = None
+        """When its first token came, on this process's clock."""
         self._tokenizer = tokenizer
         params = request.params
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []

@@ -54,7 +54,10 @@ class EngineCore:
             executor.shutdown()
             raise
         self.scheduler = Scheduler(config.scheduler, config.cache, self.num_blocks, config.model.spec.vocab_size)
-        self._in_flight: deque[tuple[StepPlan, Pending[StepResult]]] = deque()
+        self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
+        """Plans with their results to come, and when they were made."""
+        self._arrived_s: dict[int, float] = {}
+        """By handle: when the requests came that no step has begun."""
         self._step_started_s: float | None = None
         logger.info(
             "the KV cache holds %d tokens (%d blocks of %d)",
@@ -70,10 +73,13 @@ class EngineCore:
             InvalidRequest: it can't run, whatever else does; nothing else is affected.
         """
         self.scheduler.submit(request)
+        self._arrived_s[request.handle] = time.monotonic()
 
     def abort(self, handles: list[int]) -> None:
         """Drop requests. No output of theirs follows."""
         self.scheduler.abort(handles)
+        for handle in handles:
+            self._arrived_s.pop(handle, None)
 
     def step(self) -> StepOutputs | None:
         """Schedule a step and give the outputs of the oldest one in flight, once there are enough in flight."""
@@ -99,13 +105,19 @@ class EngineCore:
         if len(self._in_flight) < self.executor.max_concurrent_batches:
             plan = self.scheduler.schedule()
             if plan is not None:
-                self._in_flight.append((plan, self.executor.execute(plan)))
+                planned_s = time.monotonic()
+                self._in_flight.append((plan, self.executor.execute(plan), planned_s))
         if not self._in_flight:
             return None
         if plan is not None and len(self._in_flight) < self.executor.max_concurrent_batches:
             return None  # the workers have one step to do: plan the next before waiting for it
-        plan, pending = self._in_flight.popleft()
-        return self.scheduler.update(plan, pending.result(self.config.executor.execute_timeout_s))
+        plan, pending, planned_s = self._in_flight.popleft()
+        return self._update(plan, pending.result(self.config.executor.execute_timeout_s), planned_s)
+
+    def _update(self, plan: StepPlan, result: StepResult, planned_s: float) -> StepOutputs:
+        outputs = self.scheduler.update(plan, result)
+        outputs.queued = [(handle, planned_s - self._arrived_s.pop(handle)) for handle, _ in outputs.started]
+        return outputs
 
     def lockstep_step(self) -> tuple[StepOutputs | None, bool]:
         """One step of a wave, from the plan to the result, without a token if there is nothing to schedule.
@@ -115,9 +127,10 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if plan is None:
             return None, self.dummy_step()
+        planned_s = time.monotonic()
         with self._timed():
             result = self.executor.execute(plan).result(self.config.executor.execute_timeout_s)
-            return self.scheduler.update(plan, result), result.is_anyone_busy
+            return self._update(plan, result, planned_s), result.is_anyone_busy
 
     def dummy_step(self, timeout_s: float | None = None) -> bool:
         """A step without a token, which the engines that share experts with this one need of it.

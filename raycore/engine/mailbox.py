@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from raycore.messages import HANDLE_CLIENT_SHIFT, EngineRequest, FinishedRequest, LoadView, OutputBatch
+from raycore.messages import HANDLE_CLIENT_SHIFT, NO_LOAD, EngineRequest, FinishedRequest, LoadView, OutputBatch
 from raycore.scheduler.outputs import StepOutputs
 
 IDLE_CHECK_S = 1.0
@@ -150,7 +150,7 @@ class _Outbox:
     def __init__(self) -> None:
         self._ready = threading.Condition()
         self._steps: list[StepOutputs] = []
-        self._load = LoadView(0, 0, 0.0)
+        self._load = NO_LOAD
         self._due_s = float("inf")
         self._is_due = False
         self.closed = False
@@ -189,6 +189,7 @@ def _merge(steps: list[StepOutputs], load: LoadView) -> OutputBatch:
     num_tokens = 0
     for step in steps:
         batch.started += step.started
+        batch.queued += step.queued
         batch.finished += step.finished
         batch.prompt_logprobs += step.prompt_logprobs
         batch.logprobs += [(num_tokens + i, logprobs) for i, logprobs in step.logprobs]
@@ -218,6 +219,7 @@ def _only(client: int, clients: np.ndarray[Any, np.dtype[np.int64]], outputs: St
         handles=outputs.handles[kept],
         token_ids=outputs.token_ids[kept],
         started=[s for s in outputs.started if s[0] >> HANDLE_CLIENT_SHIFT == client],
+        queued=[q for q in outputs.queued if q[0] >> HANDLE_CLIENT_SHIFT == client],
         finished=[f for f in outputs.finished if f.handle >> HANDLE_CLIENT_SHIFT == client],
         logprobs=[(new_index[i], logprobs) for i, logprobs in outputs.logprobs if i in new_index],
         prompt_logprobs=[p for p in outputs.prompt_logprobs if p[0] >> HANDLE_CLIENT_SHIFT == client],

@@ -21,6 +21,8 @@ class StepOutputs:
     """int32[k]."""
     started: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(handle, num_cached_tokens) of requests that were scheduled for the first time."""
+    queued: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    """(handle, seconds) of the same requests: from their arrival to their first step. The engine adds it."""
     finished: list[FinishedRequest] = field(default_factory=list[FinishedRequest])
     """Their last tokens are in `token_ids`."""
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list[tuple[int, TokenLogprobs]])

@@ -63,6 +63,9 @@ class Scheduler:
         """Slots whose requests have left since the last plan."""
         self._num_submitted = 0
         self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_queried_tokens = 0
+        self._num_cached_tokens = 0
         self._refused: tuple[Request, int] | None = None
         """(head of the queue, free blocks) when there were too few: no need to look again until either changes."""
 
@@ -99,8 +102,15 @@ class Scheduler:
         return bool(self._requests)
 
     def load(self) -> LoadView:
-        """What routing wants to know."""
-        return LoadView(len(self._waiting), self._slots.num_running, self._pool.usage)
+        """What runs and waits now, and what has been counted since the start."""
+        return LoadView(
+            len(self._waiting),
+            self._slots.num_running,
+            self._pool.usage,
+            self._num_preemptions,
+            self._num_queried_tokens,
+            self._num_cached_tokens,
+        )
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing happens, while any request holds blocks."""
@@ -174,6 +184,7 @@ class Scheduler:
         """
         candidates = [request for request in self._slots.running() if self._slots.phase[request.slot] != LAST]
         victim = max(candidates, key=self._waiting.urgency)
+        self._num_preemptions += 1
         self._vacate(victim)
         self._waiting.push(victim)
 
@@ -242,6 +253,9 @@ class Scheduler:
         self._advance_chunk(chunk, draft)
         if not request.was_started:
             request.was_started = True
+            if self._prefixes is not None and request.reads_prefix_cache:
+                self._num_queried_tokens += len(request.tokens)
+                self._num_cached_tokens += num_cached
             draft.started.append((request, num_cached))
         return chunk
 

@@ -21,6 +21,7 @@ from raycore.server.completions import Completion
 from raycore.server.document import describe, responses
 from raycore.server.errors import APIError, as_api_error
 from raycore.server.generation import ServingEngine
+from raycore.server.metrics import add_metrics
 from raycore.server.middleware import Admission, BodyLimit
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import (
@@ -44,6 +45,7 @@ def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
     app.state.engine, app.state.options = engine, options
     app.add_middleware(Admission, engine=engine, options=options)
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
+    add_metrics(app, engine, options.served_model_names[0])
     _handle_errors(app)
     _add_completions(app, engine, options)
     _add_tokens(app, engine, options)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from raycore.client.tokenizer import Tokenizer
+from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
 
@@ -43,6 +44,10 @@ class ServingEngine(Protocol):
     @property
     def trouble(self) -> str | None:
         """Why it takes no requests; None when it does."""
+        ...
+
+    def read_metrics(self) -> MetricsView:
+        """Its numbers as they are now."""
         ...
 
 

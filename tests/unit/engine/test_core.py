@@ -1,7 +1,9 @@
 """The engine's step and loop, with a fake executor: no Ray, no torch."""
 
 import threading
+import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -115,6 +117,28 @@ def test_aborted_requests_say_nothing_more():
     core.step()
     core.abort([0])
     assert list(run_to_end(core)) == [1]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_it_says_how_long_requests_waited_for_their_first_step(monkeypatch, depth):
+    clock = SimpleNamespace(now_s=0.0, perf_counter=time.perf_counter, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr("raycore.engine.core.time", clock)
+    core = EngineCore(make_config(max_num_seqs=1), FakeExecutor(max_concurrent_batches=depth))
+    for handle in range(3):
+        core.submit(request(handle, max_tokens=3))
+        clock.now_s += 1.0
+    core.abort([1])
+    queued: dict[int, float] = {}
+    while core.has_work():
+        outputs = core.step()
+        if outputs is not None:
+            queued |= dict(outputs.queued)
+            assert [handle for handle, _ in outputs.queued] == [handle for handle, _ in outputs.started]
+        clock.now_s += 1.0
+    assert queued[0] == 3.0
+    # it came 2 s after the first, which then ran for three steps
+    assert queued[2] == 1.0 + 3 + (depth - 1)
+    assert not core._arrived_s
 
 
 def test_the_cache_is_sized_by_memory_and_no_larger_than_useful():

@@ -90,14 +90,16 @@ def test_clients_get_only_what_is_theirs():
         [10, 20, 30],
         logprobs=[(1, logprobs)],
         started=[(other + 1, 0)],
+        queued=[(other + 1, 0.5)],
         finished=[FinishedRequest(1, "stop")],
     )
     mailbox.publish(outputs, LOAD)
     mine, theirs = next_batch(mailbox.outputs(0)), next_batch(mailbox.outputs(1))
     assert tokens_of(mine) == [(1, 10), (2, 30)]
-    assert (mine.logprobs, mine.started, len(mine.finished)) == ([], [], 1)
+    assert (mine.logprobs, mine.started, mine.queued, len(mine.finished)) == ([], [], [], 1)
     assert tokens_of(theirs) == [(other + 1, 20)]
     assert (theirs.logprobs, theirs.started, theirs.finished) == ([(0, logprobs)], [(other + 1, 0)], [])
+    assert theirs.queued == [(other + 1, 0.5)]
 
 
 def test_a_refusal_reaches_its_client():

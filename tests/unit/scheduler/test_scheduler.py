@@ -296,3 +296,22 @@ def test_a_block_is_not_shared_before_its_tokens_are_known() -> None:
     for known in range(8):
         engine.submit([1, 2, *engine.tokens[first][:known], *leftovers], max_tokens=1)
     engine.run()
+
+
+def test_preemptions_and_what_the_prefix_cache_gave_are_counted() -> None:
+    engine = FakeEngine(num_blocks=10, block_size=4, max_num_seqs=4)
+    engine.submit([1] * 9, max_tokens=1)
+    engine.run()
+    load = engine.scheduler.load()
+    assert (load.prefix_cache_queries, load.prefix_cache_hits, load.num_preemptions) == (9, 0, 0)
+    engine.submit([1] * 9, max_tokens=1)
+    engine.submit([1] * 9, max_tokens=1, prompt_logprobs=1)  # which doesn't look
+    engine.run()
+    load = engine.scheduler.load()
+    assert (load.prefix_cache_queries, load.prefix_cache_hits, load.num_preemptions) == (18, 8, 0)
+    for first in (2, 3):
+        engine.submit([first] * 4, max_tokens=24)
+    engine.run()
+    load = engine.scheduler.load()
+    assert load.num_preemptions == engine.worker.num_resumed > 0
+    assert load.prefix_cache_queries == 18 + 8, "a request that starts over isn't counted again"

@@ -1,0 +1,108 @@
+"""Counts what comes back from the ranks, once for each batch. Not thread-safe; knows no Ray.
+
+A rank's running and waiting requests are not counted here: it says so itself, see `raycore.messages.LoadView`.
+"""
+
+from __future__ import annotations
+
+from raycore.client.assembly import AssemblyStep
+from raycore.client.request_state import RequestState, SequenceState
+from raycore.client.token_gaps import TokenGaps
+from raycore.messages import LoadView
+from raycore.metrics.counts import RankCounts
+from raycore.outputs import RequestOutput
+
+
+class Recorder:
+    """The counts of one client's ranks."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self._ranks: dict[int, RankCounts] = {}
+        self._gaps = TokenGaps()
+
+    def add_rank(self, dp_rank: int) -> None:
+        """Have counts of this rank; those that there are go on."""
+        if dp_rank not in self._ranks:
+            self._ranks[dp_rank] = RankCounts.empty(self._max_model_len)
+
+    def counts(self) -> dict[int, RankCounts]:
+        """As they are now, by dp_rank; ranks that have gone are among them."""
+        return {dp_rank: counts.copy() for dp_rank, counts in sorted(self._ranks.items())}
+
+    def num_tokens(self) -> int:
+        """Prompt and output tokens of all ranks: whether anything has happened, at no cost."""
+        return sum(counts.num_prompt_tokens + counts.num_output_tokens for counts in self._ranks.values())
+
+    def take(self, dp_rank: int, before: LoadView, load: LoadView, step: AssemblyStep) -> None:
+        """Count what a batch brought.
+
+        Args:
+            before: what the same process of the rank said before; `NO_LOAD` for its first word.
+        """
+        counts = self._ranks[dp_rank]
+        counts.num_output_tokens += len(step.handles)
+        counts.num_preemptions += load.num_preemptions - before.num_preemptions
+        counts.num_prefix_queries += load.prefix_cache_queries - before.prefix_cache_queries
+        counts.num_prefix_hits += load.prefix_cache_hits - before.prefix_cache_hits
+        for sequence in step.first_tokens:
+            _count_first_token(counts, sequence, step.now_s)
+        if step.handles:
+            self._gaps.observe(dp_rank, step.handles, step.now_s, counts.between_tokens_s)
+        if step.ended:
+            self._gaps.forget([sequence.handle for sequence in step.ended])
+        for sequence in step.ended:
+            _count_end(counts, sequence, step.now_s)
+        for request in {sequence.request: None for sequence in step.ended if sequence.finish_reason != "error"}:
+            if request.finished:
+                _count_request(counts, request)
+
+    def drop(self, dp_rank: int | None, handles: list[int], output: RequestOutput, reason: str) -> None:
+        """A request, cut short by its client or by a failure, has ended with this output for this finish reason.
+
+        Args:
+            dp_rank: the rank that had it; None where it waited for one, and is nobody's.
+            handles: of all its sequences.
+        """
+        self._gaps.forget(handles)
+        if dp_rank is not None:
+            num_cut_short = sum(completion.finish_reason == "abort" for completion in output.outputs)
+            self._ranks[dp_rank].num_finished[reason] += num_cut_short
+
+    def rebind(self, handle: int, new_handle: int) -> None:
+        """A sequence goes on elsewhere under another handle."""
+        self._gaps.rebind(handle, new_handle)
+
+
+def _count_first_token(counts: RankCounts, sequence: SequenceState, now_s: float) -> None:
+    request = sequence.request
+    counts.num_prompt_tokens += len(request.prompt_token_ids)
+    counts.num_cached_prompt_tokens += sequence.num_cached_tokens or 0
+    counts.first_token_s.observe(now_s - request.metrics["arrival_s"])
+
+
+def _count_end(counts: RankCounts, sequence: SequenceState, now_s: float) -> None:
+    assert sequence.finish_reason is not None
+    counts.num_finished[sequence.finish_reason] += 1
+    if sequence.finish_reason == "error" or sequence.first_token_s is None:
+        return
+    request = sequence.request
+    num_prompt, num_output = len(request.prompt_token_ids), len(sequence.token_ids)
+    total_s, queue_s = now_s - request.metrics["arrival_s"], sequence.queue_s or 0.0
+    decode_s = now_s - sequence.first_token_s
+    counts.request_s.observe(total_s)
+    counts.queue_s.observe(queue_s)
+    counts.inference_s.observe(total_s - queue_s)
+    counts.prefill_s.observe(total_s - queue_s - decode_s)
+    counts.decode_s.observe(decode_s)
+    counts.per_output_token_s.observe(decode_s / (num_output - 1) if num_output > 1 else 0.0)
+    counts.prompt_tokens.observe(num_prompt)
+    counts.computed_prompt_tokens.observe(num_prompt - (sequence.num_cached_tokens or 0))
+    counts.output_tokens.observe(num_output)
+    if request.params.max_tokens is not None:
+        counts.max_tokens.observe(request.params.max_tokens)
+
+
+def _count_request(counts: RankCounts, request: RequestState) -> None:
+    counts.n.observe(len(request.sequences))
+    counts.longest_output_tokens.observe(max(len(sequence.token_ids) for sequence in request.sequences))

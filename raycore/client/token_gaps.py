@@ -1,0 +1,66 @@
+"""The time between a sequence's tokens, for all sequences that get some at once. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from raycore.metrics.counts import Histogram
+
+
+class TokenGaps:
+    """Remembers when each running sequence's last token came, by handle.
+
+    In steady decode a rank's batches hold one token each of the same sequences, in the same order. Such a batch is
+    compared with the one before as a whole, and only one that differs is looked at token by token.
+    """
+
+    def __init__(self) -> None:
+        self._last_s: dict[int, float] = {}
+        self._latest: dict[int, tuple[list[int], float]] = {}
+        """By dp_rank: the handles of its latest batch, each there once, and its time, which `_last_s` may lack."""
+
+    def __len__(self) -> int:
+        self._settle()
+        return len(self._last_s)
+
+    def observe(self, dp_rank: int, handles: list[int], now_s: float, histogram: Histogram) -> None:
+        """A rank's batch has come: count, for each token, the time since the sequence's token before.
+
+        Those of a sequence that come together share the time since the ones before. A first token has none.
+
+        Args:
+            handles: whose tokens they are, one entry for each token.
+        """
+        latest = self._latest.get(dp_rank)
+        if latest is not None and latest[0] == handles:
+            histogram.observe(now_s - latest[1], len(handles))
+            self._latest[dp_rank] = handles, now_s
+            return
+        self._settle()
+        last_s = self._last_s
+        num_tokens = Counter(handles)
+        gaps = Counter((last_s.get(handle), number) for handle, number in num_tokens.items())
+        for (before_s, number), times in gaps.items():
+            if before_s is not None:
+                histogram.observe((now_s - before_s) / number, times * number)
+        if len(num_tokens) == len(handles):
+            self._latest[dp_rank] = handles, now_s
+        else:
+            last_s.update(dict.fromkeys(num_tokens, now_s))
+
+    def forget(self, handles: list[int]) -> None:
+        """These sequences have ended."""
+        self._settle()
+        for handle in handles:
+            self._last_s.pop(handle, None)
+
+    def rebind(self, handle: int, new_handle: int) -> None:
+        """A sequence goes on under another handle."""
+        self._settle()
+        if handle in self._last_s:
+            self._last_s[new_handle] = self._last_s.pop(handle)
+
+    def _settle(self) -> None:
+        for handles, time_s in self._latest.values():
+            self._last_s.update(dict.fromkeys(handles, time_s))
+        self._latest.clear()

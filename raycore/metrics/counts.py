@@ -1,0 +1,129 @@
+"""What is counted of one rank, as values that may be copied, sent and added up.
+
+Plain integers and lists: to count is an addition, and only who looks pays for names and labels. Bucket boundaries are
+vLLM's, so that its dashboards show what they should.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import msgspec
+import msgspec.structs
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+REQUEST_SECONDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+    *(1920.0, 7680.0),
+)
+FIRST_TOKEN_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+TOKEN_SECONDS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+SEQUENCES = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+
+def token_bounds(max_model_len: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50, … up to the longest request."""
+    bounds: list[float] = []
+    unit = 1
+    while unit <= max_model_len:
+        bounds += [float(unit * step) for step in (1, 2, 5) if unit * step <= max_model_len]
+        unit *= 10
+    return tuple(bounds)
+
+
+class Histogram(msgspec.Struct):
+    """How many values fell into which bucket."""
+
+    bounds: tuple[float, ...]
+    """The buckets' upper bounds, which belong to them, ascending. One more bucket has no bound."""
+    counts: list[int] = []
+    """One for each bucket, not cumulative."""
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value that occurred `times`."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    @property
+    def count(self) -> int:
+        """Values so far."""
+        return sum(self.counts)
+
+    def copy(self) -> Histogram:
+        """As it is now."""
+        return Histogram(self.bounds, self.counts.copy(), self.sum)
+
+
+def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
+    return lambda: Histogram(bounds)
+
+
+class RankCounts(msgspec.Struct, kw_only=True):
+    """What one client has counted of one rank since the client began, whichever processes the rank had.
+
+    What is said of requests is said of each of their `n` sequences. Times are those of requests that were not aborted.
+    """
+
+    num_prompt_tokens: int = 0
+    """Of prompts whose first token has come, cached ones included."""
+    num_cached_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    num_prefix_queries: int = 0
+    """Tokens that were looked for in the prefix cache."""
+    num_prefix_hits: int = 0
+    num_finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
+    """By finish reason."""
+    first_token_s: Histogram = msgspec.field(default_factory=_histogram(FIRST_TOKEN_SECONDS))
+    """From a request's arrival at the client to its first token there."""
+    between_tokens_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
+    """Tokens that arrive together share the time since the ones before."""
+    per_output_token_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
+    """The mean of a request's tokens after its first."""
+    request_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    queue_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    """From the arrival in the engine to the first step."""
+    prefill_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    """From the first step to the first token."""
+    decode_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    """From the first token to the last."""
+    inference_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    """Both of these."""
+    prompt_tokens: Histogram
+    computed_prompt_tokens: Histogram
+    """Those that the prefix cache didn't hold."""
+    output_tokens: Histogram
+    longest_output_tokens: Histogram
+    """Of each request's `n` sequences, the one with most tokens."""
+    max_tokens: Histogram
+    """What requests asked for."""
+    n: Histogram = msgspec.field(default_factory=_histogram(SEQUENCES))
+
+    @staticmethod
+    def empty(max_model_len: int) -> RankCounts:
+        """Nothing counted yet."""
+        bounds = token_bounds(max_model_len)
+        return RankCounts(
+            prompt_tokens=Histogram(bounds),
+            computed_prompt_tokens=Histogram(bounds),
+            output_tokens=Histogram(bounds),
+            longest_output_tokens=Histogram(bounds),
+            max_tokens=Histogram(bounds),
+        )
+
+    def copy(self) -> RankCounts:
+        """As they are now."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        mutable = {name: value.copy() for name, value in values.items() if not isinstance(value, int)}
+        return msgspec.structs.replace(self, **mutable)

@@ -1,0 +1,189 @@
+"""What is counted of batches, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from raycore.client.assembly import OutputAssembler
+from raycore.client.recorder import Recorder
+from raycore.messages import NO_LOAD, FinishedRequest, LoadView, OutputBatch
+from raycore.metrics.counts import Histogram
+from raycore.sampling_params import SamplingParams
+
+PROMPT = [5, 6, 7]
+
+
+class Rank:
+    """An assembler and a recorder, as a client has them, for one rank."""
+
+    def __init__(self, tokenizer) -> None:
+        self.now_s = 100.0
+        self.assembler = OutputAssembler(tokenizer, clock=lambda: self.now_s)
+        self.recorder = Recorder(max_model_len=100)
+        self.recorder.add_rank(0)
+        self.load = NO_LOAD
+
+    def add(self, *handles: int, **params) -> None:
+        params = SamplingParams(n=len(handles), **params)
+        self.assembler.add(f"r{handles[0]}", None, PROMPT, params, list(handles))
+
+    def take(self, now_s: float, handles=(), finished=(), load=None, **fields) -> None:
+        self.now_s = now_s
+        batch = OutputBatch(
+            handles=np.array(handles, np.int64).tobytes(),
+            token_ids=np.full(len(handles), 9, np.int32).tobytes(),
+            finished=[FinishedRequest(*end) for end in finished],
+            load=load or self.load,
+            **fields,
+        )
+        self.recorder.take(0, self.load, batch.load, self.assembler.process(batch))
+        self.load = batch.load
+
+    @property
+    def counts(self):
+        return self.recorder.counts()[0]
+
+
+@pytest.fixture
+def rank(tokenizer):
+    return Rank(tokenizer)
+
+
+def values(histogram: Histogram) -> tuple[int, float]:
+    return histogram.count, pytest.approx(histogram.sum)
+
+
+def test_a_request_is_counted_with_its_phases(rank):
+    rank.add(1, max_tokens=3)
+    rank.take(100.5, [1], started=[(1, 2)], queued=[(1, 0.125)])
+    rank.take(100.75, [1])
+    rank.take(101.5, [1], [(1, "length")])
+    counts = rank.counts
+    assert (counts.num_prompt_tokens, counts.num_cached_prompt_tokens, counts.num_output_tokens) == (3, 2, 3)
+    assert counts.num_finished == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+    assert values(counts.first_token_s) == (1, 0.5)
+    assert values(counts.between_tokens_s) == (2, 1.0)
+    assert values(counts.per_output_token_s) == (1, 0.5)
+    assert values(counts.request_s) == (1, 1.5)
+    assert values(counts.queue_s) == (1, 0.125)
+    assert values(counts.prefill_s) == (1, 0.375)
+    assert values(counts.decode_s) == (1, 1.0)
+    assert values(counts.inference_s) == (1, 1.375)
+    assert values(counts.prompt_tokens) == (1, 3)
+    assert values(counts.computed_prompt_tokens) == (1, 1)
+    assert values(counts.output_tokens) == values(counts.longest_output_tokens) == values(counts.max_tokens) == (1, 3)
+    assert values(counts.n) == (1, 1)
+
+
+def test_each_of_n_sequences_counts_and_the_request_once(rank):
+    rank.add(1, 2, max_tokens=9)
+    rank.take(101.0, [1, 2])
+    rank.take(102.0, [1, 2], [(1, "stop")])
+    assert rank.counts.n.count == 0
+    rank.take(103.0, [2], [(2, "length")])
+    counts = rank.counts
+    assert (counts.num_prompt_tokens, counts.num_output_tokens) == (6, 5)
+    assert (counts.num_finished["stop"], counts.num_finished["length"]) == (1, 1)
+    assert values(counts.output_tokens) == (2, 5)
+    assert values(counts.longest_output_tokens) == (1, 3)
+    assert values(counts.n) == (1, 2)
+    assert values(counts.between_tokens_s) == (3, 3.0)
+
+
+def test_both_that_end_in_one_batch_are_one_request(rank):
+    rank.add(1, 2)
+    rank.take(101.0, [1, 2], [(1, "stop"), (2, "stop")])
+    assert values(rank.counts.n) == (1, 2)
+
+
+def test_tokens_that_arrive_together_share_the_time(rank):
+    rank.add(1)
+    rank.add(2)
+    rank.take(101.0, [1, 2])
+    rank.take(101.5, [1])
+    rank.take(102.0, [1, 1, 2, 2, 2, 2])
+    assert values(rank.counts.between_tokens_s) == (7, 0.5 + 0.5 + 1.0)
+    quarter = rank.counts.between_tokens_s.bounds.index(0.3)
+    assert rank.counts.between_tokens_s.counts[quarter] == 6
+
+
+def test_tokens_of_aborted_requests_are_not_counted_or_remembered(rank):
+    rank.add(1)
+    rank.add(2)
+    rank.take(101.0, [1, 2])
+    rank.recorder.drop(0, [1], rank.assembler.abort("r1"), "abort")
+    rank.take(102.0, [1, 2])
+    rank.take(103.0, [1, 1, 2])
+    counts = rank.counts
+    assert counts.num_output_tokens == 4
+    assert values(counts.between_tokens_s) == (2, 2.0)
+    assert counts.num_finished["abort"] == 1
+    assert counts.request_s.count == 0
+    rank.take(104.0, [2], [(2, "stop")])
+    assert len(rank.recorder._gaps) == 0
+
+
+def test_gaps_are_those_of_each_sequence_whatever_the_batches_hold(tokenizer):
+    random = Random(3)
+    rank = Rank(tokenizer)
+    handles = list(range(1, 9))
+    for handle in handles:
+        rank.add(handle)
+    last_s: dict[int, float] = {}
+    expected = []
+    for now_s in range(101, 161):
+        tokens = [*handles, random.choice(handles)] if random.random() < 0.2 else list(handles)
+        if random.random() < 0.3:
+            tokens.remove(random.choice(handles))
+        ended = [random.choice(handles)] if len(handles) > 2 and random.random() < 0.1 else []
+        rank.take(float(now_s), tokens, [(handle, "stop") for handle in ended])
+        for handle in set(tokens):
+            number = tokens.count(handle)
+            expected += [(now_s - last_s[handle]) / number] * number if handle in last_s else []
+            last_s[handle] = now_s
+        handles = [handle for handle in handles if handle not in ended]
+    histogram = rank.counts.between_tokens_s
+    assert values(histogram) == (len(expected), sum(expected))
+    assert len(rank.recorder._gaps) == len(handles) < 8
+
+
+def test_a_sequence_that_moves_keeps_its_clock(rank):
+    rank.add(1)
+    rank.take(101.0, [1], queued=[(1, 0.5)])
+    rank.assembler.rebind(1, 7)
+    rank.recorder.rebind(1, 7)
+    rank.take(104.0, [1, 7], [(7, "stop")], queued=[(7, 0.0)])
+    counts = rank.counts
+    assert values(counts.between_tokens_s) == (1, 3.0)
+    assert values(counts.first_token_s) == (1, 1.0)
+    assert values(counts.queue_s) == (1, 0.5)
+    assert counts.num_prompt_tokens == 3
+
+
+def test_a_request_that_the_engine_refuses_is_an_error(rank):
+    rank.add(1, 2)
+    rank.take(101.0, [], [(1, "error", "too large"), (2, "error", "too large")])
+    counts = rank.counts
+    assert counts.num_finished["error"] == 2
+    assert counts.request_s.count == counts.n.count == 0
+
+
+def test_what_a_rank_counts_adds_up_over_its_processes(rank):
+    rank.take(101.0, load=LoadView(0, 1, 0.5, 2, 100, 40))
+    rank.take(102.0, load=LoadView(0, 1, 0.5, 3, 150, 80))
+    rank.load = NO_LOAD  # another process takes its place
+    rank.recorder.add_rank(0)
+    rank.take(103.0, load=LoadView(0, 1, 0.5, 1, 20, 0))
+    counts = rank.counts
+    assert (counts.num_preemptions, counts.num_prefix_queries, counts.num_prefix_hits) == (4, 170, 80)
+
+
+def test_counts_are_a_copy(rank):
+    before = rank.counts
+    rank.add(1)
+    rank.take(101.0, [1], [(1, "stop")])
+    assert before.num_output_tokens == before.request_s.count == before.num_finished["stop"] == 0
+    assert rank.recorder.num_tokens() == 4

@@ -1,0 +1,80 @@
+"""The text that Prometheus reads, parsed by Prometheus' own parser."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from metric_views import make_view
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from raycore.metrics.prometheus import EngineCollector
+from raycore.metrics.view import MetricsView
+from raycore.status import RankStatus
+
+
+def scrape(view: MetricsView) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: view, "m"))
+    return registry
+
+
+def value(view: MetricsView, name: str, engine: int = 0, **labels: str) -> float | None:
+    return scrape(view).get_sample_value(name, {"model_name": "m", "engine": str(engine), **labels})
+
+
+def test_every_metric_is_there_from_the_start_with_vllms_labels():
+    text = generate_latest(scrape(make_view(2))).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        family = families[f"vllm:{name}"]
+        assert family.type == "gauge"
+        assert [sample.labels for sample in family.samples] == [
+            {"model_name": "m", "engine": "0"},
+            {"model_name": "m", "engine": "1"},
+        ]
+    for name in ("prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits"):
+        family = families[f"vllm:{name}"]
+        assert family.type == "counter"
+        assert {sample.name for sample in family.samples} == {f"vllm:{name}_total"}
+    reasons = {sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples}
+    assert reasons == {"stop", "length", "abort", "error"}
+    assert families["vllm:e2e_request_latency_seconds"].type == "histogram"
+    assert families["vllm:cache_config_info"].samples[0].labels["num_gpu_blocks"] == "64"
+
+
+def test_gauges_are_what_the_ranks_are():
+    view = make_view(num_running=3, num_waiting=2, kv_usage=0.25, num_restarts=4)
+    assert value(view, "vllm:num_requests_running") == 3
+    assert value(view, "vllm:num_requests_waiting") == 2
+    assert value(view, "vllm:kv_cache_usage_perc") == 0.25
+    assert value(view, "raycore_rank_serving") == 1
+    assert value(view, "raycore_rank_restarts_total") == 4
+    view = replace(view, ranks=[RankStatus(0, "restarting", ["node"])], num_waiting_for_rank=9)
+    assert value(view, "raycore_rank_serving") == 0
+    assert scrape(view).get_sample_value("raycore_requests_without_rank", {"model_name": "m"}) == 9
+
+
+def test_counters_and_histograms_are_each_ranks_own():
+    view = make_view(2)
+    counts = view.counts[1]
+    counts.num_output_tokens = 7
+    counts.num_finished["length"] = 2
+    for seconds in (0.002, 0.03, 0.03, 5000.0):
+        counts.first_token_s.observe(seconds)
+    assert value(view, "vllm:generation_tokens_total", 0) == 0
+    assert value(view, "vllm:generation_tokens_total", 1) == 7
+    assert value(view, "vllm:request_success_total", 1, finished_reason="length") == 2
+    name = "vllm:time_to_first_token_seconds"
+    assert value(view, f"{name}_bucket", 1, le="0.001") == 0
+    assert value(view, f"{name}_bucket", 1, le="0.04") == 3
+    assert value(view, f"{name}_bucket", 1, le="+Inf") == value(view, f"{name}_count", 1) == 4
+    assert value(view, f"{name}_sum", 1) == 5000.062
+
+
+def test_a_rank_that_has_gone_keeps_what_it_counted():
+    view = make_view(2)
+    view.counts[1].num_output_tokens = 7
+    view = replace(view, ranks=view.ranks[:1])
+    assert value(view, "vllm:generation_tokens_total", 1) == 7
+    assert value(view, "vllm:num_requests_running", 1) is None

@@ -1,0 +1,68 @@
+"""`GET /metrics` over a fake engine."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+from metric_views import make_view
+from prometheus_client.parser import text_string_to_metric_families
+
+from raycore.server import ServerOptions, build_app
+
+
+class FakeEngine:
+    trouble = None
+    max_model_len = 100
+
+    def read_metrics(self):
+        return make_view(num_running=2)
+
+
+@pytest.fixture
+def client():
+    app = build_app(FakeEngine(), ServerOptions(("m",), api_keys=("key",)))
+    return TestClient(app, headers={"authorization": "Bearer key"})
+
+
+def samples(client) -> dict[tuple[str, str], float]:
+    """By name and handler."""
+    answer = client.get("/metrics", headers={"authorization": ""})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return {
+        (
+            sample.name,
+            " ".join(sample.labels[label] for label in ("method", "status", "handler") if label in sample.labels),
+        ): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_the_engines_numbers_need_no_key(client):
+    assert samples(client)["vllm:num_requests_running", ""] == 2
+
+
+def test_requests_are_counted_by_what_became_of_them(client):
+    client.get("/v1/models")
+    client.get("/v1/models/m")
+    client.get("/v1/models/other")
+    client.get("/v1/models", headers={"authorization": "Bearer wrong"})
+    client.get("/no/such/path")
+    client.post("/v1/completions", json={"max_tokens": "many"})
+    counted = {labels: value for (name, labels), value in samples(client).items() if name == "http_requests_total"}
+    assert counted == {
+        "GET 2xx /v1/models": 1,
+        "GET 4xx /v1/models": 1,
+        "GET 2xx /v1/models/{model:path}": 1,
+        "GET 4xx /v1/models/{model:path}": 1,
+        "GET 4xx none": 1,
+        "POST 4xx /v1/completions": 1,
+    }
+    assert samples(client)["http_request_duration_seconds_count", "GET /v1/models"] == 2
+
+
+def test_probes_and_scrapes_are_not_counted(client):
+    for path in ("/health", "/ping", "/version", "/metrics"):
+        client.get(path)
+    assert not [labels for name, labels in samples(client) if name == "http_requests_total"]
