@@ -7,6 +7,7 @@ Nothing else in raycore reads the environment or mutates a configuration. This f
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -142,6 +143,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     device: Literal["cpu", "cuda"] = "cpu"
     engine_name: str | None = None
     """By which others in the Ray cluster find the engine. None: a random one."""
+    log_level: int = logging.WARNING
+    """From which level on the processes of its ranks log."""
 
     def encode(self) -> bytes:
         """As bytes that `decode()` takes: what is handed to actors."""

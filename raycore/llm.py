@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from tqdm.auto import tqdm
 
 from raycore.client.client import EngineClient, Update
@@ -25,6 +26,7 @@ from raycore.config import EngineConfig, resolve
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest, RequestFailed
+from raycore.logs import own_level
 from raycore.messages import EngineInfo
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
@@ -523,7 +525,7 @@ def _resolve(model: str, tokenizer: str | None, options: dict[str, Any]) -> Engi
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise InvalidConfig(f"unknown option {unknown[0]!r}; the options are {', '.join(known)}")
-    return resolve(model, tokenizer, **options)
+    return msgspec.structs.replace(resolve(model, tokenizer, **options), log_level=own_level())
 
 
 def _read_status(

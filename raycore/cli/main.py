@@ -13,13 +13,14 @@ from raycore.cli.control import add_control_commands
 from raycore.cli.serve import add_serve_command
 from raycore.demo import demo_model_path
 from raycore.errors import PlacementShortage, RaycoreError
+from raycore.logs import DATE_FORMAT, line_format
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` (the process's own arguments by default) names. Returns the exit status."""
     parser = _parser()
     args = parser.parse_args(argv)
-    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=args.log_level.upper(), format=line_format(), datefmt=DATE_FORMAT)
     try:
         return args.command(args)
     except (RaycoreError, PlacementShortage) as error:

@@ -47,6 +47,9 @@ def add_serve_command(commands: Any) -> None:
     command.add_argument(
         "--max-concurrent-requests", type=int, default=4096, metavar="N", help="further ones get a 429"
     )
+    command.add_argument(
+        "--disable-log-stats", action="store_true", help="no line in the log every 10 s of what the ranks do"
+    )
     _add_engine_options(command)
 
 
@@ -81,6 +84,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
     from raycore.demo import demo_model_path
     from raycore.llm import AsyncLLM
+    from raycore.metrics.throughput_log import throughput_logged
 
     if args.pipeline_parallel_size != 1:
         raise InvalidConfig(f"pipeline_parallel_size={args.pipeline_parallel_size}: pipeline parallelism is not there")
@@ -94,7 +98,8 @@ def _serve(args: argparse.Namespace) -> int:
         max_streams=args.max_concurrent_requests,
     )
     chosen = {name: value for name in ENGINE_OPTIONS if (value := getattr(args, name)) is not None}
-    logging.getLogger("raycore").setLevel(logging.INFO)
+    if not (logger := logging.getLogger("raycore")).isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
     try:
         listener = listen(args.host, args.port)
     except OSError as error:
@@ -106,7 +111,8 @@ def _serve(args: argparse.Namespace) -> int:
             print(
                 f"raycore: serving {options.served_model_names[0]} on http://{host}:{port}", file=sys.stderr, flush=True
             )
-            ended_by = serve(engine, build_app(engine, options), listener, args.shutdown_timeout)
+            with throughput_logged(engine.read_metrics, is_wanted=not args.disable_log_stats):
+                ended_by = serve(engine, build_app(engine, options), listener, args.shutdown_timeout)
         finally:
             engine.shutdown()
     print(f"raycore: ended by {ended_by or 'a shutdown'}, with nothing left to do", file=sys.stderr, flush=True)

@@ -26,6 +26,7 @@ from raycore.engine.lockstep import run_lockstep_loop
 from raycore.engine.mailbox import Abort, Mailbox, StartWave, Submit, Utility
 from raycore.engine.waves import Waves
 from raycore.executor.base import Executor
+from raycore.logs import log_as
 from raycore.messages import EngineInfo
 from raycore.worker import lifeline, quiet
 
@@ -62,6 +63,7 @@ class DPEngineCoreActor:
         self._name = name
         self._group = placement_group
         self._num_local_workers = num_local_workers
+        log_as(_label(dp_rank), self._config.log_level)
         self._mailbox = Mailbox()
         self._executor: Executor | None = None
         self._core: EngineCore | None = None
@@ -85,6 +87,7 @@ class DPEngineCoreActor:
         """After `stand_by()`: be this rank. `wait_for_init()` comes next."""
         assert self._executor is not None, "stand_by() comes first"
         self._dp_rank, self._num_local_workers, self._name = dp_rank, num_local_workers, name
+        log_as(_label(dp_rank), self._config.log_level)
         self._executor.adopt(dp_rank, num_local_workers)
 
     @ray.method(concurrency_group="run")
@@ -214,3 +217,8 @@ class DPEngineCoreActor:
         from raycore.executor.ray_executor import RayExecutor
 
         return RayExecutor(self._config, self._dp_rank, self._group, self._num_local_workers)
+
+
+def _label(dp_rank: int) -> str:
+    """What log lines call the rank; below 0 it is a standby."""
+    return f"dp{dp_rank}" if dp_rank >= 0 else "standby"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import ray
 
 from raycore.config import EngineConfig
+from raycore.logs import log_as
 from raycore.worker import lifeline, quiet
 from raycore.worker.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.worker.meeting import free_ports
@@ -75,6 +76,7 @@ class WorkerActor:
         """Make the worker and load its model, once all of the engine's workers have joined."""
         if self._endpoint is not None:
             self._endpoint.settle()
+        log_as(f"dp{rank.dp_rank} tp{rank.tp_rank}", self._config.log_level)
         worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
         self._server = RpcServer(worker, rank.tp_rank)
         worker.init_device()

@@ -22,6 +22,7 @@ SHARED = {
     "model_spec",
     "moe_spec",
     "json_fields",
+    "logs",
     "rope_scaling",
     "processes",
     "shared_memory",
