@@ -1,4 +1,4 @@
-"""The command line: `raycore generate`, `serve`, `status` and `scale`."""
+"""The command line: `raycore generate`, `serve`, `run-batch`, `status` and `scale`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from raycore.cli.control import add_control_commands
+from raycore.cli.run_batch import add_run_batch_command
 from raycore.cli.serve import add_serve_command
+from raycore.cli.signals import Terminated, raising_on_sigterm
 from raycore.demo import demo_model_path
 from raycore.errors import PlacementShortage, RaycoreError
 from raycore.logs import DATE_FORMAT, line_format
@@ -22,10 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logging.basicConfig(level=args.log_level.upper(), format=line_format(), datefmt=DATE_FORMAT)
     try:
-        return args.command(args)
+        with raising_on_sigterm():
+            return args.command(args)
     except (RaycoreError, PlacementShortage) as error:
         print(f"raycore: {error}", file=sys.stderr)
         return 1
+    except Terminated:
+        print("raycore: ended by SIGTERM", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("raycore: interrupted", file=sys.stderr)
         return 130
@@ -40,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_serve_command(commands)
+    add_run_batch_command(commands)
     generate = commands.add_parser("generate", help="continue prompts", description="Continue prompts.")
     generate.set_defaults(command=_generate)
     generate.add_argument("prompts", nargs="*", metavar="PROMPT", help="default: standard input, one prompt a line")

@@ -6,17 +6,12 @@ import argparse
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
+from raycore.cli.engine_options import add_engine_options, engine_options
 from raycore.errors import InvalidConfig
 
 DEFAULT_PORT = 8000
-ENGINE_OPTIONS = (
-    *("tokenizer", "dtype", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
-    *("gpu_memory_utilization", "tensor_parallel_size", "data_parallel_size", "enable_expert_parallel", "device"),
-    *("engine_name", "batch_invariant", "enable_prefix_caching", "load_format", "scheduling_policy", "enforce_eager"),
-)
 
 
 def add_serve_command(commands: Any) -> None:
@@ -50,35 +45,14 @@ def add_serve_command(commands: Any) -> None:
     command.add_argument(
         "--disable-log-stats", action="store_true", help="no line in the log every 10 s of what the ranks do"
     )
-    _add_engine_options(command)
-
-
-def _add_engine_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--tokenizer", default=None, metavar="DIR", help="default: the model's")
-    command.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N")
-    command.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, metavar="N", help="only 1")
-    command.add_argument("-dp", "--data-parallel-size", type=int, default=1, metavar="N")
-    command.add_argument("--enable-expert-parallel", action="store_true")
-    command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    command.add_argument("--seed", type=int, default=0, metavar="N")
-    command.add_argument("--max-model-len", type=int, default=None, metavar="N")
-    command.add_argument("--max-num-seqs", type=int, default=None, metavar="N")
-    command.add_argument("--max-num-batched-tokens", type=int, default=None, metavar="N")
-    command.add_argument("--block-size", type=int, default=None, metavar="N")
-    command.add_argument("--gpu-memory-utilization", type=float, default=None, metavar="SHARE")
-    command.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None)
-    command.add_argument("--scheduling-policy", default=None, choices=["fcfs", "priority"])
-    command.add_argument("--load-format", default=None)
-    command.add_argument("--enforce-eager", action=argparse.BooleanOptionalAction, default=None)
-    command.add_argument("--batch-invariant", action="store_true", help="a token's bits don't depend on its batch")
-    command.add_argument("--engine-name", default=None, metavar="NAME", help="by which `raycore status` finds it")
-    command.add_argument("--device", default=None, help="cpu or cuda")
+    add_engine_options(command)
 
 
 def _serve(args: argparse.Namespace) -> int:
     # imported late so that `raycore --help` answers at once
     try:
         from raycore.server import ServerOptions, build_app
+        from raycore.server.options import read_chat_template
         from raycore.server.serving import listen, serve
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
@@ -86,18 +60,16 @@ def _serve(args: argparse.Namespace) -> int:
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
 
-    if args.pipeline_parallel_size != 1:
-        raise InvalidConfig(f"pipeline_parallel_size={args.pipeline_parallel_size}: pipeline parallelism is not there")
+    chosen = engine_options(args)
     model = args.model or str(demo_model_path())
     options = ServerOptions(
         served_model_names=tuple(args.served_model_name or [model]),
         api_keys=tuple(args.api_key or [key for key in [os.environ.get("RAYCORE_API_KEY")] if key]),
-        chat_template=_template(args.chat_template),
+        chat_template=read_chat_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
         tool_call_parser=args.tool_call_parser,
         max_streams=args.max_concurrent_requests,
     )
-    chosen = {name: value for name in ENGINE_OPTIONS if (value := getattr(args, name)) is not None}
     if not (logger := logging.getLogger("raycore")).isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     try:
@@ -117,13 +89,3 @@ def _serve(args: argparse.Namespace) -> int:
             engine.shutdown()
     print(f"raycore: ended by {ended_by or 'a shutdown'}, with nothing left to do", file=sys.stderr, flush=True)
     return 0
-
-
-def _template(given: str | None) -> str | None:
-    """A chat template as text: given as such, or as a file."""
-    if given is None or "{" in given:
-        return given
-    path = Path(given)
-    if not path.is_file():
-        raise InvalidConfig(f"--chat-template {given}: there is no such file, and it is no Jinja text")
-    return path.read_text(encoding="utf-8")

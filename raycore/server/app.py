@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -19,16 +18,16 @@ from raycore.server.answers import ChatAnswer, CompletionAnswer, DetokenizedText
 from raycore.server.chat import Chat, render
 from raycore.server.completions import Completion
 from raycore.server.document import describe, responses
-from raycore.server.errors import APIError, as_api_error
+from raycore.server.errors import APIError, as_api_error, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.metrics import add_metrics
 from raycore.server.middleware import Admission, BodyLimit
 from raycore.server.options import ServerOptions
+from raycore.server.preparation import check_model, prepare_chat, prepare_completion
 from raycore.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    SamplingRequest,
     TokenizeRequest,
 )
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
@@ -65,7 +64,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return JSON(_invalid(error).body(), 400)
+        return JSON(invalid_body(error.errors()).body(), 400)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -82,17 +81,6 @@ def _handle_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, told)
 
 
-def _invalid(error: RequestValidationError) -> APIError:
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        return APIError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
-    if first["type"] == "extra_forbidden":
-        return APIError(400, f"unrecognized request argument: {'.'.join(where)}", param=where[0] if where else None)
-    place = ".".join(where) or "body"
-    return APIError(400, f"{place}: {first['msg']}", param=where[0] if where else None)
-
-
 def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
     async def respond(request: Request, prepared: Completion | Chat) -> Response:
         if prepared.request.stream:
@@ -102,21 +90,19 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
     @app.post("/v1/completions", responses=responses(CompletionAnswer, *_GENERATION_ERRORS, streams=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
-        model = _check_model(options, body.model)
-        return await respond(request, Completion.prepare(engine, body, options, model, _new_id("cmpl", body)))
+        return await respond(request, prepare_completion(engine, body, options))
 
     @app.post("/v1/chat/completions", responses=responses(ChatAnswer, *_GENERATION_ERRORS, streams=True))
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
-        model = _check_model(options, body.model)
-        return await respond(request, Chat.prepare(engine, body, options, model, _new_id("chatcmpl", body)))
+        return await respond(request, prepare_chat(engine, body, options))
 
 
 def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
     @app.post("/tokenize", responses=responses(Tokens, *_TOKEN_ERRORS))
     async def tokenize(body: TokenizeRequest) -> Response:
         """A text's or a conversation's token ids."""
-        _check_model(options, body.model)
+        check_model(options, body.model)
         tokenizer = engine.get_tokenizer()
         if (body.prompt is None) == (body.messages is None):
             raise APIError(400, "give either prompt or messages", param="prompt")
@@ -141,7 +127,7 @@ def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> 
     @app.post("/detokenize", responses=responses(DetokenizedText, *_TOKEN_ERRORS))
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of token ids."""
-        _check_model(options, body.model)
+        check_model(options, body.model)
         tokenizer = engine.get_tokenizer()
         unknown = next((token_id for token_id in body.tokens if not 0 <= token_id < tokenizer.vocab_size), None)
         if unknown is not None:
@@ -160,7 +146,7 @@ def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions
     @app.get("/v1/models/{model:path}", responses=responses(Model, 401, 404))
     async def model(model: str) -> Response:
         """One of the names under which the model is served."""
-        return JSON(_model(_check_model(options, model), started, engine))
+        return JSON(_model(check_model(options, model), started, engine))
 
     async def health() -> Response:
         """200 while requests are taken; 503 when the engine is gone or draining."""
@@ -190,19 +176,3 @@ def _model(name: str, created: int, engine: ServingEngine) -> dict[str, Any]:
         "parent": None,
         "max_model_len": engine.max_model_len,
     }
-
-
-def _check_model(options: ServerOptions, asked: str | None) -> str:
-    """The name that the answer carries. Raises APIError when it isn't served."""
-    if asked is None:
-        return options.served_model_names[0]
-    if asked not in options.served_model_names:
-        served = ", ".join(options.served_model_names)
-        raise APIError(
-            404, f"the model {asked!r} does not exist; served here: {served}", param="model", code="model_not_found"
-        )
-    return asked
-
-
-def _new_id(prefix: str, body: SamplingRequest) -> str:
-    return f"{prefix}-{body.request_id or uuid.uuid4().hex}"

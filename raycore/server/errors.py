@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -42,6 +43,18 @@ class APIError(HTTPException):
 def unsupported(param: str, why: str) -> APIError:
     """A documented parameter, or a value of it, that this server doesn't have."""
     return APIError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
+
+
+def invalid_body(errors: Sequence[Any]) -> APIError:
+    """What to tell of a body that isn't a request, of which pydantic has found `errors`."""
+    first = errors[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return APIError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    if first["type"] == "extra_forbidden":
+        return APIError(400, f"unrecognized request argument: {'.'.join(where)}", param=where[0] if where else None)
+    place = ".".join(where) or "body"
+    return APIError(400, f"{place}: {first['msg']}", param=where[0] if where else None)
 
 
 def as_api_error(error: BaseException) -> APIError:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from raycore.errors import InvalidConfig
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,17 @@ class ServerOptions:
     """Prompts in one completion request."""
     max_streams: int = 4096
     """Requests under way at the same time; further ones are told to come again."""
+
+
+def read_chat_template(given: str | None) -> str | None:
+    """A chat template as text: given as such, or as a file.
+
+    Raises:
+        InvalidConfig: it is neither.
+    """
+    if given is None or "{" in given:
+        return given
+    path = Path(given)
+    if not path.is_file():
+        raise InvalidConfig(f"chat_template={given}: there is no such file, and it is no Jinja text")
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,254 @@
+"""A batch's files: requests in, one a line; results out, one a line. A run goes on with the results that are there.
+
+Knows nothing of engines. Each result is one whole line, given to the system before the next one, so whatever ends the
+process spoils at most the line that was being written; the next run cuts that off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import msgspec
+
+from raycore.errors import InvalidInput
+
+logger = logging.getLogger(__name__)
+
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no JSON, or not of the type asked for."""
+
+_MAX_NAMED = 5
+"""So many mistakes of a kind are listed."""
+
+_RESULT_PREFIX = b'{"id":"batch_req_'
+
+
+@dataclass(frozen=True)
+class RequestLine:
+    """A line of the input."""
+
+    number: int
+    """From 1, as editors count."""
+    text: bytes
+    custom_id: str | None
+    """None: the line isn't JSON, or has no such id."""
+
+
+class Response(msgspec.Struct):
+    """What an HTTP server would have answered."""
+
+    status_code: int
+    request_id: str
+    body: Any
+
+
+class Result(msgspec.Struct):
+    """A line of the output. `error` is null exactly when the request was answered."""
+
+    id: str
+    custom_id: str | None
+    response: Response | None
+    error: dict[str, Any] | None
+
+
+class RequestFile:
+    """The input: read once for its ids when constructed, then line by line."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InvalidInput when it can't be read, or an id is on several lines."""
+        self._path = path
+        self.num_lines = 0
+        """Blank ones apart."""
+        self.line_numbers: dict[str, int] = {}
+        """By custom_id."""
+        repeated: list[str] = []
+        try:
+            for line in self._read():
+                self.num_lines += 1
+                if line.custom_id is None:
+                    continue
+                first = self.line_numbers.setdefault(line.custom_id, line.number)
+                if first != line.number:
+                    repeated.append(f"{line.custom_id!r} on lines {first} and {line.number}")
+        except OSError as error:
+            raise InvalidInput(f"{path} can't be read: {error.strerror}") from error
+        if repeated:
+            more = f", and {len(repeated) - _MAX_NAMED} more" if len(repeated) > _MAX_NAMED else ""
+            raise InvalidInput(f"{path}: each custom_id may be there once: {', '.join(repeated[:_MAX_NAMED])}{more}")
+
+    def lines(self, done: Container[str | None]) -> Iterator[RequestLine]:
+        """The lines, in order, without those whose ids are in `done`."""
+        return (line for line in self._read() if line.custom_id not in done)
+
+    def _read(self) -> Iterator[RequestLine]:
+        with self._path.open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                if text.strip():
+                    yield RequestLine(number, text, _custom_id(text))
+
+
+class ResultFile:
+    """The output: opened, locked and read when constructed, changed only after `begin()`. To be closed."""
+
+    def __init__(self, path: Path, line_numbers: Mapping[str, int]) -> None:
+        """
+        Args:
+            line_numbers: the ids of the input.
+
+        Raises:
+            InvalidInput: it can't be opened, another process writes it, or what is in it are not this input's results.
+        """
+        self.path = path.resolve()
+        self.done: set[str] = set()
+        """The ids of requests that were answered."""
+        self._has_failures = False
+        self._size = 0
+        """Bytes of whole lines."""
+        self._fd = _open_locked(self.path)
+        try:
+            self._scan(line_numbers)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def begin(self) -> None:
+        """Leave only the results of `done`: failed requests are tried again, and a line without its end is cut off."""
+        if self._has_failures:
+            self._rewrite()
+        else:
+            os.ftruncate(self._fd, self._size)
+
+    def append(self, result: Result) -> None:
+        """Write a result. Raises OSError, which names the file."""
+        line = memoryview(msgspec.json.encode(result) + b"\n")
+        try:
+            while line:
+                line = line[os.write(self._fd, line) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def __enter__(self) -> ResultFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def _scan(self, line_numbers: Mapping[str, int]) -> None:
+        with open(self._fd, "rb", closefd=False) as file:
+            for number, text in enumerate(file, start=1):
+                if not text.endswith(b"\n"):
+                    if not _begins_like_a_result(text):
+                        raise InvalidInput(
+                            f"{self.path}, line {number}: not a result of a batch; is it the right file?"
+                        )
+                    return
+                self._note(number, text, line_numbers)
+                self._size += len(text)
+
+    def _note(self, number: int, text: bytes, line_numbers: Mapping[str, int]) -> None:
+        try:
+            result = _decode_result(text)
+        except NOT_JSON as error:
+            raise InvalidInput(
+                f"{self.path}, line {number}: not a result of a batch ({error}); is it the right file?"
+            ) from error
+        if not _is_done(result):
+            self._has_failures = True
+            return
+        assert result.custom_id is not None
+        if result.custom_id not in line_numbers:
+            raise InvalidInput(
+                f"{self.path}, line {number}: the result of {result.custom_id!r}, which the input doesn't have; "
+                "give each input an output of its own"
+            )
+        if result.custom_id in self.done:
+            raise InvalidInput(f"{self.path}, line {number}: a second result of {result.custom_id!r}; remove one")
+        self.done.add(result.custom_id)
+
+    def _rewrite(self) -> None:
+        """Replace the file by one with the results of `done`, at once: at any time one of the two is there, whole."""
+        new_path = self.path.with_name(f"{self.path.name}.tmp")
+        new_path.unlink(missing_ok=True)
+        new = _open_locked(new_path)
+        try:
+            os.fchmod(new, stat.S_IMODE(os.fstat(self._fd).st_mode))
+            with open(self._fd, "rb", closefd=False) as source, open(new, "ab", closefd=False) as target:
+                source.seek(0)
+                target.writelines(text for text in source if text.endswith(b"\n") and _is_done(_decode_result(text)))
+                target.flush()
+                os.fsync(new)
+            new_path.replace(self.path)
+        except BaseException:
+            os.close(new)
+            raise
+        os.close(self._fd)
+        self._fd = new
+
+
+class _Id(msgspec.Struct):
+    custom_id: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Outcome(msgspec.Struct):
+    """What of a result says whether its request was answered."""
+
+    id: str
+    custom_id: str | None
+    error: Any
+
+
+_decode_id = msgspec.json.Decoder(_Id).decode
+_decode_result = msgspec.json.Decoder(_Outcome).decode
+
+
+def _custom_id(text: bytes) -> str | None:
+    try:
+        return _decode_id(text).custom_id
+    except NOT_JSON:
+        return None
+
+
+def _is_done(result: _Outcome) -> bool:
+    return result.error is None and result.custom_id is not None
+
+
+def _begins_like_a_result(text: bytes) -> bool:
+    return text.startswith(_RESULT_PREFIX[: len(text)])
+
+
+def _open_locked(path: Path) -> int:
+    """A file descriptor that appends, of a file that no other process has open in this way."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InvalidInput(f"{path} can't be written: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise InvalidInput(f"{path} is not a regular file, which results need so that a run can be gone on with")
+        _lock(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _lock(fd: int, path: Path) -> None:
+    taken = InvalidInput(f"{path}: another process is writing it; wait for that to end, or name another output")
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise taken from error
+    except OSError as error:
+        logger.warning("%s can't be locked (%s): see to it that no other run writes it", path, error.strerror)
+    if not os.path.samestat(os.fstat(fd), path.stat()):
+        raise taken  # it was replaced meanwhile, by the one who had the lock
