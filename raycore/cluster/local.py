@@ -74,7 +74,8 @@ def _connect(num_cpus: float) -> bool:
     started_here = None if address else _address_of_last_start()
     if started_here is not None:
         if is_listening(started_here):
-            _join(started_here, f"the cluster that `ray start` left at {started_here}")
+            # with its address Ray wouldn't look for the token that `ray start` demands where this machine has one
+            _join("auto", f"the cluster that `ray start` left at {started_here}")
             return False
         logger.warning(
             "the Ray cluster last started on this machine (%s, from Ray's ray_current_cluster file) doesn't answer: it "
@@ -91,7 +92,8 @@ def _join(address: str, source: str) -> None:
     except (ConnectionError, RuntimeError) as error:
         raise InitializationError(
             f"{error}\n{source} can't be joined: check that the cluster runs and that its Ray and Python versions are "
-            f"this process's (Ray {ray.__version__}), or set RAY_ADDRESS=local to run on this machine alone"
+            f"this process's (Ray {ray.__version__}), set RAY_AUTH_MODE=token if it wants tokens, or set RAY_ADDRESS=local "
+            "to run on this machine alone"
         ) from error
 
 
