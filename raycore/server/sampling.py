@@ -90,8 +90,9 @@ def _params(
         given["seed"] = request.seed & MAX_SEED  # OpenAI's may be negative
     if request.logit_bias is not None:
         given["logit_bias"] = _logit_bias(request.logit_bias)
+    values: dict[str, Any] = {"max_tokens": None} | defaults | given | chosen
     try:
-        return SamplingParams(**{"max_tokens": None} | defaults | given | chosen)
+        return SamplingParams(**values)
     except InvalidRequest as error:
         raise as_api_error(error) from error
 
