@@ -156,6 +156,26 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return msgspec.msgpack.decode(data, type=EngineConfig)
 
 
+def changes(old: EngineConfig, new: EngineConfig) -> list[str]:
+    """What differs, as text such as `data_parallel_size=2, was 1`; empty if the two are equal."""
+    found: list[str] = []
+    for part in old.__struct_fields__:
+        _note_changes(part, getattr(old, part), getattr(new, part), found)
+    return found
+
+
+def _note_changes(name: str, old: object, new: object, found: list[str]) -> None:
+    if old == new:
+        return
+    if isinstance(old, ModelSpec):
+        found.append("another config.json in the checkpoint")
+    elif isinstance(old, msgspec.Struct):
+        for field in old.__struct_fields__:
+            _note_changes(field, getattr(old, field), getattr(new, field), found)
+    else:
+        found.append(f"{name}={new!r}, was {old!r}")
+
+
 def resolve(
     model: str,
     tokenizer: str | None = None,

@@ -8,30 +8,39 @@ import logging
 import signal
 import threading
 import time
+import uuid
+import warnings
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from tqdm.auto import tqdm
+from tqdm import TqdmWarning
+
+with warnings.catch_warnings():
+    # of a notebook that has no ipywidgets, where bars are text
+    warnings.simplefilter("ignore", TqdmWarning)
+    from tqdm.auto import tqdm
 
 from raycore.client.client import EngineClient, Update
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
 from raycore.client.tokenizer import Tokenizer
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
-from raycore.config import EngineConfig, resolve
+from raycore.config import EngineConfig, changes, resolve
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest, RequestFailed
 from raycore.logs import own_level
 from raycore.messages import EngineInfo
 from raycore.metrics.view import MetricsView
+from raycore.notebook import engine_html
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
-from raycore.status import EngineStatus, RankStatus
+from raycore.status import EngineStatus, RankStatus, num_serving
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -92,6 +101,7 @@ class _Engine:
             InitializationError: a rank didn't come up; the message begins with that rank's own error.
         """
         self.config: EngineConfig = _resolve(model, tokenizer, options)
+        self._brought_groups = None if placement_groups is None else list(placement_groups)
         tokens = Tokenizer.from_dir(self.config.model.tokenizer)
         manager = CoreEngineActorManager(self.config, placement_groups)
         with _loading_bar(use_tqdm_on_load) as bar:
@@ -116,6 +126,57 @@ class _Engine:
             )
         # runs at the latest when the interpreter exits, while Ray is still there
         self._finalizer = weakref.finalize(self, _stop, self._control, self._client, self._supervisor, manager)
+        # an interrupt ends a caller's wait for it, but not the work: no engine is left half shut down
+        self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
+        self._ending = threading.Lock()
+
+    @classmethod
+    def get_or_create(
+        cls: type[_EngineT],
+        model: str,
+        tokenizer: str | None = None,
+        *,
+        placement_groups: Sequence[PlacementGroup] | None = None,
+        use_tqdm_on_load: bool = True,
+        **options: Any,
+    ) -> _EngineT:
+        """The engine that the last such call gave, if it still serves; with other arguments, another one in its place.
+
+        For the cells of a notebook, which are run again. The program has one such engine for each `engine_name` (None
+        is a name, too), whatever the class; it runs until `shutdown()`, also when nothing refers to it any more. The
+        resolved configurations are compared: an option that is given its default value is no change, and ranks that
+        `scale()` has added or removed stay as they are. Weights that were changed in place are not noticed.
+
+        The arguments and errors are those of the class. An engine that is replaced is shut down before the new one
+        starts, so that memory for both is never needed; its requests get an EngineDeadError that says so. It stays if
+        the arguments are refused (InvalidConfig, InvalidCheckpoint), but not if the new engine doesn't come up.
+        """
+        config = _resolve(model, tokenizer, options)
+        groups = None if placement_groups is None else list(placement_groups)
+        with _keeping:
+            old = _kept.get(config.engine_name)
+            was_serving = old is not None and old.trouble is None
+            if old is not None:
+                changed = old._differences(cls, config, groups)
+                if was_serving and not changed and isinstance(old, cls):
+                    return old
+                old._make_room(changed)
+            try:
+                engine = cls(model, tokenizer, placement_groups=groups, use_tqdm_on_load=use_tqdm_on_load, **options)
+            except BaseException:
+                if was_serving:
+                    logger.warning("the engine before this one was shut down to make room for it: now there is none")
+                raise
+            _kept[config.engine_name] = engine
+            return engine
+
+    def __repr__(self) -> str:
+        status = self._read_status()
+        return f"<{type(self).__name__} {self.name}, model {status.model}: {self.trouble or num_serving(status)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the ranks as they were last heard of."""
+        return engine_html(type(self).__name__, self._read_status(), self.trouble)
 
     @property
     def engine_infos(self) -> list[EngineInfo]:
@@ -218,7 +279,10 @@ class _Engine:
         if drain_timeout_s > 0 and self._finalizer.alive:
             self._client.drain(drain_timeout_s)
             self._client.abort_all()
-        self._finalizer()
+        with self._ending:
+            if self._stopper.ident is None:
+                self._stopper.start()
+        self._stopper.join()
 
     @contextmanager
     def draining_on_signals(self, drain_timeout_s: float | None = None) -> Generator[list[int], None, None]:
@@ -249,6 +313,34 @@ class _Engine:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _differences(
+        self, cls: type[_Engine], config: EngineConfig, placement_groups: list[PlacementGroup] | None
+    ) -> list[str]:
+        """What is not as these arguments want it."""
+        found = changes(self.config, config)
+        if type(self) is not cls:
+            found.insert(0, f"{cls.__name__}, was {type(self).__name__}")
+        if placement_groups != self._brought_groups:
+            found.append("other placement_groups")
+        return found
+
+    def _make_room(self, changed: Sequence[str]) -> None:
+        """Shut down because another engine is to take this one's place."""
+        reason = (
+            f"the engine was shut down: get_or_create() was asked for another one in its place ({'; '.join(changed)})"
+        )
+        logger.info("%s", reason)
+        self._client.close(EngineDeadError(reason))
+        self.shutdown()
+
+
+_EngineT = TypeVar("_EngineT", bound=_Engine)
+
+_kept: dict[str | None, _Engine] = {}
+"""What `get_or_create()` gave last, by engine name."""
+
+_keeping = threading.Lock()
 
 
 class LLM(_Engine):
@@ -285,6 +377,39 @@ class LLM(_Engine):
         """
         parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer)
         return self._run(parsed, sampling_params, use_tqdm, priority)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+    ) -> Generator[RequestOutput, None, None]:
+        """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
+
+        Leaving the iteration early aborts the request. Who is slow to take an output gets the next one instead, which
+        holds all of it.
+
+        Raises:
+            InvalidRequest: at the first step of the iteration, naming the prompt or parameter.
+            RequestFailed: it was on failing ranks too often.
+            EngineDeadError: the engine is gone, with the root cause.
+        """
+        parsed = parse_prompts([prompt], self._client.tokenizer)
+        params = sampling_params or self.get_default_sampling_params()
+        came: SimpleQueue[list[Update]] = SimpleQueue()
+        request_ids = [uuid.uuid4().hex]
+        try:
+            self._client.submit(parsed, [params], came.put, stream=True, request_ids=request_ids, priorities=[priority])
+            is_finished = False
+            while not is_finished:
+                update = came.get()[-1]
+                while not came.empty():
+                    update = came.get()[-1]
+                if update.error is not None:
+                    raise update.error
+                assert update.output is not None
+                is_finished = update.output.finished
+                yield update.output
+        finally:
+            # left early, or interrupted; one that has finished is unknown by now
+            self._client.abort(request_ids)
 
     def chat(
         self,
@@ -339,14 +464,16 @@ class LLM(_Engine):
         if not prompts:
             return []
         collector = _Collector()
-        request_ids = self._client.submit(
-            prompts,
-            params,
-            collector.put,
-            flush_interval_s=_coalescing_s(params),
-            priorities=priority,
-        )
+        request_ids = [uuid.uuid4().hex for _ in prompts]
         try:
+            self._client.submit(
+                prompts,
+                params,
+                collector.put,
+                flush_interval_s=_coalescing_s(params),
+                request_ids=request_ids,
+                priorities=priority,
+            )
             with _progress_bar(len(prompts), use_tqdm) as bar:
                 collector.wait(len(prompts), bar, lambda: self._client.num_output_tokens)
         except BaseException:

@@ -8,8 +8,12 @@ from typing import Literal
 
 RankState = Literal["starting", "serving", "restarting", "leaving", "gone"]
 
-_COLUMNS = ("rank", "state", "node", "pid", "GPUs", "running", "waiting", "KV %", "restarts")
-_LEFT_ALIGNED = 3
+COLUMNS = ("rank", "state", "node", "pid", "GPUs", "running", "waiting", "KV %", "restarts")
+"""Headings of a table of ranks."""
+
+LEFT_ALIGNED = 3
+"""So many columns are words, the others numbers."""
+
 _NODE_DIGITS = 8
 """So many of a node id are shown, here and in messages."""
 
@@ -51,19 +55,23 @@ class EngineStatus:
 
 def describe_engine(status: EngineStatus) -> str:
     """A headline and the table of its ranks."""
-    num_serving = sum(rank.state == "serving" for rank in status.ranks)
-    headline = f"engine {status.name}: {num_serving} of {len(status.ranks)} ranks serving, model {status.model}"
-    return f"{headline}\n{rank_table(status.ranks)}"
+    return f"engine {status.name}: {num_serving(status)}, model {status.model}\n{rank_table(status.ranks)}"
+
+
+def num_serving(status: EngineStatus) -> str:
+    """How many of the ranks serve, in words."""
+    return f"{sum(rank.state == 'serving' for rank in status.ranks)} of {len(status.ranks)} ranks serving"
 
 
 def rank_table(ranks: Sequence[RankStatus]) -> str:
     """A line for each rank, below a line of headings."""
-    rows = [_COLUMNS, *map(_cells, ranks)]
+    rows = [COLUMNS, *map(rank_cells, ranks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths) for row in rows)
 
 
-def _cells(rank: RankStatus) -> tuple[str, ...]:
+def rank_cells(rank: RankStatus) -> tuple[str, ...]:
+    """A rank's row: what is in each of the `COLUMNS`."""
     return (
         f"dp{rank.dp_rank}",
         rank.state,
@@ -79,6 +87,6 @@ def _cells(rank: RankStatus) -> tuple[str, ...]:
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(
-        cell.ljust(width) if column < _LEFT_ALIGNED else cell.rjust(width)
+        cell.ljust(width) if column < LEFT_ALIGNED else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from raycore.config import EngineConfig, resolve
+from raycore.config import EngineConfig, changes, resolve
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 
@@ -154,3 +154,13 @@ def test_frozen_and_the_same_in_every_process() -> None:
         config.device = "cuda"  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(msgspec.ValidationError):
         EngineConfig.decode(msgspec.msgpack.encode({"device": "cpu"}))
+
+
+def test_changes_are_named_with_both_values() -> None:
+    first = resolve(MODEL, max_num_seqs=8)
+    assert changes(first, resolve(MODEL, max_num_seqs=8, seed=0)) == []
+    assert changes(first, resolve(MODEL, max_num_seqs=9, data_parallel_size=2, dtype="float32")) == [
+        "dtype='float32', was 'auto'",
+        "max_num_seqs=9, was 8",
+        "data_parallel_size=2, was 1",
+    ]

@@ -27,6 +27,7 @@ SHARED = {
     "processes",
     "shared_memory",
     "status",
+    "notebook",
 }
 """Modules of values, which everything may import."""
 
