@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 import uuid
-import warnings
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -18,13 +17,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from tqdm import TqdmWarning
 
-with warnings.catch_warnings():
-    # of a notebook that has no ipywidgets, where bars are text
-    warnings.simplefilter("ignore", TqdmWarning)
-    from tqdm.auto import tqdm
-
+from raycore.bars import BAR_S, RequestBar, loading_bar, request_bar
 from raycore.client.client import EngineClient, Update
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
 from raycore.client.tokenizer import Tokenizer
@@ -51,12 +45,6 @@ logger = logging.getLogger(__name__)
 
 WAIT_S = 1.0
 """A blocked caller looks up this often; results and failures wake it at once."""
-
-BAR_S = 0.2
-"""A progress bar is redrawn this often."""
-
-LOADING_BAR_DELAY_S = 1.0
-"""A start that is faster shows no bar."""
 
 COALESCE_S = 0.1
 """How long tokens of a blocking `generate()` may wait for company: nobody looks at them before the request ends."""
@@ -104,7 +92,7 @@ class _Engine:
         self._brought_groups = None if placement_groups is None else list(placement_groups)
         tokens = Tokenizer.from_dir(self.config.model.tokenizer)
         manager = CoreEngineActorManager(self.config, placement_groups)
-        with _loading_bar(use_tqdm_on_load) as bar:
+        with loading_bar(use_tqdm_on_load) as bar:
             infos = manager.start(bar.show if use_tqdm_on_load else None)
         self._client = EngineClient(self.config, tokens)
         self._supervisor = Supervisor(manager, self._client, self.config)
@@ -474,7 +462,7 @@ class LLM(_Engine):
                 request_ids=request_ids,
                 priorities=priority,
             )
-            with _progress_bar(len(prompts), use_tqdm) as bar:
+            with request_bar(len(prompts), use_tqdm) as bar:
                 collector.wait(len(prompts), bar, lambda: self._client.num_output_tokens)
         except BaseException:
             # an interrupted cell, too: the engine stays usable, and drops what nobody waits for
@@ -571,7 +559,7 @@ class _Collector:
                     self._finished[update.request_id] = update.output
             self._changed.notify()
 
-    def wait(self, count: int, bar: tqdm[Any], num_tokens: Callable[[], int]) -> None:
+    def wait(self, count: int, bar: RequestBar, num_tokens: Callable[[], int]) -> None:
         """Until `count` requests have ended. Raises the first error that concerns them all.
 
         `num_tokens` counts the engine's output tokens, for the bar.
@@ -603,31 +591,6 @@ class _Collector:
     @property
     def _num_ended(self) -> int:
         return len(self._finished) + len(self._failed)
-
-
-class _LoadingBar:
-    """The bar of a start: percent of the weights."""
-
-    def __init__(self, bar: tqdm[Any]) -> None:
-        self._bar = bar
-
-    def show(self, share: float) -> None:
-        """Redraw with `share`, 0 to 1, of the weights read."""
-        self._bar.n = round(100 * share)
-        self._bar.refresh()
-
-
-@contextmanager
-def _loading_bar(is_shown: bool) -> Generator[_LoadingBar, None, None]:
-    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
-    with tqdm(
-        total=100, desc="Loading", bar_format=layout, disable=not is_shown, delay=LOADING_BAR_DELAY_S, leave=False
-    ) as bar:
-        yield _LoadingBar(bar)
-
-
-def _progress_bar(total: int, is_shown: bool) -> tqdm[Any]:
-    return tqdm(total=total, desc="Generating", unit="request", disable=not is_shown)
 
 
 def _coalescing_s(params: Sequence[SamplingParams]) -> float:

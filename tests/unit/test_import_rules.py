@@ -28,6 +28,7 @@ SHARED = {
     "shared_memory",
     "status",
     "notebook",
+    "bars",
 }
 """Modules of values, which everything may import."""
 

@@ -1,0 +1,154 @@
+"""raycore in a notebook's kernel, which starts a Ray of its own: the example, the stop button, cells that run again."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient.exceptions import CellExecutionError
+from notebook_kernel import Kernel, html_of, running_kernel, text_of
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+
+pytestmark = pytest.mark.timeout(300)
+"""The first test waits for the whole example."""
+
+MARK = f"RAYCORE_TEST_{uuid.uuid4().hex}"
+"""A variable that every process has which the kernel has started."""
+
+
+def marked_processes() -> list[str]:
+    found: list[str] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if MARK.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    home = tmp_path_factory.mktemp("notebook")
+    environment = os.environ | {
+        "RAY_ADDRESS": "local",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "IPYTHONDIR": str(home),  # nobody's own startup files
+        MARK: "1",
+    }
+    shared_before = set(os.listdir("/dev/shm"))
+    with running_kernel(str(home), environment) as kernel:
+        yield kernel
+    deadline_s = time.monotonic() + 20
+    while marked_processes() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert marked_processes() == []
+    assert {name for name in os.listdir("/dev/shm") if "raycore" in name} <= shared_before
+
+
+@pytest.fixture(scope="module")
+def example(kernel):
+    """The example's code cells, run."""
+    return [kernel.run(cell.source) for cell in EXAMPLE.cells if cell.cell_type == "code"]
+
+
+def cell_with(cells, source: str):
+    (found,) = [cell for cell in cells if source in cell.source]
+    return found
+
+
+def rows_of(html: str) -> list[list[str]]:
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
+    return [[re.sub(r"<[^>]*>", "", cell) for cell in row] for row in rows if row]
+
+
+def test_the_example_is_stored_without_outputs():
+    nbformat.validate(EXAMPLE)
+    for cell in EXAMPLE.cells:
+        assert cell.cell_type != "code" or (cell.outputs, cell.execution_count) == ([], None)
+
+
+def test_the_example_says_nothing_on_stderr_but_its_progress(example):
+    for cell in example:
+        for output in cell.outputs:
+            assert output.output_type != "error"
+            if output.get("name") == "stderr":
+                assert re.fullmatch(r"(\s*(Loading|Generating): +\d+%\|[^\n]*)*\s*", output.text), output.text
+
+
+def test_the_engine_is_shown_with_its_ranks(example):
+    html = html_of(cell_with(example, "llm = LLM.get_or_create"))
+    ((rank, state, _, pid, gpus, running, *_),) = rows_of(html)
+    assert (rank, state, gpus, running) == ("dp0", "● serving", "-", "0")
+    assert int(pid) > 0
+    assert "1 of 1 ranks serving" in html
+
+
+def test_generation_has_a_bar_and_right_results(example):
+    cell = cell_with(example, "= llm.generate")
+    assert "100%" in text_of(cell)
+    assert "50/50" in text_of(cell)
+    assert "10 + 58 = 68\n" in text_of(cell)
+
+
+def test_text_streams(example):
+    assert len(text_of(cell_with(example, "echo(llm.stream(")).strip()) >= 20
+    lines = text_of(cell_with(example, "for output in llm.stream(")).splitlines()
+    assert len(lines) >= 2
+    assert lines[-1].endswith(" 344")
+
+
+def test_ranks_are_added_and_shown(example):
+    assert [row[:2] for row in rows_of(html_of(cell_with(example, "llm.scale(2)")))] == [
+        ["dp0", "● serving"],
+        ["dp1", "● serving"],
+    ]
+
+
+def test_the_same_call_gives_the_same_engine_and_another_one_replaces_it(example):
+    assert text_of(cell_with(example, "is llm")) == "True"
+    assert "was LLM" in html_of(next(cell for cell in example if cell.source == "llm"))
+    assert "85" in text_of(cell_with(example, "await echo("))
+    assert "the engine was shut down" in html_of(cell_with(example, "async_llm.shutdown()"))
+
+
+ENGINE = """
+from raycore import LLM, AsyncLLM, SamplingParams
+from raycore.demo import demo_model_path
+from raycore.notebook import echo
+llm = LLM.get_or_create(demo_model_path(), num_threads=1)
+endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+"""
+
+
+@pytest.mark.usefixtures("example")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print('go'); llm.generate(['1 + 2 ='] * 64, endless)",
+        "echo(llm.stream('1 + 2 =', endless))",
+        "for output in llm.stream('1 + 2 =', endless): print('go')",
+    ],
+)
+def test_the_stop_button_ends_a_cell_and_its_requests(kernel: Kernel, source):
+    kernel.run(ENGINE)
+    with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
+        kernel.run(source, interrupted_after="go" if "go" in source else "2")
+    assert text_of(kernel.run("(llm.num_unfinished_requests, llm.ranks[0].num_running)")) == "(0, 0)"
+    assert text_of(kernel.run("llm.generate('27 + 58 =', use_tqdm=False)[0].outputs[0].text")) == "' 85'"
+
+
+@pytest.mark.usefixtures("example")
+def test_the_stop_button_ends_what_a_cell_awaits(kernel: Kernel):
+    kernel.run(ENGINE.replace("LLM.get", "AsyncLLM.get"))
+    with pytest.raises(CellExecutionError):
+        kernel.run("await echo(llm.generate('1 + 2 =', endless))", interrupted_after="2")
+    assert text_of(kernel.run("(llm.num_unfinished_requests, llm.ranks[0].num_running)")) == "(0, 0)"
+    kernel.run("await echo(llm.generate('27 + 58 =', SamplingParams(temperature=0, max_tokens=8)))")
