@@ -37,16 +37,20 @@ class LoadingBar:
 
     def show(self, share: float) -> None:
         """Redraw with `share`, 0 to 1, of the weights read."""
-        self._bar.n = round(100 * share)
-        self._bar.refresh()
+        self._bar.update(round(100 * share) - self._bar.n)
 
 
 @contextmanager
 def loading_bar(is_shown: bool) -> Generator[LoadingBar, None, None]:
     """A bar that is gone when the block ends."""
-    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
     with tqdm(
-        total=100, desc="Loading", bar_format=layout, disable=not is_shown, delay=LOADING_BAR_DELAY_S, leave=False
+        total=100,
+        desc="Loading",
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}",
+        disable=not is_shown,
+        delay=LOADING_BAR_DELAY_S,
+        miniters=0,  # the time that has passed is news, too
+        leave=False,
     ) as bar:
         yield LoadingBar(bar)
 

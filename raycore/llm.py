@@ -22,6 +22,7 @@ from raycore.bars import BAR_S, RequestBar, loading_bar, request_bar
 from raycore.client.client import EngineClient, Update
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
 from raycore.client.tokenizer import Tokenizer
+from raycore.cluster.local import end_before_ray
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, changes, resolve
@@ -114,6 +115,7 @@ class _Engine:
             )
         # runs at the latest when the interpreter exits, while Ray is still there
         self._finalizer = weakref.finalize(self, _stop, self._control, self._client, self._supervisor, manager)
+        end_before_ray(self._finalizer)
         # an interrupt ends a caller's wait for it, but not the work: no engine is left half shut down
         self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
         self._ending = threading.Lock()

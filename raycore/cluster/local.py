@@ -16,7 +16,9 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
+from weakref import finalize
 
 import ray
 
@@ -27,9 +29,12 @@ logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S = 1.0
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _num_users = 0
 _is_ours = False
+
+_shutdown_ray = ray.shutdown
+_ends: list[finalize[..., Any]] = []
 
 
 def acquire_ray(num_cpus: float) -> bool:
@@ -62,6 +67,24 @@ def release_ray() -> None:
             _is_ours = False
             # as many processes as were there before: the caller may be about to look
             ray.shutdown(wait_for_processes=True)
+
+
+def end_before_ray(end: finalize[..., Any]) -> None:
+    """Have `end` called when the program calls `ray.shutdown()`, as cells do that run again, while Ray is still there.
+
+    What is left running would start another Ray with its next call, and take the whole program down a minute later.
+    """
+    with _lock:
+        _ends[:] = [other for other in _ends if other.alive]
+        _ends.append(end)
+        ray.shutdown = _shutdown_after_ends
+
+
+@wraps(_shutdown_ray)
+def _shutdown_after_ends(**options: Any) -> None:
+    for end in _ends.copy():
+        end()
+    _shutdown_ray(**options)
 
 
 def _connect(num_cpus: float) -> bool:

@@ -69,10 +69,10 @@ def running_kernel(directory: str, environment: Mapping[str, str]) -> Generator[
         yield Kernel(client)
 
 
-def text_of(cell: Any) -> str:
+def text_of(cell: Any, with_stderr: bool = True) -> str:
     """What a cell shows as text: printed, and the plain form of its results."""
-    parts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
-    return "".join(parts)
+    outputs = [output for output in cell.get("outputs", []) if with_stderr or output.get("name") != "stderr"]
+    return "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
 
 
 def html_of(cell: Any) -> str:
