@@ -70,7 +70,7 @@ class Admission:
             return
         try:
             self._check_key(scope)
-            if scope["path"] not in GENERATING_PATHS:
+            if _path(scope) not in GENERATING_PATHS:
                 await self._app(scope, receive, send)
                 return
             self._check_room()
@@ -84,7 +84,7 @@ class Admission:
             self._num_streams -= 1
 
     def _check_key(self, scope: Scope) -> None:
-        if not self._keys or scope["path"] in OPEN_PATHS:
+        if not self._keys or _path(scope) in OPEN_PATHS:
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         given = key.strip().encode("latin-1")  # as headers are decoded, so these are the bytes that came
@@ -109,6 +109,11 @@ class Admission:
                 code="too_many_requests",
                 kind="rate_limit_error",
             )
+
+
+def _path(scope: Scope) -> str:
+    """Below the prefix at which the application is mounted, as Ray Serve can do."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
 async def _respond(error: APIError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,0 +1,151 @@
+"""OpenAI's API under Ray Serve, through its proxy, with OpenAI's client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from threading import Thread
+
+import httpx
+import openai
+import pytest
+import ray
+from ray import serve
+from slow_worker import STEP_S
+
+from raycore.control.remote import RemoteEngine
+from raycore.errors import ControlError
+from raycore.server.serve_app import build_serve_app
+from raycore.status import RankStatus
+
+KEY = "a-key"
+ARGUMENTS = {
+    "served_model_name": "sums",
+    "engine_name": "served",
+    "num_threads": "1",  # as text, which is what the command line gives
+    "max_model_len": 1000,
+    "dtype": "float32",
+    "standby_delay_s": None,
+    "max_rank_restarts": 0,
+    "worker_cls": "slow_worker.SlowWorker",
+}
+ENDLESS = {"model": "sums", "prompt": "1 2 3", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+LONG_S = 900 * STEP_S
+"""What that takes, at least."""
+
+CONTROL_S = 2.0
+"""An engine's status may be this old."""
+
+RAY_OPTIONS = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAYCORE_API_KEY": KEY}}}
+
+
+@pytest.fixture(scope="module")
+def url(ray_cluster):
+    """The application's address, below a prefix as where it shares a proxy with others."""
+    shared_before = set(os.listdir("/dev/shm"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    app = build_serve_app(ARGUMENTS)
+    options = app._bound_deployment.options(health_check_period_s=0.5, ray_actor_options=RAY_OPTIONS)
+    serve.run(options.bind(*app._bound_deployment.init_args), name="sums", route_prefix="/sums")
+    yield f"http://127.0.0.1:{port}/sums"
+    serve.shutdown()
+    until(lambda: not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"])
+    until(lambda: "served" not in str(ray.util.list_named_actors(all_namespaces=True)))
+    until(lambda: set(os.listdir("/dev/shm")) <= shared_before)
+
+
+@pytest.fixture
+def client(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, timeout=60, max_retries=0) as client:
+        yield client
+
+
+def until(is_so: Callable[[], object], timeout_s: float = 30.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it didn't come about"
+        time.sleep(0.05)
+
+
+def the_rank() -> RankStatus | None:
+    """The engine's only rank, once it can be asked."""
+    try:
+        status, _ = RemoteEngine("served").status()
+    except ControlError:
+        return None
+    return status.ranks[0] if status.ranks else None
+
+
+def test_completions_and_chats(client):
+    completion = client.completions.create(model="sums", prompt="27 + 58 =", temperature=0)
+    assert completion.choices[0].text == " 85"
+    chat = client.chat.completions.create(
+        model="sums", messages=[{"role": "user", "content": "27 + 58 ="}], temperature=0, max_tokens=8
+    )
+    assert chat.choices[0].message.content
+    assert [model.id for model in client.models.list()] == ["sums"]
+
+
+def test_streams_come_as_they_are_made(client):
+    arrivals_s = []
+    with client.completions.create(**ENDLESS | {"max_tokens": 60}, stream=True) as stream:
+        for chunk in stream:
+            arrivals_s.append(time.monotonic())
+            reason = chunk.choices[0].finish_reason
+    assert reason == "length"
+    assert len(arrivals_s) > 30
+    assert arrivals_s[-1] - arrivals_s[0] > 0.5 * 60 * STEP_S
+
+
+def test_keys_and_probes_work_below_the_prefix(url, client):
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="another").models.list()
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/version").json()["version"]
+    assert httpx.get(f"{url.removesuffix('/sums')}/-/healthz").text == "success"
+
+
+def test_a_client_that_leaves_ends_its_request(url, client):
+    until(the_rank)
+    with client.completions.create(**ENDLESS, stream=True) as stream:
+        next(stream)
+        until(lambda: the_rank().num_running == 1)
+    until(lambda: the_rank().num_running == 0, timeout_s=LONG_S / 2)
+
+    impatient = Thread(target=lambda: asyncio.run(leave_after(1.5 + CONTROL_S, url)))
+    impatient.start()
+    until(lambda: the_rank().num_running == 1)
+    impatient.join()
+    until(lambda: the_rank().num_running == 0, timeout_s=LONG_S / 2)
+
+
+async def leave_after(delay_s: float, url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, timeout=delay_s, max_retries=0) as client:
+        with pytest.raises(openai.APITimeoutError):
+            await client.completions.create(**ENDLESS)
+
+
+def test_an_engine_that_fails_is_replaced(url, client):
+    old = the_rank()
+    os.kill(old.pid, signal.SIGKILL)  # it may not be restarted, so the engine fails
+    until(lambda: (rank := the_rank()) is not None and rank.state == "serving" and rank.pid != old.pid, timeout_s=60)
+    completion = client.completions.create(model="sums", prompt="27 + 58 =", temperature=0)
+    assert completion.choices[0].text == " 85"
+
+
+def test_a_replica_that_has_to_go_finishes_what_it_has(client):
+    """The last one, since nothing is served after it."""
+    with client.completions.create(**ENDLESS | {"max_tokens": 150}, stream=True) as stream:
+        next(stream)
+        deletion = Thread(target=serve.delete, args=("sums",))
+        deletion.start()
+        *_, last = stream
+    assert last.choices[0].finish_reason == "length"
+    deletion.join(30)
+    assert not deletion.is_alive()
