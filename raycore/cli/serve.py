@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from raycore.cli.engine_options import add_engine_options, engine_options
@@ -52,7 +53,6 @@ def _serve(args: argparse.Namespace) -> int:
     # imported late so that `raycore --help` answers at once
     try:
         from raycore.server import ServerOptions, build_app
-        from raycore.server.options import read_chat_template
         from raycore.server.serving import listen, serve
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
@@ -65,7 +65,7 @@ def _serve(args: argparse.Namespace) -> int:
     options = ServerOptions(
         served_model_names=tuple(args.served_model_name or [model]),
         api_keys=tuple(args.api_key or [key for key in [os.environ.get("RAYCORE_API_KEY")] if key]),
-        chat_template=read_chat_template(args.chat_template),
+        chat_template=_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
         tool_call_parser=args.tool_call_parser,
         max_streams=args.max_concurrent_requests,
@@ -89,3 +89,13 @@ def _serve(args: argparse.Namespace) -> int:
             engine.shutdown()
     print(f"raycore: ended by {ended_by or 'a shutdown'}, with nothing left to do", file=sys.stderr, flush=True)
     return 0
+
+
+def _template(given: str | None) -> str | None:
+    """A chat template as text: given as such, or as a file."""
+    if given is None or "{" in given:
+        return given
+    path = Path(given)
+    if not path.is_file():
+        raise InvalidConfig(f"--chat-template {given}: there is no such file, and it is no Jinja text")
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,295 @@
+"""The Kubernetes manifests, the image and the quick start say what the rest of the repository says."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+
+from raycore.cli.main import _parser
+from raycore.config import RecoveryConfig
+
+ROOT = Path(__file__).parents[2]
+CRDS = Path(os.environ.get("KUBERAY_CRDS", ROOT.parent / "shared/kuberay"))
+"""KubeRay's definitions of its kinds, where they are at hand."""
+
+MANIFESTS = ["cluster.yaml", "examples/kuberay/rayjob.yaml", "examples/kuberay/rayservice.yaml"]
+PROJECT: dict[str, Any] = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(
+    (ROOT / "pyproject.toml").read_text()
+)["project"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+QUICKSTART = (ROOT / "docs/quickstart-kuberay.md").read_text()
+
+
+@cache
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.load_all((ROOT / name).read_text(), yaml.CSafeLoader))
+
+
+def ray_document(name: str) -> dict[str, Any]:
+    return next(document for document in documents(name) if document["apiVersion"] == "ray.io/v1")
+
+
+def cluster_spec(name: str) -> dict[str, Any]:
+    spec = ray_document(name)["spec"]
+    return spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
+
+
+def groups(name: str) -> list[dict[str, Any]]:
+    spec = cluster_spec(name)
+    return [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+
+
+def pods() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every group of every manifest, with its pods' spec."""
+    for name in MANIFESTS:
+        for group in groups(name):
+            yield group, group["template"]["spec"]
+
+
+def containers() -> Iterator[dict[str, Any]]:
+    for _, pod in pods():
+        yield from pod["containers"]
+
+
+def requirement(package: str) -> str:
+    """The versions of a package that raycore takes."""
+    (found,) = [
+        match[1] for line in PROJECT["dependencies"] if (match := re.match(rf"{package}(?:\[\w+\])?(.*)", line))
+    ]
+    return found
+
+
+def docker_argument(name: str) -> str:
+    return re.search(rf"^ARG {name}=(\S+)$", DOCKERFILE, re.MULTILINE)[1]
+
+
+def quantity(text: str) -> int:
+    """Bytes, of Kubernetes' spelling."""
+    return int(text.removesuffix("Gi")) << 30 if text.endswith("Gi") else int(text)
+
+
+# ---- KubeRay's own word
+
+
+def closed(schema: Any) -> Any:
+    """The JSON schema of an OpenAPI one, in which objects have no other properties than those that are named."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: closed(value) for key, value in schema.items() if not key.startswith("x-")}
+    if schema.get("x-kubernetes-int-or-string"):
+        made.pop("type", None)
+    is_object = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
+    if is_object and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+@cache
+def validator(kind: str) -> jsonschema.Draft7Validator:
+    definition = yaml.load((CRDS / f"ray.io_{kind.lower()}s.yaml").read_text(), yaml.CSafeLoader)
+    (version,) = [version for version in definition["spec"]["versions"] if version["name"] == "v1"]
+    return jsonschema.Draft7Validator(closed(version["schema"]["openAPIV3Schema"]))
+
+
+def mistakes(document: dict[str, Any]) -> list[str]:
+    return [f"{error.json_path}: {error.message}" for error in validator(document["kind"]).iter_errors(document)]
+
+
+needs_crds = pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's definitions aren't at {CRDS} (KUBERAY_CRDS)")
+
+
+@needs_crds
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_is_what_kuberay_takes(name):
+    assert mistakes(ray_document(name)) == []
+
+
+@needs_crds
+def test_a_mistake_in_a_manifest_would_be_seen():
+    text = (ROOT / "cluster.yaml").read_text()
+    for right, wrong in (
+        ("minReplicas: 1", "minReplica: 1"),
+        ("preStop:", "beforeStop:"),
+        ("sizeLimit: 2Gi", "sizeLimit: [2]"),
+        ("version: v2", "version: v3"),
+        ("periodSeconds: 5", "periodSeconds: often"),
+    ):
+        assert right in text
+        assert mistakes(yaml.load(text.replace(right, wrong, 1), yaml.CSafeLoader)) != [], wrong
+
+
+# ---- the rest of the repository's
+
+
+def test_versions_agree():
+    ray_version = docker_argument("RAY_VERSION")
+    assert {cluster_spec(name)["rayVersion"] for name in MANIFESTS} == {ray_version}
+    assert ray_version in SpecifierSet(requirement("ray"))
+    assert f"ray[default]=={ray_version}" in QUICKSTART
+    assert docker_argument("PYTHON_VERSION") in SpecifierSet(PROJECT["requires-python"])
+    assert f'"torch{requirement("torch")}"' in DOCKERFILE
+
+
+def test_images_are_those_that_the_dockerfile_says_how_to_build():
+    images = {container["image"] for container in containers()}
+    assert images == {f"raycore:{PROJECT['version']}", f"raycore:{PROJECT['version']}-cuda"}
+    assert images == set(re.findall(r"docker build -t (\S+)", DOCKERFILE))
+    assert set(re.findall(r"raycore:[\w.-]+", QUICKSTART)) <= images
+
+
+def test_the_image_has_what_its_pods_need():
+    (user,) = re.findall(r"useradd --uid (\d+) .* (\w+)$", DOCKERFILE, re.MULTILINE)
+    assert user == ("1000", "ray")
+    assert {container["securityContext"]["runAsUser"] for container in containers()} == {int(user[0])}
+    assert re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE) == [user[1]]
+    packages = set(re.search(r"apt-get install (.*?) &&", DOCKERFILE)[1].split())
+    assert {"wget", "procps"} <= packages  # KubeRay's own probes; `pgrep`
+    for sources in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE):
+        assert [source for source in sources.split() if not (ROOT / source).exists()] == []
+    (extras,) = re.findall(r'"/src\[([\w,-]+)\]"', DOCKERFILE)
+    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+    (command,) = re.findall(r"^CMD (.*)$", DOCKERFILE, re.MULTILINE)
+    assert is_raycore_command(yaml.safe_load(command))
+
+
+def test_packages_in_the_image_are_those_that_are_installed():
+    """The package's metadata names files, all of which the image needs to build it."""
+    copied = set(" ".join(re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE)).split())
+    assert {PROJECT["readme"], *PROJECT["license-files"], "pyproject.toml", "raycore", "placement"} <= copied
+
+
+def test_variables_of_raycore_in_manifests_are_read():
+    names = {entry["name"] for container in containers() for entry in container["env"]}
+    source = "".join(path.read_text() for path in (ROOT / "raycore").rglob("*.py"))
+    ours = {name for name in names if not name.startswith("RAY_")}
+    assert ours == {"RAYCORE_API_KEY"}
+    assert [name for name in ours if f'environ.get("{name}")' not in source] == []
+
+
+def is_raycore_command(words: list[str]) -> bool:
+    """Whether the command line takes it; argparse exits when it doesn't."""
+    assert words[0] == "raycore"
+    return isinstance(_parser().parse_args(words[1:]), argparse.Namespace)
+
+
+def test_commands_are_raycores():
+    assert is_raycore_command(shlex.split(ray_document("examples/kuberay/rayjob.yaml")["spec"]["entrypoint"]))
+    commands = [line for line in commands_of(QUICKSTART) if " -- raycore " in line]
+    assert len(commands) >= 3
+    for line in commands:
+        assert is_raycore_command(shlex.split(line.partition(" -- ")[2])), line
+
+
+# ---- pods that come, serve and go
+
+
+def test_a_pod_has_longer_to_go_than_what_goes_on_in_it_meanwhile():
+    drain_s = RecoveryConfig().drain_timeout_s
+    for group, pod in pods():
+        (container,) = pod["containers"]
+        grace_s = pod["terminationGracePeriodSeconds"]
+        stops_s = [int(entry["value"]) for entry in container["env"] if entry["name"] == "RAY_JOB_STOP_WAIT_TIME_S"]
+        assert all(drain_s < stop_s < grace_s for stop_s in stops_s)
+        if "groupName" in group:
+            script = container["lifecycle"]["preStop"]["exec"]["command"][-1]
+            deadline_s = int(re.search(r"--deadline-remaining-seconds (\d+)", script)[1])
+            waited_s = int(re.search(r"\{1\.\.(\d+)\}", script)[1])
+            assert drain_s < deadline_s <= waited_s < grace_s
+    service = ray_document("examples/kuberay/rayservice.yaml")["spec"]
+    (app,) = yaml.safe_load(service["serveConfigV2"])["applications"]
+    (deployment,) = app["deployments"]
+    assert drain_s < deployment["graceful_shutdown_timeout_s"] < deadline_s
+    assert grace_s <= service["rayClusterDeletionDelaySeconds"]
+
+
+def test_shared_memory_holds_the_object_store_and_the_pod_holds_both():
+    for group, pod in pods():
+        (container,) = pod["containers"]
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == mount["name"]]
+        assert volume["emptyDir"]["medium"] == "Memory"
+        size = quantity(volume["emptyDir"]["sizeLimit"])
+        assert int(group["rayStartParams"]["object-store-memory"]) < size
+        assert size <= quantity(container["resources"]["limits"]["memory"]) / 2
+
+
+def test_probes_bear_with_a_busy_node():
+    for _, pod in pods():
+        (container,) = pod["containers"]
+        ready, alive = container["readinessProbe"], container["livenessProbe"]
+        assert (
+            alive["failureThreshold"] * alive["periodSeconds"] >= 2 * ready["failureThreshold"] * ready["periodSeconds"]
+        )
+        assert alive["httpGet"] == {"path": "/api/healthz", "port": 52365}
+        ports = {port["containerPort"] for port in container.get("ports", [])}
+        assert ready["httpGet"] == alive["httpGet"] or ready["httpGet"]["port"] in ports
+
+
+def test_no_rank_is_placed_on_a_head_and_gpus_are_asked_for_twice():
+    for group, pod in pods():
+        (container,) = pod["containers"]
+        resources = container["resources"]
+        if "groupName" not in group:
+            assert group["rayStartParams"]["num-cpus"] == "0"
+        else:
+            assert resources["requests"]["cpu"] == resources["limits"]["cpu"]  # what Ray takes for the node's CPUs
+        assert resources["requests"].get("nvidia.com/gpu") == resources["limits"].get("nvidia.com/gpu")
+        assert container["image"].endswith("-cuda") == ("nvidia.com/gpu" in resources["limits"])
+
+
+def test_an_autoscaled_cluster_never_restarts_a_node_in_its_pod():
+    spec = cluster_spec("cluster.yaml")
+    assert spec["enableInTreeAutoscaling"]
+    assert spec["autoscalerOptions"]["version"] == "v2"
+    assert {group["template"]["spec"]["restartPolicy"] for group in groups("cluster.yaml")} == {"Never"}
+
+
+# ---- the quick start
+
+
+def commands_of(text: str) -> list[str]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_files_that_commands_name_exist():
+    first_line = (ROOT / "cluster.yaml").read_text().partition("\n")[0]
+    assert "kubectl apply -f cluster.yaml" in first_line
+    named = re.findall(r"kubectl \w+ -f (\S+\w)", "\n".join([QUICKSTART, *map(read, MANIFESTS)]))
+    named += re.findall(r"(\S+\.(?:yaml|md))", first_line)
+    named += re.findall(r"--working-dir (\S+)", QUICKSTART)
+    assert set(named) >= {*MANIFESTS, "examples/ray_up/cluster.yaml"}
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def test_objects_that_commands_name_are_in_the_manifests():
+    names = {
+        document["kind"].lower(): document["metadata"]["name"] for name in MANIFESTS for document in documents(name)
+    }
+    asked = re.findall(r"kubectl wait \S+ (\w+)/(\S+)", QUICKSTART)
+    assert len(asked) == 3
+    assert [names[kind] for kind, _ in asked] == [name for _, name in asked]
+    services = re.findall(r" service/(\S+)", QUICKSTART)
+    assert services == [f"{names['raycluster']}-head-svc", f"{names['rayservice']}-serve-svc"]
+    assert f"kubectl get secret {names['raycluster']} " in QUICKSTART
+    ports = {port["containerPort"] for port in groups("cluster.yaml")[0]["template"]["spec"]["containers"][0]["ports"]}
+    assert {8265, 8000} <= ports
