@@ -115,8 +115,8 @@ def _join(address: str, source: str) -> None:
     except (ConnectionError, RuntimeError) as error:
         raise InitializationError(
             f"{error}\n{source} can't be joined: check that the cluster runs and that its Ray and Python versions are "
-            f"this process's (Ray {ray.__version__}), set RAY_AUTH_MODE=token if it wants tokens, or set RAY_ADDRESS=local "
-            "to run on this machine alone"
+            f"this process's (Ray {ray.__version__}), set RAY_AUTH_MODE=token if it wants tokens, or set "
+            "RAY_ADDRESS=local to run on this machine alone"
         ) from error
 
 
