@@ -155,10 +155,8 @@ def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions
             raise APIError(503, trouble, code="engine_unavailable", kind="service_unavailable_error")
         return Response()
 
-    probe: dict[str, Any] = {"responses": responses(None, 503), "response_class": Response}
-    app.add_api_route("/health", health, methods=["GET"], **probe)
-    app.add_api_route("/ping", health, methods=["GET"], **probe)
-    app.add_api_route("/ping", health, methods=["POST"], operation_id="ping_by_post", **probe)
+    for path in ("/health", "/ping"):
+        app.add_api_route(path, health, methods=["GET"], responses=responses(None, 503), response_class=Response)
 
     @app.get("/version", responses=responses(Version))
     async def show_version() -> Response:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from typing import cast
+
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
 from openai_scenarios import SCENARIOS, Api, Scenario
 from openai_servers import MAX_MODEL_LEN, raycore_server
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
+from raycore.server import ServerOptions, build_app
+from raycore.server.generation import ServingEngine
+
+NUM_EXAMPLES = int(os.environ.get("RAYCORE_OPENAPI_EXAMPLES", "25"))
+"""Made up at random for each path of the OpenAPI document, besides those that go through its fields one by one. With
+250 there are about 2,500 cases."""
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +38,35 @@ def api(engine: AsyncLLM):
 @pytest.mark.parametrize("row", SCENARIOS, ids=lambda row: row.name)
 def test_an_answer_is_as_the_table_says(api: Api, row: Scenario):
     assert row.ask(api) == row.expected
+
+
+class ShortAnswers:
+    """The engine, where answers are short unless a request says otherwise, so that many can be had."""
+
+    max_model_len = 64
+    default_sampling_params = {"max_tokens": 4}  # noqa: RUF012
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+
+OPTIONS = ServerOptions(("demo",), max_n=2, max_prompts=2)
+DOCUMENT = schemathesis.openapi.from_dict(build_app(cast(ServingEngine, None), OPTIONS).openapi())
+
+
+@pytest.fixture(scope="module")
+def app(engine: AsyncLLM):
+    return build_app(ShortAnswers(engine), OPTIONS)
+
+
+@pytest.mark.timeout(600)
+@DOCUMENT.parametrize()
+@settings(
+    max_examples=NUM_EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+def test_what_is_answered_is_what_is_documented(case, app):
+    # a document can't say all that the engine refuses
+    case.call_and_validate(app=app, excluded_checks=[positive_data_acceptance])

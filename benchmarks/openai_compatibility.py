@@ -1,0 +1,94 @@
+"""Asks raycore and vLLM the same, row by row of the table of scenarios, and lists where their answers differ.
+
+Both serve the bundled model in float32, with a key. Each difference has its explanation in the table. One that has
+none, or an answer of raycore's that isn't the table's, makes the exit status 1. vLLM takes a minute or more to start.
+
+    python benchmarks/openai_compatibility.py --peer-python PEER/bin/python
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from typing import Any
+
+from common import table
+from openai_scenarios import SCENARIOS, Api
+from openai_servers import MAX_MODEL_LEN, raycore_server, vllm_server
+
+from raycore import AsyncLLM
+from raycore.demo import demo_model_path
+
+WIDTH = 110
+
+
+def main() -> int:
+    """Run the benchmark and print the differences."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs"
+    )
+    parser.add_argument("--start-timeout-s", type=float, default=600.0, help="for vLLM's server")
+    args = parser.parse_args()
+    ours = _ask_raycore()
+    theirs = None
+    if args.peer_python:
+        with vllm_server(args.peer_python, args.start_timeout_s) as api:
+            theirs = _ask(api)
+    return _report(ours, theirs)
+
+
+def _ask_raycore() -> dict[str, Any]:
+    engine = AsyncLLM(demo_model_path(), max_model_len=MAX_MODEL_LEN, dtype="float32")
+    try:
+        with raycore_server(engine) as api:
+            return _ask(api)
+    finally:
+        engine.shutdown()
+
+
+def _ask(api: Api) -> dict[str, Any]:
+    """Each row's outcome, or what it raised."""
+    outcomes: dict[str, Any] = {}
+    for row in SCENARIOS:
+        try:
+            outcomes[row.name] = row.ask(api)
+        except Exception as error:  # an answer that has another form
+            outcomes[row.name] = f"{type(error).__name__}: {error}"
+    return outcomes
+
+
+def _report(ours: dict[str, Any], theirs: dict[str, Any] | None) -> int:
+    wrong = [row for row in SCENARIOS if ours[row.name] != row.expected]
+    for row in wrong:
+        print(f"\n{row.name}: raycore's answer is not the table's")
+        _print_field("table", row.expected)
+        _print_field("raycore", ours[row.name])
+    counts = {"scenarios": len(SCENARIOS), "raycore as in the table": len(SCENARIOS) - len(wrong)}
+    unexplained = 0
+    if theirs is not None:
+        differing = [row for row in SCENARIOS if ours[row.name] != theirs[row.name]]
+        unexplained = sum(row.vllm_differs is None for row in differing)
+        for row in differing:
+            print(f"\n{row.name}")
+            _print_field("raycore", ours[row.name])
+            _print_field("vLLM", theirs[row.name])
+            _print_field("why", row.vllm_differs or "UNEXPLAINED")
+        for row in SCENARIOS:
+            if row.vllm_differs is not None and row not in differing:
+                print(f"\n{row.name}: explained in the table, but no difference was seen")
+        counts |= {
+            "raycore and vLLM the same": len(SCENARIOS) - len(differing),
+            "different, explained": len(differing) - unexplained,
+            "different, unexplained": unexplained,
+        }
+    print("\n" + table([("", "rows"), *counts.items()]))
+    return 1 if wrong or unexplained else 0
+
+
+def _print_field(name: str, value: Any) -> None:
+    print(textwrap.fill(str(value), WIDTH, initial_indent=f"  {name:8} ", subsequent_indent=" " * 11))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
