@@ -1,0 +1,170 @@
+"""What all tool parsers share: text in, deltas out, and text held back while it may become a call. Pure."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeGuard
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of each function's parameters, by the function's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """More of the message's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call, of which the arguments follow. Calls are counted from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments, which are JSON if the model wrote JSON."""
+
+    index: int
+    text: str
+
+
+Delta = Content | CallStart | CallArguments
+
+
+class ToolParser(ABC):
+    """Reads one message. The same text gives the same message, however it is split into pieces.
+
+    What looks like the beginning of a call is held back until it is one, or turns out to be text. From then on it isn't
+    taken back: what a model writes as a call's arguments is passed on as it comes, even if that ends as broken JSON.
+    White space around calls belongs to them.
+    """
+
+    opening: ClassVar[str]
+    """Announces a call."""
+    closing: ClassVar[str]
+    """May follow a call, and is part of it."""
+
+    def __init__(self, schemas: Schemas) -> None:
+        self._schemas = schemas
+        self._held = ""
+        """Text that came and of which nothing has been told yet."""
+        self._opening_end = 0
+        """How much of it announces the call that it may be."""
+        self._num_calls = 0
+        self._is_behind_call = False
+        """Whether a call is the last that was told."""
+        self._deltas: list[Delta] = []
+        self._state: Callable[[bool], bool] = self._in_text
+        """Takes what it understands off `_held`, and says whether to go on. Told that nothing follows, it decides."""
+
+    @classmethod
+    @abstractmethod
+    def prefill(cls, name: str | None) -> str:
+        """The beginning of a call: up to the arguments, or, without a name, up to the name.
+
+        It ends where the model's own tokens end, so that the model goes on as it would have.
+        """
+
+    @abstractmethod
+    def begin(self, name: str) -> list[Delta]:
+        """Go on behind `prefill(name)`: what follows are the arguments, whatever it is."""
+
+    def feed(self, text: str) -> list[Delta]:
+        """What is known once `text` has come."""
+        self._held += text
+        return self._run(is_last=False)
+
+    def finish(self) -> list[Delta]:
+        """What remains when nothing follows."""
+        return self._run(is_last=True)
+
+    @abstractmethod
+    def _in_head(self, is_last: bool) -> bool:
+        """State: an announcement is at the beginning of what is held."""
+
+    def _run(self, is_last: bool) -> list[Delta]:
+        while self._held and self._state(is_last):
+            pass
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _in_text(self, is_last: bool) -> bool:
+        found = self._held.find(self.opening)
+        if found >= 0:
+            end = len(self._held[:found].rstrip())
+            self._tell_content(end)
+            self._opening_end = found + len(self.opening) - end
+            self._state = self._in_head
+            return True
+        if is_last and self._is_behind_call and self._held.isspace():
+            self._held = ""
+        self._tell_content(len(self._held) if is_last else len(self._held) - num_undecided(self._held, self.opening))
+        return False
+
+    def _before_closing(self, is_last: bool) -> bool:
+        rest = self._held.lstrip()
+        if rest.startswith(self.closing):
+            self._held = rest[len(self.closing) :]
+        elif self.closing.startswith(rest):
+            if is_last:
+                self._held = ""
+            return False
+        self._state = self._between_calls
+        return True
+
+    def _between_calls(self, is_last: bool) -> bool:
+        self._state = self._in_text
+        return True
+
+    def _give_up(self, num_read: int) -> None:
+        """It is no call: the first `num_read` characters are text, and the next call is looked for behind them."""
+        self._tell_content(num_read)
+        self._state = self._in_text
+
+    def _tell_content(self, num: int) -> None:
+        if num:
+            self._deltas.append(Content(self._held[:num]))
+            self._held = self._held[num:]
+            self._is_behind_call = False
+
+    def _start_call(self, name: str) -> None:
+        self._deltas.append(CallStart(self._num_calls, name))
+        self._num_calls += 1
+        self._is_behind_call = True
+
+    def _tell_arguments(self, text: str) -> None:
+        if text:
+            self._deltas.append(CallArguments(self._num_calls - 1, text))
+
+
+def num_undecided(text: str, marker: str) -> int:
+    """Characters at the end of `text` that may begin the marker, with the white space before them."""
+    partial = next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:size])), 0)
+    return len(text) - len(text[: len(text) - partial].rstrip())
+
+
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether a function can be called that."""
+    return isinstance(value, str) and bool(value) and is_text(value)
+
+
+def is_text(value: str) -> bool:
+    """Whether it can be sent: JSON can write halves of characters, too."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def as_json(value: Any) -> str:
+    """JSON with characters as themselves, where all of them are some."""
+    written = json.dumps(value, ensure_ascii=False)
+    return written if is_text(written) else json.dumps(value)

@@ -1,0 +1,71 @@
+"""Where a JSON value ends, found while it comes in. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_ANYTHING = re.compile(r'[^"{}\[\]]*')
+_ANYTHING_BUT_TAGS = re.compile(r'[^"{}\[\]<]*')
+_LEGAL = re.compile(r"[\s\w:,.+-]*")
+"""What JSON has outside of strings, besides brackets."""
+
+
+class JsonScanner:
+    """Follows strings and brackets only: that the value is valid JSON remains to be checked."""
+
+    def __init__(self, position: int = 0, *, until: str | None = None, strict: bool = False) -> None:
+        """Begin at a position of the text.
+
+        Args:
+            until: a tag that ends the value, too, where it doesn't stand in a string.
+            strict: notice what no JSON value can have.
+        """
+        self.position = position
+        """How far it has looked; once the value has ended, where that was."""
+        self.is_broken = False
+        """Whether it ended because it is no JSON."""
+        self._until = until
+        self._strict = strict
+        self._plain = _LEGAL if strict else _ANYTHING if until is None else _ANYTHING_BUT_TAGS
+        self._in_string = False
+        self._depth = 0
+
+    def advance(self, text: str) -> bool:
+        """Look at what is new. Returns whether the value has ended.
+
+        It ends behind its last bracket, or before one that closes what is around it.
+        """
+        while self.position < len(text):
+            self.position = _end(_STRING if self._in_string else self._plain, text, self.position)
+            if self.position == len(text):
+                return False
+            character = text[self.position]
+            if character == "\\" and self._in_string:
+                return False  # what it escapes is yet to come
+            if character == "<" and self._until is not None and not self._in_string:
+                if text.startswith(self._until, self.position):
+                    return True
+                if self._until.startswith(text[self.position :]):
+                    return False
+            if character == '"':
+                self._in_string = not self._in_string
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth < 0:
+                    return True
+            elif self._strict:
+                self.is_broken = True
+                return True
+            self.position += 1
+            if self._depth == 0 and character in "}]":
+                return True
+        return False
+
+
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    assert match is not None, "it matches nothing, too"
+    return match.end()

@@ -1,0 +1,131 @@
+"""Calls written as tags around each parameter's text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from raycore.server.tool_parsers.base import Delta, Schemas, ToolParser, as_json
+
+_FUNCTION, _END_FUNCTION = "<function=", "</function>"
+_PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
+_NAME = re.compile(r"[^<>\n]*")
+_AS_PYTHON_WRITES = {"True": True, "False": False, "None": None}
+
+
+class Qwen3CoderParser(ToolParser):
+    r"""`<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n…</function>\n</tool_call>`: Qwen3-Coder.
+
+    A value is text, so the function's schema says what it becomes. It is passed on once it is complete.
+    """
+
+    opening = "<tool_call>"
+    closing = "</tool_call>"
+
+    def __init__(self, schemas: Schemas) -> None:
+        super().__init__(schemas)
+        self._properties: Mapping[str, Any] = {}
+        """Of the function that is called."""
+        self._parameter = ""
+        self._num_parameters = 0
+        self._num_searched = 0
+        """How much of a value is known not to have its end."""
+
+    @classmethod
+    def prefill(cls, name: str | None) -> str:
+        return f"{cls.opening}\n{_FUNCTION}" + ("" if name is None else f"{name}>\n")
+
+    def begin(self, name: str) -> list[Delta]:
+        self._start_function(name)
+        return self._run(is_last=False)
+
+    def _in_head(self, is_last: bool) -> bool:
+        name, end = _read_tag(self._held, self._opening_end, _FUNCTION)
+        if name is None and not is_last:
+            return False
+        if not name:
+            self._give_up(self._opening_end)
+            return True
+        self._held = self._held[end:]
+        self._start_function(name)
+        return True
+
+    def _start_function(self, name: str) -> None:
+        self._start_call(name)
+        properties: object = self._schemas.get(name, {}).get("properties")
+        self._properties = cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else {}
+        self._num_parameters = 0
+        self._state = self._between_parameters
+
+    def _between_parameters(self, is_last: bool) -> bool:
+        name, end = _read_tag(self._held, 0, _PARAMETER)
+        if name:
+            self._parameter = name
+            self._held = self._held[end:]
+            self._num_searched = 0
+            self._state = self._in_parameter
+            return True
+        rest = self._held.lstrip()
+        if rest.startswith(_END_FUNCTION):
+            self._held = rest[len(_END_FUNCTION) :]
+        elif name is None or _END_FUNCTION.startswith(rest):
+            if is_last:
+                self._held = ""  # a tag that was cut off leaves JSON that is cut off
+            return False
+        self._tell_arguments("}" if self._num_parameters else "{}")
+        self._state = self._before_closing
+        return True
+
+    def _in_parameter(self, is_last: bool) -> bool:
+        end = self._held.find(_END_PARAMETER, max(0, self._num_searched - len(_END_PARAMETER)))
+        self._num_searched = len(self._held)
+        if end < 0 and not is_last:
+            return False
+        value = self._held.removeprefix("\n") if end < 0 else self._held[:end].removeprefix("\n").removesuffix("\n")
+        written = as_json(_typed(value, self._properties.get(self._parameter)))
+        separator = ", " if self._num_parameters else "{"
+        self._tell_arguments(f"{separator}{as_json(self._parameter)}: {written[:-1] if end < 0 else written}")
+        self._num_parameters += 1
+        self._held = "" if end < 0 else self._held[end + len(_END_PARAMETER) :]
+        self._state = self._between_parameters
+        return True
+
+
+def _read_tag(text: str, begin: int, tag: str) -> tuple[str | None, int]:
+    """The name in a tag such as `<function=NAME>`, and where it ends. None: it may come; "": something else did."""
+    while begin < len(text) and text[begin].isspace():
+        begin += 1
+    if not text.startswith(tag, begin):
+        return (None if tag.startswith(text[begin:]) else ""), begin
+    name = _NAME.match(text, begin + len(tag))
+    assert name is not None, "it matches nothing, too"
+    if name.end() == len(text):
+        return None, begin
+    return (name[0] if text[name.end()] == ">" else ""), name.end() + 1
+
+
+def _typed(value: str, schema: object) -> Any:
+    types = _types(schema)
+    if not types or "string" in types:
+        return value
+    if value in _AS_PYTHON_WRITES:
+        return _AS_PYTHON_WRITES[value]
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _types(schema: object) -> set[str]:
+    """The types that a schema names, or one of its alternatives does."""
+    if not isinstance(schema, Mapping):
+        return set()
+    schema = cast("Mapping[str, Any]", schema)
+    given: Any = schema.get("type", [])
+    types = {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
+    for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
+        for alternative in cast("list[object]", alternatives) if isinstance(alternatives, list) else []:
+            types |= _types(alternative)
+    return types
