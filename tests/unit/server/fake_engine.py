@@ -15,6 +15,7 @@ from raycore.client.inputs import check_request, parse_prompts
 from raycore.client.tokenizer import Tokenizer
 from raycore.demo import demo_model_path
 from raycore.messages import EngineInfo, FinishedRequest, OutputBatch, TokenLogprobs
+from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 
@@ -39,6 +40,9 @@ class FakeEngine:
         self._text = text
         self._handles = itertools.count()
         self._info = EngineInfo(0, 0, "", 1000, 16, max_model_len, "float32", {}, [])
+
+    def read_metrics(self) -> MetricsView:
+        return MetricsView([], {}, [], 0)
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
