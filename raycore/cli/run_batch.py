@@ -53,7 +53,10 @@ def add_run_batch_command(commands: Any) -> None:
         "--trust-request-chat-template", action="store_true", help="requests may bring chat templates of their own"
     )
     command.add_argument(
-        "--tool-call-parser", default=None, metavar="NAME", help="default: found from the chat template"
+        "--tool-call-parser",
+        default=None,
+        metavar="NAME",
+        help="hermes, llama3_json or qwen3_coder; default: found from the chat template",
     )
     command.add_argument(
         "--max-concurrent-requests",

@@ -35,7 +35,10 @@ def add_serve_command(commands: Any) -> None:
         "--trust-request-chat-template", action="store_true", help="requests may bring chat templates of their own"
     )
     command.add_argument(
-        "--tool-call-parser", default=None, metavar="NAME", help="default: found from the chat template"
+        "--tool-call-parser",
+        default=None,
+        metavar="NAME",
+        help="hermes, llama3_json or qwen3_coder; default: found from the chat template",
     )
     command.add_argument(
         "--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds to finish in after SIGTERM or Ctrl-C"

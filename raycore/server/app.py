@@ -58,7 +58,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     async def told(request: Request, error: Exception) -> Response:
         api_error = as_api_error(error)
-        if api_error.status == 500:
+        if api_error.status == 500 and api_error is not error:
             logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return JSON(api_error.body(), api_error.status)
 

@@ -86,7 +86,7 @@ async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLi
         raise
     except Exception as error:  # one request's failure is its result, as over HTTP
         told = as_api_error(error)
-        if told.status == 500:
+        if told.status == 500 and told is not error:
             logger.error("line %d (%r) failed", line.number, line.custom_id, exc_info=error)
         response = Response(told.status, f"req_{result_id}", told.body())
         failure = {"code": told.code or told.kind, "message": told.message}

@@ -9,6 +9,7 @@ from typing import Any
 
 from raycore.client.tokenizer import Tokenizer
 from raycore.outputs import PositionLogprobs, RequestOutput
+from raycore.server.conversation import template_messages
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length
@@ -16,6 +17,7 @@ from raycore.server.logprobs import chat_logprobs, prompt_logprobs
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, Tool, asks_for_usage
 from raycore.server.sampling import asked_length, chat_params
+from raycore.server.tools import MessageReader, ToolUse
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Chat:
     id: str
     created: int
     job: Job
+    tools: ToolUse | None
 
     @staticmethod
     def prepare(
@@ -48,22 +51,34 @@ class Chat:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
+        tools = ToolUse.of(request, engine.get_tokenizer(), options)
+        if tools is not None:
+            text = tools.begin_message(text)
+            params.skip_special_tokens &= not tools.needs_special_tokens(engine.get_tokenizer())
         token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))
         name, max_tokens = asked_length(request)
         check_length(engine, token_ids, max_tokens, name, "messages")
         job = Job(token_ids, params, request_id, request.priority)
-        return Chat(engine, request, model, request_id, int(time.time()), job)
+        return Chat(engine, request, model, request_id, int(time.time()), job, tools)
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""
         (output,) = await run(self.engine, [self.job])
         choices: list[dict[str, Any]] = []
         for completion in output.outputs:
+            message: dict[str, Any] = {"role": self._role, "content": completion.text, "refusal": None}
+            reason = completion.finish_reason
+            if self.tools is not None:
+                reader = MessageReader(self.tools)
+                message |= reader.message(completion.text, reason)
+                reason = reader.finish_reason(reason)
+            if self._echoed():
+                message["content"] = self._echoed() + (message["content"] or "")
             choice: dict[str, Any] = {
                 "index": completion.index,
-                "message": {"role": self._role, "content": self._echoed() + completion.text, "refusal": None},
+                "message": message,
                 "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
-                "finish_reason": completion.finish_reason,
+                "finish_reason": reason,
                 "stop_reason": completion.stop_reason,
             }
             if self.request.return_token_ids:
@@ -81,8 +96,10 @@ class Chat:
         options = self.request.stream_options
         counts_always = options is not None and options.continuous_usage_stats
         progress = [Progress() for _ in range(self.job.params.n)]
+        readers = [None if self.tools is None else MessageReader(self.tools) for _ in progress]
         output: RequestOutput | None = None
-        roles = [self._delta(i, {"role": self._role, "content": self._echoed()}) for i in range(len(progress))]
+        begun = self._echoed() or ("" if self.tools is None else None)
+        roles = [self._delta(i, {"role": self._role, "content": begun}) for i in range(len(progress))]
         async for _, output in run_streaming(self.engine, [self.job]):
             used = usage([output]) if counts_always else None
             for role in roles:
@@ -93,8 +110,8 @@ class Chat:
             roles = []
             for completion in output.outputs:
                 new = progress[completion.index].advance(completion)
-                if new.text or new.finish_reason or new.logprobs or (self.request.return_token_ids and new.token_ids):
-                    yield self._envelope("chat.completion.chunk", [self._choice(completion.index, new)], used)
+                for choice in self._choices(completion.index, new, readers[completion.index]):
+                    yield self._envelope("chat.completion.chunk", [choice], used)
         if output is not None and asks_for_usage(self.request):
             yield self._envelope("chat.completion.chunk", [], usage([output]))
 
@@ -107,15 +124,24 @@ class Chat:
         content = self.request.messages[-1].content
         return content if self.request.echo and isinstance(content, str) else ""
 
-    def _choice(self, index: int, new: New) -> dict[str, Any]:
-        choice = self._delta(index, {"content": new.text} if new.text else {})
-        choice["logprobs"] = self._logprobs(new.token_ids, new.logprobs)
-        choice["finish_reason"] = new.finish_reason
-        if new.stop_reason is not None:
-            choice["stop_reason"] = new.stop_reason
-        if self.request.return_token_ids:
-            choice["token_ids"] = new.token_ids
-        return choice
+    def _choices(self, index: int, new: New, reader: MessageReader | None) -> list[dict[str, Any]]:
+        """What is new in a sequence, as choices of one event each."""
+        deltas: list[dict[str, Any]] = [{"content": new.text}] if new.text else []
+        reason = new.finish_reason
+        if reader is not None:
+            deltas = reader.read(new.text, reason)
+            reason = reader.finish_reason(reason)
+        if not deltas and (reason or new.logprobs or (new.token_ids and self.request.return_token_ids)):
+            deltas = [{}]
+        choices = [self._delta(index, delta) for delta in deltas]
+        if choices:
+            choices[0]["logprobs"] = self._logprobs(new.token_ids, new.logprobs)
+            if self.request.return_token_ids:
+                choices[0]["token_ids"] = new.token_ids
+            choices[-1]["finish_reason"] = reason
+            if new.stop_reason is not None:
+                choices[-1]["stop_reason"] = new.stop_reason
+        return choices
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -166,7 +192,7 @@ def render(
     if taken:
         raise APIError(400, f"chat_template_kwargs has {taken[0]!r}: give it as itself", param="chat_template_kwargs")
     text = tokenizer.apply_chat_template(
-        [message.model_dump(exclude_unset=True) for message in messages],
+        template_messages(messages),
         add_generation_prompt=add_generation_prompt and not continue_final_message,
         continue_final_message=continue_final_message,
         chat_template=chat_template or options.chat_template,

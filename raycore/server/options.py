@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raycore.errors import InvalidConfig
+from raycore.server.tool_parsers import parser_named
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class ServerOptions:
     trust_request_chat_template: bool = False
     """Whether a request may bring a chat template of its own."""
     tool_call_parser: str | None = None
-    """The form in which the model writes tool calls, see `raycore.server.tools`; None: found from the chat template."""
+    """The form in which the model writes tool calls, by `tool_parsers.PARSERS`; None: found from the chat template."""
     max_body_bytes: int = 32 << 20
     max_n: int = 128
     max_logprobs: int = 20
@@ -30,6 +31,11 @@ class ServerOptions:
     """Prompts in one completion request."""
     max_streams: int = 4096
     """Requests under way at the same time; further ones are told to come again."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidConfig when there is no such tool parser."""
+        if self.tool_call_parser is not None:
+            parser_named(self.tool_call_parser)
 
 
 def read_chat_template(given: str | None) -> str | None:

@@ -103,7 +103,7 @@ class EventStream(Response):
         except Exception as error:
             # the status has been sent: an event is all that can say it
             told = as_api_error(error)
-            log = logger.exception if told.status == 500 else logger.warning
+            log = logger.exception if told.status == 500 and told is not error else logger.warning
             log("a stream failed: %s", error)
             await send_event(_encode(told.body()))
         await send_event(b"[DONE]")

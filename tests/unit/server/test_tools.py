@@ -1,0 +1,406 @@
+"""Tools in chat, by what clients send and get. The engine writes given texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+import tool_templates
+from asgi_client import Client
+from fake_engine import FakeEngine
+from openai import AsyncOpenAI
+
+from raycore.client.tokenizer import Tokenizer
+from raycore.demo import demo_model_path
+from raycore.errors import InvalidConfig
+from raycore.server import ServerOptions, build_app
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+OTHER_CALL = CALL.replace("get_weather", "get_time")
+WRITTEN = {
+    tool_templates.HERMES: CALL,
+    tool_templates.LLAMA3: '{"name": "get_weather", "parameters": {"city": "Köln"}}',
+    tool_templates.QWEN3_CODER: (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>"
+    ),
+}
+LAST_OF_PREFILL = {
+    tool_templates.HERMES: '"arguments":',
+    tool_templates.LLAMA3: '"parameters":',
+    tool_templates.QWEN3_CODER: "get_weather>\n",
+}
+
+
+def tool(name):
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, "description": "Of a city.", "parameters": parameters}}
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+TOOLS = [tool("get_weather"), tool("get_time")]
+
+
+class Writer:
+    """A server whose model writes `text`, whatever it is asked."""
+
+    def __init__(self, text="", template=tool_templates.HERMES, **options):
+        self.engine = FakeEngine(text, max_model_len=4000)
+        self.app = build_app(self.engine, ServerOptions(("fake",), chat_template=template, **options))
+        self._client = Client(self.app)
+
+    def chat(self, **body):
+        return self._client.chat(**{"max_tokens": 1000, "tools": TOOLS, **body})
+
+    def choice(self, **body):
+        answer = self.chat(**body)
+        assert answer.status == 200, answer.body
+        return answer.json["choices"][0]
+
+    def prompt(self, **body):
+        """The text that the model goes on with."""
+        answer = self.chat(return_token_ids=True, **body)
+        assert answer.status == 200, answer.body
+        return self.engine.get_tokenizer().decode(answer.json["prompt_token_ids"], skip_special_tokens=False)
+
+
+def calls_of(message):
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+
+
+def assembled(events, index=0):
+    """(content, calls, finish reason) of one choice's events, put together as clients do."""
+    content, calls, reasons = None, [], []
+    for event in events:
+        for choice in event["choices"]:
+            if choice["index"] != index:
+                continue
+            delta = choice["delta"]
+            if delta.get("content") is not None:
+                content = (content or "") + delta["content"]
+            for call in delta.get("tool_calls", []):
+                if call["index"] == len(calls):
+                    assert call["id"].startswith("call_")
+                    assert call["type"] == "function"
+                    calls.append((call["function"]["name"], ""))
+                else:
+                    assert call.keys() == {"index", "function"}
+                    assert call["function"].keys() == {"arguments"}
+                name, arguments = calls[call["index"]]
+                calls[call["index"]] = (name, arguments + call["function"]["arguments"])
+            reasons.append(choice["finish_reason"])
+    assert reasons[:-1] == [None] * (len(reasons) - 1)
+    return content, calls, reasons[-1]
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+def test_a_call_is_told_whole_and_in_pieces(template):
+    writer = Writer(WRITTEN[template], template)
+    choice = writer.choice()
+    message = choice["message"]
+    assert (message["role"], message["content"], choice["finish_reason"]) == ("assistant", None, "tool_calls")
+    (call,) = message["tool_calls"]
+    assert call["id"].startswith("call_")
+    assert call["type"] == "function"
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Köln"}'}
+    events = writer.chat(stream=True).events
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert assembled(events) == (None, calls_of(message), "tool_calls")
+
+
+def test_arguments_come_while_they_are_written():
+    pieces = [
+        call["function"]["arguments"]
+        for event in Writer(CALL).chat(stream=True).events
+        for choice in event["choices"]
+        for call in choice["delta"].get("tool_calls", [])
+    ]
+    assert len(pieces) > 5
+
+
+def test_text_before_and_between_calls_is_content():
+    text = f"Let me look.\n{CALL}\n{OTHER_CALL}\n"
+    writer = Writer(text)
+    message = writer.choice()["message"]
+    assert message["content"] == "Let me look."
+    assert [name for name, _ in calls_of(message)] == ["get_weather", "get_time"]
+    first, second = message["tool_calls"]
+    assert first["id"] != second["id"]
+    events = writer.chat(stream=True).events
+    assert assembled(events) == ("Let me look.", calls_of(message), "tool_calls")
+    assert all("content" not in c["delta"] or "tool_calls" not in c["delta"] for e in events for c in e["choices"])
+
+
+@pytest.mark.parametrize("text", ["It rains.", "<tool_call> is a tag", '<tool_call>{"nam', ""])
+def test_text_that_is_no_call_is_content(text):
+    writer = Writer(text)
+    choice = writer.choice()
+    assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert assembled(writer.chat(stream=True).events) == (text or None, [], "stop")
+
+
+def test_only_the_first_call_is_kept_where_one_is_wanted():
+    writer = Writer(f"{CALL}\n{OTHER_CALL}")
+    message = writer.choice(parallel_tool_calls=False)["message"]
+    assert [name for name, _ in calls_of(message)] == ["get_weather"]
+    events = writer.chat(parallel_tool_calls=False, stream=True).events
+    assert assembled(events) == (None, calls_of(message), "tool_calls")
+
+
+def test_each_choice_has_calls_of_its_own():
+    writer = Writer(CALL)
+    answer = writer.chat(n=2).json
+    ids = [choice["message"]["tool_calls"][0]["id"] for choice in answer["choices"]]
+    assert len(set(ids)) == 2
+    events = writer.chat(n=2, stream=True).events
+    for index in (0, 1):
+        assert assembled(events, index) == (None, calls_of(answer["choices"][0]["message"]), "tool_calls")
+
+
+def test_a_call_that_is_cut_off_says_so():
+    whole = '{"city": "Köln"}'
+    writer = Writer(CALL)
+    num_tokens = len(writer.engine.get_tokenizer().encode(CALL.partition("Köln")[0]))
+    choice = writer.choice(max_tokens=num_tokens)
+    ((_, arguments),) = calls_of(choice["message"])
+    assert whole.startswith(arguments)
+    assert arguments != whole
+    assert choice["finish_reason"] == "length"
+    events = writer.chat(max_tokens=num_tokens, stream=True).events
+    assert assembled(events) == (None, [("get_weather", arguments)], "length")
+
+
+def test_log_probabilities_and_token_ids_are_those_of_all_tokens():
+    writer = Writer(f"Let me look.\n{CALL}")
+    asked = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    choice = writer.choice(**asked)
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+    choices = [each for event in writer.chat(stream=True, **asked).events for each in event["choices"]]
+    told = [token for each in choices if each["logprobs"] for token in each["logprobs"]["content"]]
+    assert told == choice["logprobs"]["content"]
+    assert [token for each in choices for token in each.get("token_ids", [])] == choice["token_ids"]
+
+
+def test_without_tools_calls_are_text():
+    for body in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
+        choice = Writer(CALL).choice(**body)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+        assert "get_weather" not in Writer(CALL).prompt(**body)
+
+
+# tool_choice
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+def test_a_named_function_is_begun_for_the_model(template):
+    ends = WRITTEN[template].partition(LAST_OF_PREFILL[template])[2]
+    writer = Writer(ends, template)
+    choice = writer.choice(tool_choice=named("get_weather"))
+    assert calls_of(choice["message"]) == [("get_weather", '{"city": "Köln"}')]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    prompt = writer.prompt(tool_choice=named("get_weather"))
+    assert prompt == writer.prompt() + WRITTEN[template].removesuffix(ends)
+    events = writer.chat(tool_choice=named("get_weather"), stream=True).events
+    assert assembled(events) == (None, calls_of(choice["message"]), "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"), [("what?", "what?"), ("", ""), (' {"city": ', '{"city": '), (" [1]}\n</tool_call>", "[1]")]
+)
+def test_a_named_function_is_called_whatever_the_model_writes(text, arguments):
+    writer = Writer(text)
+    message = writer.choice(tool_choice=named("get_time"))["message"]
+    assert calls_of(message) == [("get_time", arguments)]
+    assert assembled(writer.chat(tool_choice=named("get_time"), stream=True).events)[1] == calls_of(message)
+
+
+def test_a_named_function_is_called_once():
+    writer = Writer(f' {{"city": "Köln"}}}}\n</tool_call>\n{OTHER_CALL}')
+    assert calls_of(writer.choice(tool_choice=named("get_weather"))["message"]) == [("get_weather", '{"city": "Köln"}')]
+
+
+def test_some_function_is_begun_for_the_model():
+    writer = Writer('get_time", "arguments": {}}\n</tool_call>\n' + CALL)
+    choice = writer.choice(tool_choice="required")
+    assert calls_of(choice["message"]) == [("get_time", "{}"), ("get_weather", '{"city": "Köln"}')]
+    assert choice["finish_reason"] == "tool_calls"
+    assert writer.prompt(tool_choice="required") == writer.prompt() + '<tool_call>\n{"name": "'
+    events = writer.chat(tool_choice="required", stream=True).events
+    assert assembled(events) == (None, calls_of(choice["message"]), "tool_calls")
+
+
+def test_the_only_function_is_certain():
+    writer = Writer("what?")
+    choice = writer.choice(tool_choice="required", tools=TOOLS[:1])
+    assert calls_of(choice["message"]) == [("get_weather", "what?")]
+
+
+@pytest.mark.parametrize("text", ["what?", "", 'get_rain", "arguments": {}}', 'get_time", "x": }', 'get_time", "argu'])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_call_that_had_to_be_and_is_not_is_an_error(text, is_stream, caplog):
+    answer = Writer(text).chat(tool_choice="required", stream=is_stream)
+    error = answer.events[-1]["error"] if is_stream else answer.json["error"]
+    assert (error["code"], error["param"], error["type"]) == ("tool_not_called", "tool_choice", "server_error")
+    assert is_stream or answer.status == 500
+    assert not any(record.exc_info for record in caplog.records), "the server has nothing to mend"
+    if is_stream:
+        told = [choice["delta"] for event in answer.events[:-1] for choice in event["choices"]]
+        assert told == [{"role": "assistant", "content": None}]
+
+
+def test_a_call_that_has_to_be_ends_the_thought_that_the_template_begins():
+    writer = Writer(" {}}", tool_templates.THINKING)
+    prompt = writer.prompt(tool_choice=named("get_time"))
+    assert prompt.endswith('<think>\n\n</think>\n\n<tool_call>\n{"name": "get_time", "arguments":')
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tool_choice": named("get_rain")}, "tool_choice"),
+        ({"tool_choice": named("get_time"), "tools": None}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": "required", "add_generation_prompt": False}, "tool_choice"),
+        ({"tool_choice": named("get_time"), "continue_final_message": True}, "tool_choice"),
+    ],
+)
+def test_a_choice_that_cannot_be_had_is_refused(body, param):
+    assert Writer().chat(**body).error == (400, "invalid_request_error", param)
+
+
+# the chat template
+
+
+def test_tools_that_the_template_does_not_show_are_refused():
+    for template in (None, "{% for m in messages %}{{ m.content }}{% endfor %}"):
+        answer = Writer(CALL, template).chat()
+        assert answer.error == (400, "invalid_request_error", "tools")
+        assert Writer(CALL, template).choice(tool_choice="none")["message"]["content"] == CALL
+
+
+def test_a_form_that_is_not_known_is_refused_unless_the_operator_says_it():
+    assert Writer(CALL, tool_templates.OTHER_FORM).chat().error == (400, "invalid_request_error", "tools")
+    choice = Writer(CALL, tool_templates.OTHER_FORM, tool_call_parser="hermes").choice()
+    assert calls_of(choice["message"]) == [("get_weather", '{"city": "Köln"}')]
+    with pytest.raises(InvalidConfig, match="'mistral'"):
+        ServerOptions(("fake",), tool_call_parser="mistral")
+
+
+def test_markers_that_are_special_tokens_reach_the_parser(tmp_path):
+    writer = Writer(CALL)
+    demo = Path(demo_model_path())
+    shutil.copy(demo / "tokenizer.json", tmp_path)
+    config = json.loads((demo / "tokenizer_config.json").read_text())
+    config["additional_special_tokens"].append("<tool_call>")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    writer.engine._tokenizer = Tokenizer.from_dir(tmp_path)
+    assert calls_of(writer.choice()["message"]) == [("get_weather", '{"city": "Köln"}')]
+    assert writer.engine.params[-1].skip_special_tokens is False
+    plain = Writer(CALL)
+    plain.choice()
+    assert plain.engine.params[-1].skip_special_tokens is True
+
+
+def test_calls_and_their_results_reach_the_template():
+    template = (
+        "{{ tools }}{{ '\n' }}{% for m in messages %}{{ m.role }} {{ m.keys() | sort | join(',') }}:{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name }}("
+        "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}){% endfor %}"
+        "{% if m.name %}<{{ m.name }}>{% endif %}{{ '\n' }}{% endfor %}"
+    )
+    function = {"name": "get_weather", "arguments": '{"city": "Köln"}'}
+    messages = [
+        {"role": "user", "content": "Rain?"},
+        # as the client library gives it back
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "no"},
+        {"role": "assistant", "content": "No.", "tool_calls": None},
+        {"role": "user", "content": "Sure?"},
+    ]
+    prompt = Writer(CALL, template, tool_call_parser="hermes").prompt(messages=messages)
+    assert prompt.splitlines()[1:] == [
+        "user content,role:Rain?",
+        "assistant content,role,tool_calls:get_weather(city=Köln)",
+        "tool content,name,role,tool_call_id:no<get_weather>",
+        "assistant content,role:No.",
+        "user content,role:Sure?",
+    ]
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", "[1]", '{"a": '])
+def test_a_conversation_goes_on_behind_arguments_that_are_no_object(arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    expected = json.dumps(arguments) if arguments.startswith(("[", '{"')) else "{}"
+    assert f'"arguments": {expected}}}' in Writer(CALL).prompt(messages=messages)
+
+
+@pytest.mark.parametrize("call", [{}, {"function": None}, {"function": {"arguments": "{}"}}])
+def test_a_call_without_a_function_is_refused(call):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    answer = Writer().chat(messages=messages)
+    assert answer.error == (400, "invalid_request_error", "messages")
+    assert "messages[1].tool_calls[0]" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("call_id", [None, 1, ["a"], {}])
+def test_calls_may_have_any_ids(call_id):
+    call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": call_id, "content": "no"}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}, result]
+    assert "<|im_start|>tool\nno<|im_end|>" in Writer(CALL).prompt(messages=messages)
+
+
+# OpenAI's own client
+
+
+def with_client(writer, use):
+    async def run():
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(writer.app))
+        async with AsyncOpenAI(api_key="none", base_url="http://test/v1", http_client=http, max_retries=0) as client:
+            return await use(client.chat.completions)
+
+    return asyncio.run(run())
+
+
+ASKED = {"model": "fake", "messages": [{"role": "user", "content": "Rain?"}], "tools": TOOLS, "max_tokens": 1000}
+
+
+def test_openais_client_reads_calls_and_sends_them_back():
+    writer = Writer(CALL)
+
+    async def use(completions):
+        message = (await completions.create(**ASKED)).choices[0].message
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "no"}
+        conversation = [*ASKED["messages"], message, result]
+        return message, await completions.create(**ASKED | {"messages": conversation})
+
+    message, second = with_client(writer, use)
+    assert message.content is None
+    assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Köln"}
+    assert second.choices[0].finish_reason == "tool_calls"
+
+
+def test_openais_client_reads_streamed_calls():
+    async def use(completions):
+        async with completions.stream(**ASKED) as stream:
+            events = [event async for event in stream if event.type == "tool_calls.function.arguments.done"]
+            return [(each.index, each.name, each.arguments) for each in events], await stream.get_final_completion()
+
+    done, final = with_client(Writer(f"Let me look.\n{CALL}\n{OTHER_CALL}"), use)
+    assert done == [(0, "get_weather", '{"city": "Köln"}'), (1, "get_time", '{"city": "Köln"}')]
+    (choice,) = final.choices
+    assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
+    assert [call.function.name for call in choice.message.tool_calls] == ["get_weather", "get_time"]

@@ -1,0 +1,30 @@
+"""Chat templates with tools, in the forms that families of models have, as short as can be."""
+
+_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+_END = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def _template(calls: str) -> str:
+    return (
+        _TOOLS
+        + "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        + "{% for call in message.tool_calls or [] %}"
+        + calls
+        + "{% endfor %}<|im_end|>\n{% endfor %}"
+        + _END
+    )
+
+
+HERMES = _template(
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>"
+)
+LLAMA3 = _template('{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}')
+QWEN3_CODER = _template(
+    "<tool_call>\n<function={{ call.function.name }}>\n{% for key, value in call.function.arguments.items() %}"
+    "<parameter={{ key }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+)
+OTHER_FORM = _template("[{{ call.function.name }}({{ call.function.arguments | tojson }})]")
+"""A form that no parser reads."""
+THINKING = HERMES.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+"""A message begins with a thought."""
