@@ -7,7 +7,7 @@ import time
 from fastapi import FastAPI, Request
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.metrics.prometheus import EngineCollector
@@ -26,7 +26,7 @@ def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
     ProcessCollector(registry=registry)
     app.add_middleware(HttpMetrics, registry=registry)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:  # not async: it takes milliseconds, during which tokens flow
         """What Prometheus scrapes."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
