@@ -80,7 +80,7 @@ def _serve(args: argparse.Namespace) -> int:
     except OSError as error:
         raise InvalidConfig(f"can't listen on {args.host}:{args.port}: {error.strerror or error}") from error
     with listener:
-        engine = AsyncLLM(model, **chosen)
+        engine = AsyncLLM(model, use_tqdm_on_load=sys.stderr.isatty(), **chosen)
         try:
             host, port = listener.getsockname()[:2]
             print(

@@ -1,0 +1,164 @@
+"""Programs as jobs of a Ray cluster, whose head node, where they run, has no CPUs for ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+from job_cluster import ROOT, STEP_S, JobCluster, eventually, free_ports
+
+pytestmark = pytest.mark.timeout(300)
+
+PAGE = ROOT / "docs" / "quickstart-job.md"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    cluster = JobCluster()
+    try:
+        cluster.start(head_cpus=0, worker_cpus=4)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def assert_nothing_is_left(cluster: JobCluster) -> None:
+    eventually(lambda: not cluster.living("actors", "DEAD"))
+    eventually(lambda: not cluster.living("placement_groups", "REMOVED"))
+    eventually(lambda: not cluster.programs())
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    return (
+        [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")] if path.exists() else []
+    )
+
+
+def test_a_batch_that_is_stopped_and_killed_is_gone_on_with_and_ends_whole(cluster, tmp_path):
+    requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"prompt": "27 + 58 =", "max_tokens": 100, "ignore_eos": True}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body} for number in range(400)
+    ]
+    requests.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"custom_id": "bad"}]))
+    command = ("raycore", "run-batch", "-i", str(requests), "-o", str(answers), "--dtype", "float32")
+    slowly = (*command, "--max-concurrent-requests", "4")
+
+    stopped = cluster.submit(*slowly, RAY_JOB_STOP_WAIT_TIME_S="30")
+    eventually(lambda: len(whole_lines(answers)) >= 20)
+    cluster.stop(stopped)
+    status, _, last_line = cluster.wait(stopped)
+    first = whole_lines(answers)
+    assert status == "STOPPED"
+    assert last_line == (
+        f"raycore: ended by SIGTERM: {len(first)} done, 0 failed, 0 skipped because done before, "
+        f"{401 - len(first)} left; run it again to go on"
+    )
+
+    killed = cluster.submit(*slowly)
+    eventually(lambda: len(whole_lines(answers)) >= len(first) + 20)
+    (program,) = cluster.programs("python", "run-batch")
+    os.kill(program, signal.SIGKILL)
+    status, _, _ = cluster.wait(killed)
+    assert status == "FAILED"
+    second = whole_lines(answers)
+    assert second[: len(first)] == first
+    assert len(second) < 400
+
+    status, exit_status, last_line = cluster.wait(cluster.submit(*command))
+    assert (status, exit_status) == ("FAILED", 3)
+    assert last_line == (
+        f"raycore: batch complete: {400 - len(second)} done, 1 failed, {len(second)} skipped because done before"
+    )
+    assert whole_lines(answers)[: len(second)] == second
+    results = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert Counter(result["custom_id"] for result in results) == Counter([*map(str, range(400)), "bad"])
+    assert [result["custom_id"] for result in results if result["error"]] == ["bad"]
+    assert {result["response"]["body"]["choices"][0]["finish_reason"] for result in results if result["response"]} == {
+        "length"
+    }
+    assert_nothing_is_left(cluster)
+
+
+def test_a_job_that_cannot_work_fails_and_its_last_line_says_why(cluster, tmp_path):
+    requests = tmp_path / "in.jsonl"
+    requests.write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n{"custom_id": "a"}\n')
+    status, exit_status, last_line = cluster.wait(
+        cluster.submit("raycore", "run-batch", "-i", str(requests), "-o", str(tmp_path / "out.jsonl"))
+    )
+    assert (status, exit_status) == ("FAILED", 1)
+    assert last_line == f"raycore: {requests}: each custom_id may be there once: 'a' on lines 1 and 3"
+
+
+def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(cluster):
+    shared_before = set(os.listdir("/dev/shm"))
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    serving = cluster.submit(
+        *("raycore", "serve", "--port", str(port), "-tp", "2", "--dtype", "float32", "--shutdown-timeout", "30"),
+        RAY_JOB_STOP_WAIT_TIME_S="40",
+    )
+
+    def is_healthy() -> bool:
+        try:
+            return httpx.get(f"{url}/health", timeout=STEP_S).status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    eventually(is_healthy)
+    body = {"prompt": "1 + 2 =", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=STEP_S) as answer:
+        events = (line for line in answer.iter_lines() if line)
+        assert json.loads(next(events).removeprefix("data: "))["choices"][0]["finish_reason"] is None
+        cluster.stop(serving)
+        *_, last, end = events
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert end == "data: [DONE]"
+    status, _, last_line = cluster.wait(serving)
+    assert (status, last_line) == ("STOPPED", "raycore: ended by SIGTERM, with nothing left to do")
+    assert_nothing_is_left(cluster)
+    assert set(os.listdir("/dev/shm")) <= shared_before
+
+
+def test_the_quick_start_does_what_it_says(tmp_path):
+    blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    cluster = JobCluster()
+    try:
+        script = "".join(f"{block}echo '<<end of block>>'\n" for block in blocks)
+        assert script.count("ray start --head\n") == 1
+        script = script.replace("ray start --head\n", f"ray start --head {' '.join(cluster.head_flags)} --num-cpus=2\n")
+        script = script.replace("8000", str(free_ports(1)[0]))
+        environment = {name: value for name, value in cluster.environment.items() if not name.startswith("RAY_AUTH")}
+        ended = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        _, script_job, batch, again, server, stop, rest = ended.stdout.split("<<end of block>>\n")
+        assert rest == ""
+        right = re.search(r"^(\d+) of 100 sums are right$", script_job, re.MULTILINE)
+        assert right is not None
+        assert int(right[1]) >= 98
+        assert "raycore: batch complete: 2 done, 0 failed, 0 skipped because done before\n" in batch
+        answers = [json.loads(line) for line in batch.splitlines() if line.startswith('{"id"')]
+        choices = {answer["custom_id"]: answer["response"]["body"]["choices"][0] for answer in answers}
+        assert choices["sum"]["text"] == " 85"
+        assert choices["chat"]["message"]["content"].strip() == "344"
+        assert "raycore: batch complete: 0 done, 0 failed, 2 skipped because done before\n" in again
+        assert json.loads(server.splitlines()[-1])["choices"][0]["text"] == " 85"
+        assert "raycore: ended by SIGTERM, with nothing left to do\n" in stop
+    finally:
+        cluster.close()
