@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -20,8 +19,12 @@ import httpx
 from raycore.processes import send_signal, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
-STEP_S = 60.0
-"""Whatever a test waits for comes well before."""
+STEP_S = 100.0
+SCRIPT_S = 250.0
+"""Whatever a test waits for comes well before, on a machine that does nothing else."""
+
+_NODE_FLAGS = "--node-ip-address=127.0.0.1 --object-store-memory=100000000 --disable-usage-stats"
+
 
 RAYS_OWN = ("ray::DashboardAgent", "ray::IDLE", "ray::JobSupervisor", "ray::RuntimeEnvAgent")
 
@@ -29,49 +32,52 @@ T = TypeVar("T")
 
 
 class JobCluster:
-    """Nothing runs before `start()`, or a program with `environment` and `head_flags`, has started it."""
+    """Nothing runs before `start()`."""
 
     def __init__(self) -> None:
         # a short path: Ray puts sockets there, whose names may have 107 characters
         self.directory = Path(tempfile.mkdtemp(prefix="rj", dir="/tmp"))
-        self._dashboard_port, *ports = free_ports(5)
-        self.gcs_address = f"127.0.0.1:{ports[0]}"
-        self.head_flags = [
-            f"--port={ports[0]}",
-            "--node-ip-address=127.0.0.1",
-            f"--dashboard-port={self._dashboard_port}",
-            f"--ray-client-server-port={ports[1]}",
-            f"--dashboard-agent-listen-port={ports[2]}",
-            "--object-store-memory=100000000",
-            "--disable-usage-stats",
-        ]
-        self._second_agent_port = ports[3]
-        token = secrets.token_hex(16)
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
+        dashboard_port, gcs_port, client_port, *self._agent_ports = free_ports(5)
+        self._gcs_address = f"127.0.0.1:{gcs_port}"
+        self._head_flags = f"--port={gcs_port} --dashboard-port={dashboard_port} --ray-client-server-port={client_port}"
+        url = f"http://127.0.0.1:{dashboard_port}"
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
             "HOME": str(self.directory),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
-            "RAY_API_SERVER_ADDRESS": self.url,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": token,
+            "RAY_API_SERVER_ADDRESS": url,
             "RAY_TMPDIR": str(self.directory),
             "RAY_worker_niceness": "0",
         }
-        self._http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=STEP_S)
+        self._http = httpx.Client(base_url=url, timeout=STEP_S)
 
-    @property
-    def url(self) -> str:
-        """The dashboard's."""
-        return f"http://127.0.0.1:{self._dashboard_port}"
-
-    def start(self, head_cpus: int, worker_cpus: int) -> None:
-        """Two nodes on this machine."""
-        self._ray("start", "--head", f"--num-cpus={head_cpus}", *self.head_flags)
-        self._ray(
-            *("start", f"--address={self.gcs_address}", f"--num-cpus={worker_cpus}", "--node-ip-address=127.0.0.1"),
-            *(f"--dashboard-agent-listen-port={self._second_agent_port}", "--object-store-memory=100000000"),
-            "--disable-usage-stats",
+    def start(self, head_commands: str, worker_cpus: int) -> None:
+        """Start a head node without CPUs by bash commands, which leave a token, and then a node that has some."""
+        assert head_commands.count("ray start --head\n") == 1
+        flags = f"{_NODE_FLAGS} --dashboard-agent-listen-port"
+        self.bash(
+            head_commands.replace(
+                "--head\n", f"--head --num-cpus=0 {self._head_flags} {flags}={self._agent_ports[0]}\n"
+            )
         )
+        token = (self.directory / ".ray" / "auth_token").read_text()
+        self._http.headers["Authorization"] = f"Bearer {token}"
+        self._environment["RAY_AUTH_MODE"] = "token"
+        self.bash(f"ray start --address={self._gcs_address} --num-cpus={worker_cpus} {flags}={self._agent_ports[1]}")
+
+    def bash(self, script: str, cwd: Path | None = None) -> str:
+        """What the commands of a user of the cluster print. Each of them has to succeed."""
+        ended = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=cwd or self.directory,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=SCRIPT_S,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
 
     def submit(self, *arguments: str, **environment: str) -> str:
         """Submit a command. Returns the job's id."""
@@ -91,7 +97,7 @@ class JobCluster:
                 return None
             return info["status"], info["driver_exit_code"], self.logs(job_id).splitlines()[-1]
 
-        return eventually(ended)
+        return eventually(ended, lambda: self.logs(job_id))
 
     def logs(self, job_id: str) -> str:
         """What a job has written."""
@@ -123,11 +129,6 @@ class JobCluster:
             wait_until_gone(pids, timeout_s=5)
         shutil.rmtree(self.directory)
 
-    def _ray(self, *arguments: str) -> None:
-        subprocess.run(
-            ["ray", *arguments], env=self.environment, capture_output=True, text=True, timeout=STEP_S, check=True
-        )
-
     def _answer(self, method: str, path: str, **options: Any) -> Any:
         response = self._http.request(method, path, **options)
         assert response.is_success, response.text
@@ -157,12 +158,12 @@ class JobCluster:
         return found
 
 
-def eventually(look: Callable[[], T | None]) -> T:
-    """What `look` finds, as soon as it does."""
+def eventually(look: Callable[[], T | None], explain: Callable[[], str] = str) -> T:
+    """What `look` finds, as soon as it does; `explain` says more about why it doesn't."""
     deadline_s = time.monotonic() + STEP_S
     while not (found := look()):
-        assert time.monotonic() < deadline_s, "it doesn't come"
-        time.sleep(0.05)
+        assert time.monotonic() < deadline_s, f"it doesn't come. {explain()}"
+        time.sleep(0.1)
     return found
 
 

@@ -1,0 +1,170 @@
+"""How `raycore run-batch` ends: its exit status, its last line, and what is in the output. The engine is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raycore.cli.main import main
+from raycore.client.tokenizer import Tokenizer
+from raycore.demo import demo_model_path
+from raycore.errors import EngineDeadError, InvalidConfig
+from raycore.outputs import CompletionOutput, RequestOutput
+
+
+class Engine:
+    """Answers one request after the other. `on_request` is told how many there have been."""
+
+    max_model_len = 64
+    config = SimpleNamespace(scheduler=SimpleNamespace(max_num_seqs=1), parallel=SimpleNamespace(data_parallel_size=1))
+    default_sampling_params: dict[str, Any] = {}  # noqa: RUF012
+    num_started = 0
+    on_start: Callable[[], None] = staticmethod(lambda: None)
+    on_request: Callable[[Engine, int], None] = staticmethod(lambda engine, count: None)
+
+    def __init__(self, model: str, **options: Any) -> None:
+        type(self).num_started += 1
+        self.on_start()
+        self.is_shut_down = False
+        self.signals: list[int] = []
+        self._num_requests = 0
+        self._tokenizer = Tokenizer.from_dir(demo_model_path())
+
+    @contextmanager
+    def draining_on_signals(self, timeout_s: float) -> Generator[list[int], None, None]:
+        before = signal.signal(signal.SIGTERM, lambda number, _: self.signals.append(number))
+        yield self.signals
+        signal.signal(signal.SIGTERM, before)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    async def generate(self, prompt, sampling_params=None, request_id=None, priority=0, *, stream=True):
+        self._num_requests += 1
+        self.on_request(self, self._num_requests)
+        reason = "abort" if self.signals else "stop"
+        ids = prompt["prompt_token_ids"]
+        yield RequestOutput(request_id, None, ids, [CompletionOutput(0, "x", ids, finish_reason=reason)], finished=True)
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> type[Engine]:
+    fake = type("Engine", (Engine,), {})
+    monkeypatch.setattr("raycore.llm.AsyncLLM", fake)
+    return fake
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str], list[Any]]]:
+    """Runs a batch of these ids. Gives the exit status, the lines on standard error, and the ids in the output."""
+
+    def run(*custom_ids: str, max_tokens: int = 4, flags: tuple[str, ...] = ()) -> tuple[int, list[str], list[Any]]:
+        requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        lines: list[str] = []
+        for custom_id in custom_ids:
+            body = {"prompt": "1 + 2 =", "max_tokens": 9999 if custom_id.startswith("long") else max_tokens}
+            line = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+            lines.append(f"{json.dumps(line)}\n")
+        requests.write_text("".join(lines))
+        status = main(["run-batch", "-i", str(requests), "-o", str(results), *flags])
+        ids = [json.loads(line)["custom_id"] for line in results.read_text().splitlines()] if results.exists() else []
+        return status, capsys.readouterr().err.splitlines(), ids
+
+    return run
+
+
+def test_all_are_answered_and_a_second_run_starts_no_engine(engine, run):
+    status, told, ids = run("a", "b", "c")
+    assert (status, ids) == (0, ["a", "b", "c"])
+    assert told[-1] == "raycore: batch complete: 3 done, 0 failed, 0 skipped because done before"
+    status, told, ids = run("a", "b", "c")
+    assert (status, ids) == (0, ["a", "b", "c"])
+    assert told == ["raycore: batch complete: 0 done, 0 failed, 3 skipped because done before"]
+    assert engine.num_started == 1
+
+
+def test_what_failed_has_a_status_of_its_own_and_is_tried_again(engine, run):
+    status, told, ids = run("a", "long", "b")
+    assert (status, sorted(ids)) == (3, ["a", "b", "long"])
+    assert told[-1] == "raycore: batch complete: 2 done, 1 failed, 0 skipped because done before"
+    status, told, ids = run("a", "long", "b")
+    assert (status, ids) == (3, ["a", "b", "long"])
+    assert told[-1] == "raycore: batch complete: 0 done, 1 failed, 2 skipped because done before"
+
+
+def test_a_signal_leaves_what_is_not_finished_for_another_run(engine, run):
+    def on_request(engine: Engine, count: int) -> None:
+        if count == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    engine.on_request = staticmethod(on_request)
+    status, told, ids = run("a", "b", "c", "d", "e", flags=("--max-concurrent-requests", "1"))
+    assert (status, ids) == (143, ["a", "b"])
+    counts = "2 done, 0 failed, 0 skipped because done before, 3 left; run it again to go on"
+    assert told[-1] == f"raycore: ended by SIGTERM: {counts}"
+    del engine.on_request
+    status, told, ids = run("a", "b", "c", "d", "e")
+    assert (status, ids) == (0, ["a", "b", "c", "d", "e"])
+    assert told[-1] == "raycore: batch complete: 3 done, 0 failed, 2 skipped because done before"
+
+
+def test_a_signal_while_the_engine_starts_ends_it_there(engine, run):
+    handler = signal.getsignal(signal.SIGTERM)
+    engine.on_start = staticmethod(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    status, told, ids = run("a", "b")
+    assert (status, ids) == (143, [])
+    counts = "0 done, 0 failed, 0 skipped because done before, 2 left; run it again to go on"
+    assert told[-1] == f"raycore: ended by SIGTERM: {counts}"
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_an_engine_that_dies_is_told_of_first_and_the_counts_last(engine, run):
+    def on_request(engine: Engine, count: int) -> None:
+        if count == 2:
+            raise EngineDeadError("dp0 died: out of memory\nits traceback")
+
+    engine.on_request = staticmethod(on_request)
+    status, told, ids = run("a", "b", "c", flags=("--max-concurrent-requests", "1"))
+    assert (status, ids) == (1, ["a"])
+    assert told[-3:] == [
+        "raycore: dp0 died: out of memory",
+        "its traceback",
+        "raycore: ended by the error above: 1 done, 0 failed, 0 skipped because done before, 2 left; "
+        "run it again to go on",
+    ]
+
+
+def test_an_engine_that_does_not_start_leaves_the_output_as_it_was(engine, run):
+    run("a", "long")
+
+    def on_start() -> None:
+        raise InvalidConfig("no such checkpoint")
+
+    engine.on_start = staticmethod(on_start)
+    status, told, ids = run("a", "long")
+    assert (status, sorted(ids)) == (1, ["a", "long"])
+    assert told == ["raycore: no such checkpoint"]
+
+
+def test_mistakes_are_one_line(engine, run):
+    for flags, message in (
+        (("--max-concurrent-requests", "0"), "max_concurrent_requests=0: at least 1"),
+        (("-pp", "2"), "pipeline_parallel_size=2"),
+        (("--chat-template", "/nowhere"), "/nowhere"),
+        (("-i", "/nowhere"), "/nowhere can't be read"),
+    ):
+        status, told, ids = run("a", flags=flags)
+        assert (status, ids) == (1, [])
+        assert len(told) == 1
+        assert message in told[0]
