@@ -123,9 +123,10 @@ ENGINE = """
 from raycore import LLM, AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path
 from raycore.notebook import echo
-llm = LLM.get_or_create(demo_model_path(), num_threads=1)
+llm = LLM.get_or_create(demo_model_path())
 endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
 """
+ASYNC_ENGINE = ENGINE.replace("LLM.get", "AsyncLLM.get")
 
 
 @pytest.mark.usefixtures("example")
@@ -147,7 +148,7 @@ def test_the_stop_button_ends_a_cell_and_its_requests(kernel: Kernel, source):
 
 @pytest.mark.usefixtures("example")
 def test_the_stop_button_ends_what_a_cell_awaits(kernel: Kernel):
-    kernel.run(ENGINE.replace("LLM.get", "AsyncLLM.get"))
+    kernel.run(ASYNC_ENGINE)
     with pytest.raises(CellExecutionError):
         kernel.run("await echo(llm.generate('1 + 2 =', endless))", interrupted_after="2")
     assert text_of(kernel.run("(llm.num_unfinished_requests, llm.ranks[0].num_running)")) == "(0, 0)"
@@ -156,7 +157,7 @@ def test_the_stop_button_ends_what_a_cell_awaits(kernel: Kernel):
 
 @pytest.mark.usefixtures("example")
 def test_a_cell_that_shuts_ray_down_ends_the_engine_first_and_the_next_cell_may_start_another(kernel: Kernel):
-    kernel.run(ENGINE)
+    kernel.run(ASYNC_ENGINE)
     cell = kernel.run("import ray; ray.shutdown(); llm")
     assert "the engine was shut down" in html_of(cell)
     assert not [output for output in cell.outputs if output.get("name") == "stderr"]
