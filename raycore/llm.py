@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from raycore.bars import BAR_S, RequestBar, loading_bar, request_bar
-from raycore.client.client import EngineClient, Update
+from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
+from raycore.client.streams import Streams
 from raycore.client.tokenizer import Tokenizer
+from raycore.client.updates import Update, coalescing_s
 from raycore.cluster.local import end_before_ray
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
@@ -47,11 +49,6 @@ logger = logging.getLogger(__name__)
 WAIT_S = 1.0
 """A blocked caller looks up this often; results and failures wake it at once."""
 
-COALESCE_S = 0.1
-"""How long tokens of a blocking `generate()` may wait for company: nobody looks at them before the request ends."""
-
-STOP_STRING_COALESCE_S = 0.01
-"""The same when a stop string may end the request: every token past it is wasted work."""
 
 STOP_TIMEOUT_S = 2.0
 """The threads that watch the ranks have nothing left to wait for by then."""
@@ -96,6 +93,7 @@ class _Engine:
         with loading_bar(use_tqdm_on_load) as bar:
             infos = manager.start(bar.show if use_tqdm_on_load else None)
         self._client = EngineClient(self.config, tokens)
+        self._streams = Streams(self._client)
         self._supervisor = Supervisor(manager, self._client, self.config)
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
@@ -460,7 +458,7 @@ class LLM(_Engine):
                 prompts,
                 params,
                 collector.put,
-                flush_interval_s=_coalescing_s(params),
+                flush_interval_s=coalescing_s(params),
                 request_ids=request_ids,
                 priorities=priority,
             )
@@ -476,7 +474,7 @@ class LLM(_Engine):
 class AsyncLLM(_Engine):
     """An engine with a streaming interface, for use from one or more event loops."""
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -498,34 +496,8 @@ class AsyncLLM(_Engine):
             RequestFailed: it was on failing ranks too often.
             EngineDeadError: the engine is gone, with the root cause.
         """
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[Update] = asyncio.Queue()
-        sampling_params = sampling_params or self.get_default_sampling_params()
-        parsed = parse_prompts([prompt], self._client.tokenizer)
-        request_ids = self._client.submit(
-            parsed,
-            [sampling_params],
-            lambda updates: loop.call_soon_threadsafe(_put_all, queue, updates),
-            stream=stream,
-            flush_interval_s=0.0 if stream else _coalescing_s([sampling_params]),
-            request_ids=None if request_id is None else [request_id],
-            priorities=[priority],
-        )
-        is_finished = False
-        try:
-            while not is_finished:
-                update = await queue.get()
-                while not queue.empty():
-                    update = queue.get_nowait()
-                if update.error is not None:
-                    is_finished = True
-                    raise update.error
-                assert update.output is not None
-                is_finished = update.output.finished
-                yield update.output
-        finally:
-            if not is_finished:
-                self._client.abort(request_ids)
+        params = sampling_params or self.get_default_sampling_params()
+        return self._streams.generate(prompt, params, request_id, priority, stream=stream)
 
     async def abort(self, request_id: str) -> None:
         """Drop a request. Its iterator ends with `finish_reason="abort"`. Unknown ids are ignored."""
@@ -593,15 +565,6 @@ class _Collector:
     @property
     def _num_ended(self) -> int:
         return len(self._finished) + len(self._failed)
-
-
-def _coalescing_s(params: Sequence[SamplingParams]) -> float:
-    return STOP_STRING_COALESCE_S if any(each.stop_strings for each in params) else COALESCE_S
-
-
-def _put_all(queue: asyncio.Queue[Update], updates: list[Update]) -> None:
-    for update in updates:
-        queue.put_nowait(update)
 
 
 def _params_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:

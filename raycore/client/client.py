@@ -30,11 +30,11 @@ from raycore.client.inputs import ParsedPrompt, check_request
 from raycore.client.recorder import Recorder
 from raycore.client.routing import Router
 from raycore.client.tokenizer import Tokenizer
+from raycore.client.updates import Sink, Update
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.messages import HANDLE_CLIENT_SHIFT, NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
 from raycore.metrics.counts import RankCounts
-from raycore.outputs import RequestOutput
 from raycore.sampling_params import MAX_SEED, SamplingParams
 from raycore.worker.quiet import Ringer
 
@@ -46,19 +46,6 @@ DRAINING = "the engine is draining: it finishes what it has, takes nothing new, 
 
 CAUSE_GRACE_S = 2.0
 """A rank's broken output stream waits this long for the supervisor to find the rank gone."""
-
-
-@dataclass(slots=True)
-class Update:
-    """News of one request: an output, or the error that ended it."""
-
-    request_id: str
-    output: RequestOutput | None = None
-    error: BaseException | None = None
-
-
-Sink = Callable[[list[Update]], object]
-"""Gets a batch of updates, on one of the client's threads; must not block."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,10 @@ class RequestState:
     @property
     def finished(self) -> bool:
         """Whether all its sequences are."""
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+        for sequence in self.sequences:  # noqa: SIM110 - once a token: an iterator would cost more than the answer
+            if sequence.finish_reason is None:
+                return False
+        return True
 
     def output(self) -> RequestOutput:
         """Everything so far, as a caller sees it."""

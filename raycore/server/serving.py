@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
 import socket
@@ -66,7 +65,7 @@ class HttpServer:
         self._thread.join(2 * _GOODBYE_S)
 
     def _serve(self, listener: socket.socket) -> None:
-        asyncio.run(self._server.serve([listener]))
+        self._server.run([listener])
 
 
 def serve(engine: AsyncLLM, app: FastAPI, listener: socket.socket, shutdown_timeout_s: float) -> str | None:

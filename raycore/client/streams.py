@@ -1,0 +1,158 @@
+"""Requests as async iterators, on the event loops of those who iterate. Knows no Ray.
+
+A batch from a rank wakes each loop once, whatever the number of its streams, and each stream holds one update, the
+newest, which has all of those before it: a slow reader costs no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from raycore.client.inputs import ParsedPrompt, Prompt, parse_prompts
+from raycore.client.tokenizer import Tokenizer
+from raycore.client.updates import Sink, Update, coalescing_s
+from raycore.errors import InvalidRequest
+from raycore.outputs import RequestOutput
+from raycore.sampling_params import SamplingParams
+
+
+class Submitter(Protocol):
+    """What the streams need of a client."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def submit(
+        self,
+        prompts: Sequence[ParsedPrompt],
+        params: Sequence[SamplingParams],
+        sink: Sink,
+        *,
+        stream: bool = False,
+        flush_interval_s: float = 0.0,
+        request_ids: Sequence[str] | None = None,
+        priorities: Sequence[int] | None = None,
+    ) -> list[str]: ...
+
+    def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
+
+
+class Streams:
+    """The streams of one client, on any number of loops."""
+
+    def __init__(self, client: Submitter) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopStreams] = weakref.WeakKeyDictionary()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """See `AsyncLLM.generate`."""
+        streams = self._of_this_loop()
+        request_id = uuid.uuid4().hex if request_id is None else request_id
+        if request_id in streams:
+            raise InvalidRequest(f"request_id={request_id!r} is already under way")
+        self._client.submit(
+            parse_prompts([prompt], self._client.tokenizer),
+            [params],
+            streams.put,
+            stream=stream,
+            flush_interval_s=0.0 if stream else coalescing_s([params]),
+            request_ids=[request_id],
+            priorities=[priority],
+        )
+        own = streams.open(request_id)
+        is_finished = False
+        try:
+            while not is_finished:
+                update = await own.next()
+                if update.error is not None:
+                    is_finished = True
+                    raise update.error
+                assert update.output is not None
+                is_finished = update.output.finished
+                yield update.output
+        finally:
+            streams.close(request_id)
+            if not is_finished:
+                self._client.abort([request_id])
+
+    def _of_this_loop(self) -> _LoopStreams:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            streams = self._loops.get(loop)
+            if streams is None:
+                streams = self._loops[loop] = _LoopStreams(loop)
+            return streams
+
+
+class _LoopStreams:
+    """The streams on one loop, whose thread alone calls all but `put`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # the loop is the key under which this is held, and has to be able to go
+        self._loop = weakref.ref(loop)
+        self._streams: dict[str, _Stream] = {}
+
+    def put(self, updates: list[Update]) -> None:
+        """Hand over a batch of news. Called from the client's threads."""
+        loop = self._loop()
+        if loop is not None:
+            with suppress(RuntimeError):  # it is closed: nobody iterates any more
+                loop.call_soon_threadsafe(self._distribute, updates)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether somebody iterates over this request."""
+        return request_id in self._streams
+
+    def open(self, request_id: str) -> _Stream:
+        """After a request was submitted, before the loop goes on: its news come here."""
+        stream = self._streams[request_id] = _Stream()
+        return stream
+
+    def close(self, request_id: str) -> None:
+        """Nobody waits for news of it."""
+        del self._streams[request_id]
+
+    def _distribute(self, updates: list[Update]) -> None:
+        for update in updates:
+            stream = self._streams.get(update.request_id)
+            if stream is not None:
+                stream.put(update)
+
+
+class _Stream:
+    """One request's newest update, until it is taken."""
+
+    __slots__ = ("_update", "_waiter")
+
+    def __init__(self) -> None:
+        self._update: Update | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, update: Update) -> None:
+        self._update = update
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> Update:
+        """The newest update; waits for one that wasn't given yet."""
+        if self._update is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        update, self._update = self._update, None
+        assert update is not None
+        return update

@@ -1,0 +1,166 @@
+"""Streams of a client on event loops, with a client that the tests play."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from raycore.client.streams import Streams
+from raycore.client.updates import COALESCE_S, Sink, Update
+from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.outputs import CompletionOutput, RequestOutput
+from raycore.sampling_params import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=4)
+PROMPT = {"prompt_token_ids": [1, 2]}
+
+
+class FakeClient:
+    """Takes requests; the test says what comes of them."""
+
+    tokenizer: Any = None
+
+    def __init__(self) -> None:
+        self.sinks: dict[str, Sink] = {}
+        self.aborted: list[str] = []
+        self.flush_interval_s: float | None = None
+
+    def submit(self, prompts: Any, params: Any, sink: Sink, **options: Any) -> list[str]:
+        (request_id,) = options["request_ids"]
+        self.sinks[request_id] = sink
+        self.flush_interval_s = options["flush_interval_s"]
+        return [request_id]
+
+    def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
+        self.aborted += request_ids
+
+    def give(self, *request_ids: str, num_tokens: int = 1, finished: bool = False) -> None:
+        (sink,) = {self.sinks[request_id] for request_id in request_ids}
+        sink([Update(request_id, output(request_id, num_tokens, finished)) for request_id in request_ids])
+
+
+def output(request_id: str, num_tokens: int, finished: bool) -> RequestOutput:
+    ids = list(range(num_tokens))
+    return RequestOutput(request_id, None, [1, 2], [CompletionOutput(0, "", ids)], finished)
+
+
+def num_tokens(output: RequestOutput) -> int:
+    return len(output.outputs[0].token_ids)
+
+
+def test_streams_of_a_loop_share_a_sink_and_get_their_own_updates():
+    async def run() -> None:
+        client = FakeClient()
+        streams = Streams(client)
+        first, second = (streams.generate(PROMPT, PARAMS, name) for name in "ab")
+        steps = [asyncio.ensure_future(anext(stream)) for stream in (first, second)]
+        await asyncio.sleep(0)
+        client.give("a", "b", num_tokens=1)
+        assert [(each.request_id, num_tokens(each)) for each in await asyncio.gather(*steps)] == [("a", 1), ("b", 1)]
+        client.give("b", num_tokens=2, finished=True)
+        assert [num_tokens(each) async for each in second] == [2]
+        client.give("a", num_tokens=2, finished=True)
+        assert [num_tokens(each) async for each in first] == [2]
+        assert client.aborted == []
+
+    asyncio.run(run())
+
+
+def test_who_is_slow_gets_the_newest_alone():
+    async def run() -> None:
+        client = FakeClient()
+        stream = Streams(client).generate(PROMPT, PARAMS, "a")
+        step = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        for count in range(1, 6):
+            client.give("a", num_tokens=count, finished=count == 5)
+        assert num_tokens(await step) == 5
+        assert [each async for each in stream] == []
+
+    asyncio.run(run())
+
+
+def test_leaving_early_aborts():
+    async def run() -> None:
+        client = FakeClient()
+        stream = Streams(client).generate(PROMPT, PARAMS, "a")
+        step = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        client.give("a")
+        await step
+        await stream.aclose()
+        assert client.aborted == ["a"]
+        client.give("a", finished=True)  # too late: nobody is there, and nothing breaks
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_an_error_ends_the_stream_and_aborts_nothing():
+    async def run() -> None:
+        client = FakeClient()
+        stream = Streams(client).generate(PROMPT, PARAMS, "a")
+        step = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        client.sinks["a"]([Update("a", error=EngineDeadError("gone"))])
+        with pytest.raises(EngineDeadError, match="gone"):
+            await step
+        assert client.aborted == []
+
+    asyncio.run(run())
+
+
+def test_a_request_id_is_in_use_until_its_stream_has_ended():
+    async def run() -> None:
+        client = FakeClient()
+        streams = Streams(client)
+        first = streams.generate(PROMPT, PARAMS, "a")
+        step = asyncio.ensure_future(anext(first))
+        await asyncio.sleep(0)
+        client.give("a", num_tokens=3, finished=True)  # the client has done with it, the reader hasn't
+        with pytest.raises(InvalidRequest, match="'a' is already under way"):
+            await anext(streams.generate(PROMPT, PARAMS, "a"))
+        assert num_tokens(await step) == 3
+        assert [each async for each in first] == []
+        again = asyncio.ensure_future(anext(streams.generate(PROMPT, PARAMS, "a")))
+        await asyncio.sleep(0)
+        client.give("a", num_tokens=4, finished=True)
+        assert num_tokens(await again) == 4
+
+    asyncio.run(run())
+
+
+def test_only_those_who_stream_get_tokens_at_once():
+    async def run(stream: bool) -> float | None:
+        client = FakeClient()
+        step = asyncio.ensure_future(anext(Streams(client).generate(PROMPT, PARAMS, "a", stream=stream)))
+        await asyncio.sleep(0)
+        client.give("a", finished=True)
+        await step
+        return client.flush_interval_s
+
+    assert [asyncio.run(run(stream)) for stream in (True, False)] == [0.0, COALESCE_S]
+
+
+def test_a_closed_loop_is_no_trouble_and_is_not_kept():
+    client = FakeClient()
+    streams = Streams(client)
+
+    async def run() -> weakref.ref[asyncio.AbstractEventLoop]:
+        stream = streams.generate(PROMPT, PARAMS, "a")
+        step = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        step.cancel()
+        return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(run())
+    assert client.aborted == ["a"]
+    client.give("a")
+    gc.collect()
+    assert loop() is None
+    client.give("a")
