@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -44,6 +44,14 @@ class ModelConfig(msgspec.Struct, frozen=True):
     batch_invariant: bool = False
     """Whether every token is computed with the same arithmetic whatever is beside it, so that its logits have the same
     bits alone, in a crowd, from a cached prefix, and after a preemption. Slower."""
+
+    @property
+    def default_sampling_params(self) -> dict[str, Any]:
+        """What the checkpoint's generation_config.json sets, by the names of `SamplingParams`."""
+        known = dict(self.spec.generation_defaults)
+        if "max_new_tokens" in known:
+            known["max_tokens"] = known.pop("max_new_tokens")
+        return known
 
 
 class CacheConfig(msgspec.Struct, frozen=True):

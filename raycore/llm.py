@@ -20,6 +20,7 @@ import msgspec
 
 from raycore.bars import BAR_S, RequestBar, loading_bar, request_bar
 from raycore.client.client import EngineClient
+from raycore.client.group import ClientGroup
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
 from raycore.client.streams import Streams
 from raycore.client.tokenizer import Tokenizer
@@ -94,14 +95,16 @@ class _Engine:
             infos = manager.start(bar.show if use_tqdm_on_load else None)
         self._client = EngineClient(self.config, tokens)
         self._streams = Streams(self._client)
-        self._supervisor = Supervisor(manager, self._client, self.config)
+        self.clients = ClientGroup(self._client)
+        """All clients of the engine: other processes' may join."""
+        self._supervisor = Supervisor(manager, self.clients, self.config)
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
         self._supervisor.start()
         self.name: str = self.config.engine_name or manager.engine_id
         """By which `raycore status` and `raycore scale` find the engine, from any node of its Ray cluster."""
         self._read_status = partial(
-            _read_status, self.name, self.config.model.model, manager, self._supervisor, self._client
+            _read_status, self.name, self.config.model.model, manager, self._supervisor, self.clients
         )
         self._read_metrics = partial(_read_metrics, manager, self._supervisor, self._client)
         self._control = ControlThread(self.name, self._read_status, self._supervisor.scale)
@@ -112,7 +115,7 @@ class _Engine:
                 *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
             )
         # runs at the latest when the interpreter exits, while Ray is still there
-        self._finalizer = weakref.finalize(self, _stop, self._control, self._client, self._supervisor, manager)
+        self._finalizer = weakref.finalize(self, _stop, self._control, self.clients, self._supervisor, manager)
         end_before_ray(self._finalizer)
         # an interrupt ends a caller's wait for it, but not the work: no engine is left half shut down
         self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
@@ -194,6 +197,10 @@ class _Engine:
         """
         self._supervisor.scale(data_parallel_size, drain_timeout_s)
 
+    def report(self, dp_rank: int, reason: str) -> None:
+        """A rank doesn't do what it should, as another process's client sees it: end it, so that it is replaced."""
+        self._supervisor.report(dp_rank, reason)
+
     def wait_for_completion_or_failure(self, timeout_s: float | None = None) -> bool:
         """Block until the engine has ended: for programs that only serve. False if it hasn't, `timeout_s` later.
 
@@ -216,10 +223,7 @@ class _Engine:
     @property
     def default_sampling_params(self) -> dict[str, Any]:
         """What the checkpoint's generation_config.json sets, by the names of `SamplingParams`."""
-        known = dict(self.config.model.spec.generation_defaults)
-        if "max_new_tokens" in known:
-            known["max_tokens"] = known.pop("max_new_tokens")
-        return known
+        return self.config.model.default_sampling_params
 
     @property
     def max_model_len(self) -> int:
@@ -229,7 +233,7 @@ class _Engine:
     @property
     def num_unfinished_requests(self) -> int:
         """Requests under way, whichever thread waits for them."""
-        return self._client.num_unfinished_requests
+        return self.clients.num_unfinished_requests
 
     @property
     def trouble(self) -> str | None:
@@ -265,8 +269,8 @@ class _Engine:
         end with what they have, and the finish reason `abort`. New ones are refused meanwhile.
         """
         if drain_timeout_s > 0 and self._finalizer.alive:
-            self._client.drain(drain_timeout_s)
-            self._client.abort_all()
+            self.clients.drain(drain_timeout_s)
+            self.clients.abort_all()
         with self._ending:
             if self._stopper.ident is None:
                 self._stopper.start()
@@ -286,13 +290,13 @@ class _Engine:
         came: list[int] = []
 
         def drain() -> None:
-            if not self._client.drain(timeout_s):
-                self._client.abort_all()
+            if not self.clients.drain(timeout_s):
+                self.clients.abort_all()
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             came.append(number)
             # not here: the main thread may hold the locks that these take
-            work = drain if len(came) == 1 else self._client.abort_all
+            work = drain if len(came) == 1 else self.clients.abort_all
             threading.Thread(target=work, name="raycore-drain", daemon=True).start()
 
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -584,11 +588,11 @@ def _resolve(model: str, tokenizer: str | None, options: dict[str, Any]) -> Engi
 
 
 def _read_status(
-    name: str, model: str, manager: CoreEngineActorManager, supervisor: Supervisor, client: EngineClient
+    name: str, model: str, manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup
 ) -> EngineStatus:
     cause = supervisor.wait(0.0)
     return EngineStatus(
-        name, model, rank_statuses(manager, supervisor, client), failure=None if cause is None else str(cause)
+        name, model, rank_statuses(manager, supervisor, clients), failure=None if cause is None else str(cause)
     )
 
 
@@ -599,11 +603,11 @@ def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, clien
 
 
 def _stop(
-    control: ControlThread, client: EngineClient, supervisor: Supervisor, manager: CoreEngineActorManager
+    control: ControlThread, clients: ClientGroup, supervisor: Supervisor, manager: CoreEngineActorManager
 ) -> None:
     control.stop()
     supervisor.stop()
-    client.close(EngineDeadError("the engine was shut down"))
+    clients.engine_lost(EngineDeadError("the engine was shut down"))
     control.join()
     manager.shutdown()
     supervisor.join(STOP_TIMEOUT_S)

@@ -49,6 +49,9 @@ def add_serve_command(commands: Any) -> None:
     command.add_argument(
         "--disable-log-stats", action="store_true", help="no line in the log every 10 s of what the ranks do"
     )
+    command.add_argument(
+        "--api-server-count", type=int, default=1, metavar="N", help="processes that serve the port; default: 1"
+    )
     add_engine_options(command)
 
 
@@ -56,13 +59,17 @@ def _serve(args: argparse.Namespace) -> int:
     # imported late so that `raycore --help` answers at once
     try:
         from raycore.server import ServerOptions, build_app
-        from raycore.server.serving import listen, serve
+        from raycore.server.api_servers import MAX_API_SERVERS, APIServers
+        from raycore.server.serving import HttpServer, listen, reserve, serve
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
     from raycore.demo import demo_model_path
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
 
+    count = args.api_server_count
+    if not 1 <= count <= MAX_API_SERVERS:
+        raise InvalidConfig(f"api_server_count={count} is not in [1, {MAX_API_SERVERS}]")
     chosen = engine_options(args)
     model = args.model or str(demo_model_path())
     options = ServerOptions(
@@ -76,22 +83,29 @@ def _serve(args: argparse.Namespace) -> int:
     if not (logger := logging.getLogger("raycore")).isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     try:
-        listener = listen(args.host, args.port)
+        listener = listen(args.host, args.port) if count == 1 else reserve(args.host, args.port)
     except OSError as error:
         raise InvalidConfig(f"can't listen on {args.host}:{args.port}: {error.strerror or error}") from error
     with listener:
         engine = AsyncLLM(model, use_tqdm_on_load=sys.stderr.isatty(), **chosen)
         try:
             host, port = listener.getsockname()[:2]
-            print(
-                f"raycore: serving {options.served_model_names[0]} on http://{host}:{port}", file=sys.stderr, flush=True
+            server = (
+                HttpServer(build_app(engine, options), listener)
+                if count == 1
+                else APIServers(engine, options, host, port, count)
             )
+            where = f"{options.served_model_names[0]} on http://{host}:{port}"
             with throughput_logged(engine.read_metrics, is_wanted=not args.disable_log_stats):
-                ended_by = serve(engine, build_app(engine, options), listener, args.shutdown_timeout)
+                ended_by = serve(engine, server, args.shutdown_timeout, lambda: _say(f"serving {where}"))
         finally:
             engine.shutdown()
-    print(f"raycore: ended by {ended_by or 'a shutdown'}, with nothing left to do", file=sys.stderr, flush=True)
+    _say(f"ended by {ended_by or 'a shutdown'}, with nothing left to do")
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"raycore: {text}", file=sys.stderr, flush=True)
 
 
 def _template(given: str | None) -> str | None:

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,8 +99,13 @@ class _Link:
 class EngineClient:
     """Submits to the ranks of one engine, streams back, aborts. Thread-safe. A `RankListener` of the supervisor's."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, client_index: int = 0) -> None:
-        """There are no ranks yet: requests wait for the first `rank_up()`."""
+    def __init__(
+        self, config: EngineConfig, tokenizer: Tokenizer, client_index: int = 0, limits: EngineInfo | None = None
+    ) -> None:
+        """There are no ranks yet: requests wait for the first `rank_up()`.
+
+        `limits`: a rank's, to go by until then; without it nothing can be submitted before.
+        """
         self.tokenizer = tokenizer
         self.on_broken_stream: Callable[[int, str], object] = lambda dp_rank, reason: None
         """Told of a rank whose outputs can't be received although it hasn't been found lost."""
@@ -119,7 +124,7 @@ class EngineClient:
         self._ringer = Ringer()
         self._failure: BaseException | None = None
         self._is_draining = False
-        self._tightest: EngineInfo | None = None
+        self._tightest = limits
         self.num_output_tokens = 0
         """Tokens received since the start, of all requests."""
 
@@ -253,6 +258,17 @@ class EngineClient:
     def num_waiting_for_rank(self) -> int:
         """Requests that no rank has, because there is none."""
         return len(self._parked)
+
+    def num_on_ranks(self) -> dict[int, int]:
+        """How many of this client's requests are on each rank, by dp_rank; those without any are left out."""
+        with self._lock:
+            return Counter(request.dp_rank for request in self._underway.values() if request.dp_rank is not None)
+
+    def forget_client(self, client_index: int) -> None:
+        """Another client's process is gone: have the ranks drop what it had there."""
+        with self._lock:
+            for link in self._links.values():
+                link.awake().forget_client.remote(client_index)
 
     def close(self, reason: BaseException) -> None:
         """Fail what is under way, and what comes, with `reason`. The ranks' streams end when the ranks do."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from raycore.client.client import EngineClient, LinkView
+from raycore.client.client import LinkView
+from raycore.client.group import ClientGroup
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor, WatchView
 from raycore.messages import NO_LOAD
 from raycore.status import RankState, RankStatus
 
 
-def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, client: EngineClient) -> list[RankStatus]:
+def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup) -> list[RankStatus]:
     """One for each rank, in rank order; none once the engine was shut down."""
-    links, watches = client.links(), supervisor.watches()
+    links, watches = clients.links(), supervisor.watches()
     statuses: list[RankStatus] = []
     for dp_rank, rank in sorted(manager.ranks.items()):
         link, watch, info = links.get(dp_rank), watches.get(dp_rank), rank.info

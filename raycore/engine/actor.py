@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup
 from raycore.config import EngineConfig
 from raycore.engine.core import EngineCore, decode_requests, run_loop
 from raycore.engine.lockstep import run_lockstep_loop
-from raycore.engine.mailbox import Abort, Mailbox, StartWave, Submit, Utility
+from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, StartWave, Submit, Utility
 from raycore.engine.waves import Waves
 from raycore.executor.base import Executor
 from raycore.logs import log_as
@@ -31,6 +31,9 @@ from raycore.messages import EngineInfo
 from raycore.worker import lifeline, quiet
 
 logger = logging.getLogger(__name__)
+
+MAX_CLIENTS = 16
+"""Each client's output stream has a thread of its own here."""
 
 REST_S = 0.98
 """An idle engine's main thread rests this long at a time, so that a caller who doesn't ring waits no longer."""
@@ -45,7 +48,7 @@ class Peer(NamedTuple):
 
 
 @ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
-    max_restarts=0, concurrency_groups={"run": 1, "io": 1, "outputs": 16, "utility": 4}
+    max_restarts=0, concurrency_groups={"run": 1, "io": 1, "outputs": MAX_CLIENTS, "utility": 4}
 )
 class DPEngineCoreActor:
     """One rank: an `EngineCore`, its mailbox, and the loop between them."""
@@ -169,6 +172,11 @@ class DPEngineCoreActor:
     def abort(self, handles: list[int]) -> None:
         """Drop requests."""
         self._mailbox.put(Abort(handles))
+
+    @ray.method(concurrency_group="io")
+    def forget_client(self, client: int) -> None:
+        """A client's process is gone: drop its requests, and end its output stream."""
+        self._mailbox.put(ForgetClient(client))
 
     @ray.method(concurrency_group="outputs")
     def outputs(self, client: int, rings: bool) -> Iterator[bytes]:

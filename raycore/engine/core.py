@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from raycore.config import EngineConfig
-from raycore.engine.mailbox import Abort, Command, Mailbox, Submit, Utility
+from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, Submit, Utility
 from raycore.engine.utility import call_utility
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.executor.base import Executor, Pending
@@ -80,6 +80,10 @@ class EngineCore:
         self.scheduler.abort(handles)
         for handle in handles:
             self._arrived_s.pop(handle, None)
+
+    def abort_client(self, client: int) -> None:
+        """Drop all requests of a client. No output of theirs follows."""
+        self.scheduler.abort(self.scheduler.handles_of(client))
 
     def step(self) -> StepOutputs | None:
         """Schedule a step and give the outputs of the oldest one in flight, once there are enough in flight."""
@@ -225,12 +229,17 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
     """Do what a caller asked for."""
     if isinstance(command, Submit):
         for request in command.requests:
+            if mailbox.is_forgotten(request.handle):
+                continue
             try:
                 core.submit(request)
             except InvalidRequest as error:
                 mailbox.refuse(request.handle, str(error))
     elif isinstance(command, Abort):
         core.abort(command.handles)
+    elif isinstance(command, ForgetClient):
+        core.abort_client(command.client)
+        mailbox.forget_client(command.client)
     elif isinstance(command, Utility):
         call_utility(core, command)
     else:

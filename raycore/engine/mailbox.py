@@ -40,6 +40,13 @@ class Abort:
 
 
 @dataclass(slots=True)
+class ForgetClient:
+    """A client is gone: drop its requests, send it nothing, and ignore what of its own may still come."""
+
+    client: int
+
+
+@dataclass(slots=True)
 class Utility:
     """Call a method of the engine by name, between two steps."""
 
@@ -56,7 +63,7 @@ class StartWave:
     wave: int
 
 
-Command = Submit | Abort | Utility | StartWave
+Command = Submit | Abort | ForgetClient | Utility | StartWave
 
 
 class Mailbox:
@@ -68,6 +75,8 @@ class Mailbox:
         self._failure: BaseException | None = None
         self._stopping = False
         self._outboxes: dict[int, _Outbox] = {}
+        self._forgotten: set[int] = set()
+        """Clients that are gone; no later one has the index of one of these."""
 
     # ---- the callers' side
 
@@ -92,6 +101,8 @@ class Mailbox:
     def outputs(self, client: int) -> Iterator[bytes]:
         """Encoded `OutputBatch`es for one client, until the mailbox is closed. One stream for each client."""
         outbox = self._outboxes.setdefault(client, _Outbox())
+        if client in self._forgotten:
+            return
         while True:
             batch = outbox.take(timeout_s=IDLE_CHECK_S)
             if batch is not None:
@@ -132,6 +143,17 @@ class Mailbox:
         outbox = self._outboxes.setdefault(handle >> HANDLE_CLIENT_SHIFT, _Outbox())
         nothing = np.empty(0, np.int64), np.empty(0, np.int32)
         outbox.add(StepOutputs(*nothing, finished=[FinishedRequest(handle, "error", error)]), None)
+
+    def forget_client(self, client: int) -> None:
+        """End a client's output stream, and take no requests of its any more."""
+        self._forgotten.add(client)
+        outbox = self._outboxes.pop(client, None)
+        if outbox is not None:
+            outbox.close()
+
+    def is_forgotten(self, handle: int) -> bool:
+        """Whether a request's client is gone."""
+        return handle >> HANDLE_CLIENT_SHIFT in self._forgotten
 
     def close(self) -> None:
         """End every output stream once it has been drained, and refuse what was never answered."""

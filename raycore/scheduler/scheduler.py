@@ -27,7 +27,7 @@ from raycore.errors import InvalidRequest
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.prefix_cache import PrefixCache
-from raycore.messages import EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult
+from raycore.messages import HANDLE_CLIENT_SHIFT, EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult
 from raycore.scheduler.drafts import Chunk, Draft, InFlight
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.policy import WaitingQueue
@@ -96,6 +96,10 @@ class Scheduler:
                 self._waiting.discard(request)
             else:
                 self._vacate(request)
+
+    def handles_of(self, client: int) -> list[int]:
+        """The requests of one client that wait or run."""
+        return [handle for handle in self._requests if handle >> HANDLE_CLIENT_SHIFT == client]
 
     def has_work(self) -> bool:
         """Whether any request waits or runs."""

@@ -7,37 +7,81 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 
-from raycore.llm import AsyncLLM
+if TYPE_CHECKING:
+    from raycore.llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _KEEP_ALIVE_S = 5
+_BACKLOG = 4096
 _START_TIMEOUT_S = 30.0
-_GOODBYE_S = 5
+GOODBYE_S = 5
 """For answers that are complete to reach their clients."""
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """A listening socket, bound before the engine starts, so that a taken port is found out at once.
+
+    With `is_shared`, other processes may listen there, too; the kernel spreads connections over them.
 
     Raises:
         OSError: the address can't be had.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
+    listener = _bind(host, port, is_shared)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(4096)
+        listener.listen(_BACKLOG)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that keeps an address for processes that will share it. No connection ever comes to it.
+
+    Raises:
+        OSError: the address can't be had.
+    """
+    with listen(host, port) as probe:  # sharing a port would succeed where somebody else shares it
+        host, port = probe.getsockname()[:2]
+    return _bind(host, port, is_shared=True)
+
+
+def _bind(host: str, port: int, is_shared: bool) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(address)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+class Server(Protocol):
+    """Serves an engine, from this process or from others."""
+
+    def start(self) -> None:
+        """Returns once it serves."""
+        ...
+
+    def check(self) -> None:
+        """Raise if it has ended by itself."""
+        ...
+
+    def stop(self) -> None:
+        """Take no connections any more, and wait for the answers under way."""
+        ...
 
 
 class HttpServer:
@@ -45,7 +89,7 @@ class HttpServer:
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
         config = uvicorn.Config(
-            app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_GOODBYE_S
+            app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=GOODBYE_S
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, args=(listener,), name="raycore-http", daemon=True)
@@ -59,32 +103,41 @@ class HttpServer:
                 raise RuntimeError(f"the HTTP server didn't start within {_START_TIMEOUT_S:g} s; its log says why")
             time.sleep(0.01)
 
+    def check(self) -> None:
+        """Raise if it has ended by itself."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the HTTP server has ended; its log says why")
+
     def stop(self) -> None:
         """Take no connections any more, and wait for the answers under way. Idempotent."""
         self._server.should_exit = True
-        self._thread.join(2 * _GOODBYE_S)
+        self._thread.join(2 * GOODBYE_S)
 
     def _serve(self, listener: socket.socket) -> None:
         self._server.run([listener])
 
 
-def serve(engine: AsyncLLM, app: FastAPI, listener: socket.socket, shutdown_timeout_s: float) -> str | None:
+def serve(
+    engine: AsyncLLM, server: Server, shutdown_timeout_s: float, on_serving: Callable[[], object] = lambda: None
+) -> str | None:
     """Serve until SIGTERM or SIGINT; then what runs may finish, for `shutdown_timeout_s`. Call it on the main thread.
+
+    `on_serving` is called once it does.
 
     Returns: the signal's name; None when the engine was shut down by someone else.
 
     Raises:
         EngineDeadError: the engine failed.
     """
-    server = HttpServer(app, listener)
     with engine.draining_on_signals(shutdown_timeout_s) as came:
-        server.start()
         try:
+            server.start()
+            on_serving()
             while not came and not engine.wait_for_completion_or_failure(_LOOK_S):
-                pass
+                server.check()
             # no request is taken any more; those under way end by themselves, or are aborted
-            while engine.num_unfinished_requests:
-                time.sleep(_LOOK_S)
+            while not engine.clients.drain(_LOOK_S):
+                pass
         finally:
             server.stop()
     return signal.Signals(came[0]).name if came else None

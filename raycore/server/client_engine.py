@@ -1,0 +1,54 @@
+"""An engine that another program supervises, as a server sees it: through a client of its own. Knows no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from raycore.client.client import EngineClient
+from raycore.client.streams import Streams
+from raycore.client.tokenizer import Tokenizer
+from raycore.config import EngineConfig
+from raycore.outputs import RequestOutput
+from raycore.sampling_params import SamplingParams
+
+
+class ClientEngine:
+    """A `ServingEngine`."""
+
+    def __init__(self, config: EngineConfig, client: EngineClient) -> None:
+        self._config = config
+        self._client = client
+        self._streams = Streams(client)
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """See `AsyncLLM.generate`."""
+        params = sampling_params or SamplingParams(**self.default_sampling_params)
+        return self._streams.generate(prompt, params, request_id, priority, stream=stream)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer in use."""
+        return self._client.tokenizer
+
+    @property
+    def default_sampling_params(self) -> dict[str, Any]:
+        """What the checkpoint sets where a request doesn't."""
+        return self._config.model.default_sampling_params
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        return self._client.max_model_len
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it takes no requests; None when it does."""
+        return self._client.trouble

@@ -1,0 +1,253 @@
+"""Several API servers on one port: `raycore serve --api-server-count 2`, its processes killed one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from raycore.control.messages import NAMESPACE
+from raycore.control.remote import RemoteEngine
+from raycore.processes import is_running, wait_until_gone
+
+NUM_STREAMS = 16
+ENGINE = "two-servers"
+PROMPT = [5, 6, 7, 8]
+ESTABLISHED = "01"
+
+
+class Program:
+    """`raycore serve`, running."""
+
+    def __init__(self, address: str, log: Path) -> None:
+        self.log = log
+        arguments = ["--api-server-count", "2", "-dp", "2", "--port", "0", "--max-model-len", "1024"]
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "raycore", "serve", *arguments, "--engine-name", ENGINE],
+                env={**os.environ, "RAY_ADDRESS": address},
+                stderr=file,
+            )
+        wait_for("the program serves", lambda: "raycore: serving" in self.text or not self.is_running)
+        assert self.is_running, self.text
+        self.url = re.findall(r"on (http://\S+)", self.text)[0]
+        self.port = int(self.url.rpartition(":")[2])
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def server_pids(self) -> list[int]:
+        """Of all API servers that have ever served."""
+        return [int(pid) for pid in re.findall(r"API server \d serves, as process (\d+)", self.text)]
+
+    def live_servers(self) -> list[int]:
+        return [pid for pid in self.server_pids if is_running(pid)]
+
+
+@dataclass
+class Stream:
+    """One streamed completion, as its client sees it."""
+
+    num_tokens: int
+    num_events: int = 0
+    num_completed: int | None = None
+    """By the server's own count, at the end."""
+    is_done: bool = False
+    error: Exception | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+
+    async def run(self, url: str) -> None:
+        body = {"prompt": PROMPT, "max_tokens": self.num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        limits = httpx.Limits(max_keepalive_connections=0)
+        try:
+            async with (
+                httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client,
+                client.stream("POST", f"{url}/v1/completions", json=body) as answer,
+            ):
+                assert answer.status_code == 200, await answer.aread()
+                async for line in answer.aiter_lines():
+                    self._take(line)
+        except (httpx.HTTPError, OSError) as error:
+            self.error = error
+
+    def _take(self, line: str) -> None:
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            self.is_done = True
+        elif data:
+            event = json.loads(data)
+            assert "error" not in event, event
+            self.num_events += 1
+            self.finish_reasons += [choice["finish_reason"] for choice in event["choices"] if choice["finish_reason"]]
+            if event["usage"]:
+                self.num_completed = event["usage"]["completion_tokens"]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.is_done and self.num_completed == self.num_tokens and self.finish_reasons == ["length"]
+
+
+def wait_for(what: str, is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.05)
+
+
+async def until(what: str, is_so: Callable[[], bool]) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, wait_for, what, is_so)
+
+
+def num_connections(pid: int, port: int) -> int:
+    """Connections to `port` that a process has accepted."""
+    inodes = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or path.is_symlink()}
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return sum(
+        f"socket:[{row[9]}]" in inodes
+        for row in rows
+        if row[3] == ESTABLISHED and int(row[1].rpartition(":")[2], 16) == port
+    )
+
+
+def loads(ray) -> int:
+    """Requests that the ranks themselves have, all together."""
+    names = ray.util.list_named_actors(all_namespaces=True)
+    ranks = [ray.get_actor(each["name"], each["namespace"]) for each in names if re.search(r"_dp\d", each["name"])]
+    found = ray.get([rank.utility.remote("load", (), {}, 10.0) for rank in ranks], timeout=20)
+    return sum(load.num_running + load.num_waiting for load in found)
+
+
+@pytest.fixture(scope="module")
+def program(ray_cluster, tmp_path_factory) -> Iterator[Program]:
+    address = ray_cluster.get_runtime_context().gcs_address
+    program = Program(address, tmp_path_factory.mktemp("serve") / "log")
+    yield program
+    if program.is_running:
+        program.process.kill()
+        program.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def remote(ray_cluster, program) -> RemoteEngine:
+    """The engine, seen from outside."""
+
+    def is_there() -> bool:
+        return any(name["namespace"] == NAMESPACE for name in ray_cluster.util.list_named_actors(all_namespaces=True))
+
+    wait_for("the engine can be reached", is_there)
+    return RemoteEngine(ENGINE)
+
+
+def test_both_serve_and_the_program_knows_what_runs(program, remote):
+    async def run() -> None:
+        streams = [Stream(600) for _ in range(NUM_STREAMS)]
+        tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
+        await until(
+            "both have connections", lambda: all(num_connections(pid, program.port) for pid in program.server_pids)
+        )
+        await until("the program hears of it", lambda: sum(rank.num_running for rank in remote.status()[0].ranks) > 8)
+        await asyncio.gather(*tasks)
+        assert [stream.is_whole for stream in streams] == [True] * NUM_STREAMS, streams
+        await until(
+            "the program hears of the end", lambda: not any(rank.num_running for rank in remote.status()[0].ranks)
+        )
+
+    assert len(program.server_pids) == 2
+    asyncio.run(run())
+
+
+def test_a_server_that_is_killed_takes_its_streams_alone_and_is_replaced(program, ray_cluster):
+    async def run() -> None:
+        streams = [Stream(900) for _ in range(NUM_STREAMS)]
+        tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
+        await until(
+            "both have connections", lambda: all(num_connections(pid, program.port) for pid in program.live_servers())
+        )
+        await until("all streams have begun", lambda: all(stream.num_events for stream in streams))
+        victim = program.live_servers()[0]
+        os.kill(victim, signal.SIGKILL)
+        await until("its streams break", lambda: any(stream.error for stream in streams))
+        survivors = [stream for stream in streams if not stream.error]
+        # what the ranks still have is the survivors', while these run
+        await until("the ranks drop its requests", lambda: loads(ray_cluster) <= len(survivors))
+        still_running = [stream for stream in survivors if not stream.is_done]
+        assert survivors, "a test of nothing: no stream was the other server's"
+        assert still_running, "a test of nothing: the requests had all finished"
+        await asyncio.gather(*tasks)
+        assert all(stream.is_whole for stream in survivors), survivors
+
+    asyncio.run(run())
+    wait_for("another takes its place", lambda: len(program.live_servers()) == 2)
+    assert loads(ray_cluster) == 0
+    for _ in range(8):
+        assert httpx.get(f"{program.url}/health", trust_env=False).status_code == 200
+
+
+def test_a_rank_that_is_killed_ends_no_stream_of_either(program, remote):
+    async def run() -> None:
+        streams = [Stream(600) for _ in range(NUM_STREAMS)]
+        tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
+        await until("all streams have begun", lambda: all(stream.num_events for stream in streams))
+        pid = remote.status()[0].ranks[1].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        assert [stream.is_whole for stream in streams] == [True] * NUM_STREAMS, streams
+
+    asyncio.run(run())
+
+    def serves_again() -> bool:
+        return all(rank.state == "serving" for rank in remote.status()[0].ranks)
+
+    wait_for("the rank is back", serves_again)
+    assert remote.status()[0].ranks[1].num_restarts == 1
+
+
+def test_a_taken_port_is_refused_before_anything_starts(program):
+    run = subprocess.run(
+        [sys.executable, "-m", "raycore", "serve", "--api-server-count", "2", "--port", str(program.port)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert f"can't listen on 127.0.0.1:{program.port}: Address already in use" in run.stderr
+
+
+def test_sigterm_lets_streams_finish_and_leaves_nothing(program, remote):
+    """The last of this module: it ends the program."""
+    pids = [*program.live_servers(), *(rank.pid for rank in remote.status()[0].ranks if rank.pid is not None)]
+
+    async def run() -> None:
+        streams = [Stream(600) for _ in range(NUM_STREAMS)]
+        tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
+        await until("all streams have begun", lambda: all(stream.num_events for stream in streams))
+        program.process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*tasks)
+        assert [stream.is_whole for stream in streams] == [True] * NUM_STREAMS, streams
+
+    asyncio.run(run())
+    assert program.process.wait(30) == 0, program.text
+    assert "ended by SIGTERM" in program.text
+    assert wait_until_gone(pids, 5.0) == []
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{program.url}/health", trust_env=False)
