@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from configs import make_config
 
-from raycore.engine.core import EngineCore, run_loop
-from raycore.engine.mailbox import Abort, Mailbox, Submit, Utility
+from raycore.engine.core import EngineCore, apply_command, run_loop
+from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, Submit, Utility
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput, WorkerDied
-from raycore.messages import EngineRequest, OutputBatch, StepPlan, StepResult
+from raycore.messages import HANDLE_CLIENT_SHIFT, EngineRequest, OutputBatch, StepPlan, StepResult
 from raycore.sampling_params import SamplingParams
 
 TOKEN = 5
@@ -191,6 +191,19 @@ def test_the_loop_serves_refuses_and_stops():
     assert finished[1].finish_reason == "length"
     mailbox.stop()
     assert ended.result(10) is None
+
+
+def test_a_client_that_is_gone_leaves_nothing_running_whatever_still_comes_of_it():
+    core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
+    gone, other = 3 << HANDLE_CLIENT_SHIFT, 4 << HANDLE_CLIENT_SHIFT
+    for command in (
+        Submit([request(gone), request(other, max_tokens=50)]),
+        ForgetClient(3),
+        Submit([request(gone + 1), request(other + 1)]),
+    ):
+        apply_command(command, core, mailbox)
+    assert list(run_to_end(core)) == [other, other + 1]
+    core.scheduler.check_integrity()
 
 
 def test_the_loop_ends_with_the_failure_it_is_told_of():

@@ -118,3 +118,17 @@ def test_closing_ends_streams_after_what_is_left_and_refuses_calls():
     assert len(list(mailbox.outputs(0))) == 1
     with pytest.raises(RuntimeError, match="anything"):
         call.reply.result(0)
+
+
+def test_a_forgotten_clients_stream_ends_and_stays_ended():
+    mailbox = Mailbox()
+    gone, other = 3, 4
+    stream = mailbox.outputs(gone)
+    mailbox.publish(step([gone << HANDLE_CLIENT_SHIFT, other << HANDLE_CLIENT_SHIFT], [1, 2]), LOAD)
+    assert len(tokens_of(next_batch(stream))) == 1
+    mailbox.forget_client(gone)
+    assert next(stream, None) is None
+    assert next(mailbox.outputs(gone), None) is None
+    assert mailbox.is_forgotten((gone << HANDLE_CLIENT_SHIFT) + 5)
+    assert not mailbox.is_forgotten(other << HANDLE_CLIENT_SHIFT)
+    assert len(tokens_of(next_batch(mailbox.outputs(other)))) == 1

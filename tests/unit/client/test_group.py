@@ -1,0 +1,206 @@
+"""What one program's clients hear of ranks, and what it knows of them all, with clients that only take notes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from raycore.client.client import LinkView
+from raycore.client.group import ClientGroup
+from raycore.errors import EngineDeadError
+from raycore.messages import NO_LOAD, EngineInfo, LoadView
+
+TIMEOUT_S = 20
+
+
+def info(dp_rank: int) -> EngineInfo:
+    return EngineInfo(dp_rank, 1, "node", 8, 16, 128, "float32", {}, [])
+
+
+class Own:
+    """In the place of the program's own client."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.forgotten: list[int] = []
+        self.loads: dict[int, LoadView] = {0: NO_LOAD, 1: NO_LOAD}
+        self.num_unfinished_requests = 0
+        self.busy: set[int] = set()
+
+    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
+        self.heard.append(("up", dp_rank))
+
+    def ranks_lost(self, dp_ranks: Any, explain: Any) -> None:
+        self.heard.append(("lost", *dp_ranks))
+
+    def ranks_leaving(self, dp_ranks: Any, timeout_s: float) -> None:
+        self.heard.append(("leaving", *dp_ranks))
+
+    def engine_lost(self, error: EngineDeadError) -> None:
+        self.heard.append(("engine lost", str(error)))
+
+    def is_busy(self, dp_rank: int) -> bool:
+        return dp_rank in self.busy
+
+    def drain(self, timeout_s: float) -> bool:
+        return True
+
+    def abort_all(self) -> None:
+        self.heard.append(("abort all",))
+
+    def links(self) -> dict[int, LinkView]:
+        return {dp_rank: LinkView(False, load) for dp_rank, load in self.loads.items()}
+
+    def forget_client(self, client_index: int) -> None:
+        self.forgotten.append(client_index)
+
+
+class Remote:
+    """In the place of another process's client."""
+
+    def __init__(self, client_index: int) -> None:
+        self.client_index = client_index
+        self.heard: list[Any] = []
+        self.was_explained = threading.Event()
+        self.loads: dict[int, LoadView] = {}
+        self.num_unfinished_requests = 0
+        self.answer: Future[Any] = Future()
+
+    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
+        self.heard.append(("up", dp_rank, actor))
+
+    def ranks_lost(self, dp_ranks: Any, loss: int) -> None:
+        self.heard.append(("lost", *dp_ranks, loss))
+
+    def explained(self, loss: int, error: EngineDeadError) -> None:
+        self.heard.append(("explained", loss, str(error)))
+        self.was_explained.set()
+
+    def ranks_leaving(self, dp_ranks: Any, timeout_s: float) -> Future[Any]:
+        self.heard.append(("leaving", *dp_ranks))
+        return self.answer
+
+    def engine_lost(self, error: EngineDeadError) -> None:
+        self.heard.append(("engine lost", str(error)))
+
+    def drain(self, timeout_s: float) -> Future[bool]:
+        self.heard.append(("drain",))
+        return self.answer
+
+    def abort_all(self) -> None:
+        self.heard.append(("abort all",))
+
+    def num_own(self, dp_rank: int) -> int:
+        return int(dp_rank in self.loads)
+
+    def load(self, dp_rank: int) -> LoadView:
+        return self.loads.get(dp_rank, NO_LOAD)
+
+
+@pytest.fixture
+def own() -> Own:
+    return Own()
+
+
+@pytest.fixture
+def group(own: Own) -> ClientGroup:
+    return ClientGroup(own)  # pyright: ignore[reportArgumentType]
+
+
+def test_who_joins_late_hears_of_the_ranks_that_serve(group: ClientGroup) -> None:
+    for dp_rank in range(3):
+        group.rank_up(dp_rank, f"actor {dp_rank}", info(dp_rank))
+    group.ranks_lost([1], lambda: EngineDeadError("why"))
+    group.ranks_leaving([2], 0.0)
+    late = Remote(1)
+    group.join(late)
+    assert late.heard == [("up", 0, "actor 0")]
+    group.rank_up(1, "another", info(1))
+    assert late.heard[1:] == [("up", 1, "another")]
+
+
+def test_all_hear_of_a_loss_at_once_and_of_its_reason_when_it_is_known(group: ClientGroup, own: Own) -> None:
+    remote = Remote(1)
+    group.join(remote)
+    known = threading.Event()
+
+    def explain() -> EngineDeadError:
+        assert known.wait(TIMEOUT_S)
+        return EngineDeadError("killed")
+
+    group.ranks_lost([0, 1], explain)
+    assert (remote.heard, own.heard) == ([("lost", 0, 1, 1)], [("lost", 0, 1)])
+    known.set()
+    assert remote.was_explained.wait(TIMEOUT_S)
+    assert remote.heard[1:] == [("explained", 1, "killed")]
+
+
+def test_leaving_ranks_are_waited_for_until_every_client_has_done_with_them(group: ClientGroup) -> None:
+    remote = Remote(1)
+    group.join(remote)
+    leaving = threading.Thread(target=group.ranks_leaving, args=([0], 60.0))
+    leaving.start()
+    leaving.join(0.1)
+    assert leaving.is_alive()
+    remote.answer.set_result(None)
+    leaving.join(TIMEOUT_S)
+    assert not leaving.is_alive()
+
+
+def test_a_client_that_has_died_holds_up_nobody(group: ClientGroup) -> None:
+    remote = Remote(1)
+    group.join(remote)
+    remote.answer.set_exception(RuntimeError("its process is gone"))
+    group.ranks_leaving([0], 60.0)
+    assert group.drain(60.0) is False
+
+
+def test_who_joins_an_engine_that_drains_takes_nothing_either(group: ClientGroup) -> None:
+    assert group.drain(1.0)
+    late = Remote(1)
+    group.join(late)
+    assert late.heard == [("drain",)]
+
+
+def test_who_joins_an_engine_that_is_lost_hears_why(group: ClientGroup) -> None:
+    group.engine_lost(EngineDeadError("no rank is left"))
+    late = Remote(1)
+    group.join(late)
+    assert late.heard == [("engine lost", "no rank is left")]
+
+
+def test_the_ranks_forget_a_client_that_leaves(group: ClientGroup, own: Own) -> None:
+    remote = Remote(7)
+    group.join(remote)
+    remote.num_unfinished_requests = 3
+    assert group.num_unfinished_requests == 3
+    group.leave(remote)
+    group.leave(remote)
+    assert set(own.forgotten) == {7}
+    assert group.num_unfinished_requests == 0
+    group.rank_up(0, "actor", info(0))
+    assert remote.heard == []
+
+
+def test_a_rank_is_busy_with_whose_requests_ever(group: ClientGroup, own: Own) -> None:
+    remote = Remote(1)
+    group.join(remote)
+    assert [group.is_busy(dp_rank) for dp_rank in (0, 1)] == [False, False]
+    own.busy, remote.loads = {0}, {1: LoadView(0, 1, 0.1)}
+    assert [group.is_busy(dp_rank) for dp_rank in (0, 1)] == [True, True]
+
+
+def test_a_ranks_load_is_what_the_one_who_uses_it_has_heard(group: ClientGroup, own: Own) -> None:
+    first, second = Remote(1), Remote(2)
+    group.join(first)
+    group.join(second)
+    first.loads = {0: LoadView(2, 8, 0.5)}
+    second.loads = {0: LoadView(0, 7, 0.4)}
+    own.loads = {0: NO_LOAD, 1: LoadView(0, 1, 0.1)}
+    assert {dp_rank: link.load for dp_rank, link in group.links().items()} == {
+        0: LoadView(2, 8, 0.5),
+        1: LoadView(0, 1, 0.1),
+    }
