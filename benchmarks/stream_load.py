@@ -1,0 +1,163 @@
+"""A closed loop of streaming completions against an OpenAI-compatible server, as a process of its own.
+
+Prompts are random token ids, decoding is greedy, end-of-sequence is ignored, so every answer has a fixed number of
+tokens. As many streams as asked for are kept under way for so many seconds; then those that run may finish. Reports one
+JSON object: see `_summary`.
+
+    python benchmarks/stream_load.py URL MODEL --streams 64 --seconds 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from common import report
+
+_FINISH_S = 300.0
+"""Streams that run when the time is up may take this long."""
+
+_LOWEST_ID = 3
+"""Those below are special in most vocabularies."""
+
+
+@dataclass
+class Stream:
+    """One request, as its client saw it."""
+
+    started_s: float
+    event_times_s: list[float] = field(default_factory=list[float])
+    """When each event with text, or an end, came."""
+    num_tokens: int = 0
+    """By the server's count, in the last event."""
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first token."""
+        return self.event_times_s[0] - self.started_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds for each token after the first."""
+        return (self.event_times_s[-1] - self.event_times_s[0]) / max(1, self.num_tokens - 1)
+
+    def tokens_until(self, end_s: float) -> float:
+        """Those that came by then: an event may hold several, of which each is taken to hold equally many."""
+        return self.num_tokens * sum(time_s <= end_s for time_s in self.event_times_s) / len(self.event_times_s)
+
+
+def main() -> None:
+    """Run the load and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("model", help="the served name")
+    parser.add_argument("--streams", type=int, default=64, help="under way at the same time")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--vocab-size", type=int, default=320, help="prompts' ids are below")
+    args = parser.parse_args()
+    report(**asyncio.run(_load(args)))
+
+
+async def _load(args: argparse.Namespace) -> dict[str, Any]:
+    rnd = random.Random(1)
+    streams: list[Stream] = []
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+        begun_s = time.perf_counter()
+        end_s = begun_s + args.seconds
+
+        async def follow_one_another() -> None:
+            while time.perf_counter() < end_s:
+                prompt = [rnd.randrange(_LOWEST_ID, args.vocab_size) for _ in range(args.prompt_tokens)]
+                stream = Stream(time.perf_counter())
+                streams.append(stream)
+                await _follow(session, args, prompt, stream)
+                if stream.error is not None:
+                    await asyncio.sleep(0.1)  # a server that refuses everything isn't to be flooded
+
+        tasks = [asyncio.ensure_future(follow_one_another()) for _ in range(args.streams)]
+        _, late = await asyncio.wait(tasks, timeout=args.seconds + _FINISH_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return _summary(streams, begun_s, end_s, args.new_tokens)
+
+
+async def _follow(session: aiohttp.ClientSession, args: argparse.Namespace, prompt: list[int], stream: Stream) -> None:
+    body = {
+        "model": args.model,
+        "prompt": prompt,
+        "max_tokens": args.new_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    is_done = False
+    try:
+        async with session.post(f"{args.url}/v1/completions", json=body) as answer:
+            if answer.status != 200:
+                stream.error = f"status {answer.status}: {(await answer.text())[:200]}"
+                return
+            async for line in answer.content:
+                if line.startswith(b"data: [DONE]"):
+                    is_done = True
+                elif line.startswith(b"data: "):
+                    _take(line[6:], stream)
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        stream.error = stream.error or f"{type(error).__name__}: {error}"
+    if not is_done:
+        stream.error = stream.error or "the stream ended without [DONE]"
+    elif stream.num_tokens != args.new_tokens:
+        stream.error = stream.error or f"{stream.num_tokens} tokens in place of {args.new_tokens}"
+
+
+def _take(data: bytes, stream: Stream) -> None:
+    if b'"usage":{' in data or b'"usage": {' in data or b'"error"' in data:
+        event = json.loads(data)
+        if "error" in event:
+            stream.error = str(event["error"])[:200]
+        elif not event["choices"]:
+            stream.num_tokens = event["usage"]["completion_tokens"]
+            return
+    stream.event_times_s.append(time.perf_counter())
+
+
+def _summary(streams: list[Stream], begun_s: float, end_s: float, new_tokens: int) -> dict[str, Any]:
+    """What the benchmark needs: counts, tokens a second, and percentiles in milliseconds."""
+    unfinished = [stream for stream in streams if stream.error is None and stream.num_tokens != new_tokens]
+    failed = [stream.error for stream in streams if stream.error is not None]
+    failed += ["it didn't finish"] * len(unfinished)
+    whole = [stream for stream in streams if stream.error is None and stream.num_tokens == new_tokens]
+    num_tokens = sum(stream.tokens_until(end_s) for stream in whole)
+    return {
+        "requests": len(whole),
+        "errors": len(failed),
+        "first_errors": failed[:3],
+        "tokens_per_s": num_tokens / (end_s - begun_s),
+        "ttft_ms": _percentiles([stream.ttft_s for stream in whole]),
+        "tpot_ms": _percentiles([stream.tpot_s for stream in whole]),
+    }
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float]:
+    """p50 and p99, in milliseconds."""
+    ordered = sorted(seconds)
+    if not ordered:
+        return {"p50": float("nan"), "p99": float("nan")}
+    return {
+        name: 1e3 * ordered[min(len(ordered) - 1, int(len(ordered) * q))] for name, q in (("p50", 0.5), ("p99", 0.99))
+    }
+
+
+if __name__ == "__main__":
+    main()
