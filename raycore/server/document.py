@@ -22,6 +22,12 @@ _ERRORS = {
     500: "The request failed",
     503: "The engine is gone, or draining",
 }
+_EVENT = {
+    "type": "object",
+    "description": "With stream=true: an event for each part, or for the error that ended it, then [DONE]",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
 _UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
@@ -31,8 +37,7 @@ def responses(answer: type[BaseModel] | None, *errors: int, streams: bool = Fals
     if answer is not None:
         success["model"] = answer
     if streams:
-        described = {"type": "string", "description": "With stream=true: an event for each part, then [DONE]"}
-        success["content"] = {"text/event-stream": {"schema": described}}
+        success["content"] = {"text/event-stream": {"schema": _EVENT}}
     told: Responses = {status: {"description": _ERRORS[status], "model": ErrorAnswer} for status in errors}
     return {200: success, **told}
 
