@@ -94,7 +94,10 @@ def completion_with_echo_and_logprobs(api: Api) -> Any:
     return of_logprobs(api.complete(echo=True, logprobs=2).choices[0].logprobs)
 
 
-@scenario([["27 + 58 =", "length", None], [7, 0, 7]])
+@scenario(
+    [["27 + 58 =", "length", None], [7, 0, 7]],
+    "vLLM counts the token that it samples although only the prompt is wanted.",
+)
 def echo_alone(api: Api) -> Any:
     answer = api.complete(echo=True, max_tokens=0)
     return [of_choice(answer.choices[0]), of_usage(answer.usage)]
@@ -137,6 +140,6 @@ def completion_limits(api: Api) -> Any:
     return [[answer.choices[0].finish_reason, answer.usage.completion_tokens] for answer in (by_default, chosen)]
 
 
-@scenario([900, 100, 1000])
-def completion_without_a_limit(api: Api) -> Any:
-    return of_usage(api.complete("1" * 900, max_tokens=None, ignore_eos=True).usage)
+@scenario([7, 16, 23])
+def completion_with_null_for_a_limit(api: Api) -> Any:
+    return of_usage(api.complete(max_tokens=None, ignore_eos=True).usage)

@@ -14,6 +14,7 @@ import openai
 from openai_scenarios.table import (
     ABORTED_WITHIN_S,
     ENDLESS,
+    LEFT_AFTER_S,
     PROMPT,
     PROMPT_IDS,
     QUESTION,
@@ -53,7 +54,7 @@ def models(api: Api) -> Any:
     return [[model.object, model.id == api.model, model.max_model_len] for model in listed]
 
 
-@scenario([200, 404])
+@scenario([200, 404], "vLLM doesn't have this path of OpenAI's.")
 def model_by_name(api: Api) -> Any:
     found = api.http.get(f"/v1/models/{api.model}")
     missing = api.http.get("/v1/models/other")
@@ -65,7 +66,10 @@ def tokenize(api: Api) -> Any:
     return api.http.post("/tokenize", json={"model": api.model, "prompt": PROMPT}).json()
 
 
-@scenario(["�", "�", " ", "1"])
+@scenario(
+    ["�", "�", " ", "1"],
+    "raycore gives the tokens' texts, as with log probabilities; vLLM gives how its vocabulary spells them.",
+)
 def tokenize_with_texts(api: Api) -> Any:
     body = {"model": api.model, "prompt": "é 1", "return_token_strs": True}
     return api.http.post("/tokenize", json=body).json()["token_strs"]
@@ -127,7 +131,9 @@ def leaving_a_chat_stream_aborts_it(api: Api) -> Any:
 
 @scenario([True, True])
 def leaving_before_the_answer_aborts_it(api: Api) -> Any:
-    with httpx.Client(base_url=api.root, headers=api.http.headers, timeout=httpx.Timeout(60, read=0.5)) as http:
+    with httpx.Client(
+        base_url=api.root, headers=api.http.headers, timeout=httpx.Timeout(60, read=LEFT_AFTER_S)
+    ) as http:
         body = {"model": api.model, "prompt": [PROMPT, "1"], "ignore_eos": True, **ENDLESS}
         with ThreadPoolExecutor(1) as pool, suppress(httpx.ReadTimeout):
             call = pool.submit(http.post, "/v1/completions", json=body)

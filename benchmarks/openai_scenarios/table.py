@@ -20,6 +20,7 @@ ENDLESS = {"max_tokens": 900, "temperature": 1, "n": 64}
 """Too many tokens to be done by the time at which they have to be gone."""
 ABORTED_WITHIN_S = 1.0
 START_WITHIN_S = 20.0
+LEFT_AFTER_S = 1.5
 
 
 class Api:
@@ -112,8 +113,10 @@ def of_error(call: Callable[[], Any]) -> list[Any]:
     try:
         answer = call()
     except openai.APIStatusError as error:
-        body: Any = error.body
+        body: Any = error.body if isinstance(error.body, dict) else {}
         return [error.status_code, body.get("type"), body.get("param")]
+    except openai.APIError:
+        return ["an event"]
     if isinstance(answer, httpx.Response):
         error = answer.json()["error"]
         return [answer.status_code, error["type"], error["param"]]

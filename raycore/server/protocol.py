@@ -90,7 +90,6 @@ class CompletionRequest(SamplingRequest):
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
-    max_tokens: int | None = 16
 
 
 class FunctionDefinition(BaseModel):

@@ -10,6 +10,9 @@ from raycore.server.errors import APIError, as_api_error, unsupported
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
 
+DEFAULT_COMPLETION_TOKENS = 16
+"""Of a completion that doesn't say how long it may be. A chat's message may fill the model's length."""
+
 _AS_THEY_ARE = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
     *("n", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
@@ -43,9 +46,8 @@ def completion_params(request: CompletionRequest, defaults: dict[str, Any], opti
     if request.best_of not in (None, request.n or 1):
         raise unsupported("best_of", f"only the value of n ({request.n or 1}) is supported, not {request.best_of}")
     _check_limit("logprobs", request.logprobs, options.max_logprobs)
-    chosen: dict[str, Any] = {"logprobs": request.logprobs}
-    if request.max_tokens is not None:
-        chosen["max_tokens"] = request.max_tokens
+    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    chosen: dict[str, Any] = {"logprobs": request.logprobs, "max_tokens": max_tokens}
     if request.echo:
         chosen["prompt_logprobs"] = request.logprobs if request.prompt_logprobs is None else request.prompt_logprobs
         if request.max_tokens == 0:
