@@ -124,7 +124,7 @@ def chat_tools_that_may_not_be_called(api: Api) -> Any:
     return [of_message(choice), choice.message.tool_calls or None]
 
 
-@scenario([400], "vLLM needs to be started for it, with a parser's name.")
+@scenario([400])
 def chat_tools_that_may_be_called(api: Api) -> Any:
     try:
         choice = api.chat(tools=[WEATHER], tool_choice="auto").choices[0]
