@@ -16,7 +16,7 @@ import os
 from typing import Any, get_type_hints
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, create_model
 from ray import serve
 
 from raycore.config import resolve
@@ -48,7 +48,7 @@ class ServerArguments(BaseModel):
     """Jinja text, or a file of the replica's node; None is the checkpoint's own."""
     trust_request_chat_template: bool = False
     tool_call_parser: str | None = None
-    max_concurrent_requests: int = ServerOptions.max_streams
+    max_concurrent_requests: PositiveInt = ServerOptions.max_streams
     """Of each replica."""
 
 

@@ -18,10 +18,11 @@ from ray import serve
 from slow_worker import STEP_S
 
 from raycore.control.remote import RemoteEngine
-from raycore.errors import ControlError
+from raycore.errors import ControlError, InvalidConfig
 from raycore.server.serve_app import build_serve_app
 from raycore.status import RankStatus
 
+pytestmark = pytest.mark.timeout(240)  # Serve has processes of its own to start
 KEY = "a-key"
 ARGUMENTS = {
     "served_model_name": "sums",
@@ -80,6 +81,20 @@ def the_rank() -> RankStatus | None:
     except ControlError:
         return None
     return status.ranks[0] if status.ranks else None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"data_parallel_sizes": 2}, "unknown argument 'data_parallel_sizes'"),
+        ({"data_parallel_size": "two"}, "data_parallel_size='two'"),
+        ({"api_keys": ["in a manifest"]}, "unknown argument 'api_keys'"),
+        ({"max_concurrent_requests": 0}, "max_concurrent_requests=0"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_starts(arguments, message):
+    with pytest.raises(InvalidConfig, match=message):
+        build_serve_app(arguments)
 
 
 def test_completions_and_chats(client):
