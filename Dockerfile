@@ -3,9 +3,9 @@
 ARG PYTHON_VERSION=3.11
 FROM python:${PYTHON_VERSION}-slim
 
-# KubeRay's own probes and submitter call wget; pods that drain look for Ray's processes with pgrep
+# for KubeRay's own probes and its submitter of jobs
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends procps wget \
+    && apt-get install --yes --no-install-recommends wget \
     && rm -rf /var/lib/apt/lists/*
 
 # the user that Kubernetes manifests for Ray expect

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import yaml
 from jsonschema import ValidationError
 from ray._common.utils import import_attr
 from ray.autoscaler._private.util import prepare_config, validate_config
-from ray.scripts.scripts import drain_node, start
+from ray.scripts.scripts import start
 from ray.serve.schema import ServeDeploySchema
 
 from raycore.config import resolve
@@ -75,19 +74,10 @@ def test_the_launchers_commands_are_rays():
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_pod_that_goes_drains_its_node(name):
-    hooks = [container["lifecycle"]["preStop"] for container in containers(name)[1:]]
-    assert hooks
-    for hook in hooks:
-        subprocess.run(["bash", "-n", "-c", line := hook["exec"]["command"][-1]], check=True)
-        options = options_of(drain_node, line.removeprefix("ray drain-node ").partition(" && ")[0])
-        assert options["reason"] == "DRAIN_NODE_REASON_PREEMPTION"  # the one that Ray never declines
-
-
-@pytest.mark.parametrize("name", MANIFESTS)
 def test_variables_of_rays_in_manifests_are_known_to_ray(name):
     package = Path(ray.__file__).parent
-    python = b"".join(path.read_bytes() for path in (package / "dashboard/modules/job").glob("*.py"))
+    places = [package / "_private/ray_constants.py", *(package / "dashboard/modules/job").glob("*.py")]
+    python = b"".join(path.read_bytes() for path in places)
     binary = (package / "core/src/ray/raylet/raylet").read_bytes()
     entries = [entry["name"] for container in containers(name) for entry in container["env"]]
     names = {entry for entry in entries if entry.startswith("RAY_")}
