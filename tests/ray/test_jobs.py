@@ -102,8 +102,8 @@ def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(clust
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     serving = cluster.submit(
-        *("raycore", "serve", "--port", str(port), "-tp", "2", "--dtype", "float32", "--shutdown-timeout", "30"),
-        RAY_JOB_STOP_WAIT_TIME_S="40",
+        *("raycore", "serve", "--port", str(port), "-tp", "2", "--dtype", "float32", "--shutdown-timeout", "90"),
+        RAY_JOB_STOP_WAIT_TIME_S="100",
     )
 
     def is_healthy() -> bool:
@@ -113,7 +113,7 @@ def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(clust
             return False
 
     eventually(is_healthy)
-    body = {"prompt": "1 + 2 =", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    body = {"prompt": "1 + 2 =", "max_tokens": 500, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=STEP_S) as answer:
         events = (line for line in answer.iter_lines() if line)
         assert json.loads(next(events).removeprefix("data: "))["choices"][0]["finish_reason"] is None
