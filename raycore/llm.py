@@ -106,7 +106,7 @@ class _Engine:
         self._read_status = partial(
             _read_status, self.name, self.config.model.model, manager, self._supervisor, self.clients
         )
-        self._read_metrics = partial(_read_metrics, manager, self._supervisor, self._client)
+        self._read_metrics = partial(_read_metrics, manager, self._supervisor, self.clients)
         self._control = ControlThread(self.name, self._read_status, self._supervisor.scale)
         self._control.start()
         for info in infos:
@@ -596,9 +596,9 @@ def _read_status(
     )
 
 
-def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, client: EngineClient) -> MetricsView:
+def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup) -> MetricsView:
     return MetricsView(
-        rank_statuses(manager, supervisor, client), client.counts(), manager.infos, client.num_waiting_for_rank
+        rank_statuses(manager, supervisor, clients), clients.counts(), manager.infos, clients.num_waiting_for_rank
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from raycore.client.client import EngineClient, LinkView
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineInfo, LoadView
+from raycore.metrics.counts import RankCounts, total
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,15 @@ class RemoteClient(Protocol):
         """Requests under way, as last heard of it."""
         ...
 
+    @property
+    def num_waiting_for_rank(self) -> int:
+        """Those of them that no rank has, as last heard of it."""
+        ...
+
+    def counts(self) -> dict[int, RankCounts]:
+        """What it has counted of the ranks, as last heard of it."""
+        ...
+
     def num_own(self, dp_rank: int) -> int:
         """Its requests on a rank, as last heard of it."""
         ...
@@ -82,6 +92,7 @@ class ClientGroup:
         self._ranks: dict[int, tuple[Any, EngineInfo]] = {}
         """Those that serve: what one who joins has to be told."""
         self._failure: EngineDeadError | None = None
+        self._counts_of_gone: dict[int, RankCounts] = {}
         self._is_draining = False
         self._num_losses = 0
 
@@ -101,6 +112,7 @@ class ClientGroup:
         with self._lock:
             if client in self._remote:
                 self._remote.remove(client)
+                self._counts_of_gone = total([self._counts_of_gone, client.counts()])
         self._own.forget_client(client.client_index)
 
     # ---- ranks come and go: see `RankListener`
@@ -171,6 +183,17 @@ class ClientGroup:
         for client in self._remotes():
             client.abort_all()
         self._own.abort_all()
+
+    @property
+    def num_waiting_for_rank(self) -> int:
+        """Requests that no rank has, because none serves."""
+        return self._own.num_waiting_for_rank + sum(client.num_waiting_for_rank for client in self._remotes())
+
+    def counts(self) -> dict[int, RankCounts]:
+        """What all clients have counted of the ranks, those that are gone included, by dp_rank."""
+        with self._lock:
+            parts = [self._counts_of_gone, *(client.counts() for client in self._remote)]
+        return total([self._own.counts(), *parts])
 
     def links(self) -> dict[int, LinkView]:
         """The ranks that serve, by dp_rank, with their loads as far as they are known here: none is asked."""

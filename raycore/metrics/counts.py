@@ -7,7 +7,9 @@ vLLM's, so that its dashboards show what they should.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, cast
 
 import msgspec
 import msgspec.structs
@@ -127,3 +129,30 @@ class RankCounts(msgspec.Struct, kw_only=True):
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         mutable = {name: value.copy() for name, value in values.items() if not isinstance(value, int)}
         return msgspec.structs.replace(self, **mutable)
+
+
+_OF_THE_RANK = ("num_preemptions", "num_prefix_queries", "num_prefix_hits")
+"""Ranks say these of all clients' requests together, and each client counts them."""
+
+
+def total(parts: Sequence[dict[int, RankCounts]]) -> dict[int, RankCounts]:
+    """Several clients' counts of the same ranks as one, by dp_rank."""
+    dp_ranks = sorted({dp_rank for part in parts for dp_rank in part})
+    return {dp_rank: reduce(_add, [part[dp_rank] for part in parts if dp_rank in part]) for dp_rank in dp_ranks}
+
+
+def _add(one: RankCounts, other: RankCounts) -> RankCounts:
+    sums = {
+        name: max(mine, getattr(other, name)) if name in _OF_THE_RANK else _sum(mine, getattr(other, name))
+        for name, mine in msgspec.structs.asdict(one).items()
+    }
+    return msgspec.structs.replace(one, **sums)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, Histogram):
+        counts = [mine + its for mine, its in zip(one.counts, other.counts, strict=True)]
+        return Histogram(one.bounds, counts, one.sum + other.sum)
+    if isinstance(one, dict):
+        return {key: value + other[key] for key, value in cast("dict[str, int]", one).items()}
+    return one + other

@@ -23,6 +23,7 @@ from raycore.client.tokenizer import Tokenizer
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineInfo
+from raycore.metrics.view import MetricsView
 from raycore.server.app import build_app
 from raycore.server.client_engine import ClientEngine
 from raycore.server.messages import RankShare, Report
@@ -56,7 +57,8 @@ class APIServer:
         config = EngineConfig.decode(config_bytes)
         self._client = EngineClient(config, Tokenizer.from_dir(config.model.tokenizer), client_index, limits)
         self._client.on_broken_stream = self._note_broken
-        self._app = build_app(ClientEngine(config, self._client), options)
+        self._engine = ClientEngine(config, self._client)
+        self._app = build_app(self._engine, options)
         self._server: HttpServer | None = None
         self._changed = threading.Condition()
         self._broken: list[tuple[int, str]] = []
@@ -134,6 +136,11 @@ class APIServer:
         """Have every caller get what there is."""
         self._client.abort_all()
 
+    @ray.method(concurrency_group="ranks")
+    def show(self, metrics: MetricsView) -> None:
+        """The numbers of the whole engine, for whoever asks this server."""
+        self._engine.metrics = metrics
+
     def _explanation(self, loss: int) -> EngineDeadError:
         with self._changed:
             self._changed.wait_for(lambda: loss in self._explanations, _EXPLANATION_S)
@@ -150,4 +157,5 @@ class APIServer:
         num_own, links = self._client.num_on_ranks(), self._client.links()
         loads = {dp_rank: link.load for dp_rank, link in links.items()}
         ranks = {dp_rank: RankShare(count, loads.get(dp_rank, NO_LOAD)) for dp_rank, count in sorted(num_own.items())}
-        return Report(self._client.num_unfinished_requests, ranks, broken)
+        client = self._client
+        return Report(client.num_unfinished_requests, ranks, client.num_waiting_for_rank, client.counts(), broken)

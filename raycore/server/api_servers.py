@@ -31,6 +31,8 @@ from raycore.engine.actor import MAX_CLIENTS
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig
 from raycore.llm import AsyncLLM
 from raycore.messages import NO_LOAD, EngineInfo, LoadView
+from raycore.metrics.counts import RankCounts
+from raycore.metrics.view import MetricsView
 from raycore.processes import send_signal, wait_until_gone
 from raycore.server.actor import APIServer
 from raycore.server.messages import RankShare, Report
@@ -48,6 +50,9 @@ _ANSWER_S = 30.0
 
 _LOOK_S = 0.5
 _END_TIMEOUT_S = 5.0
+
+_SHOW_S = 2.0
+"""Each process is told so often of what all of them have counted, if that has changed."""
 
 _NO_SHARE = RankShare()
 
@@ -103,6 +108,7 @@ class _Process:
         self.client_index = client_index
         self.pid: int | None = None
         self._report = Report()
+        self._shown: MetricsView | None = None
         self._lock = threading.Lock()
         self._calls: dict[ray.ObjectRef[Any], float] = {}
         """Those that haven't been answered, and when they have to be."""
@@ -142,6 +148,15 @@ class _Process:
         """Requests under way, as last reported."""
         return self._report.num_unfinished
 
+    @property
+    def num_waiting_for_rank(self) -> int:
+        """Those of them that no rank has, as last reported."""
+        return self._report.num_waiting_for_rank
+
+    def counts(self) -> dict[int, RankCounts]:
+        """What it has counted of the ranks, as last reported."""
+        return self._report.counts
+
     def num_own(self, dp_rank: int) -> int:
         """Its requests on a rank, as last reported."""
         return self._report.ranks.get(dp_rank, _NO_SHARE).num_own
@@ -151,6 +166,12 @@ class _Process:
         return self._report.ranks.get(dp_rank, _NO_SHARE).load if self.num_own(dp_rank) else NO_LOAD
 
     # ---- the keeper's
+
+    def show(self, metrics: MetricsView) -> None:
+        """Tell it the whole engine's numbers, if they aren't those that it was told last."""
+        if metrics != self._shown:
+            self._shown = metrics
+            self._tell(self.actor.show.remote(metrics))
 
     def serve(self, host: str, port: int) -> None:
         """Returns once it serves. Raises RayError or GetTimeoutError if it doesn't."""
@@ -289,7 +310,11 @@ class _Keeper:
 
     def _follow(self, process: _Process) -> None:
         """Until the thread is to end; raises when the process does."""
+        shown_s = 0.0
         for report in process.reports():
+            if time.monotonic() > shown_s + _SHOW_S:
+                shown_s = time.monotonic()
+                process.show(self._engine.read_metrics())
             for dp_rank, reason in report.broken if report is not None else []:
                 self._engine.report(dp_rank, reason)
             if self._leaving.is_set():

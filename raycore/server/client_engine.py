@@ -9,6 +9,7 @@ from raycore.client.client import EngineClient
 from raycore.client.streams import Streams
 from raycore.client.tokenizer import Tokenizer
 from raycore.config import EngineConfig
+from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 
@@ -20,6 +21,8 @@ class ClientEngine:
         self._config = config
         self._client = client
         self._streams = Streams(client)
+        self.metrics = MetricsView([], {}, [], 0)
+        """Of the whole engine, as its program last told."""
 
     def generate(
         self,
@@ -33,6 +36,10 @@ class ClientEngine:
         """See `AsyncLLM.generate`."""
         params = sampling_params or SamplingParams(**self.default_sampling_params)
         return self._streams.generate(prompt, params, request_id, priority, stream=stream)
+
+    def read_metrics(self) -> MetricsView:
+        """The whole engine's numbers, whichever server has the requests, some seconds old."""
+        return self.metrics
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer in use."""

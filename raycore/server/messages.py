@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from raycore.messages import NO_LOAD, LoadView
+from raycore.metrics.counts import RankCounts
 
 
 class RankShare(msgspec.Struct, frozen=True, array_like=True):
@@ -22,5 +23,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     num_unfinished: int = 0
     ranks: dict[int, RankShare] = {}
     """By dp_rank: those on which it has requests."""
+    num_waiting_for_rank: int = 0
+    counts: dict[int, RankCounts] = {}
+    """What it has counted since it started, by dp_rank."""
     broken: list[tuple[int, str]] = []
     """(dp_rank, why) of ranks whose output streams broke although they haven't been found lost. Not repeated."""

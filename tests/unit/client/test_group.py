@@ -12,12 +12,21 @@ from raycore.client.client import LinkView
 from raycore.client.group import ClientGroup
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineInfo, LoadView
+from raycore.metrics.counts import RankCounts
 
 TIMEOUT_S = 20
 
 
 def info(dp_rank: int) -> EngineInfo:
     return EngineInfo(dp_rank, 1, "node", 8, 16, 128, "float32", {}, [])
+
+
+def counts(output: int, preemptions: int = 0) -> RankCounts:
+    made = RankCounts.empty(128)
+    made.num_output_tokens, made.num_preemptions = output, preemptions
+    made.num_finished["stop"] = output
+    made.output_tokens.observe(output)
+    return made
 
 
 class Own:
@@ -53,6 +62,9 @@ class Own:
 
     def links(self) -> dict[int, LinkView]:
         return {dp_rank: LinkView(False, load) for dp_rank, load in self.loads.items()}
+
+    def counts(self) -> dict[int, RankCounts]:
+        return {0: counts(output=1, preemptions=2), 1: counts(output=10)}
 
     def forget_client(self, client_index: int) -> None:
         self.forgotten.append(client_index)
@@ -92,6 +104,9 @@ class Remote:
 
     def abort_all(self) -> None:
         self.heard.append(("abort all",))
+
+    def counts(self) -> dict[int, RankCounts]:
+        return {0: counts(output=100, preemptions=2)}
 
     def num_own(self, dp_rank: int) -> int:
         return int(dp_rank in self.loads)
@@ -204,3 +219,15 @@ def test_a_ranks_load_is_what_the_one_who_uses_it_has_heard(group: ClientGroup, 
         0: LoadView(2, 8, 0.5),
         1: LoadView(0, 1, 0.1),
     }
+
+
+def test_counts_are_all_clients_and_stay_when_one_is_gone(group: ClientGroup) -> None:
+    remote = Remote(1)
+    group.join(remote)
+    for _ in range(2):
+        found = group.counts()
+        assert {dp_rank: each.num_output_tokens for dp_rank, each in found.items()} == {0: 101, 1: 10}
+        assert found[0].num_preemptions == 2, "the rank's own, which every client hears of"
+        assert found[0].num_finished["stop"] == 101
+        assert (found[0].output_tokens.count, found[0].output_tokens.sum) == (2, 101)
+        group.leave(remote)
