@@ -60,7 +60,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         from raycore.server import ServerOptions, build_app
         from raycore.server.api_servers import MAX_API_SERVERS, APIServers
-        from raycore.server.serving import HttpServer, listen, reserve, serve
+        from raycore.server.serving import HttpServer, listen, prepare_process, reserve, serve
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
     from raycore.demo import demo_model_path
@@ -90,6 +90,7 @@ def _serve(args: argparse.Namespace) -> int:
         engine = AsyncLLM(model, use_tqdm_on_load=sys.stderr.isatty(), **chosen)
         try:
             host, port = listener.getsockname()[:2]
+            prepare_process()
             server = (
                 HttpServer(build_app(engine, options), listener)
                 if count == 1

@@ -28,7 +28,7 @@ from raycore.server.app import build_app
 from raycore.server.client_engine import ClientEngine
 from raycore.server.messages import RankShare, Report
 from raycore.server.options import ServerOptions
-from raycore.server.serving import HttpServer, listen
+from raycore.server.serving import HttpServer, listen, prepare_process
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class APIServer:
         Raises:
             OSError: the address can't be had.
         """
+        prepare_process()
         self._server = HttpServer(self._app, listen(host, port, is_shared=True))
         self._server.start()
         return os.getpid()

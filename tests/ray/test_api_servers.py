@@ -127,6 +127,14 @@ def num_connections(pid: int, port: int) -> int:
     )
 
 
+def told(program: Program) -> set[int]:
+    """Generated tokens by the metrics page, as several connections see it."""
+    pages = [httpx.get(f"{program.url}/metrics", trust_env=False).text for _ in range(6)]
+    return {
+        sum(int(float(n)) for n in re.findall(r"^vllm:generation_tokens_total.* (\S+)$", page, re.M)) for page in pages
+    }
+
+
 def loads(ray) -> int:
     """Requests that the ranks themselves have, all together."""
     names = ray.util.list_named_actors(all_namespaces=True)
@@ -166,6 +174,7 @@ def test_both_serve_and_the_program_knows_what_runs(program, remote):
         await until("the program hears of it", lambda: sum(rank.num_running for rank in remote.status()[0].ranks) > 8)
         await asyncio.gather(*tasks)
         assert [stream.is_whole for stream in streams] == [True] * NUM_STREAMS, streams
+        await until("either shows what both have done", lambda: told(program) == {NUM_STREAMS * 600})
         await until(
             "the program hears of the end", lambda: not any(rank.num_running for rank in remote.status()[0].ranks)
         )
