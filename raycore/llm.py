@@ -34,6 +34,8 @@ from raycore.control.ranks import rank_statuses
 from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest, RequestFailed
 from raycore.logs import own_level
 from raycore.messages import EngineInfo
+from raycore.metrics.periodic import Periodic
+from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.view import MetricsView
 from raycore.notebook import engine_html
 from raycore.outputs import RequestOutput
@@ -109,13 +111,15 @@ class _Engine:
         self._read_metrics = partial(_read_metrics, manager, self._supervisor, self.clients)
         self._control = ControlThread(self.name, self._read_status, self._supervisor.scale)
         self._control.start()
+        export = Periodic("raycore-ray-metrics", INTERVAL_S, RayExport(self.name, self._read_metrics).report)
+        export.start()
         for info in infos:
             logger.info(
                 "rank dp%d is up: computes in %s, its KV cache holds %d tokens (%d blocks of %d), started in %s",
                 *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
             )
         # runs at the latest when the interpreter exits, while Ray is still there
-        self._finalizer = weakref.finalize(self, _stop, self._control, self.clients, self._supervisor, manager)
+        self._finalizer = weakref.finalize(self, _stop, self._control, export, self.clients, self._supervisor, manager)
         end_before_ray(self._finalizer)
         # an interrupt ends a caller's wait for it, but not the work: no engine is left half shut down
         self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
@@ -603,8 +607,13 @@ def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, clien
 
 
 def _stop(
-    control: ControlThread, clients: ClientGroup, supervisor: Supervisor, manager: CoreEngineActorManager
+    control: ControlThread,
+    export: Periodic,
+    clients: ClientGroup,
+    supervisor: Supervisor,
+    manager: CoreEngineActorManager,
 ) -> None:
+    export.stop()
     control.stop()
     supervisor.stop()
     clients.engine_lost(EngineDeadError("the engine was shut down"))

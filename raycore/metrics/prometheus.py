@@ -11,63 +11,11 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from raycore.metrics.catalog import COUNTERS, FINISHED, GAUGES, HISTOGRAMS, RESTARTS, WITHOUT_RANK
 from raycore.metrics.counts import Histogram, RankCounts
 from raycore.metrics.view import MetricsView
-from raycore.status import RankStatus
 
 LABELS = ("model_name", "engine")
-
-_GAUGES: tuple[tuple[str, str, Callable[[RankStatus], float]], ...] = (
-    ("vllm:num_requests_running", "Requests that the rank computes tokens for.", lambda rank: rank.num_running),
-    ("vllm:num_requests_waiting", "Requests that the rank has no room for yet.", lambda rank: rank.num_waiting),
-    ("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda rank: rank.kv_usage),
-    ("raycore_rank_serving", "1 while the rank takes requests.", lambda rank: rank.state == "serving"),
-)
-
-_RESTARTS = "raycore_rank_restarts", "How often another process has taken the rank's place."
-
-_COUNTERS = (
-    ("vllm:num_preemptions", "Running requests that had to start over.", "num_preemptions"),
-    ("vllm:prompt_tokens", "Prompt tokens, cached ones included.", "num_prompt_tokens"),
-    ("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache held.", "num_cached_prompt_tokens"),
-    ("vllm:generation_tokens", "Generated tokens.", "num_output_tokens"),
-    ("vllm:prefix_cache_queries", "Tokens that were looked for in the prefix cache.", "num_prefix_queries"),
-    ("vllm:prefix_cache_hits", "Tokens that the prefix cache held.", "num_prefix_hits"),
-)
-
-_HISTOGRAMS = (
-    ("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", "first_token_s"),
-    ("vllm:inter_token_latency_seconds", "Between two tokens of a request.", "between_tokens_s"),
-    (
-        "vllm:time_per_output_token_seconds",
-        "vllm:inter_token_latency_seconds under its older name.",
-        "between_tokens_s",
-    ),
-    (
-        "vllm:request_time_per_output_token_seconds",
-        "A request's mean time between tokens.",
-        "per_output_token_s",
-    ),
-    ("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", "request_s"),
-    ("vllm:request_queue_time_seconds", "From a request's arrival in the engine to its first step.", "queue_s"),
-    ("vllm:request_prefill_time_seconds", "From a request's first step to its first token.", "prefill_s"),
-    ("vllm:request_decode_time_seconds", "From a request's first token to its last.", "decode_s"),
-    ("vllm:request_inference_time_seconds", "From a request's first step to its last token.", "inference_s"),
-    ("vllm:request_prompt_tokens", "A request's prompt tokens.", "prompt_tokens"),
-    (
-        "vllm:request_prefill_kv_computed_tokens",
-        "A request's prompt tokens that the prefix cache didn't hold.",
-        "computed_prompt_tokens",
-    ),
-    ("vllm:request_generation_tokens", "A request's generated tokens.", "output_tokens"),
-    (
-        "vllm:request_max_num_generation_tokens",
-        "Generated tokens of the longest of a request's n sequences.",
-        "longest_output_tokens",
-    ),
-    ("vllm:request_params_max_tokens", "The max_tokens that requests ask for.", "max_tokens"),
-    ("vllm:request_params_n", "The n that requests ask for.", "n"),
-)
 
 
 class EngineCollector(Collector):
@@ -95,37 +43,33 @@ class EngineCollector(Collector):
         yield _cache_config(view)
 
     def _gauges(self, view: MetricsView) -> Iterable[Metric]:
-        for name, text, value_of in _GAUGES:
+        for name, text, value_of in GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=LABELS)
             for rank in view.ranks:
                 gauge.add_metric(self._labels(rank.dp_rank), value_of(rank))
             yield gauge
-        restarts = CounterMetricFamily(*_RESTARTS, labels=LABELS)
+        restarts = CounterMetricFamily(*RESTARTS, labels=LABELS)
         for rank in view.ranks:
             restarts.add_metric(self._labels(rank.dp_rank), rank.num_restarts)
         yield restarts
-        waiting = GaugeMetricFamily(
-            "raycore_requests_without_rank", "Requests that wait because no rank serves.", labels=("model_name",)
-        )
+        waiting = GaugeMetricFamily(*WITHOUT_RANK, labels=("model_name",))
         waiting.add_metric([self._model_name], view.num_waiting_for_rank)
         yield waiting
 
     def _counters(self, ranks: dict[int, RankCounts]) -> Iterable[Metric]:
-        for name, text, field in _COUNTERS:
+        for name, text, field in COUNTERS:
             counter = CounterMetricFamily(name, text, labels=LABELS)
             for dp_rank, counts in ranks.items():
                 counter.add_metric(self._labels(dp_rank), getattr(counts, field))
             yield counter
-        ended = CounterMetricFamily(
-            "vllm:request_success", "Requests that have ended.", labels=(*LABELS, "finished_reason")
-        )
+        ended = CounterMetricFamily(*FINISHED, labels=(*LABELS, "finished_reason"))
         for dp_rank, counts in ranks.items():
             for reason, number in counts.num_finished.items():
                 ended.add_metric([*self._labels(dp_rank), reason], number)
         yield ended
 
     def _histograms(self, ranks: dict[int, RankCounts]) -> Iterable[Metric]:
-        for name, text, field in _HISTOGRAMS:
+        for name, text, field in HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=LABELS)
             for dp_rank, counts in ranks.items():
                 histogram: Histogram = getattr(counts, field)

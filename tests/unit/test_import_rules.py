@@ -51,7 +51,7 @@ BELOW = {
 """What each layer may import itself; what those import in turn is below it, too."""
 
 RAY_PLACES = re.compile(
-    r"placement/|raycore/cluster/|raycore/client/client\.py|raycore/executor/(ray_executor|channel)\.py|raycore/control/(program|remote)\.py|raycore/server/(serve_app|api_servers)\.py|.*/actor\.py"
+    r"placement/|raycore/cluster/|raycore/client/client\.py|raycore/executor/(ray_executor|channel)\.py|raycore/control/(program|remote)\.py|raycore/metrics/ray_export\.py|raycore/server/(serve_app|api_servers)\.py|.*/actor\.py"
 )
 TORCH_PLACES = re.compile(r"raycore/(worker|model)/")
 CHANNEL_PLACES = re.compile(r"raycore/executor/channel\.py")

@@ -1,0 +1,100 @@
+"""An engine's numbers in Ray's own export, beside those of the cluster: `ray_raycore_…`, for each rank.
+
+Ray's nodes gather what their processes record; here, in the engine's program, it is recorded for all of its ranks. A
+local Ray that raycore has started gathers nothing, and then neither does this.
+"""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from raycore.metrics.catalog import COUNTERS, FINISHED, GAUGES, RESTARTS
+from raycore.metrics.view import MetricsView
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 5.0
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+"""A metric's name and its tags."""
+
+
+class RayExport:
+    """Records what has changed since its last look."""
+
+    def __init__(self, engine_name: str, read: Callable[[], MetricsView]) -> None:
+        self._engine_name = engine_name
+        self._read = read
+        self._is_gathered: bool | None = None
+        """Whether this node's Ray exports metrics; None until it is known."""
+        self._metrics: dict[str, Any] = {}
+        self._last_gauges: dict[Sample, float] = {}
+        self._last_counters: dict[Sample, float] = {}
+
+    def report(self) -> None:
+        """Look once."""
+        if self._is_gathered is None:
+            self._is_gathered = _node_exports()
+        if not self._is_gathered or not ray.is_initialized():
+            return
+        view = self._read()
+        gauges, counters = self._gauges(view), self._counters(view)
+        # a rank that has gone has nothing left
+        gauges = dict.fromkeys(self._last_gauges, 0.0) | gauges
+        for sample, value in gauges.items():
+            if value != self._last_gauges.get(sample):
+                self._metric("Gauge", sample).set(value, dict(sample[1]))
+        for sample, value in counters.items():
+            before = self._last_counters.get(sample, 0.0)
+            if value != before:
+                # less than before: it is another rank by that number
+                self._metric("Counter", sample).inc(value - before if value > before else value, dict(sample[1]))
+        self._last_gauges, self._last_counters = gauges, counters
+
+    def _gauges(self, view: MetricsView) -> dict[Sample, float]:
+        return {
+            self._sample(name, rank.dp_rank): float(value_of(rank))
+            for name, _, value_of in GAUGES
+            for rank in view.ranks
+        }
+
+    def _counters(self, view: MetricsView) -> dict[Sample, float]:
+        counters = {self._sample(RESTARTS[0], rank.dp_rank): float(rank.num_restarts) for rank in view.ranks}
+        for dp_rank, counts in view.counts.items():
+            counters |= {self._sample(name, dp_rank): float(getattr(counts, field)) for name, _, field in COUNTERS}
+            for reason, number in counts.num_finished.items():
+                counters[self._sample(FINISHED[0], dp_rank, finished_reason=reason)] = float(number)
+        return counters
+
+    def _sample(self, name: str, dp_rank: int, **tags: str) -> Sample:
+        name = name.replace("vllm:", "raycore_")  # Ray allows no colons
+        return name, (("engine_name", self._engine_name), ("engine", str(dp_rank)), *tags.items())
+
+    def _metric(self, kind: str, sample: Sample) -> Any:
+        name, tags = sample
+        if name not in self._metrics:
+            from ray.util import metrics  # needed now, and never with a Ray that exports nothing
+
+            self._metrics[name] = getattr(metrics, kind)(name, _TEXTS[name], tuple(key for key, _ in tags))
+        return self._metrics[name]
+
+
+_TEXTS = {name.replace("vllm:", "raycore_"): text for name, text, *_ in (*GAUGES, *COUNTERS, RESTARTS, FINISHED)}
+
+
+def _node_exports() -> bool:
+    """Whether the Ray of this process's node exports metrics."""
+    try:
+        own_id = ray.get_runtime_context().get_node_id()
+        return any(node["NodeID"] == own_id and node["MetricsExportPort"] > 0 for node in ray.nodes())
+    except (RayError, RuntimeError) as error:
+        logger.debug("no metrics are exported through Ray: %s", error)
+        return False

@@ -1,0 +1,196 @@
+"""What a real engine's numbers come to: `/metrics`, Ray's own export, and its processes' log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import urllib.request
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from raycore import AsyncLLM, SamplingParams
+from raycore.demo import demo_model_path
+from raycore.metrics import ray_export
+from raycore.metrics.counts import RankCounts
+from raycore.metrics.ray_export import RayExport
+from raycore.metrics.view import MetricsView
+from raycore.server import ServerOptions, build_app
+from raycore.status import RankStatus
+
+
+@pytest.fixture(scope="module")
+def engine(ray_cluster):
+    logger = logging.getLogger("raycore")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raycore.llm.INTERVAL_S", 0.5)
+        engine = AsyncLLM(
+            demo_model_path(), engine_name="seen", num_threads=1, max_model_len=1000, standby_delay_s=None
+        )
+    logger.setLevel(level)
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def client(engine):
+    return TestClient(build_app(engine, ServerOptions(("demo",))))
+
+
+def parse(text: str) -> dict[str, float]:
+    """Samples by name, followed by the finished_reason or handler where there is one."""
+    return {
+        " ".join(
+            [sample.name, *(sample.labels[label] for label in ("finished_reason", "handler") if label in sample.labels)]
+        ): (sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("engine", "0") == "0" and "le" not in sample.labels
+    }
+
+
+def wait_for(what, timeout_s: float):
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        found = what()
+        if found or time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.2)
+
+
+def test_requests_show_in_metrics(client):
+    prompt = "".join(f"{i} + {i} = {2 * i}\n" for i in range(20)) + "27 + 58 ="
+    body = {"model": "demo", "prompt": prompt, "max_tokens": 20, "ignore_eos": True, "temperature": 1}
+    for _ in range(2):
+        answer = client.post("/v1/completions", json=body).json()
+    with client.stream("POST", "/v1/completions", json=body | {"n": 2, "stream": True}) as stream:
+        assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
+    samples = parse(client.get("/metrics").text)
+    num_prompt = answer["usage"]["prompt_tokens"]
+    num_cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert samples["vllm:prompt_tokens_total"] == samples["vllm:prefix_cache_queries_total"] == 4 * num_prompt
+    assert samples["vllm:generation_tokens_total"] == 80
+    assert samples["vllm:prefix_cache_hits_total"] == samples["vllm:prompt_tokens_cached_total"] == 3 * num_cached > 0
+    assert samples["vllm:request_success_total length"] == 4
+    assert samples["vllm:inter_token_latency_seconds_count"] == 76
+    assert samples["vllm:request_params_n_sum"] == 4
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
+        assert samples[f"vllm:{name}_seconds_count"] == 4
+        assert samples[f"vllm:{name}_seconds_sum"] > 0
+    phases = sum(samples[f"vllm:request_{phase}_time_seconds_sum"] for phase in ("queue", "prefill", "decode"))
+    assert phases == pytest.approx(samples["vllm:e2e_request_latency_seconds_sum"])
+    assert samples["vllm:num_requests_running"] == samples["vllm:num_requests_waiting"] == 0
+    assert samples["http_requests_total /v1/completions"] == 3
+
+
+def test_an_aborted_request_is_counted_as_such(engine):
+    async def leave_early() -> None:
+        async with aclosing(engine.generate("27 + 58 =", SamplingParams(max_tokens=900, ignore_eos=True))) as outputs:
+            await anext(outputs)
+
+    before = engine.read_metrics().counts[0]
+    asyncio.run(leave_early())
+    after = engine.read_metrics().counts[0]
+    assert after.num_finished["abort"] - before.num_finished["abort"] == 1
+    assert after.request_s == before.request_s
+
+
+def test_ray_exports_the_ranks_numbers(ray_cluster, client, engine):
+    client.post("/v1/completions", json={"model": "demo", "prompt": "27 + 58 =", "max_tokens": 3})
+    port = ray_cluster.nodes()[0]["MetricsExportPort"]
+
+    def scrape() -> dict[str, str]:
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            lines = re.findall(r'^(ray_raycore_\w+){(.*engine_name="seen".*)} (\S+)$', answer.read().decode(), re.M)
+            return {name: value for name, labels, value in lines if 'engine="0"' in labels}
+        return {}
+
+    expected = engine.read_metrics().counts[0].num_output_tokens
+    name = "ray_raycore_generation_tokens_total"
+    assert wait_for(lambda: float(scrape().get(name, 0)) == expected, 40)
+    assert float(scrape()["ray_raycore_rank_serving"]) == 1
+    assert float(scrape()["ray_raycore_num_requests_running"]) == 0
+
+
+def test_log_lines_of_ranks_say_whose_they_are(ray_cluster, engine):
+    (info,) = engine.engine_infos
+    context = ray_cluster.get_runtime_context()
+    logs = Path(context.get_temp_dir(), context.get_session_name(), "logs")
+    pattern = rf"^INFO \d\d-\d\d \d\d:\d\d:\d\d raycore\.engine\.core \[dp0 pid {info.pid}\] the KV cache holds"
+    assert wait_for(
+        lambda: any(re.search(pattern, path.read_text(), re.M) for path in logs.glob(f"worker-*-{info.pid}.err")), 5
+    )
+
+
+class FakeMetric:
+    def __init__(self, name: str, text: str, keys: tuple[str, ...]) -> None:
+        assert text
+        self.name, self.keys = name, keys
+        self.told: list[tuple[float, dict[str, str]]] = []
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        assert tuple(tags) == self.keys
+        self.told.append((value, tags))
+
+    inc = set
+
+
+@pytest.fixture
+def recorded(ray_cluster, monkeypatch) -> dict[str, FakeMetric]:
+    """What is recorded through Ray, by name."""
+    metrics: dict[str, FakeMetric] = {}
+
+    def make(name: str, *args) -> FakeMetric:
+        assert name not in metrics
+        return metrics.setdefault(name, FakeMetric(name, *args))
+
+    monkeypatch.setattr("ray.util.metrics.Gauge", make)
+    monkeypatch.setattr("ray.util.metrics.Counter", make)
+    return metrics
+
+
+def view(num_running: int = 0, num_output: int = 0, num_ranks: int = 1) -> MetricsView:
+    counts = {dp_rank: RankCounts.empty(100) for dp_rank in range(num_ranks)}
+    counts[0].num_output_tokens = num_output
+    ranks = [RankStatus(dp_rank, "serving", [], num_running=num_running) for dp_rank in range(num_ranks)]
+    return MetricsView(ranks, counts, [], 0)
+
+
+def test_only_what_changes_is_recorded(recorded):
+    now = view(num_running=2, num_output=10)
+    export = RayExport("e", lambda: now)
+    tags = {"engine_name": "e", "engine": "0"}
+    export.report()
+    assert recorded["raycore_num_requests_running"].told == [(2.0, tags)]
+    assert recorded["raycore_generation_tokens"].told == [(10.0, tags)]
+    assert "raycore_num_preemptions" not in recorded
+    export.report()
+    now = view(num_running=2, num_output=15)
+    export.report()
+    assert recorded["raycore_num_requests_running"].told == [(2.0, tags)]
+    assert recorded["raycore_generation_tokens"].told[1:] == [(5.0, tags)]
+
+
+def test_a_rank_that_has_gone_has_nothing_left(recorded):
+    now = view(num_running=2, num_ranks=2)
+    export = RayExport("e", lambda: now)
+    export.report()
+    now = replace(now, ranks=now.ranks[:1])
+    for _ in range(2):
+        export.report()
+    of_gone = [value for value, tags in recorded["raycore_num_requests_running"].told if tags["engine"] == "1"]
+    assert of_gone == [2.0, 0.0]
+
+
+def test_where_ray_exports_nothing_nothing_is_recorded(recorded, monkeypatch):
+    monkeypatch.setattr(ray_export, "_node_exports", lambda: False)
+    RayExport("e", lambda: view(num_running=2)).report()
+    assert recorded == {}
