@@ -29,6 +29,15 @@ class OutputUpdate(NamedTuple):
     error: Exception | None = None
 
 
+class Arrival(NamedTuple):
+    """The tokens of one of the engine's steps."""
+
+    handles: list[int]
+    """Whose they are, each handle once; without those of requests that are not there any more."""
+    made_s: float
+    """When they were made, on this process's clock, as if it had taken no time to send them."""
+
+
 @dataclass(slots=True)
 class AssemblyStep:
     """What one batch brought."""
@@ -39,8 +48,8 @@ class AssemblyStep:
     """One for each request that finished, failed, or streams and has something new."""
     aborts: list[int] = field(default_factory=list[int])
     """Handles that engines needn't go on with, because a stop string or an error ended them here."""
-    handles: list[int] = field(default_factory=list[int])
-    """Whose tokens came, one entry for each token; without those of requests that are not there any more."""
+    arrivals: list[Arrival] = field(default_factory=list[Arrival])
+    """The tokens, step by step."""
     first_tokens: list[SequenceState] = field(default_factory=list[SequenceState])
     """Sequences whose first token came."""
     ended: list[SequenceState] = field(default_factory=list[SequenceState])
@@ -129,7 +138,8 @@ class OutputAssembler:
         step = AssemblyStep(self._clock())
         handles: list[int] = np.frombuffer(batch.handles, np.int64).tolist()
         self._note_starts(batch)
-        step.handles = self._collect_tokens(batch, handles)
+        has_strangers = self._collect_tokens(batch, handles)
+        step.arrivals = self._arrivals(batch, handles, step.now_s, has_strangers)
         self._note_first_tokens(step)
         self._collect_logprobs(batch, handles)
         changed = self._follow_watched(batch, handles, step)
@@ -154,8 +164,8 @@ class OutputAssembler:
             if sequence is not None and sequence.queue_s is None:
                 sequence.queue_s = queue_s
 
-    def _collect_tokens(self, batch: OutputBatch, handles: list[int]) -> list[int]:
-        """Returns the handles of those that are still there."""
+    def _collect_tokens(self, batch: OutputBatch, handles: list[int]) -> bool:
+        """Returns whether any were of requests that are not there any more."""
         token_ids: list[int] = np.frombuffer(batch.token_ids, np.int32).tolist()
         find = self._token_ids.get
         has_strangers = False
@@ -165,18 +175,31 @@ class OutputAssembler:
                 tokens.append(token_id)
             else:
                 has_strangers = True
-        return [handle for handle in handles if handle in self._token_ids] if has_strangers else handles
+        return has_strangers
+
+    def _arrivals(self, batch: OutputBatch, handles: list[int], now_s: float, has_strangers: bool) -> list[Arrival]:
+        arrivals: list[Arrival] = []
+        first = 0
+        for num_tokens, age_s in batch.steps:
+            part = handles[first : first + num_tokens]
+            first += num_tokens
+            if has_strangers:
+                part = [handle for handle in part if handle in self._token_ids]
+            if part:
+                arrivals.append(Arrival(part, now_s - age_s))
+        return arrivals
 
     def _note_first_tokens(self, step: AssemblyStep) -> None:
-        if not self._tokenless:
-            return
-        first_tokens = self._tokenless.intersection(step.handles)
-        self._tokenless -= first_tokens
-        for handle in first_tokens:
-            sequence = self._sequences[handle]
-            sequence.first_token_s = step.now_s
-            sequence.request.metrics.setdefault("first_token_s", step.now_s)
-            step.first_tokens.append(sequence)
+        for handles, made_s in step.arrivals:
+            if not self._tokenless:
+                return
+            first_tokens = self._tokenless.intersection(handles)
+            self._tokenless -= first_tokens
+            for handle in first_tokens:
+                sequence = self._sequences[handle]
+                sequence.first_token_s = made_s
+                sequence.request.metrics.setdefault("first_token_s", made_s)
+                step.first_tokens.append(sequence)
 
     def _collect_logprobs(self, batch: OutputBatch, handles: list[int]) -> None:
         for index, entry in batch.logprobs:

@@ -41,14 +41,14 @@ class Recorder:
             before: what the same process of the rank said before; `NO_LOAD` for its first word.
         """
         counts = self._ranks[dp_rank]
-        counts.num_output_tokens += len(step.handles)
+        for handles, made_s in step.arrivals:
+            counts.num_output_tokens += len(handles)
+            self._gaps.observe(dp_rank, handles, made_s, counts.between_tokens_s)
         counts.num_preemptions += load.num_preemptions - before.num_preemptions
         counts.num_prefix_queries += load.prefix_cache_queries - before.prefix_cache_queries
         counts.num_prefix_hits += load.prefix_cache_hits - before.prefix_cache_hits
         for sequence in step.first_tokens:
-            _count_first_token(counts, sequence, step.now_s)
-        if step.handles:
-            self._gaps.observe(dp_rank, step.handles, step.now_s, counts.between_tokens_s)
+            _count_first_token(counts, sequence)
         if step.ended:
             self._gaps.forget([sequence.handle for sequence in step.ended])
         for sequence in step.ended:
@@ -74,11 +74,12 @@ class Recorder:
         self._gaps.rebind(handle, new_handle)
 
 
-def _count_first_token(counts: RankCounts, sequence: SequenceState, now_s: float) -> None:
+def _count_first_token(counts: RankCounts, sequence: SequenceState) -> None:
+    assert sequence.first_token_s is not None
     request = sequence.request
     counts.num_prompt_tokens += len(request.prompt_token_ids)
     counts.num_cached_prompt_tokens += sequence.num_cached_tokens or 0
-    counts.first_token_s.observe(now_s - request.metrics["arrival_s"])
+    counts.first_token_s.observe(sequence.first_token_s - request.metrics["arrival_s"])
 
 
 def _count_end(counts: RankCounts, sequence: SequenceState, now_s: float) -> None:

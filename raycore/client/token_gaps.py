@@ -10,43 +10,35 @@ from raycore.metrics.counts import Histogram
 class TokenGaps:
     """Remembers when each running sequence's last token came, by handle.
 
-    In steady decode a rank's batches hold one token each of the same sequences, in the same order. Such a batch is
+    In steady decode a rank's steps make one token each for the same sequences, in the same order. Such a step is
     compared with the one before as a whole, and only one that differs is looked at token by token.
     """
 
     def __init__(self) -> None:
         self._last_s: dict[int, float] = {}
         self._latest: dict[int, tuple[list[int], float]] = {}
-        """By dp_rank: the handles of its latest batch, each there once, and its time, which `_last_s` may lack."""
+        """By dp_rank: the handles of its latest step, and its time, which `_last_s` may lack."""
 
     def __len__(self) -> int:
         self._settle()
         return len(self._last_s)
 
-    def observe(self, dp_rank: int, handles: list[int], now_s: float, histogram: Histogram) -> None:
-        """A rank's batch has come: count, for each token, the time since the sequence's token before.
-
-        Those of a sequence that come together share the time since the ones before. A first token has none.
+    def observe(self, dp_rank: int, handles: list[int], made_s: float, histogram: Histogram) -> None:
+        """A rank's step has come: count, for each token, the time since the sequence's token before; a first has none.
 
         Args:
-            handles: whose tokens they are, one entry for each token.
+            handles: whose tokens they are, each once.
+            made_s: when they were made.
         """
         latest = self._latest.get(dp_rank)
         if latest is not None and latest[0] == handles:
-            histogram.observe(now_s - latest[1], len(handles))
-            self._latest[dp_rank] = handles, now_s
-            return
-        self._settle()
-        last_s = self._last_s
-        num_tokens = Counter(handles)
-        gaps = Counter((last_s.get(handle), number) for handle, number in num_tokens.items())
-        for (before_s, number), times in gaps.items():
-            if before_s is not None:
-                histogram.observe((now_s - before_s) / number, times * number)
-        if len(num_tokens) == len(handles):
-            self._latest[dp_rank] = handles, now_s
+            histogram.observe(made_s - latest[1], len(handles))
         else:
-            last_s.update(dict.fromkeys(num_tokens, now_s))
+            self._settle()
+            for before_s, times in Counter(map(self._last_s.get, handles)).items():
+                if before_s is not None:
+                    histogram.observe(made_s - before_s, times)
+        self._latest[dp_rank] = handles, made_s
 
     def forget(self, handles: list[int]) -> None:
         """These sequences have ended."""

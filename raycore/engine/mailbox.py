@@ -171,7 +171,8 @@ class _Outbox:
 
     def __init__(self) -> None:
         self._ready = threading.Condition()
-        self._steps: list[StepOutputs] = []
+        self._steps: list[tuple[StepOutputs, float]] = []
+        """With the times at which they came."""
         self._load = NO_LOAD
         self._due_s = float("inf")
         self._is_due = False
@@ -180,7 +181,7 @@ class _Outbox:
     def add(self, outputs: StepOutputs, load: LoadView | None) -> None:
         now = time.monotonic()
         with self._ready:
-            self._steps.append(outputs)
+            self._steps.append((outputs, now))
             self._load = load or self._load
             self._due_s = min(self._due_s, now + outputs.flush_interval_s)
             if outputs.finished or now >= self._due_s:
@@ -198,7 +199,7 @@ class _Outbox:
             self._is_due = False
             self._due_s = float("inf")
             load = self._load
-        return _merge(steps, load)
+        return _merge(steps, load, time.monotonic())
 
     def close(self) -> None:
         with self._ready:
@@ -206,18 +207,19 @@ class _Outbox:
             self._ready.notify_all()
 
 
-def _merge(steps: list[StepOutputs], load: LoadView) -> OutputBatch:
+def _merge(steps: list[tuple[StepOutputs, float]], load: LoadView, now_s: float) -> OutputBatch:
     batch = OutputBatch(load=load)
     num_tokens = 0
-    for step in steps:
+    for step, made_s in steps:
+        batch.steps.append((len(step.token_ids), now_s - made_s))
         batch.started += step.started
         batch.queued += step.queued
         batch.finished += step.finished
         batch.prompt_logprobs += step.prompt_logprobs
         batch.logprobs += [(num_tokens + i, logprobs) for i, logprobs in step.logprobs]
         num_tokens += len(step.token_ids)
-    batch.handles = b"".join(step.handles.tobytes() for step in steps)
-    batch.token_ids = b"".join(step.token_ids.tobytes() for step in steps)
+    batch.handles = b"".join(step.handles.tobytes() for step, _ in steps)
+    batch.token_ids = b"".join(step.token_ids.tobytes() for step, _ in steps)
     return batch
 
 

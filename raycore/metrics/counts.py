@@ -88,9 +88,9 @@ class RankCounts(msgspec.Struct, kw_only=True):
     num_finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
     """By finish reason."""
     first_token_s: Histogram = msgspec.field(default_factory=_histogram(FIRST_TOKEN_SECONDS))
-    """From a request's arrival at the client to its first token there."""
+    """From a request's arrival at the client to its first token."""
     between_tokens_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
-    """Tokens that arrive together share the time since the ones before."""
+    """As the rank makes them, however long they then wait for company."""
     per_output_token_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
     """The mean of a request's tokens after its first."""
     request_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))

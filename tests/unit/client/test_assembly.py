@@ -17,6 +17,7 @@ def batch(tokens=(), finished=(), **kwargs):
     return OutputBatch(
         handles=np.array(handles, np.int64).tobytes(),
         token_ids=np.array(ids, np.int32).tobytes(),
+        steps=[(1, 0.0)] * len(ids),
         finished=[FinishedRequest(*end) for end in finished],
         **kwargs,
     )

@@ -30,11 +30,15 @@ class Rank:
         params = SamplingParams(n=len(handles), **params)
         self.assembler.add(f"r{handles[0]}", None, PROMPT, params, list(handles))
 
-    def take(self, now_s: float, handles=(), finished=(), load=None, **fields) -> None:
+    def take(self, now_s: float, handles=(), finished=(), load=None, earlier=(), **fields) -> None:
+        """A batch comes: `handles` have a token each of just now, `earlier` has (handles, age) of steps before."""
         self.now_s = now_s
+        steps = [*((len(each), age_s) for each, age_s in earlier), (len(handles), 0.0)]
+        handles = [handle for each, _ in earlier for handle in each] + list(handles)
         batch = OutputBatch(
             handles=np.array(handles, np.int64).tobytes(),
             token_ids=np.full(len(handles), 9, np.int32).tobytes(),
+            steps=steps,
             finished=[FinishedRequest(*end) for end in finished],
             load=load or self.load,
             **fields,
@@ -99,15 +103,15 @@ def test_both_that_end_in_one_batch_are_one_request(rank):
     assert values(rank.counts.n) == (1, 2)
 
 
-def test_tokens_that_arrive_together_share_the_time(rank):
+def test_tokens_that_waited_for_company_count_from_when_they_were_made(rank):
     rank.add(1)
     rank.add(2)
-    rank.take(101.0, [1, 2])
-    rank.take(101.5, [1])
-    rank.take(102.0, [1, 1, 2, 2, 2, 2])
-    assert values(rank.counts.between_tokens_s) == (7, 0.5 + 0.5 + 1.0)
-    quarter = rank.counts.between_tokens_s.bounds.index(0.3)
-    assert rank.counts.between_tokens_s.counts[quarter] == 6
+    rank.take(101.0, [1, 2], earlier=[([1], 0.75), ([1], 0.5)])
+    assert values(rank.counts.between_tokens_s) == (2, 0.25 + 0.5)
+    assert values(rank.counts.first_token_s) == (2, 0.25 + 1.0)
+    rank.take(103.0, [], earlier=[([1, 2], 1.0), ([1, 2], 0.875)])
+    assert values(rank.counts.between_tokens_s) == (6, 0.75 + 2 * 1.0 + 2 * 0.125)
+    assert rank.counts.num_output_tokens == 8
 
 
 def test_tokens_of_aborted_requests_are_not_counted_or_remembered(rank):
@@ -116,7 +120,7 @@ def test_tokens_of_aborted_requests_are_not_counted_or_remembered(rank):
     rank.take(101.0, [1, 2])
     rank.recorder.drop(0, [1], rank.assembler.abort("r1"), "abort")
     rank.take(102.0, [1, 2])
-    rank.take(103.0, [1, 1, 2])
+    rank.take(103.0, [1, 2], earlier=[([1], 0.1)])
     counts = rank.counts
     assert counts.num_output_tokens == 4
     assert values(counts.between_tokens_s) == (2, 2.0)
@@ -135,15 +139,13 @@ def test_gaps_are_those_of_each_sequence_whatever_the_batches_hold(tokenizer):
     last_s: dict[int, float] = {}
     expected = []
     for now_s in range(101, 161):
-        tokens = [*handles, random.choice(handles)] if random.random() < 0.2 else list(handles)
-        if random.random() < 0.3:
-            tokens.remove(random.choice(handles))
+        steps = [[handle for handle in handles if random.random() < 0.95] for _ in range(random.randrange(1, 4))]
+        earlier = [(step, 0.25 * (len(steps) - 1 - i)) for i, step in enumerate(steps[:-1])]
         ended = [random.choice(handles)] if len(handles) > 2 and random.random() < 0.1 else []
-        rank.take(float(now_s), tokens, [(handle, "stop") for handle in ended])
-        for handle in set(tokens):
-            number = tokens.count(handle)
-            expected += [(now_s - last_s[handle]) / number] * number if handle in last_s else []
-            last_s[handle] = now_s
+        rank.take(float(now_s), steps[-1], [(handle, "stop") for handle in ended], earlier=earlier)
+        for step, age_s in [*earlier, (steps[-1], 0.0)]:
+            expected += [now_s - age_s - last_s[handle] for handle in step if handle in last_s]
+            last_s |= dict.fromkeys(step, now_s - age_s)
         handles = [handle for handle in handles if handle not in ended]
     histogram = rank.counts.between_tokens_s
     assert values(histogram) == (len(expected), sum(expected))

@@ -1,6 +1,7 @@
 """Commands in, batches out: order, coalescing, clients kept apart, closing."""
 
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -132,3 +133,14 @@ def test_a_forgotten_clients_stream_ends_and_stays_ended():
     assert mailbox.is_forgotten((gone << HANDLE_CLIENT_SHIFT) + 5)
     assert not mailbox.is_forgotten(other << HANDLE_CLIENT_SHIFT)
     assert len(tokens_of(next_batch(mailbox.outputs(other)))) == 1
+
+
+def test_a_batch_says_which_tokens_are_of_which_step_and_how_old_they_are():
+    mailbox = Mailbox()
+    mailbox.publish(step([1, 2], [10, 20], interval=60.0), LOAD)
+    time.sleep(0.05)
+    mailbox.publish(step([1], [11], interval=60.0, finished=[FinishedRequest(1, "length")]), LOAD)
+    (first, first_age_s), (second, second_age_s) = next_batch(mailbox.outputs(0)).steps
+    assert (first, second) == (2, 1)
+    assert first_age_s - second_age_s >= 0.05
+    assert second_age_s >= 0
