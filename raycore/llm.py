@@ -187,6 +187,10 @@ class _Engine:
         """What the ranks do and have done, as it is known here: what a Prometheus server, or a log line, shows."""
         return self._read_metrics()
 
+    def trace_requests(self) -> None:
+        """Have the outputs of requests that come from now on say, in their `trace`, what became of them when."""
+        self._client.trace_requests()
+
     def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
         """Have this many ranks, while requests run: none fails.
 

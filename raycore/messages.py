@@ -140,9 +140,9 @@ class OutputBatch(msgspec.Struct, array_like=True):
     """int64[k]: whose `token_ids[i]` is; a handle may occur more than once."""
     token_ids: bytes = b""
     """int32[k]."""
-    steps: list[tuple[int, float]] = []
-    """(tokens, seconds) of each step that is in here, in order: how many of the tokens it made, each for another handle,
-    and how long before the batch was sent."""
+    steps: list[tuple[int, float, float]] = []
+    """(tokens, seconds, seconds) of each step that is in here, in order: how many of the tokens it made, each for
+    another handle; how long before the batch was sent; and how long it took, from its plan to its result."""
     started: list[tuple[int, int]] = []
     """(handle, num_cached_tokens) of requests that were scheduled for the first time."""
     queued: list[tuple[int, float]] = []

@@ -38,6 +38,30 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+MAX_TRACED_STEPS = 128
+"""A long request's later steps are only counted."""
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """What became of a request's first sequence when, on this process's clock."""
+
+    dp_rank: int | None = None
+    """The rank that has it, or had it last."""
+    queue_s: float | None = None
+    """Seconds from its arrival in the engine to its first step."""
+    num_steps: int = 0
+    """Steps that gave it a token."""
+    steps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """(begin, end) of the first of them: from the engine's plan to its workers' result."""
+
+    def add_step(self, begin_s: float, end_s: float) -> None:
+        """One more step has given it a token."""
+        self.num_steps += 1
+        if len(self.steps) < MAX_TRACED_STEPS:
+            self.steps.append((begin_s, end_s))
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """A request's output so far: cumulative, and final once `finished`."""
@@ -53,3 +77,5 @@ class RequestOutput:
     """Prompt tokens that the prefix cache already held."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds on this process's clock: `arrival_s`, `first_token_s`, `finished_s`."""
+    trace: RequestTrace | None = None
+    """Only where requests are traced."""

@@ -6,11 +6,20 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raycore.cli.engine_options import add_engine_options, engine_options
 from raycore.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from raycore.llm import AsyncLLM
+    from raycore.server import ServerOptions
 
 DEFAULT_PORT = 8000
 
@@ -47,6 +56,9 @@ def add_serve_command(commands: Any) -> None:
         "--max-concurrent-requests", type=int, default=4096, metavar="N", help="further ones get a 429"
     )
     command.add_argument(
+        "--otlp-traces-endpoint", default=None, metavar="URL", help="send OpenTelemetry traces there; default: none"
+    )
+    command.add_argument(
         "--disable-log-stats", action="store_true", help="no line in the log every 10 s of what the ranks do"
     )
     command.add_argument(
@@ -58,7 +70,7 @@ def add_serve_command(commands: Any) -> None:
 def _serve(args: argparse.Namespace) -> int:
     # imported late so that `raycore --help` answers at once
     try:
-        from raycore.server import ServerOptions, build_app
+        from raycore.server import ServerOptions
         from raycore.server.api_servers import MAX_API_SERVERS, APIServers
         from raycore.server.serving import HttpServer, listen, prepare_process, reserve, serve
     except ModuleNotFoundError as error:
@@ -86,13 +98,13 @@ def _serve(args: argparse.Namespace) -> int:
         listener = listen(args.host, args.port) if count == 1 else reserve(args.host, args.port)
     except OSError as error:
         raise InvalidConfig(f"can't listen on {args.host}:{args.port}: {error.strerror or error}") from error
-    with listener:
+    with listener, _tracing(args.otlp_traces_endpoint, count) as tracing:
         engine = AsyncLLM(model, use_tqdm_on_load=sys.stderr.isatty(), **chosen)
         try:
             host, port = listener.getsockname()[:2]
             prepare_process()
             server = (
-                HttpServer(build_app(engine, options), listener)
+                HttpServer(_app(engine, options, tracing), listener)
                 if count == 1
                 else APIServers(engine, options, host, port, count)
             )
@@ -107,6 +119,40 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     print(f"raycore: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _tracing(endpoint: str | None, num_servers: int) -> Generator[TracerProvider | None, None, None]:
+    """What takes the spans and sends them to `endpoint`, if there is one: the last of them when the block ends."""
+    if endpoint is None:
+        yield None
+        return
+    if num_servers > 1:
+        raise InvalidConfig(
+            f"--otlp-traces-endpoint needs one process that serves, and --api-server-count is {num_servers}"
+        )
+    if not endpoint.startswith(("http://", "https://")):
+        raise InvalidConfig(f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317")
+    try:
+        from raycore.server.tracing import start_tracing
+
+        provider = start_tracing(endpoint)
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[otel]'") from error
+    try:
+        yield provider
+    finally:
+        provider.shutdown()
+
+
+def _app(engine: AsyncLLM, options: ServerOptions, tracing: TracerProvider | None) -> FastAPI:
+    if tracing is None:
+        from raycore.server import build_app
+
+        return build_app(engine, options)
+    from raycore.server.tracing import build_traced_app
+
+    return build_traced_app(engine, options, tracing)
 
 
 def _template(given: str | None) -> str | None:

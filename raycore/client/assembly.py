@@ -17,7 +17,7 @@ from raycore.client.request_state import RequestState, SequenceState, position_l
 from raycore.client.tokenizer import Tokenizer
 from raycore.errors import InvalidRequest
 from raycore.messages import FinishedRequest, OutputBatch
-from raycore.outputs import RequestOutput
+from raycore.outputs import RequestOutput, RequestTrace
 from raycore.sampling_params import SamplingParams
 
 
@@ -36,6 +36,8 @@ class Arrival(NamedTuple):
     """Whose they are, each handle once; without those of requests that are not there any more."""
     made_s: float
     """When they were made, on this process's clock, as if it had taken no time to send them."""
+    duration_s: float
+    """How long the step took."""
 
 
 @dataclass(slots=True)
@@ -71,6 +73,10 @@ class OutputAssembler:
         """Those to look at whenever they get a token."""
         self._tokenless: set[int] = set()
         """Those that haven't got any."""
+        self._traced: set[int] = set()
+        """The first of each request that is traced."""
+        self.is_tracing = False
+        """Whether requests that come from now on are traced."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -103,6 +109,9 @@ class OutputAssembler:
             if sequence.is_watched:
                 self._watched.add(handle)
         self._tokenless.update(handles)
+        if self.is_tracing:
+            request.trace = RequestTrace()
+            self._traced.add(handles[0])
 
     def abort(self, request_id: str) -> RequestOutput:
         """Forget a request. Returns its output so far, finished, with the reason `abort` where it hadn't."""
@@ -122,7 +131,7 @@ class OutputAssembler:
         sequence.handle = new_handle
         self._sequences[new_handle] = sequence
         self._token_ids[new_handle] = self._token_ids.pop(handle)
-        for handles in (self._watched, self._tokenless):
+        for handles in (self._watched, self._tokenless, self._traced):
             if handle in handles:
                 handles.remove(handle)
                 handles.add(new_handle)
@@ -141,6 +150,8 @@ class OutputAssembler:
         has_strangers = self._collect_tokens(batch, handles)
         step.arrivals = self._arrivals(batch, handles, step.now_s, has_strangers)
         self._note_first_tokens(step)
+        if self._traced:
+            self._trace_steps(step.arrivals)
         self._collect_logprobs(batch, handles)
         changed = self._follow_watched(batch, handles, step)
         for end in batch.finished:
@@ -163,6 +174,8 @@ class OutputAssembler:
             sequence = self._sequences.get(handle)
             if sequence is not None and sequence.queue_s is None:
                 sequence.queue_s = queue_s
+                if handle in self._traced and sequence.request.trace is not None:
+                    sequence.request.trace.queue_s = queue_s
 
     def _collect_tokens(self, batch: OutputBatch, handles: list[int]) -> bool:
         """Returns whether any were of requests that are not there any more."""
@@ -180,17 +193,24 @@ class OutputAssembler:
     def _arrivals(self, batch: OutputBatch, handles: list[int], now_s: float, has_strangers: bool) -> list[Arrival]:
         arrivals: list[Arrival] = []
         first = 0
-        for num_tokens, age_s in batch.steps:
+        for num_tokens, age_s, duration_s in batch.steps:
             part = handles[first : first + num_tokens]
             first += num_tokens
             if has_strangers:
                 part = [handle for handle in part if handle in self._token_ids]
             if part:
-                arrivals.append(Arrival(part, now_s - age_s))
+                arrivals.append(Arrival(part, now_s - age_s, duration_s))
         return arrivals
 
+    def _trace_steps(self, arrivals: list[Arrival]) -> None:
+        for handles, made_s, duration_s in arrivals:
+            for handle in self._traced.intersection(handles):
+                trace = self._sequences[handle].request.trace
+                assert trace is not None
+                trace.add_step(made_s - duration_s, made_s)
+
     def _note_first_tokens(self, step: AssemblyStep) -> None:
-        for handles, made_s in step.arrivals:
+        for handles, made_s, _ in step.arrivals:
             if not self._tokenless:
                 return
             first_tokens = self._tokenless.intersection(handles)
@@ -272,3 +292,4 @@ class OutputAssembler:
         self._token_ids.pop(handle, None)
         self._watched.discard(handle)
         self._tokenless.discard(handle)
+        self._traced.discard(handle)

@@ -249,6 +249,10 @@ class EngineClient:
                 for dp_rank, link in self._links.items()
             }
 
+    def trace_requests(self) -> None:
+        """Have the outputs of requests that come from now on say what became of them when."""
+        self._assembler.is_tracing = True
+
     def counts(self) -> dict[int, RankCounts]:
         """What has been counted of each rank since the start, by dp_rank; ranks that have gone are among them."""
         with self._lock:
@@ -376,6 +380,8 @@ class EngineClient:
                         continue
                     if error is not None or (output is not None and output.finished):
                         self._drop(request_id)
+                    if output is not None and output.trace is not None:
+                        output.trace.dp_rank = link.dp_rank
                     by_sink[request.sink].append(Update(request_id, output, error))
                 self._send_aborts({link.dp_rank: step.aborts})
             for sink, updates in by_sink.items():

@@ -41,7 +41,7 @@ class Recorder:
             before: what the same process of the rank said before; `NO_LOAD` for its first word.
         """
         counts = self._ranks[dp_rank]
-        for handles, made_s in step.arrivals:
+        for handles, made_s, _ in step.arrivals:
             counts.num_output_tokens += len(handles)
             self._gaps.observe(dp_rank, handles, made_s, counts.between_tokens_s)
         counts.num_preemptions += load.num_preemptions - before.num_preemptions

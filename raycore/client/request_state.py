@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from raycore.client.detokenizer import SequenceText
 from raycore.client.tokenizer import Tokenizer
 from raycore.messages import TokenLogprobs
-from raycore.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from raycore.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput, RequestTrace
 from raycore.sampling_params import SamplingParams
 
 
@@ -25,6 +25,7 @@ class RequestState:
     num_cached_tokens: int | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    trace: RequestTrace | None = None
 
     @property
     def finished(self) -> bool:
@@ -45,6 +46,7 @@ class RequestState:
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             metrics=dict(self.metrics),
+            trace=self.trace,
         )
 
 

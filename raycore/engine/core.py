@@ -120,6 +120,7 @@ class EngineCore:
 
     def _update(self, plan: StepPlan, result: StepResult, planned_s: float) -> StepOutputs:
         outputs = self.scheduler.update(plan, result)
+        outputs.duration_s = time.monotonic() - planned_s
         outputs.queued = [(handle, planned_s - self._arrived_s.pop(handle)) for handle, _ in outputs.started]
         return outputs
 

@@ -211,7 +211,7 @@ def _merge(steps: list[tuple[StepOutputs, float]], load: LoadView, now_s: float)
     batch = OutputBatch(load=load)
     num_tokens = 0
     for step, made_s in steps:
-        batch.steps.append((len(step.token_ids), now_s - made_s))
+        batch.steps.append((len(step.token_ids), now_s - made_s, step.duration_s))
         batch.started += step.started
         batch.queued += step.queued
         batch.finished += step.finished
@@ -248,4 +248,5 @@ def _only(client: int, clients: np.ndarray[Any, np.dtype[np.int64]], outputs: St
         logprobs=[(new_index[i], logprobs) for i, logprobs in outputs.logprobs if i in new_index],
         prompt_logprobs=[p for p in outputs.prompt_logprobs if p[0] >> HANDLE_CLIENT_SHIFT == client],
         flush_interval_s=outputs.flush_interval_s,
+        duration_s=outputs.duration_s,
     )

@@ -23,6 +23,8 @@ class StepOutputs:
     """(handle, num_cached_tokens) of requests that were scheduled for the first time."""
     queued: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     """(handle, seconds) of the same requests: from their arrival to their first step. The engine adds it."""
+    duration_s: float = 0.0
+    """From the step's plan to its result. The engine adds it."""
     finished: list[FinishedRequest] = field(default_factory=list[FinishedRequest])
     """Their last tokens are in `token_ids`."""
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list[tuple[int, TokenLogprobs]])

@@ -22,7 +22,7 @@ _BOUNDS_S = (0.1, 0.5, 1.0, 5.0, 30.0, 120.0)
 def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
     """Count the app's requests, whatever becomes of them, and add `/metrics`. Call it after all middleware is there."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineCollector(engine.read_metrics, model_name))
+    registry.register(EngineCollector(lambda: engine.read_metrics(), model_name))
     ProcessCollector(registry=registry)
     app.add_middleware(HttpMetrics, registry=registry)
 

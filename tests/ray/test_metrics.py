@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
 from raycore import AsyncLLM, SamplingParams
@@ -22,6 +25,7 @@ from raycore.metrics.counts import RankCounts
 from raycore.metrics.ray_export import RayExport
 from raycore.metrics.view import MetricsView
 from raycore.server import ServerOptions, build_app
+from raycore.server.tracing import build_traced_app
 from raycore.status import RankStatus
 
 
@@ -194,3 +198,18 @@ def test_where_ray_exports_nothing_nothing_is_recorded(recorded, monkeypatch):
     monkeypatch.setattr(ray_export, "_node_exports", lambda: False)
     RayExport("e", lambda: view(num_running=2)).report()
     assert recorded == {}
+
+
+def test_traces_reach_down_to_the_workers_steps(engine):
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    client = TestClient(build_traced_app(engine, ServerOptions(("demo",)), provider))
+    body = {"model": "demo", "prompt": "27 + 58 =", "max_tokens": 5, "ignore_eos": True}
+    assert client.post("/v1/completions", json=body).status_code == 200
+    spans = exporter.get_finished_spans()
+    (generate,) = (span for span in spans if span.name == "generate")
+    steps = [span for span in spans if span.name == "worker step"]
+    assert len(steps) == 5
+    assert {span.attributes["raycore.dp_rank"] for span in steps} == {0}
+    assert all(generate.start_time <= span.start_time < span.end_time <= generate.end_time for span in steps)
+    assert {span.name for span in spans} >= {"queue", "prefill", "decode"}

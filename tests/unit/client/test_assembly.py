@@ -17,7 +17,7 @@ def batch(tokens=(), finished=(), **kwargs):
     return OutputBatch(
         handles=np.array(handles, np.int64).tobytes(),
         token_ids=np.array(ids, np.int32).tobytes(),
-        steps=[(1, 0.0)] * len(ids),
+        steps=[(1, 0.0, 0.01)] * len(ids),
         finished=[FinishedRequest(*end) for end in finished],
         **kwargs,
     )
@@ -183,3 +183,17 @@ def test_without_detokenizing_there_is_no_text(assembler):
     assert (update.output.outputs[0].text, update.output.outputs[0].token_ids) == ("", [40])
     [update] = assembler.process(batch([(1, 41)], [(1, "length")])).updates
     assert update.output.outputs[0].text == ""
+
+
+def test_a_traced_request_says_which_steps_gave_it_tokens(tokenizer):
+    assembler = OutputAssembler(tokenizer, clock=lambda: 100.0)
+    add(assembler, [1])
+    assembler.is_tracing = True
+    add(assembler, [2, 3], request_id="traced")
+    token = tokenizer.encode("the")[0]
+    assert assembler.process(batch([(2, token)], queued=[(2, 0.5)])).updates == []
+    assembler.rebind(2, 4)
+    step = assembler.process(batch([(1, token), (3, token), (4, token)], [(1, "stop"), (3, "stop"), (4, "stop")]))
+    plain, traced = (update.output.trace for update in step.updates)
+    assert plain is None
+    assert (traced.queue_s, traced.num_steps, traced.steps) == (0.5, 2, [(99.99, 100.0)] * 2)

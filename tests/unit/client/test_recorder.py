@@ -33,7 +33,7 @@ class Rank:
     def take(self, now_s: float, handles=(), finished=(), load=None, earlier=(), **fields) -> None:
         """A batch comes: `handles` have a token each of just now, `earlier` has (handles, age) of steps before."""
         self.now_s = now_s
-        steps = [*((len(each), age_s) for each, age_s in earlier), (len(handles), 0.0)]
+        steps = [*((len(each), age_s, 0.01) for each, age_s in earlier), (len(handles), 0.0, 0.01)]
         handles = [handle for each, _ in earlier for handle in each] + list(handles)
         batch = OutputBatch(
             handles=np.array(handles, np.int64).tobytes(),

@@ -139,8 +139,9 @@ def test_a_batch_says_which_tokens_are_of_which_step_and_how_old_they_are():
     mailbox = Mailbox()
     mailbox.publish(step([1, 2], [10, 20], interval=60.0), LOAD)
     time.sleep(0.05)
-    mailbox.publish(step([1], [11], interval=60.0, finished=[FinishedRequest(1, "length")]), LOAD)
-    (first, first_age_s), (second, second_age_s) = next_batch(mailbox.outputs(0)).steps
+    mailbox.publish(step([1], [11], duration_s=0.25, finished=[FinishedRequest(1, "length")]), LOAD)
+    (first, first_age_s, _), (second, second_age_s, duration_s) = next_batch(mailbox.outputs(0)).steps
     assert (first, second) == (2, 1)
     assert first_age_s - second_age_s >= 0.05
     assert second_age_s >= 0
+    assert duration_s == 0.25

@@ -20,6 +20,7 @@ SELECTOR = re.compile(r"((?:vllm:|raycore_|http_)\w+)\{([^}]*)\}")
 
 class FakeEngine:
     trouble = None
+    max_model_len = 100
 
     def read_metrics(self):
         return make_view()

@@ -1,0 +1,204 @@
+"""OpenTelemetry traces: from the HTTP request, over the rank's phases, to its workers' steps. Needs the extra `otel`.
+
+    POST /v1/completions                 a span of the caller's trace, if it has one
+      generate                           one for each prompt
+        queue, prefill, decode           on the rank that had it
+          worker step                    each that gave the prompt's first sequence a token, the first 128 of them
+
+What the engine's part took is in the outputs anyway; spans are made of it here, when a request has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol, cast
+
+from fastapi import FastAPI
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from raycore.outputs import RequestOutput
+from raycore.sampling_params import SamplingParams
+from raycore.server.app import build_app
+from raycore.server.generation import ServingEngine
+from raycore.server.middleware import GENERATING_PATHS
+from raycore.server.options import ServerOptions
+
+
+class TraceableEngine(ServingEngine, Protocol):
+    """An engine whose outputs can say what became of their requests when; `AsyncLLM` is one."""
+
+    def trace_requests(self) -> None:
+        """Have the outputs of requests that come from now on do so."""
+        ...
+
+
+Attributes = dict[str, str | int | float | tuple[str, ...]]
+
+
+def start_tracing(endpoint: str) -> TracerProvider:
+    """A provider whose spans go to an OTLP collector; `shutdown()` sends what is left.
+
+    Args:
+        endpoint: a URL. With the path `/v1/traces` it is spoken to in OTLP over HTTP, else over gRPC.
+    """
+    provider = TracerProvider(resource=Resource.create({"service.name": "raycore"}))
+    provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
+    return provider
+
+
+def _exporter(endpoint: str) -> SpanExporter:
+    if endpoint.rstrip("/").endswith("/v1/traces"):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+        return HttpExporter(endpoint)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+    return GrpcExporter(endpoint, insecure=not endpoint.startswith("https://"))
+
+
+def build_traced_app(engine: TraceableEngine, options: ServerOptions, provider: TracerProvider) -> FastAPI:
+    """The application, whose requests leave spans with `provider`."""
+    tracer = provider.get_tracer("raycore")
+    # all but `generate` it passes on
+    traced = cast("ServingEngine", TracedEngine(engine, tracer, options.served_model_names[0]))
+    app = build_app(traced, options)
+    app.add_middleware(TraceRequests, tracer=tracer)
+    return app
+
+
+class TraceRequests:
+    """A span for each request that generates. One that says which trace it belongs to (`traceparent`) is part of it."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in GENERATING_PATHS:
+            await self._app(scope, receive, send)
+            return
+        context = TraceContextTextMapPropagator().extract(dict(Headers(scope=scope)))
+        attributes = {"http.request.method": scope["method"], "http.route": scope["path"]}
+        name = f"{scope['method']} {scope['path']}"
+        with self._tracer.start_as_current_span(name, context, SpanKind.SERVER, attributes) as span:
+
+            async def watching(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    span.set_attribute("http.response.status_code", message["status"])
+                    if message["status"] >= 500:
+                        span.set_status(StatusCode.ERROR)
+                await send(message)
+
+            await self._app(scope, receive, watching)
+
+
+class TracedEngine:
+    """An engine whose requests leave spans, below the one that is current when they begin."""
+
+    def __init__(self, engine: TraceableEngine, tracer: Tracer, model_name: str) -> None:
+        self._engine = engine
+        self._tracer = tracer
+        self._model_name = model_name
+        engine.trace_requests()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As the engine's."""
+        span = self._tracer.start_span("generate")
+        outputs = self._engine.generate(prompt, sampling_params, request_id, priority, stream=stream)
+        last: RequestOutput | None = None
+        try:
+            async with aclosing(outputs):
+                async for last in outputs:
+                    yield last
+        except Exception as error:
+            span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, str(error).partition("\n")[0]))
+            raise
+        finally:
+            span.set_attributes({"gen_ai.operation.name": "text_completion", "gen_ai.request.model": self._model_name})
+            if sampling_params is not None:
+                span.set_attributes(_asked(sampling_params))
+            if last is not None:
+                span.set_attributes(_used(last))
+                self._add_phases(span, last)
+            span.end()
+
+    def _add_phases(self, span: Span, output: RequestOutput) -> None:
+        """Spans of what the rank did, as far as it got."""
+        metrics, traced = output.metrics, output.trace
+        if traced is None or "first_token_s" not in metrics:
+            return
+        first_token_s = metrics["first_token_s"]
+        begun_s = metrics["arrival_s"] + (traced.queue_s or 0.0)
+        ended_s = metrics.get("finished_s", time.monotonic())
+        attributes: Attributes = {} if traced.dp_rank is None else {"raycore.dp_rank": traced.dp_rank}
+        span.set_attributes(
+            {
+                **attributes,
+                "gen_ai.latency.time_in_queue": traced.queue_s or 0.0,
+                "gen_ai.latency.time_to_first_token": first_token_s - metrics["arrival_s"],
+                "gen_ai.latency.e2e": ended_s - metrics["arrival_s"],
+            }
+        )
+        parent = trace.set_span_in_context(span)
+        self._add("queue", metrics["arrival_s"], begun_s, parent, attributes)
+        prefill = self._add("prefill", begun_s, first_token_s, parent, attributes)
+        decode = self._add(
+            "decode", first_token_s, ended_s, parent, {**attributes, "raycore.num_steps": max(0, traced.num_steps - 1)}
+        )
+        for begin_s, end_s in traced.steps:
+            phase = prefill if end_s <= first_token_s else decode
+            self._add("worker step", begin_s, end_s, trace.set_span_in_context(phase), attributes)
+
+    def _add(self, name: str, begin_s: float, end_s: float, parent: Context, attributes: Attributes) -> Span:
+        # spans carry the time of day
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        span = self._tracer.start_span(name, parent, attributes=attributes, start_time=offset_ns + round(begin_s * 1e9))
+        span.end(offset_ns + round(end_s * 1e9))
+        return span
+
+
+def _asked(params: SamplingParams) -> Attributes:
+    asked: Attributes = {
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.n": params.n,
+    }
+    if params.max_tokens is not None:
+        asked["gen_ai.request.max_tokens"] = params.max_tokens
+    return asked
+
+
+def _used(output: RequestOutput) -> Attributes:
+    """Token counts, under the names of the conventions and under those that vLLM gives them."""
+    num_prompt = len(output.prompt_token_ids)
+    num_output = sum(len(completion.token_ids) for completion in output.outputs)
+    return {
+        "gen_ai.request.id": output.request_id,
+        "gen_ai.usage.input_tokens": num_prompt,
+        "gen_ai.usage.output_tokens": num_output,
+        "gen_ai.usage.prompt_tokens": num_prompt,
+        "gen_ai.usage.completion_tokens": num_output,
+        "gen_ai.response.finish_reasons": tuple(each.finish_reason or "abort" for each in output.outputs),
+    }

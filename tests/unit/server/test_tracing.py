@@ -1,0 +1,154 @@
+"""Spans of requests to a fake engine, as the SDK's in-memory exporter gets them."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from fastapi.testclient import TestClient
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from raycore.cli.main import main
+from raycore.errors import RequestFailed
+from raycore.outputs import CompletionOutput, RequestOutput, RequestTrace
+from raycore.server import ServerOptions
+from raycore.server.tracing import build_traced_app, start_tracing
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT_ID = "b7ad6b7169203331"
+
+
+class FakeEngine:
+    trouble = None
+    max_model_len = 100
+    default_sampling_params = {}  # noqa: RUF012
+    is_tracing = False
+    failure = None
+
+    def trace_requests(self):
+        self.is_tracing = True
+
+    def get_tokenizer(self):
+        return SimpleNamespace(encode=lambda text, special: [1, 2, 3], vocab_size=50)
+
+    async def generate(self, prompt, params, request_id, priority, *, stream):
+        assert self.is_tracing
+        if self.failure is not None:
+            raise self.failure
+        now_s = time.monotonic()
+        steps = [(now_s - 1.5, now_s - 1.0), (now_s - 1.0, now_s - 0.5), (now_s - 0.5, now_s)]
+        yield RequestOutput(
+            request_id,
+            None,
+            [1, 2, 3],
+            [CompletionOutput(0, "abc", [7, 8, 9], finish_reason="length")],
+            finished=True,
+            metrics={"arrival_s": now_s - 2.0, "first_token_s": now_s - 1.0, "finished_s": now_s},
+            trace=RequestTrace(dp_rank=1, queue_s=0.25, num_steps=3, steps=steps),
+        )
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture
+def spans(engine):
+    """Asks the app, and gives the spans by name."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    client = TestClient(build_traced_app(engine, ServerOptions(("m",)), provider), raise_server_exceptions=False)
+
+    def ask(**options):
+        body = {"model": "m", "prompt": "1 + 1", "max_tokens": 3, **options.pop("body", {})}
+        answer = client.post("/v1/completions", json=body, **options)
+        found: dict[str, list] = {}
+        for span in exporter.get_finished_spans():
+            found.setdefault(span.name, []).append(span)
+        exporter.clear()
+        return answer, found
+
+    ask.client, ask.exporter = client, exporter
+    return ask
+
+
+def seconds(span) -> float:
+    return (span.end_time - span.start_time) / 1e9
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_followed_from_http_to_the_workers_steps(spans, stream):
+    answer, found = spans(body={"stream": stream})
+    assert answer.status_code == 200
+    (http,), (generate,) = found["POST /v1/completions"], found["generate"]
+    (queue,), (prefill,), (decode,) = found["queue"], found["prefill"], found["decode"]
+    assert http.parent is None
+    assert generate.parent.span_id == http.context.span_id
+    assert {span.parent.span_id for span in (queue, prefill, decode)} == {generate.context.span_id}
+    phases = {prefill.context.span_id: "prefill", decode.context.span_id: "decode"}
+    assert [phases[step.parent.span_id] for step in found["worker step"]] == ["prefill", "decode", "decode"]
+    assert [seconds(span) for span in (queue, prefill, decode)] == pytest.approx([0.25, 0.75, 1.0], abs=1e-3)
+    assert queue.attributes["raycore.dp_rank"] == 1
+    assert decode.attributes["raycore.num_steps"] == 2
+    assert abs(decode.end_time / 1e9 - time.time()) < 60
+    assert http.attributes["http.response.status_code"] == 200
+    asked = {name: generate.attributes[f"gen_ai.{name}"] for name in ("request.model", "request.max_tokens")}
+    assert asked == {"request.model": "m", "request.max_tokens": 3}
+    used = {name: generate.attributes[f"gen_ai.usage.{name}"] for name in ("input_tokens", "completion_tokens")}
+    assert used == {"input_tokens": 3, "completion_tokens": 3}
+    assert generate.attributes["gen_ai.response.finish_reasons"] == ("length",)
+
+
+def test_a_request_belongs_to_its_callers_trace(spans):
+    _, found = spans(headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"})
+    (http,) = found["POST /v1/completions"]
+    assert f"{http.parent.span_id:016x}" == PARENT_ID
+    assert {f"{span.context.trace_id:032x}" for each in found.values() for span in each} == {TRACE_ID}
+
+
+def test_each_prompt_has_a_span(spans):
+    _, found = spans(body={"prompt": ["1 + 1", "1 + 2"]})
+    assert len(found["generate"]) == 2
+    assert len(found["POST /v1/completions"]) == 1
+
+
+def test_a_failure_shows(spans, engine):
+    engine.failure = RequestFailed("3 ranks failed")
+    answer, found = spans()
+    assert answer.status_code == 500
+    (http,), (generate,) = found["POST /v1/completions"], found["generate"]
+    assert http.status.status_code == generate.status.status_code == StatusCode.ERROR
+    assert "3 ranks failed" in generate.status.description
+    assert "prefill" not in found
+
+
+def test_other_requests_leave_no_spans(spans):
+    spans.client.get("/v1/models")
+    spans.client.get("/health")
+    assert spans.exporter.get_finished_spans() == ()
+
+
+def test_a_collector_is_spoken_to_as_its_url_says(monkeypatch):
+    for endpoint, protocol in (("http://localhost:1/v1/traces", "http"), ("http://localhost:1", "grpc")):
+        made = []
+        monkeypatch.setattr(
+            f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter.OTLPSpanExporter.__init__",
+            lambda self, endpoint, made=made, **_: made.append(endpoint),
+        )
+        monkeypatch.setattr(
+            f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter.OTLPSpanExporter.shutdown",
+            lambda self, *_, **__: None,
+        )
+        start_tracing(endpoint).shutdown()
+        assert made == [endpoint]
+
+
+def test_what_is_no_url_is_refused_before_anything_starts(capsys):
+    assert main(["serve", "--port", "0", "--otlp-traces-endpoint", "localhost:4317"]) == 1
+    assert "localhost:4317" in capsys.readouterr().err
