@@ -13,6 +13,7 @@ import time
 import pytest
 
 from raycore import LLM, EngineDeadError, SamplingParams
+from raycore.cluster.supervisor import RestartBudget
 from raycore.control.messages import ACTOR_PREFIX, NAMESPACE
 from raycore.demo import demo_model_path
 from raycore.processes import is_running
@@ -141,8 +142,10 @@ def test_mistakes_are_explained(llm, address):
         assert "Traceback" not in stderr
 
 
-def test_a_watched_rank_is_seen_to_die_and_come_back(llm, address):
+def test_a_watched_rank_is_seen_to_die_and_come_back(llm, address, monkeypatch):
     old_pid = llm.engine_infos[0].pid
+    # what is published may be a second old, and so may what is shown of it
+    monkeypatch.setattr(RestartBudget, "next_delay_s", lambda budget, now_s: 3.0)
     with start(address, "status", "--watch", "--json") as watch:
         timer = threading.Timer(30, watch.kill)
         timer.start()
