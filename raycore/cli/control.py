@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import sys
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 from raycore.status import EngineStatus, describe_engine
@@ -61,12 +62,16 @@ def _status(args: argparse.Namespace) -> int:
         if not args.watch:
             return _show(engine, args.json)
         is_screen = sys.stdout.isatty() and not args.json
+        ended = threading.Event()
+        # not an exception: raised inside one of Ray's callbacks, it would be lost
+        before = signal.signal(signal.SIGINT, lambda *_: ended.set())
         try:
-            while True:
+            while not ended.is_set():
                 _show(engine, args.json, before=_CLEAR if is_screen else "")
-                time.sleep(_REFRESH_S)
-        except KeyboardInterrupt:
-            return 0
+                ended.wait(_REFRESH_S)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        return 0
 
 
 def _scale(args: argparse.Namespace) -> int:

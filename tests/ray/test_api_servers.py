@@ -19,6 +19,7 @@ import pytest
 
 from raycore.control.messages import NAMESPACE
 from raycore.control.remote import RemoteEngine
+from raycore.errors import ControlError
 from raycore.processes import is_running, wait_until_gone
 
 NUM_STREAMS = 16
@@ -160,8 +161,16 @@ def remote(ray_cluster, program) -> RemoteEngine:
     def is_there() -> bool:
         return any(name["namespace"] == NAMESPACE for name in ray_cluster.util.list_named_actors(all_namespaces=True))
 
+    def is_known() -> bool:
+        try:
+            return bool(remote.status()[0].ranks)
+        except ControlError:
+            return False  # it is only just there
+
     wait_for("the engine can be reached", is_there)
-    return RemoteEngine(ENGINE)
+    remote = RemoteEngine(ENGINE)
+    wait_for("the engine has said how it is", is_known)
+    return remote
 
 
 def test_both_serve_and_the_program_knows_what_runs(program, remote):
