@@ -14,6 +14,20 @@ _OPTIONS = (
 )
 
 
+def add_chat_options(command: argparse.ArgumentParser) -> None:
+    """Add what says how conversations become prompts, and answers tool calls."""
+    command.add_argument("--chat-template", default=None, metavar="FILE_OR_TEXT", help="default: the checkpoint's")
+    command.add_argument(
+        "--trust-request-chat-template", action="store_true", help="requests may bring chat templates of their own"
+    )
+    command.add_argument(
+        "--tool-call-parser",
+        default=None,
+        metavar="NAME",
+        help="hermes, llama3_json or qwen3_coder; default: found from the chat template",
+    )
+
+
 def add_engine_options(command: argparse.ArgumentParser) -> None:
     """Add a flag for each option."""
     command.add_argument("--tokenizer", default=None, metavar="DIR", help="default: the model's")

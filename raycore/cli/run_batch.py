@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raycore.cli.engine_options import add_engine_options, engine_options
+from raycore.cli.engine_options import add_chat_options, add_engine_options, engine_options
 from raycore.cli.signals import Terminated
 from raycore.errors import InvalidConfig, RaycoreError
 
@@ -48,16 +48,7 @@ def add_run_batch_command(commands: Any) -> None:
     command.add_argument(
         "--served-model-name", nargs="+", default=None, metavar="NAME", help="what requests call it; default: its path"
     )
-    command.add_argument("--chat-template", default=None, metavar="FILE_OR_TEXT", help="default: the checkpoint's")
-    command.add_argument(
-        "--trust-request-chat-template", action="store_true", help="requests may bring chat templates of their own"
-    )
-    command.add_argument(
-        "--tool-call-parser",
-        default=None,
-        metavar="NAME",
-        help="hermes, llama3_json or qwen3_coder; default: found from the chat template",
-    )
+    add_chat_options(command)
     command.add_argument(
         "--max-concurrent-requests",
         type=int,

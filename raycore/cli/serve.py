@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raycore.cli.engine_options import add_engine_options, engine_options
+from raycore.cli.engine_options import add_chat_options, add_engine_options, engine_options
 from raycore.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -39,16 +39,7 @@ def add_serve_command(commands: Any) -> None:
     command.add_argument(
         "--api-key", nargs="+", default=None, metavar="KEY", help="clients need one of these; also RAYCORE_API_KEY"
     )
-    command.add_argument("--chat-template", default=None, metavar="FILE_OR_TEXT", help="default: the checkpoint's")
-    command.add_argument(
-        "--trust-request-chat-template", action="store_true", help="requests may bring chat templates of their own"
-    )
-    command.add_argument(
-        "--tool-call-parser",
-        default=None,
-        metavar="NAME",
-        help="hermes, llama3_json or qwen3_coder; default: found from the chat template",
-    )
+    add_chat_options(command)
     command.add_argument(
         "--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds to finish in after SIGTERM or Ctrl-C"
     )
