@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from raycore.status import EngineStatus, describe_engine
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from raycore.control.remote import RemoteEngine
 
 _REFRESH_S = 1.0
@@ -63,8 +65,11 @@ def _status(args: argparse.Namespace) -> int:
             return _show(engine, args.json)
         is_screen = sys.stdout.isatty() and not args.json
         ended = threading.Event()
-        # not an exception: raised inside one of Ray's callbacks, it would be lost
-        before = signal.signal(signal.SIGINT, lambda *_: ended.set())
+
+        def end(number: int, frame: FrameType | None) -> None:
+            ended.set()  # not an exception: raised inside one of Ray's callbacks, it would be lost
+
+        before = signal.signal(signal.SIGINT, end)
         try:
             while not ended.is_set():
                 _show(engine, args.json, before=_CLEAR if is_screen else "")
