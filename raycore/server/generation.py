@@ -72,33 +72,38 @@ async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]
 
 
 async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """(which job, its output so far) as they come. Closing the iterator aborts what hasn't finished."""
+    """(which job, its output so far) as they come. Closing the iterator aborts what hasn't finished.
+
+    Who is slow to take an output gets the job's next one instead.
+    """
     if len(jobs) == 1:
         async with aclosing(_outputs(engine, jobs[0], stream=True)) as outputs:
             async for output in outputs:
                 yield 0, output
         return
-    queue: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue()
+    waiting: dict[int, RequestOutput] = {}  # of each job the newest output, which holds all of those before it
+    news = asyncio.Event()
 
     async def follow(index: int, job: Job) -> None:
-        try:
-            async for output in _outputs(engine, job, stream=True):
-                queue.put_nowait((index, output))
-            queue.put_nowait(None)
-        except Exception as error:  # raised where the stream is read
-            queue.put_nowait(error)
+        async for output in _outputs(engine, job, stream=True):
+            waiting[index] = output
+            news.set()
 
     tasks = [asyncio.ensure_future(follow(index, job)) for index, job in enumerate(jobs)]
-    num_running = len(tasks)
+    for task in tasks:
+        task.add_done_callback(lambda _: news.set())
     try:
-        while num_running:
-            item = await queue.get()
-            if item is None:
-                num_running -= 1
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                yield item
+        num_done = 0
+        while num_done < len(tasks):
+            await news.wait()
+            news.clear()
+            while waiting:
+                index = next(iter(waiting))
+                yield index, waiting.pop(index)
+            ended = [task for task in tasks if task.done()]
+            for task in ended:
+                task.result()
+            num_done = len(ended)
     finally:
         for task in tasks:
             task.cancel()

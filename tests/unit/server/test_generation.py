@@ -1,0 +1,27 @@
+"""Several prompts as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from raycore.sampling_params import SamplingParams
+from raycore.server.generation import Job, run_streaming
+
+
+def test_who_reads_slowly_gets_the_newest_outputs(engine):
+    async def read():
+        jobs = [Job([5, 6, 7], SamplingParams(max_tokens=100, ignore_eos=True), str(i)) for i in range(3)]
+        lengths = {number: [] for number in range(3)}
+        async with aclosing(run_streaming(engine, jobs)) as outputs:
+            async for number, output in outputs:
+                lengths[number].append(len(output.outputs[0].token_ids))
+                for _ in range(20):  # steps of the engine for each look
+                    await asyncio.sleep(0)
+        return lengths
+
+    for lengths in asyncio.run(read()).values():
+        assert lengths == sorted(set(lengths))
+        assert lengths[-1] == 100
+        assert len(lengths) < 20
+    assert engine.num_underway == 0
