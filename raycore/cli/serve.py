@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raycore.cli.engine_options import add_chat_options, add_engine_options, engine_options
@@ -63,6 +62,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         from raycore.server import ServerOptions
         from raycore.server.api_servers import MAX_API_SERVERS, APIServers
+        from raycore.server.options import read_chat_template
         from raycore.server.serving import HttpServer, listen, prepare_process, reserve, serve
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
@@ -78,7 +78,7 @@ def _serve(args: argparse.Namespace) -> int:
     options = ServerOptions(
         served_model_names=tuple(args.served_model_name or [model]),
         api_keys=tuple(args.api_key or [key for key in [os.environ.get("RAYCORE_API_KEY")] if key]),
-        chat_template=_template(args.chat_template),
+        chat_template=read_chat_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
         tool_call_parser=args.tool_call_parser,
         max_streams=args.max_concurrent_requests,
@@ -144,13 +144,3 @@ def _app(engine: AsyncLLM, options: ServerOptions, tracing: TracerProvider | Non
     from raycore.server.tracing import build_traced_app
 
     return build_traced_app(engine, options, tracing)
-
-
-def _template(given: str | None) -> str | None:
-    """A chat template as text: given as such, or as a file."""
-    if given is None or "{" in given:
-        return given
-    path = Path(given)
-    if not path.is_file():
-        raise InvalidConfig(f"--chat-template {given}: there is no such file, and it is no Jinja text")
-    return path.read_text(encoding="utf-8")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 
 class Periodic:
@@ -25,4 +28,7 @@ class Periodic:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            self._action()
+            try:
+                self._action()
+            except Exception:  # the next look may do better, and nobody else would say that there are none any more
+                logger.exception("%s failed", self._thread.name)
