@@ -11,7 +11,7 @@ from raycore.sampling_params import SamplingParams
 _REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
 """Bytes of a character in UTF-8, at most."""
-_WINDOW = 16
+_WINDOW = 4
 """Tokens that are decoded together before the oldest are let go of."""
 _MAX_HELD = 16
 """Tokens whose bytes may wait for the end of a character; more of them are no character."""
@@ -35,13 +35,19 @@ class IncrementalDetokenizer:
         self._num_settled = 0
         """Tokens of the window whose text is settled."""
         self._last_boundary = 0
-        """How many they were before the text last grew."""
+        """How many they were before the last ones came."""
         self._seen = ""
         """The window's text as far as it is part of `text`."""
         self.text = ""
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Let the text grow by these tokens."""
+        if self._skip_special_tokens:
+            # a long run of them would keep the window from moving on
+            special_ids = self._tokenizer.special_ids
+            token_ids = [token_id for token_id in token_ids if token_id not in special_ids]
+            if not token_ids:
+                return
         decoded = self._decode([*self._window, *token_ids])
         complete = decoded.rstrip(_REPLACEMENT)
         if len(complete) < len(decoded) and len(token_ids) > 1:

@@ -69,6 +69,7 @@ class SequenceState:
         self._tokenizer = tokenizer
         params = request.params
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
+        self._cumulative_logprob = 0.0
         self._follows_text = params.detokenize and (request.stream or bool(params.stop_strings))
         self._text = SequenceText(tokenizer, params) if self._follows_text else None
         self._num_in_text = 0
@@ -82,6 +83,7 @@ class SequenceState:
         """Take in the log probabilities of the token that comes next."""
         if self._logprobs is not None:
             self._logprobs.append(position_logprobs(entry, self._tokenizer))
+            self._cumulative_logprob += entry.logprobs[0]
 
     def follow_text(self, ends_with_stop_token: bool = False) -> bool:
         """Bring the text up to the tokens. Returns whether a stop string ended it, and with it the sequence.
@@ -100,6 +102,10 @@ class SequenceState:
         del self.token_ids[self._num_in_text :]
         if self._logprobs is not None:
             del self._logprobs[self._num_in_text :]
+            # anew: what is infinite can't be taken back from a sum
+            self._cumulative_logprob = sum(
+                entry[token_id].logprob for token_id, entry in zip(self.token_ids, self._logprobs, strict=True)
+            )
         self.finish("stop", self._text.stop)
         return True
 
@@ -116,7 +122,7 @@ class SequenceState:
             index=self.index,
             text=self._current_text(),
             token_ids=self.token_ids.copy(),
-            cumulative_logprob=self._cumulative_logprob(),
+            cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs.copy(),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
@@ -131,11 +137,6 @@ class SequenceState:
         has_stop_token = self.finish_reason == "stop" and not params.include_stop_str_in_output
         ids = self.token_ids[:-1] if has_stop_token else self.token_ids
         return self._tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
-
-    def _cumulative_logprob(self) -> float | None:
-        if self._logprobs is None:
-            return None
-        return sum(entry[token_id].logprob for token_id, entry in zip(self.token_ids, self._logprobs, strict=False))
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,18 +101,19 @@ class Chat:
         output: RequestOutput | None = None
         begun = self._echoed() or ("" if self.tools is None else None)
         roles = [self._delta(i, {"role": self._role, "content": begun}) for i in range(len(progress))]
-        async for _, output in run_streaming(self.engine, [self.job]):
-            used = usage([output]) if counts_always else None
-            for role in roles:
-                first = self._envelope("chat.completion.chunk", [role], used)
-                if self.request.return_token_ids:
-                    first["prompt_token_ids"] = output.prompt_token_ids
-                yield first
-            roles = []
-            for completion in output.outputs:
-                new = progress[completion.index].advance(completion)
-                for choice in self._choices(completion.index, new, readers[completion.index]):
-                    yield self._envelope("chat.completion.chunk", [choice], used)
+        async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
+            async for _, output in outputs:
+                used = usage([output]) if counts_always else None
+                for role in roles:
+                    first = self._envelope("chat.completion.chunk", [role], used)
+                    if self.request.return_token_ids:
+                        first["prompt_token_ids"] = output.prompt_token_ids
+                    yield first
+                roles = []
+                for completion in output.outputs:
+                    new = progress[completion.index].advance(completion)
+                    for choice in self._choices(completion.index, new, readers[completion.index]):
+                        yield self._envelope("chat.completion.chunk", [choice], used)
         if output is not None and asks_for_usage(self.request):
             yield self._envelope("chat.completion.chunk", [], usage([output]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -65,13 +66,14 @@ class Completion:
         latest: dict[int, RequestOutput] = {}
         options = self.request.stream_options
         counts_always = options is not None and options.continuous_usage_stats
-        async for number, output in run_streaming(self.engine, self.jobs):
-            latest[number] = output
-            used = usage(self._counted(list(latest.values()))) if counts_always else None
-            for completion in output.outputs:
-                choice = self._choice(number, completion.index, progress[number][completion.index], output)
-                if choice is not None:
-                    yield self._envelope([choice], used)
+        async with aclosing(run_streaming(self.engine, self.jobs)) as outputs:
+            async for number, output in outputs:
+                latest[number] = output
+                used = usage(self._counted(list(latest.values()))) if counts_always else None
+                for completion in output.outputs:
+                    choice = self._choice(number, completion.index, progress[number][completion.index], output)
+                    if choice is not None:
+                        yield self._envelope([choice], used)
         if asks_for_usage(self.request):
             yield self._envelope([], usage(self._counted(list(latest.values()))))
 

@@ -82,6 +82,7 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
                 yield 0, output
         return
     waiting: dict[int, RequestOutput] = {}  # of each job the newest output, which holds all of those before it
+    ended: list[asyncio.Task[None]] = []
     news = asyncio.Event()
 
     async def follow(index: int, job: Job) -> None:
@@ -89,21 +90,23 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
             waiting[index] = output
             news.set()
 
+    def note_end(task: asyncio.Task[None]) -> None:
+        ended.append(task)
+        news.set()
+
     tasks = [asyncio.ensure_future(follow(index, job)) for index, job in enumerate(jobs)]
     for task in tasks:
-        task.add_done_callback(lambda _: news.set())
+        task.add_done_callback(note_end)
+    num_running = len(tasks)
     try:
-        num_done = 0
-        while num_done < len(tasks):
+        while num_running or waiting:
             await news.wait()
             news.clear()
-            while waiting:
-                index = next(iter(waiting))
+            for index in list(waiting):
                 yield index, waiting.pop(index)
-            ended = [task for task in tasks if task.done()]
-            for task in ended:
-                task.result()
-            num_done = len(ended)
+            while ended:
+                num_running -= 1
+                ended.pop().result()
     finally:
         for task in tasks:
             task.cancel()
