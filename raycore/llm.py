@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RPC_GRACE_S = 5.0
+"""Ranks find out first that their workers are late, and say which."""
 WAIT_S = 1.0
 """A blocked caller looks up this often; results and failures wake it at once."""
 
@@ -217,7 +219,7 @@ class _Engine:
         """
         cause = self._supervisor.wait(timeout_s)
         if cause is not None:
-            raise cause
+            raise cause.with_traceback(None)  # which others may get, too
         return self._supervisor.has_ended
 
     def get_tokenizer(self) -> Tokenizer:
@@ -257,9 +259,15 @@ class _Engine:
     ) -> list[Any]:
         """Call a method (by name) or a callable (which gets the worker first) on every worker of every rank.
 
+        Args:
+            timeout: seconds; None: the configured `execute_timeout_s`.
+
         Returns: the results, by rank and then by worker.
+
+        Raises: what a worker raised, its TimeoutError among it.
         """
-        replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}))
+        within = {} if timeout is None else {"timeout_s": timeout + RPC_GRACE_S}
+        replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}), **within)
         return [result for reply in replies for result in reply]
 
     def reset_prefix_cache(self) -> bool:
@@ -403,7 +411,7 @@ class LLM(_Engine):
                 while not came.empty():
                     update = came.get()[-1]
                 if update.error is not None:
-                    raise update.error
+                    raise update.error.with_traceback(None)  # which others may get, too
                 assert update.output is not None
                 is_finished = update.output.finished
                 yield update.output

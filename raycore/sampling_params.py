@@ -9,6 +9,8 @@ import msgspec
 from raycore.errors import InvalidRequest
 
 MAX_SEED = 2**63 - 1
+_MAX_INT = 2**63 - 1
+"""More than messages hold."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy."""
 
@@ -129,6 +131,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             for word in words or []:
                 if not isinstance(word, str) or not word:  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise InvalidRequest(f"{name} contains {word!r}: every entry must be a non-empty string")
+                if any("\ud800" <= character <= "\udfff" for character in word):
+                    raise InvalidRequest(f"{name} contains {word!r}: half of a surrogate pair is no character")
         if self.stop and not self.detokenize:
             raise InvalidRequest(f"stop={self.stop!r} needs text, but detokenize=False: use stop_token_ids")
 
@@ -141,8 +145,9 @@ def _check_list(name: str, value: object) -> None:
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name}={value!r} is not an integer")
-    if value < low or (high is not None and value > high):
-        raise InvalidRequest(f"{name}={value} is not {f'at least {low}' if high is None else f'in [{low}, {high}]'}")
+    if value < low or value > (_MAX_INT if high is None else high):
+        bounds = f"at least {low}" if high is None and value < low else f"in [{low}, {high or _MAX_INT}]"
+        raise InvalidRequest(f"{name}={value} is not {bounds}")
 
 
 def _check_float(name: str, value: object, low: float, high: float) -> None:

@@ -15,18 +15,11 @@ import numpy as np
 
 from raycore.client.request_state import RequestState, SequenceState, position_logprobs
 from raycore.client.tokenizer import Tokenizer
+from raycore.client.updates import Update
 from raycore.errors import InvalidRequest
 from raycore.messages import FinishedRequest, OutputBatch
 from raycore.outputs import RequestOutput, RequestTrace
 from raycore.sampling_params import SamplingParams
-
-
-class OutputUpdate(NamedTuple):
-    """News of one request: its output so far, or the error that ended it."""
-
-    request_id: str
-    output: RequestOutput | None
-    error: Exception | None = None
 
 
 class Arrival(NamedTuple):
@@ -46,7 +39,7 @@ class AssemblyStep:
 
     now_s: float
     """When that was, on this process's clock."""
-    updates: list[OutputUpdate] = field(default_factory=list[OutputUpdate])
+    updates: list[Update] = field(default_factory=list[Update])
     """One for each request that finished, failed, or streams and has something new."""
     aborts: list[int] = field(default_factory=list[int])
     """Handles that engines needn't go on with, because a stop string or an error ended them here."""
@@ -264,7 +257,7 @@ class OutputAssembler:
         for each in failed:
             each.finish_reason = "error"
         step.ended += failed
-        step.updates.append(OutputUpdate(request.request_id, None, InvalidRequest(str(end.stop_reason))))
+        step.updates.append(Update(request.request_id, error=InvalidRequest(str(end.stop_reason))))
 
     def _report(self, changed: Iterable[str], step: AssemblyStep) -> None:
         for request_id in changed:
@@ -276,7 +269,7 @@ class OutputAssembler:
                 request.metrics["finished_s"] = step.now_s
                 self._forget(request)
             if finished or request.stream:
-                step.updates.append(OutputUpdate(request_id, request.output()))
+                step.updates.append(Update(request_id, request.output()))
 
     def _finish(self, sequence: SequenceState, reason: str, stop_reason: int | str | None) -> None:
         sequence.finish(reason, stop_reason)

@@ -152,8 +152,6 @@ class EngineClient:
             EngineDeadError: the engine is gone.
         """
         self._raise_if_failed()
-        if self._is_draining:
-            raise EngineDeadError(DRAINING)
         assert self._tightest is not None, "there has been no rank yet"
         vocab_size = self._config.model.spec.vocab_size
         for prompt, param in zip(prompts, params, strict=True):
@@ -161,34 +159,28 @@ class EngineClient:
         ids = list(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
         with self._lock:
             self._raise_if_failed()
+            if self._is_draining:
+                raise EngineDeadError(DRAINING)
             for request_id in ids:
                 if request_id in self._underway:
                     raise InvalidRequest(f"request_id={request_id!r} is already under way")
-            for i, (request_id, prompt, param) in enumerate(zip(ids, prompts, params, strict=True)):
-                sequences = self._expand(
-                    request_id, prompt, param, flush_interval_s, priorities[i] if priorities else 0
-                )
-                underway = self._underway[request_id] = _Underway(sink, sequences)
-                self._assembler.add(request_id, prompt.text, prompt.token_ids, param, underway.handles, stream)
-            self._dispatch(ids)
+            try:
+                for i, (request_id, prompt, param) in enumerate(zip(ids, prompts, params, strict=True)):
+                    sequences = self._expand(
+                        request_id, prompt, param, flush_interval_s, priorities[i] if priorities else 0
+                    )
+                    underway = self._underway[request_id] = _Underway(sink, sequences)
+                    self._assembler.add(request_id, prompt.text, prompt.token_ids, param, underway.handles, stream)
+                self._dispatch(ids)
+            except BaseException:
+                self._abort(ids)
+                raise
         return ids
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
         """Drop requests; those that have finished are ignored. With `notify` their sinks get a last, aborted output."""
-        aborted: list[tuple[Sink, Update]] = []
         with self._lock:
-            by_rank: dict[int, list[int]] = defaultdict(list)
-            for request_id in request_ids:
-                request = self._underway.get(request_id)
-                if request is None:
-                    continue
-                if request.dp_rank is not None:
-                    by_rank[request.dp_rank] += request.handles
-                self._drop(request_id)
-                output = self._assembler.abort(request_id)
-                self._recorder.drop(request.dp_rank, request.handles, output, "abort")
-                aborted.append((request.sink, Update(request_id, output)))
-            self._send_aborts(by_rank)
+            aborted = self._abort(request_ids)
         if notify:
             for sink, update in aborted:
                 sink([update])
@@ -350,6 +342,10 @@ class EngineClient:
                 self._deliver(link, decoder.decode(ray.get(ref)))
         except RayError as error:
             self._on_stream_lost(link, error)
+        except Exception as error:
+            # nobody would receive anything of this rank any more: whoever waits for it needs it replaced
+            logger.exception("the outputs of rank %d can't be taken in", link.dp_rank)
+            self.on_broken_stream(link.dp_rank, f"its outputs can't be taken in: {type(error).__name__}: {error}")
 
     def _on_stream_lost(self, link: _Link, error: Exception) -> None:
         """Usually the rank has died, and the supervisor knows, or will in a moment."""
@@ -374,20 +370,38 @@ class EngineClient:
                 link.load = batch.load
                 self._router.observe(link.dp_rank, batch.load)
                 self.num_output_tokens += len(batch.token_ids) // 4
-                for request_id, output, error in step.updates:
-                    request = self._underway.get(request_id)
+                for update in step.updates:
+                    output = update.output
+                    request = self._underway.get(update.request_id)
                     if request is None:
                         continue
-                    if error is not None or (output is not None and output.finished):
-                        self._drop(request_id)
+                    if output is None or output.finished:
+                        self._drop(update.request_id)
                     if output is not None and output.trace is not None:
                         output.trace.dp_rank = link.dp_rank
-                    by_sink[request.sink].append(Update(request_id, output, error))
+                    by_sink[request.sink].append(update)
                 self._send_aborts({link.dp_rank: step.aborts})
             for sink, updates in by_sink.items():
                 sink(updates)
 
     # ---- requests under way; all of these are called with the lock held
+
+    def _abort(self, request_ids: Sequence[str]) -> list[tuple[Sink, Update]]:
+        """Drop requests as far as they are under way. Returns what to tell those who wait for them."""
+        aborted: list[tuple[Sink, Update]] = []
+        by_rank: dict[int, list[int]] = defaultdict(list)
+        for request_id in request_ids:
+            request = self._underway.get(request_id)
+            if request is None:
+                continue
+            if request.dp_rank is not None:
+                by_rank[request.dp_rank] += request.handles
+            self._drop(request_id)
+            output = self._assembler.abort(request_id)
+            self._recorder.drop(request.dp_rank, request.handles, output, "abort")
+            aborted.append((request.sink, Update(request_id, output)))
+        self._send_aborts(by_rank)
+        return aborted
 
     def _dispatch(self, request_ids: Iterable[str]) -> None:
         """Hand requests to ranks, or have them wait for one."""
@@ -493,7 +507,7 @@ class EngineClient:
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)  # it is raised for every caller, and would keep all their frames
 
 
 def _known_load(said: LoadView, num_own: int | None) -> LoadView:

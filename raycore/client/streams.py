@@ -81,7 +81,7 @@ class Streams:
                 update = await own.next()
                 if update.error is not None:
                     is_finished = True
-                    raise update.error
+                    raise update.error.with_traceback(None)  # which others may get, too
                 assert update.output is not None
                 is_finished = update.output.finished
                 yield update.output

@@ -38,7 +38,8 @@ def test_a_request_is_reported_once_at_its_end(assembler, tokenizer):
     ids = tokenizer.encode("Hello, world!")
     assert assembler.process(batch([(1, i) for i in ids[:-1]], started=[(1, 2)])).updates == []
     step = assembler.process(batch([(1, ids[-1])], [(1, "length")]))
-    [(request_id, output, error)] = step.updates
+    [update] = step.updates
+    request_id, output, error = update.request_id, update.output, update.error
     assert (request_id, error, step.aborts) == ("r", None, [])
     assert (output.request_id, output.prompt, output.prompt_token_ids) == ("r", "prompt", PROMPT)
     assert output.finished
@@ -59,8 +60,9 @@ def test_a_streaming_request_is_reported_as_it_grows(assembler, tokenizer):
     for i, token_id in enumerate(ids):
         end = [(1, "length")] if i == len(ids) - 1 else []
         step = assembler.process(batch([(2, 9), (1, token_id)], end))
-        [(request_id, output, _)] = step.updates
-        assert request_id == "r"
+        [update] = step.updates
+        assert update.request_id == "r"
+        output = update.output
         assert output.outputs[0].token_ids == ids[: i + 1]
         seen.append(output.outputs[0].text)
     assert seen[-1] == "the fox 你"
@@ -157,7 +159,8 @@ def test_logprobs_are_by_token_with_text_and_rank(assembler, tokenizer):
 def test_an_error_ends_the_whole_request(assembler):
     add(assembler, [1, 2])
     step = assembler.process(batch([(1, 5)], [(1, "error", "too long")]))
-    [(request_id, output, error)] = step.updates
+    [update] = step.updates
+    request_id, output, error = update.request_id, update.output, update.error
     assert (request_id, output) == ("r", None)
     assert isinstance(error, InvalidRequest)
     assert str(error) == "too long"

@@ -117,3 +117,14 @@ def test_finding_stop_strings_piece_by_piece(text, stops, data):
         assert visible.startswith(shown)
         shown = visible
     assert (match is not None) == any(stop in text for stop in stops)
+
+
+def test_a_long_run_of_special_tokens_does_not_hold_the_window(tokenizer):
+    special = min(tokenizer.special_ids)
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer.append(tokenizer.encode("the fox"))
+    for _ in range(1000):
+        detokenizer.append([special])
+    detokenizer.append(tokenizer.encode(" jumps"))
+    assert detokenizer.text == "the fox jumps"
+    assert len(detokenizer._window) < 20

@@ -1,0 +1,85 @@
+"""A client whose ranks misbehave. What it does with real ones is in tests/ray."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+from configs import SPEC, make_config
+
+from raycore.client.client import EngineClient, _Link
+from raycore.client.inputs import ParsedPrompt
+from raycore.client.tokenizer import Tokenizer
+from raycore.errors import EngineDeadError
+from raycore.messages import EngineInfo
+from raycore.sampling_params import SamplingParams
+
+INFO = EngineInfo(0, 0, "", 1000, 16, 256, "float32", {}, [])
+PROMPTS = [ParsedPrompt(None, [5, 6, 7]), ParsedPrompt(None, [8])]
+PARAMS = [SamplingParams(max_tokens=4)] * 2
+
+
+@pytest.fixture
+def client(tokenizer: Tokenizer) -> EngineClient:
+    return EngineClient(make_config(SPEC), tokenizer, limits=INFO)
+
+
+def test_a_request_that_could_not_be_sent_is_not_under_way(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(request_ids: object) -> None:
+        raise MemoryError("no room for the message")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "_dispatch", fail)
+        with pytest.raises(MemoryError):
+            client.submit(PROMPTS, PARAMS, print, request_ids=["a", "b"])
+    assert client.num_unfinished_requests == 0
+    # its ids are free, and nothing keeps the engine from coming to an end
+    client.submit(PROMPTS, PARAMS, print, request_ids=["a", "b"])
+    client.abort(["a", "b"])
+    assert client.drain(0.0)
+
+
+def test_nothing_is_taken_once_it_drains(client: EngineClient) -> None:
+    assert client.drain(0.0)
+    with pytest.raises(EngineDeadError, match="draining"):
+        client.submit(PROMPTS, PARAMS, print)
+
+
+class _Outputs:
+    """A rank's method that gives `parts`."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        self._parts = parts
+
+    def options(self, num_returns: str) -> _Outputs:
+        return self
+
+    def remote(self, client_index: int, rings: bool) -> list[bytes]:
+        return self._parts
+
+
+class _Rank:
+    def __init__(self, parts: list[bytes]) -> None:
+        self.outputs = _Outputs(parts)
+
+
+def test_a_rank_whose_outputs_make_no_sense_is_reported(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get", lambda ref: ref)
+    reported: list[tuple[int, str]] = []
+    client.on_broken_stream = lambda dp_rank, reason: reported.append((dp_rank, reason))
+    client._receive(_Link(3, _Rank([b"\xc1"]), INFO, None))
+    ((dp_rank, reason),) = reported
+    assert dp_rank == 3
+    assert "DecodeError" in reason
+
+
+def test_a_failure_that_everybody_gets_keeps_nobodys_frames(client: EngineClient) -> None:
+    client.engine_lost(EngineDeadError("gone"))
+
+    def depth() -> int:
+        with pytest.raises(EngineDeadError) as raised:
+            client.submit(PROMPTS, PARAMS, print)
+        return len(raised.traceback)
+
+    assert depth() == depth() == depth()
