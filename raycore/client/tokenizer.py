@@ -8,19 +8,17 @@ goes around a text (a first `<s>`, say) is for `tokenizer.json` alone to say: as
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from tokenizers import AddedToken
 from tokenizers import Tokenizer as NativeTokenizer
 
 from raycore.client import chat_template as chat_templates
-from raycore.errors import InvalidCheckpoint, InvalidRequest
+from raycore.errors import InvalidRequest
+from raycore.tokenizer_files import read_tokenizer_files
 
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SENTENCEPIECE_SPACE = "▁"
 _REPLACEMENT = "\ufffd"
 
@@ -66,15 +64,8 @@ class Tokenizer:
             InvalidCheckpoint: `tokenizer.json` or another of its files is missing or damaged.
         """
         path = Path(path)
-        native = _read_native(path / "tokenizer.json")
-        config = _read_json(path / "tokenizer_config.json")
-        special_map = _read_json(path / "special_tokens_map.json")
-        named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name, special_map.get(name))))}
-        extra: object = config.get("additional_special_tokens", special_map.get("additional_special_tokens"))
-        _add_special_tokens(
-            native, [*named.values(), *_token_texts(extra), *_token_texts(config.get("extra_special_tokens"))]
-        )
-        return cls(native, named, _read_templates(path, config), path)
+        files = read_tokenizer_files(path)
+        return cls(files.native, files.named_tokens, _read_templates(path, files.config), path)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; with special tokens, those that the tokenizer puts around a text (such as a first `<s>`)."""
@@ -175,34 +166,6 @@ class Tokenizer:
         return " " + text if piece.startswith(_SENTENCEPIECE_SPACE) and not text.startswith(" ") else text
 
 
-def _read_native(path: Path) -> NativeTokenizer:
-    if not path.is_file():
-        raise InvalidCheckpoint(
-            f"{path} doesn't exist: raycore reads no other tokenizers. If the checkpoint has a tokenizer.model "
-            "instead, convert it: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        )
-    try:
-        native = NativeTokenizer.from_file(str(path))
-    except Exception as error:  # the native library raises nothing more specific
-        raise InvalidCheckpoint(f"{path} is not a tokenizer that the tokenizers library can read: {error}") from error
-    native.no_truncation()
-    native.no_padding()
-    return native
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file."""
-    try:
-        value: object = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise InvalidCheckpoint(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidCheckpoint(f"{path} holds a {type(value).__name__}, not an object")
-    return cast("dict[str, Any]", value)
-
-
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name. Files of their own win over `tokenizer_config.json`."""
     templates: dict[str, str] = {}
@@ -217,26 +180,3 @@ def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
         files["default"] = path / "chat_template.jinja"
     templates.update({name: file.read_text(encoding="utf-8") for name, file in files.items()})
     return templates
-
-
-def _token_text(token: object) -> str | None:
-    """A special token's text from the forms it has in configs: text, or an object with `content`."""
-    if isinstance(token, Mapping):
-        token = cast("Mapping[str, object]", token).get("content")
-    return token if isinstance(token, str) else None
-
-
-def _token_texts(tokens: object) -> list[str]:
-    if isinstance(tokens, Mapping):
-        tokens = list(cast("Mapping[str, object]", tokens).values())
-    if not isinstance(tokens, list):
-        return []
-    return [text for token in cast("list[object]", tokens) if (text := _token_text(token))]
-
-
-def _add_special_tokens(native: NativeTokenizer, texts: Sequence[str]) -> None:
-    """Make special those that the config names and `tokenizer.json` doesn't."""
-    known = {token.content for token in native.get_added_tokens_decoder().values()}
-    missing = [text for text in dict.fromkeys(texts) if text not in known]
-    added: list[Any] = [AddedToken(text, special=True, normalized=False) for text in missing]
-    native.add_special_tokens(added)  # pyright: ignore[reportUnknownMemberType]  # its stub leaves the list open
