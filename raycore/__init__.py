@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from raycore.outputs import CompletionOutput, Logprob, RequestOutput
     from raycore.sampling_params import SamplingParams
     from raycore.status import RankStatus
+    from raycore.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ _HOMES = {
     "LLM": "raycore.llm",
     "AsyncLLM": "raycore.llm",
     "SamplingParams": "raycore.sampling_params",
+    "StructuredOutputsParams": "raycore.structured_outputs",
     "RequestOutput": "raycore.outputs",
     "CompletionOutput": "raycore.outputs",
     "Logprob": "raycore.outputs",
@@ -76,6 +78,7 @@ __all__ = [
     "RequestOutput",
     "RequestTooLarge",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 

@@ -10,7 +10,7 @@
     │   └── InvalidCheckpoint             of the model: architecture, tensors, files
     ├── InitializationError             the engine didn't come up; the cause is chained
     ├── EngineDeadError                 the engine is gone; the root cause comes first
-    ├── RequestFailed                   one request was on failing ranks too often; the others go on
+    ├── RequestFailed                   one request can't be finished; the others go on
     ├── ControlError                    an engine that another process runs can't be reached, or refused
     ├── WorkerDied                      a worker process ended: rank, pid, node, cause
     ├── WorkerFailed                    a worker raised: rank and its own traceback
@@ -90,7 +90,10 @@ class EngineDeadError(RaycoreError):
 
 
 class RequestFailed(RaycoreError):
-    """A request was on a failing rank more than `max_request_replays` times. The message ends with the last failure.
+    """A request can't be finished; others are unaffected. The message ends with the reason.
+
+    It was on a failing rank more than `max_request_replays` times, or its `structured_outputs` turned out to be too
+    complex to follow.
 
     From `LLM.generate`, `outputs` has what the call's other requests gave, None in the place of those that failed.
     """

@@ -101,6 +101,8 @@ class StepResult(msgspec.Struct, array_like=True):
     """(index into `slots`, logprobs of the sampled token), only for requests that asked."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
     """(index into `slots`, first position, one entry for each position from there on), only for requests that asked."""
+    failed: list[tuple[int, str]] = []
+    """(index into `slots`, why) of requests that can't go on, whatever token was sampled for them."""
     is_anyone_busy: bool = True
     """Of ranks that share experts: whether any of them had tokens to compute in this step."""
 
@@ -110,9 +112,9 @@ class FinishedRequest(msgspec.Struct, array_like=True):
 
     handle: int
     finish_reason: str
-    """`stop`, `length`, `abort`, or `error`."""
+    """`stop`, `length`, `abort`, `error` if it was refused, or `failed` if it can't go on."""
     stop_reason: int | str | None = None
-    """The token of `stop_token_ids` that ended it; with `error`, the error's text."""
+    """The token of `stop_token_ids` that ended it; with `error` and `failed`, the error's text."""
 
 
 class LoadView(msgspec.Struct, frozen=True, array_like=True):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
 from raycore.errors import InvalidRequest
+from raycore.structured_outputs import StructuredOutputsParams
 
 MAX_SEED = 2**63 - 1
 _MAX_INT = 2**63 - 1
@@ -59,6 +61,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """If given, nothing else can be sampled."""
     bad_words: list[str] | None = None
     """Words that the sampled tokens may not complete."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the output has to look like: JSON, a pattern, a grammar. It wins where other rules would leave no token."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -118,6 +122,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _check_float(f"logit_bias[{token_id}]", bias, -math.inf, math.inf)
 
     def _check_combinations(self) -> None:
+        asked: Any = self.structured_outputs  # users may pass anything
+        if asked is not None and not isinstance(asked, StructuredOutputsParams):
+            raise InvalidRequest(f"structured_outputs={asked!r} is not StructuredOutputsParams")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         if self.n > 1 and self.is_greedy:

@@ -16,7 +16,7 @@ import numpy as np
 from raycore.client.request_state import RequestState, SequenceState, position_logprobs
 from raycore.client.tokenizer import Tokenizer
 from raycore.client.updates import Update
-from raycore.errors import InvalidRequest
+from raycore.errors import InvalidRequest, RequestFailed
 from raycore.messages import FinishedRequest, OutputBatch
 from raycore.outputs import RequestOutput, RequestTrace
 from raycore.sampling_params import SamplingParams
@@ -246,7 +246,7 @@ class OutputAssembler:
         return changed
 
     def _take_end(self, sequence: SequenceState, end: FinishedRequest, step: AssemblyStep) -> None:
-        if end.finish_reason != "error":
+        if end.finish_reason not in ("error", "failed"):
             self._finish(sequence, end.finish_reason, end.stop_reason)
             step.ended.append(sequence)
             return
@@ -257,7 +257,8 @@ class OutputAssembler:
         for each in failed:
             each.finish_reason = "error"
         step.ended += failed
-        step.updates.append(Update(request.request_id, error=InvalidRequest(str(end.stop_reason))))
+        error = (RequestFailed if end.finish_reason == "failed" else InvalidRequest)(str(end.stop_reason))
+        step.updates.append(Update(request.request_id, error=error))
 
     def _report(self, changed: Iterable[str], step: AssemblyStep) -> None:
         for request_id in changed:

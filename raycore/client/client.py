@@ -33,6 +33,7 @@ from raycore.client.tokenizer import Tokenizer
 from raycore.client.updates import Sink, Update
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
+from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import HANDLE_CLIENT_SHIFT, NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
 from raycore.metrics.counts import RankCounts
 from raycore.sampling_params import MAX_SEED, SamplingParams
@@ -114,6 +115,8 @@ class EngineClient:
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
         self._assembler = OutputAssembler(tokenizer)
+        spec = config.model.spec
+        self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         self._recorder = Recorder(config.model.max_model_len)
         self._links: dict[int, _Link] = {}
         self._router = Router()
@@ -156,6 +159,7 @@ class EngineClient:
         vocab_size = self._config.model.spec.vocab_size
         for prompt, param in zip(prompts, params, strict=True):
             check_request(prompt, param, vocab_size, self._tightest)
+            self.check_structured_outputs(param)
         ids = list(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
         with self._lock:
             self._raise_if_failed()
@@ -176,6 +180,15 @@ class EngineClient:
                 self._abort(ids)
                 raise
         return ids
+
+    def check_structured_outputs(self, params: SamplingParams) -> None:
+        """Refuse a constraint that can't be followed. For one that wasn't seen lately this may take a second.
+
+        Raises:
+            InvalidRequest: naming what is wrong with it.
+        """
+        if params.structured_outputs is not None:
+            self._grammars.check(params.structured_outputs)
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
         """Drop requests; those that have finished are ignored. With `notify` their sinks get a last, aborted output."""

@@ -40,6 +40,8 @@ class Submitter(Protocol):
         priorities: Sequence[int] | None = None,
     ) -> list[str]: ...
 
+    def check_structured_outputs(self, params: SamplingParams) -> None: ...
+
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
 
 
@@ -63,6 +65,9 @@ class Streams:
         """See `AsyncLLM.generate`."""
         streams = self._of_this_loop()
         request_id = uuid.uuid4().hex if request_id is None else request_id
+        if params.structured_outputs is not None:
+            # submitting finds it compiled; meanwhile the loop serves others
+            await asyncio.to_thread(self._client.check_structured_outputs, params)
         if request_id in streams:
             raise InvalidRequest(f"request_id={request_id!r} is already under way")
         self._client.submit(

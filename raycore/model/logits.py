@@ -1,7 +1,8 @@
 """What requests ask to change in their logits before a token is picked.
 
-In this order, which is vLLM's: `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, `logit_bias` adds, then
-the repetition, frequency and presence penalties. Knows slots and rows; doesn't know how a token is picked afterwards.
+In this order, which is vLLM's: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens,
+`logit_bias` adds, then the repetition, frequency and presence penalties. Knows slots and rows; doesn't know how a token
+is picked afterwards.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raycore.errors import InvalidRequest
+from raycore.grammar.compiler import GrammarCompiler
+from raycore.grammar.matcher import TokenMatcher
 from raycore.sampling_params import SamplingParams
 
 _MAX_BIAS = 100.0
@@ -57,17 +61,22 @@ class _Rules:
     bad_words: list[NDArray[np.int64]]
     bias_ids: NDArray[np.int64]
     bias_values: NDArray[np.float32]
+    grammar: TokenMatcher | None
 
     @property
     def always_apply(self) -> bool:
-        return self.allowed_ids is not None or bool(self.bad_words) or len(self.bias_ids) > 0
+        has_ids = self.allowed_ids is not None or bool(self.bad_words) or len(self.bias_ids) > 0
+        return has_ids or self.grammar is not None
 
 
 class LogitsRules:
     """The rules of the running requests, by slot."""
 
-    def __init__(self, vocab_size: int, num_slots: int) -> None:
+    def __init__(self, vocab_size: int, num_slots: int, grammars: GrammarCompiler | None = None) -> None:
         self._vocab_size = vocab_size
+        self._grammars = grammars
+        self._failures: dict[int, str] = {}
+        """By slot: why what a request asks of its output can't be had."""
         self._rules: dict[int, _Rules] = {}
         self._slots = np.zeros(num_slots, _SLOT)
         self._counts: Tensor | None = None
@@ -85,17 +94,19 @@ class LogitsRules:
         bad_words_token_ids: Sequence[Sequence[int]],
     ) -> bool:
         """Take in a slot's request, in place of what the slot held. Returns whether it changes any logits."""
-        rules = self._make_rules(params, eos_token_ids, bad_words_token_ids)
+        self.remove(slot)
+        rules = self._make_rules(params, eos_token_ids, bad_words_token_ids, self._make_matcher(slot, params))
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         penalised = penalties != (1.0, 0.0, 0.0)
         min_tokens = params.min_tokens if len(rules.end_ids) else 0
         self._rules[slot] = rules
         self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties)
-        return rules.always_apply or penalised or min_tokens > 0
+        return rules.always_apply or penalised or min_tokens > 0 or slot in self._failures
 
     def remove(self, slot: int) -> None:
         """Forget a slot's request."""
         self._rules.pop(slot, None)
+        self._failures.pop(slot, None)
         self._slots[slot] = 0
 
     def apply(
@@ -115,8 +126,28 @@ class LogitsRules:
             self._apply_penalties(logits_RV, penalised_rows, slots[penalised_rows], positions[penalised_rows], batch)
         return logits_RV
 
+    def failed(self, slots: NDArray[np.integer]) -> list[tuple[int, str]]:
+        """(row, why) of the rows whose request can't go on."""
+        if not self._failures:
+            return []
+        return [(row, self._failures[slot]) for row, slot in enumerate(slots.tolist()) if slot in self._failures]
+
+    def _make_matcher(self, slot: int, params: SamplingParams) -> TokenMatcher | None:
+        if params.structured_outputs is None:
+            return None
+        assert self._grammars is not None
+        try:
+            return self._grammars.matcher(params.structured_outputs, params.stop_token_ids or ())
+        except InvalidRequest as error:
+            self._failures[slot] = str(error)
+            return None
+
     def _make_rules(
-        self, params: SamplingParams, eos_token_ids: Sequence[int], bad_words: Sequence[Sequence[int]]
+        self,
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        bad_words: Sequence[Sequence[int]],
+        grammar: TokenMatcher | None,
     ) -> _Rules:
         allowed = params.allowed_token_ids
         bias = {i: b for i, b in (params.logit_bias or {}).items() if i < self._vocab_size}
@@ -127,6 +158,7 @@ class LogitsRules:
             bad_words=[np.array(word, np.int64) for word in bad_words if len(word) and word[-1] < self._vocab_size],
             bias_ids=np.fromiter(bias, np.int64, len(bias)),
             bias_values=np.fromiter((max(-_MAX_BIAS, min(b, _MAX_BIAS)) for b in bias.values()), np.float32, len(bias)),
+            grammar=grammar,
         )
 
     def _known_ids(self, token_ids: Sequence[int] | set[int]) -> NDArray[np.int64]:
@@ -150,9 +182,13 @@ class LogitsRules:
             slot = int(slots[row])
             rules = self._rules[slot]
             output = batch.token_ids[slot, int(batch.num_prompt[slot]) : int(positions[row])]
-            if rules.allowed_ids is not None:
+            forbidden_ids = _forbidden_ids(rules, output, bool(too_early[row]))
+            if rules.grammar is not None:
+                self._apply_grammar(logits_RV[row], slot, rules.grammar, output, rules.allowed_ids, forbidden_ids)
+                forbidden_ids = _NO_IDS
+            elif rules.allowed_ids is not None:
                 _keep_only(logits_RV[row], rules.allowed_ids)
-            forbidden.append(_forbidden_ids(rules, output, bool(too_early[row])) + row * self._vocab_size)
+            forbidden.append(forbidden_ids + row * self._vocab_size)
             biased.append(rules.bias_ids + row * self._vocab_size)
             biases.append(rules.bias_values)
         flat = logits_RV.view(-1)
@@ -160,6 +196,29 @@ class LogitsRules:
         flat[torch.as_tensor(np.concatenate(forbidden), device=device)] = -torch.inf
         biased_B = torch.as_tensor(np.concatenate(biased), device=device)
         flat.index_add_(0, biased_B, torch.as_tensor(np.concatenate(biases), device=device))
+
+    def _apply_grammar(
+        self,
+        logits_V: Tensor,
+        slot: int,
+        grammar: TokenMatcher,
+        output: NDArray[np.int32],
+        allowed_ids: NDArray[np.int64] | None,
+        forbidden_ids: NDArray[np.int64],
+    ) -> None:
+        """Forbid what the grammar does, in place, and what the other rules do as far as that leaves any token."""
+        if slot in self._failures:
+            return
+        try:
+            kept_V = grammar.allowed_after(output)
+        except InvalidRequest as error:
+            self._failures[slot] = str(error)
+            return
+        if allowed_ids is not None:
+            kept_V = _narrow(kept_V, allowed_ids, is_wanted=True)
+        if len(forbidden_ids):
+            kept_V = _narrow(kept_V, forbidden_ids, is_wanted=False)
+        logits_V.masked_fill_(torch.as_tensor(~kept_V, device=logits_V.device), -torch.inf)
 
     def _apply_penalties(
         self,
@@ -199,6 +258,14 @@ class LogitsRules:
         counts_O = self._counts.index_add_(0, key_O, torch.ones_like(key_O, dtype=torch.float32))[key_O]
         self._counts[key_O] = 0.0
         return counts_O
+
+
+def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: bool) -> NDArray[np.bool_]:
+    """Those of the kept tokens that are among `ids`, or aren't; all of them, if that would leave none."""
+    wanted_V = np.full(len(kept_V), not is_wanted)
+    wanted_V[ids] = is_wanted
+    narrowed_V = kept_V & wanted_V
+    return narrowed_V if narrowed_V.any() else kept_V
 
 
 def _keep_only(logits_V: Tensor, allowed_ids: NDArray[np.int64]) -> None:

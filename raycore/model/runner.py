@@ -159,6 +159,7 @@ class ModelRunner:
             sampled = self._sampler.sample(logits_RV.float(), slots, positions, self._batch)
             token_ids = sampled.token_ids
             result.logprobs = [(int(step.sampled[row]), entry) for row, entry in sampled.logprobs]
+            result.failed = [(int(step.sampled[row]), why) for row, why in sampled.failed]
         self._batch.append_tokens(slots, token_ids)
         return token_ids
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import TokenLogprobs
 from raycore.model import keyed_random, picking
 from raycore.model.logits import LogitsRules, TokenBatch
@@ -49,17 +50,30 @@ class SampledTokens(NamedTuple):
     """[R]."""
     logprobs: list[tuple[int, TokenLogprobs]]
     """(row, log probabilities), for the rows whose request asked."""
+    failed: list[tuple[int, str]]
+    """(row, why) of requests that can't go on; their tokens mean nothing."""
 
 
 class Sampler:
     """The sampling parameters of the running requests, by slot. `device` is where the logits are."""
 
-    def __init__(self, vocab_size: int, device: torch.device | str = "cpu", *, batch_invariant: bool = False) -> None:
-        """`batch_invariant`: whatever could round otherwise beside other rows is done a row at a time."""
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        batch_invariant: bool = False,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """
+        Args:
+            batch_invariant: whatever could round otherwise beside other rows is done a row at a time.
+            grammars: for requests with `structured_outputs`.
+        """
         self._row_by_row = batch_invariant
         self._vocab_size = vocab_size
         self._device = torch.device(device)
-        self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS)
+        self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS, grammars)
         self._slots = np.zeros(_INITIAL_SLOTS, _SLOT)
 
     def add(
@@ -110,11 +124,12 @@ class Sampler:
             adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch)
         token_ids = self._pick(adjusted_RV, state, positions)
         rows = np.flatnonzero(state["num_logprobs"] != _NO_LOGPROBS)
+        failed = self._rules.failed(slots)
         if not len(rows):
-            return SampledTokens(token_ids, [])
+            return SampledTokens(token_ids, [], failed)
         num_top: list[int] = state["num_logprobs"][rows].tolist()
         entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top, self._row_by_row)
-        return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)))
+        return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)), failed)
 
     def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
         """A token for each row, `state` being the rows' records of `_SLOT`."""

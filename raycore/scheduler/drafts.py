@@ -90,6 +90,14 @@ class InFlight:
         slot = int(self.batch.slots[row])
         return table.requests[slot] if table.generation[slot] == self.batch.generations[row] else None
 
+    @staticmethod
+    def failures(result: StepResult, rows: NDArray[np.int64] | None) -> dict[int, str]:
+        """By index into the outputs: why those that are still there of the failed fail. `rows`: see `add_extras`."""
+        if rows is None:
+            return dict(result.failed)
+        index_of = {row: index for index, row in enumerate(rows.tolist())}
+        return {index_of[row]: why for row, why in result.failed if row in index_of}
+
     def add_extras(
         self, outputs: StepOutputs, result: StepResult, rows: NDArray[np.int64] | None, table: SlotTable
     ) -> None:

@@ -296,13 +296,17 @@ class Scheduler:
             outputs = StepOutputs(batch.handles[rows], token_ids, flush_interval_s=flush_interval_s)
         if step.started or result.logprobs or result.prompt_logprobs:
             step.add_extras(outputs, result, rows, table)
+        failures = step.failures(result, rows) if result.failed else {}
         received = table.received[slots]
         table.tokens[slots, received] = token_ids
         received += 1
         table.received[slots] = received
         may_end = ((table.num_stoppers[token_ids] > 0) | (received >= max_tokens)).nonzero()[0]
+        if failures:
+            outputs.finished = self._fail(failures, slots)
+            may_end = may_end[~np.isin(may_end, list(failures))]
         if len(may_end):
-            outputs.finished = self._finish(may_end, slots, token_ids, received)
+            outputs.finished += self._finish(may_end, slots, token_ids, received)
         return outputs
 
     def _finish(
@@ -317,12 +321,23 @@ class Scheduler:
             request = self._slots.requests[int(slots[index])]
             assert request is not None
             end = request.end_of(int(token_ids[index]), int(received[index]))
-            if end is None:
-                continue
-            finished.append(FinishedRequest(request.handle, *end))
-            self._vacate(request)
-            del self._requests[request.handle]
+            if end is not None:
+                finished.append(FinishedRequest(request.handle, *end))
+                self._drop(request)
         return finished
+
+    def _fail(self, failures: dict[int, str], slots: NDArray[np.int64]) -> list[FinishedRequest]:
+        finished: list[FinishedRequest] = []
+        for index, why in failures.items():
+            request = self._slots.requests[int(slots[index])]
+            assert request is not None
+            finished.append(FinishedRequest(request.handle, "failed", why))
+            self._drop(request)
+        return finished
+
+    def _drop(self, request: Request) -> None:
+        self._vacate(request)
+        del self._requests[request.handle]
 
     def check_integrity(self) -> None:
         """Assert our own invariants; for tests, and for when there is nothing else to do."""

@@ -19,6 +19,7 @@ import torch
 
 from raycore.config import DType, EngineConfig
 from raycore.errors import InvalidConfig
+from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention import GatherAttention, HeadShape
 from raycore.model.batch import SlotBatch
@@ -173,7 +174,12 @@ class Worker:
             self._decoder,
             attention(heads, spec.layer_windows, kv, self._dtype, self._device),
             SlotBatch(config.scheduler.max_num_seqs, config.scheduler.max_model_len, config.cache.block_size),
-            Sampler(spec.vocab_size, self._device, batch_invariant=batch_invariant),
+            Sampler(
+                spec.vocab_size,
+                self._device,
+                batch_invariant=batch_invariant,
+                grammars=GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids),
+            ),
             self._device,
             max_threads=self._max_threads,
             reports=self.rank.tp_rank == 0,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
+import re
 import signal
 import threading
 import time
@@ -12,7 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from raycore import LLM, AsyncLLM, EngineDeadError, InvalidConfig, InvalidRequest, PlacementShortage, SamplingParams
+from raycore import (
+    LLM,
+    AsyncLLM,
+    EngineDeadError,
+    InvalidConfig,
+    InvalidRequest,
+    PlacementShortage,
+    RequestFailed,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from raycore.demo import demo_model_path, held_out_problems
 from raycore.errors import InitializationError, InvalidCheckpoint, RequestTooLarge
 from raycore.processes import is_running
@@ -91,6 +103,43 @@ def test_logprobs_come_with_text_and_rank(llm):
     assert completion.cumulative_logprob == pytest.approx(total)
     assert output.prompt_logprobs[0] is None
     assert all(i in p for i, p in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True))
+
+
+def constrained(**constraint) -> SamplingParams:
+    return SamplingParams(temperature=1.5, max_tokens=200, structured_outputs=StructuredOutputsParams(**constraint))
+
+
+def test_outputs_are_what_was_asked_for(llm):
+    properties = {"sum": {"type": "integer", "maximum": 99}}
+    schema = {"type": "object", "properties": properties, "required": ["sum"], "additionalProperties": False}
+    asked = [constrained(json=schema, disable_any_whitespace=True), constrained(regex="[a-z]{40}[0-9]")]
+    outputs = texts(llm, ["27 + 58 ="] * 20, asked * 10)
+    assert all(json.loads(text)["sum"] <= 99 for text in outputs[::2])
+    assert all(re.fullmatch("[a-z]{40}[0-9]", text) for text in outputs[1::2])
+    assert len(set(outputs)) > 10
+    likely = SamplingParams(temperature=0, structured_outputs=StructuredOutputsParams(choice=[" 84", " 85", " 86"]))
+    assert texts(llm, "27 + 58 =", likely) == [" 85"]
+
+
+def test_a_constraint_that_cannot_be_followed_is_refused(llm):
+    with pytest.raises(InvalidRequest, match=r"structured_outputs\.regex='\(': (?s:.*)unclosed group"):
+        texts(llm, ["1", "2"], [constrained(regex="a"), constrained(regex="(")])
+    assert texts(llm, "27 + 58 =") == [" 85"]
+
+
+def test_a_constraint_that_gets_too_complex_costs_its_request_alone(llm):
+    """The parser holds 2,000 items in a row at most."""
+    names = [f"r{i}" for i in range(3000)]
+    start = " | ".join(f'"a" {name}' for name in names)
+    grammar = "\n".join([f"start: {start}", *(f'{name}: "{name}"' for name in names)])
+    params = [GREEDY, constrained(grammar=grammar), GREEDY]
+    with pytest.raises(
+        RequestFailed, match=r"structured_outputs can't be followed with token \d+: .* max is 2000"
+    ) as failure:
+        texts(llm, ["27 + 58 ="] * 3, params)
+    outputs = failure.value.outputs
+    assert [output and output.outputs[0].text for output in outputs] == [" 85", None, " 85"]
+    assert texts(llm, "27 + 58 =") == [" 85"]
 
 
 def test_repeated_prefixes_are_cached(ray_cluster):

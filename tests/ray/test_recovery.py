@@ -14,7 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raycore import LLM, AsyncLLM, EngineDeadError, PlacementShortage, RequestFailed, SamplingParams
+from raycore import (
+    LLM,
+    AsyncLLM,
+    EngineDeadError,
+    PlacementShortage,
+    RequestFailed,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from raycore.demo import demo_model_path, held_out_problems
 from raycore.processes import is_running
 from raycore.worker.worker import Worker
@@ -36,7 +44,7 @@ class PoisonedWorker(Worker):
 
 
 def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
-    """Greedy and seeded; some with log probabilities, stop strings, several outputs."""
+    """Greedy and seeded; some with log probabilities, stop strings, several outputs, or held to a pattern."""
     prompts = [prompt for prompt, _ in held_out_problems(2, 24)]
     long = {"max_tokens": 200, "ignore_eos": True}
     kinds = [
@@ -45,6 +53,7 @@ def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
         {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
         {"temperature": 1.0, "seed": 7, "n": 2, "logprobs": 1},
         {"temperature": 1.0, "seed": 8, "stop": ["7 7", "99", "\n5"]},
+        {"temperature": 1.0, "seed": 9, "structured_outputs": StructuredOutputsParams(regex="([a-z]{2,9} ){40}")},
     ]
     return prompts, [SamplingParams(**long, **kinds[i % len(kinds)]) for i in range(len(prompts))]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from raycore.client.assembly import OutputAssembler
-from raycore.errors import InvalidRequest
+from raycore.errors import InvalidRequest, RequestFailed
 from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.sampling_params import SamplingParams
 
@@ -156,13 +156,14 @@ def test_logprobs_are_by_token_with_text_and_rank(assembler, tokenizer):
     assert [sorted(p) for p in output.prompt_logprobs[1:]] == [sorted([6, b])] * 2
 
 
-def test_an_error_ends_the_whole_request(assembler):
+@pytest.mark.parametrize(("reason", "kind"), [("error", InvalidRequest), ("failed", RequestFailed)])
+def test_an_error_ends_the_whole_request(assembler, reason, kind):
     add(assembler, [1, 2])
-    step = assembler.process(batch([(1, 5)], [(1, "error", "too long")]))
+    step = assembler.process(batch([(1, 5)], [(1, reason, "too long")]))
     [update] = step.updates
     request_id, output, error = update.request_id, update.output, update.error
     assert (request_id, output) == ("r", None)
-    assert isinstance(error, InvalidRequest)
+    assert isinstance(error, kind)
     assert str(error) == "too long"
     assert step.aborts == [2]
     assert assembler.process(batch([(2, 5)], [(2, "length")])).updates == []

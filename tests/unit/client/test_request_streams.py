@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from raycore.client.updates import COALESCE_S, Sink, Update
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.sampling_params import SamplingParams
+from raycore.structured_outputs import StructuredOutputsParams
 
 PARAMS = SamplingParams(max_tokens=4)
 PROMPT = {"prompt_token_ids": [1, 2]}
@@ -145,6 +147,32 @@ def test_only_those_who_stream_get_tokens_at_once():
         return client.flush_interval_s
 
     assert [asyncio.run(run(stream)) for stream in (True, False)] == [0.0, COALESCE_S]
+
+
+def test_a_constraint_is_compiled_while_the_loop_goes_on():
+    async def run() -> None:
+        client = FakeClient()
+        is_compiled = threading.Event()
+        threads: list[threading.Thread] = []
+
+        def check(params: SamplingParams) -> None:
+            threads.append(threading.current_thread())
+            assert is_compiled.wait(10)
+
+        client.check_structured_outputs = check
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+        step = asyncio.ensure_future(anext(Streams(client).generate(PROMPT, params, "a")))
+        while not threads:
+            await asyncio.sleep(0.001)
+        assert client.sinks == {}
+        is_compiled.set()
+        while not client.sinks:
+            await asyncio.sleep(0.001)
+        client.give("a", finished=True)
+        await step
+        assert threads != [threading.current_thread()]
+
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_a_closed_loop_is_no_trouble_and_is_not_kept():

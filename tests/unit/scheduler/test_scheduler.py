@@ -6,7 +6,7 @@ import pytest
 from fake_worker import FakeEngine, reference
 
 from raycore.errors import InvalidRequest, RequestTooLarge
-from raycore.messages import StepPlan
+from raycore.messages import StepPlan, StepResult
 
 
 def ints(data: bytes) -> list[int]:
@@ -276,6 +276,30 @@ def test_a_new_request_leaves_the_running_ones_room_to_grow() -> None:
     assert (load.num_waiting, load.num_running) == (1, 2)
     engine.run()
     assert engine.worker.num_resumed == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_request_that_a_worker_fails_ends_alone(depth: int) -> None:
+    engine = FakeEngine(depth=depth, max_num_seqs=3)
+    failing = engine.submit([1, 2, 3], max_tokens=20)
+    others = [engine.submit([4 + i, 5], max_tokens=9 + i) for i in range(4)]
+    execute = engine.worker.execute
+
+    def fail_it(plan: StepPlan) -> StepResult:
+        """From its fourth token on, with whatever token there is."""
+        result, slots = execute(plan), ints(plan.slots)
+        slot = next((s for s, new in engine.worker.rows.items() if new.num_prompt_tokens == 3), None)
+        if slot in slots and len(engine.worker.known[slot]) > 6:
+            result.failed = [(slots.index(slot), "it is too complex")]
+        return result
+
+    engine.worker.execute = fail_it
+    while engine.step():
+        pass
+    assert engine.finished.pop(failing) == ("failed", "it is too complex")
+    assert len(engine.tokens[failing]) == 4
+    assert engine.finished == dict.fromkeys(others, ("length", None))
+    assert engine.scheduler.load().kv_usage == 0
 
 
 def test_flush_interval_is_the_smallest_of_those_with_new_tokens() -> None:

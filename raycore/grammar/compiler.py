@@ -1,0 +1,114 @@
+"""From `StructuredOutputsParams` to matchers for one model's tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from raycore.errors import InvalidRequest
+from raycore.grammar.matcher import TokenMatcher, reason_of
+from raycore.structured_outputs import StructuredOutputsParams
+from raycore.tokenizer_files import read_tokenizer_files
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_NUM_KEPT = 64
+"""Compiled grammars to remember: many requests have the same."""
+_REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
+
+
+class GrammarCompiler:
+    """Reads the tokenizer and loads llguidance when it is first asked for a matcher. Thread-safe."""
+
+    def __init__(self, tokenizer_dir: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """`vocab_size` is the model's, which logits have; the tokenizer may know fewer tokens, or more."""
+        self._tokenizer_dir = tokenizer_dir
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
+
+    def check(self, asked: StructuredOutputsParams) -> None:
+        """Raises InvalidRequest when it can't be followed, with the reason."""
+        try:
+            self.matcher(asked).allowed_after(np.empty(0, np.int32))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{asked}: {error}") from error
+
+    def matcher(self, asked: StructuredOutputsParams, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
+        """A matcher of an output's beginning. A complete output ends with end-of-sequence or one of `stop_token_ids`.
+
+        Raises:
+            InvalidRequest: it can't be compiled.
+        """
+        key = msgspec.msgpack.encode(asked)
+        with self._lock:
+            compiled = self._compiled.get(key)
+            if compiled is None:
+                compiled = self._compiled[key] = self._compile(asked)
+                if len(self._compiled) > _NUM_KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(key)
+            return TokenMatcher(compiled.deep_copy(), self._vocab_size, [*self._eos_token_ids, *stop_token_ids])
+
+    def _compile(self, asked: StructuredOutputsParams) -> LLMatcher:
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ImportError as error:
+            raise InvalidRequest(
+                f"the package llguidance is missing ({error}): pip install 'raycore[structured]'"
+            ) from error
+        if self._tokenizer is None:
+            self._tokenizer = self._read_tokenizer()
+        try:
+            text = _grammar_text(asked)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        # an error would show the parser's state
+        limits = LLParserLimits(verbose_errors=False)
+        compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+        if compiled.is_error():
+            raise InvalidRequest(reason_of(compiled))
+        return compiled
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        if not self._eos_token_ids:
+            raise InvalidRequest("the model has no end-of-sequence token, with which an output could end")
+        try:
+            native = read_tokenizer_files(Path(self._tokenizer_dir)).native
+            num_known = 1 + max(native.get_vocab(with_added_tokens=True).values())
+            return LLTokenizer(native.to_str(), n_vocab=max(self._vocab_size, num_known), eos_token=self._eos_token_ids)
+        except ValueError as error:
+            raise InvalidRequest(f"the tokenizer in {self._tokenizer_dir} can't be used: {error}") from error
+
+
+def _grammar_text(asked: StructuredOutputsParams) -> str:
+    """The constraint as llguidance takes it. Raises ValueError when that can't be said."""
+    from llguidance import LLMatcher, grammar_from
+
+    if asked.regex is not None:
+        return LLMatcher.grammar_from_regex(asked.regex)
+    if asked.choice is not None:
+        # its lists of alternatives are limited to some hundreds, its patterns aren't
+        return LLMatcher.grammar_from_regex("|".join(map(_literal, asked.choice)))
+    if asked.grammar is not None:
+        return grammar_from("grammar", asked.grammar)
+    schema = asked.json if asked.json is not None else {"type": "object"}
+    return LLMatcher.grammar_from_json_schema(
+        schema, defaults={"whitespace_flexible": not asked.disable_any_whitespace}
+    )
+
+
+def _literal(text: str) -> str:
+    """A pattern that matches this text alone."""
+    return "".join(f"\\{character}" if character in _REGEX_SPECIAL else character for character in text)

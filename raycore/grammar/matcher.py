@@ -1,0 +1,69 @@
+"""One output on its way through a grammar, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raycore.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class TokenMatcher:
+    """Follows one output, and knows what may come next. Made by `GrammarCompiler.matcher`."""
+
+    def __init__(self, native: LLMatcher, vocab_size: int, end_ids: Iterable[int]) -> None:
+        """`end_ids`: the tokens that may end an output, when it is complete."""
+        self._native = native
+        self._vocab_size = vocab_size
+        self._end_ids = frozenset(token_id for token_id in end_ids if token_id < vocab_size)
+        self._num_tokens = 0
+        self._has_ended = False
+
+    def allowed_after(self, output: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """bool[vocab_size]: the tokens that may follow `output`, one at least. Behind its end that is another end.
+
+        Args:
+            output: all tokens so far, of which those of the last call are the first.
+
+        Raises:
+            InvalidRequest: `output` doesn't follow the grammar, nothing can come next, or the grammar is too complex.
+        """
+        for token_id in output[self._num_tokens :].tolist():
+            self._advance(token_id)
+        self._num_tokens = len(output)
+        return self._allowed()
+
+    def _advance(self, token_id: int) -> None:
+        if self._has_ended:
+            return
+        if token_id in self._end_ids and self._native.is_accepting():
+            self._has_ended = True
+        elif not self._native.consume_token(token_id):
+            raise InvalidRequest(
+                f"structured_outputs can't be followed with token {token_id}: {reason_of(self._native)}"
+            )
+
+    def _allowed(self) -> NDArray[np.bool_]:
+        allowed_V = np.zeros(self._vocab_size, np.bool_)
+        if not self._has_ended:
+            bits = np.frombuffer(self._native.compute_bitmask(), np.uint8)
+            allowed_V = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
+            # it allows the end after an error, too
+            if self._native.is_error():
+                raise InvalidRequest(f"structured_outputs can't be followed: {reason_of(self._native)}")
+        if self._has_ended or self._native.is_accepting():
+            allowed_V[list(self._end_ids)] = True
+        if not allowed_V.any():
+            raise InvalidRequest("structured_outputs can't be followed: no token of this model's can come next")
+        return allowed_V
+
+
+def reason_of(native: LLMatcher) -> str:
+    """Its error, without what stands for the details that aren't shown."""
+    return native.get_error().removesuffix("<non-verbose/>").rstrip()

@@ -1,0 +1,102 @@
+"""What a request's output has to look like. Names and meanings are vLLM's.
+
+Here is only what can be said without a tokenizer: which kind of constraint it is, and that its value has the right
+type. Whether it can be followed is for `raycore.grammar` to say.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from raycore.errors import InvalidRequest
+
+MAX_CHARACTERS = 1 << 18
+"""Of a constraint's text. The slowest of that size to compile, with some thousand patterns, took a second."""
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_SHOWN = 100
+"""Characters of a value in an error."""
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One kind of constraint, exactly, for all of an output. Needs llguidance: `pip install 'raycore[structured]'`.
+
+    Raises:
+        InvalidRequest: from the constructor, when none or several are given, or a value has the wrong type.
+    """
+
+    json: str | dict[str, Any] | None = None
+    """A JSON schema, as an object or as text. The constructor makes it text."""
+    regex: str | None = None
+    """What the whole output matches, in the syntax of Rust's `regex`: without look-around and back-references."""
+    choice: list[str] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A context-free grammar in GBNF, or in llguidance's variant of Lark."""
+    json_object: bool | None = None
+    """True: any JSON object."""
+    disable_any_whitespace: bool = False
+    """Whether JSON is written without white space between its parts."""
+
+    def __post_init__(self) -> None:
+        if self.json_object is False:
+            self.json_object = None
+        given = [name for name in _KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise InvalidRequest(f"structured_outputs has {found} of {', '.join(_KINDS)}: give exactly one")
+        if isinstance(self.json, dict):
+            self.json = _as_text(self.json)
+        _check_text("json", self.json)
+        _check_text("regex", self.regex)
+        _check_text("grammar", self.grammar)
+        self._check_choice()
+        for name in ("json_object", "disable_any_whitespace"):
+            if getattr(self, name) not in (None, True, False):
+                raise InvalidRequest(f"structured_outputs.{name}={getattr(self, name)!r} is not a boolean")
+
+    def __str__(self) -> str:
+        """The constraint as errors call it, shortened."""
+        name = next(name for name in _KINDS if getattr(self, name) is not None)
+        value = repr(getattr(self, name))
+        return f"structured_outputs.{name}={value[:_SHOWN]}{'…' if len(value) > _SHOWN else ''}"
+
+    def _check_choice(self) -> None:
+        given: Any = self.choice  # users may pass anything
+        if given is None:
+            return
+        if not isinstance(given, list) or not given:
+            raise InvalidRequest(f"structured_outputs.choice={given!r} is not a list of at least one text")
+        for text in self.choice or []:
+            _check_text("choice", text)
+        _check_length("choice", sum(map(len, self.choice or [])))
+
+
+def _as_text(schema: dict[str, Any]) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"structured_outputs.json is not a JSON schema: {error}") from error
+
+
+def _check_text(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise InvalidRequest(f"structured_outputs.{name} has {value!r}, which is not text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"structured_outputs.{name}: character {error.start} is half of a surrogate pair"
+        ) from None
+    _check_length(name, len(value))
+
+
+def _check_length(name: str, length: int) -> None:
+    if length > MAX_CHARACTERS:
+        raise InvalidRequest(
+            f"structured_outputs.{name} has {length} characters; at most {MAX_CHARACTERS} are compiled"
+        )

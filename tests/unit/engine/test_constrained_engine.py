@@ -1,0 +1,130 @@
+"""A whole engine, without Ray, whose outputs have to be JSON of random schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from raycore.client.tokenizer import Tokenizer
+from raycore.config import resolve
+from raycore.demo import demo_model_path
+from raycore.engine.core import EngineCore
+from raycore.executor.inline import InlineExecutor
+from raycore.messages import EngineRequest, FinishedRequest
+from raycore.sampling_params import SamplingParams
+from raycore.structured_outputs import StructuredOutputsParams
+
+TOKENS = Tokenizer.from_dir(demo_model_path())
+NUM_REQUESTS = 16
+
+
+def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """What follows it is short, so that it ends."""
+    kinds = ["integer", "number", "string", "pattern", "enum", "boolean"] + ["object", "array", "anyOf"] * (depth > 0)
+    kind = rng.choice(kinds)
+    if kind == "integer":
+        low = rng.randint(-50, 50)
+        return {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 1000)}
+    if kind == "number":
+        return {"enum": [rng.random(), 1e9, -2.5]}
+    if kind == "string":
+        return {"type": "string", "minLength": rng.randint(0, 2), "maxLength": 6}
+    if kind == "pattern":
+        return {"type": "string", "pattern": rng.choice(["^[a-f]{2,5}$", "^(ab|cd)+x{3}$", r"^\+?[0-9]{3,6}$"])}
+    if kind == "enum":
+        return {"enum": rng.sample(["red", "grün", 'a "quote"', None, 4, True, [1], {"a": 2}], 3)}
+    if kind == "object":
+        properties = {f"{rng.choice(['key', 'é', 'two words'])} {i}": random_schema(rng, depth - 1) for i in range(3)}
+        required = [name for name in properties if rng.random() < 0.6]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    if kind == "array":
+        return {"type": "array", "items": random_schema(rng, depth - 1), "minItems": 1, "maxItems": 3}
+    if kind == "anyOf":
+        return {"anyOf": [random_schema(rng, depth - 1) for _ in range(2)]}
+    return {"type": "boolean"}
+
+
+def requests(seed: int) -> list[EngineRequest]:
+    rng = random.Random(seed)
+    constraints = [{"json": random_schema(rng), "disable_any_whitespace": True} for _ in range(NUM_REQUESTS)]
+    return [request(handle, seed, **constraint) for handle, constraint in enumerate(constraints)]
+
+
+def request(handle: int, seed: int, **constraint: Any) -> EngineRequest:
+    asked = StructuredOutputsParams(**constraint)
+    params = SamplingParams(temperature=1.5, max_tokens=400, structured_outputs=asked)
+    prompt = TOKENS.encode(f"{handle} + {seed} =")
+    return EngineRequest(handle, str(handle), prompt, params, seed=handle + 100 * seed, eos_token_ids=[0, 3])
+
+
+def make_core(**options: Any) -> EngineCore:
+    config = resolve(
+        demo_model_path(), num_threads=1, dtype="float32", max_model_len=512, max_num_batched_tokens=64,
+        max_num_seqs=NUM_REQUESTS, **options,
+    )  # fmt: skip
+    return EngineCore(config, InlineExecutor(config, 0, 1))
+
+
+def run(core: EngineCore, made: list[EngineRequest]) -> tuple[dict[int, list[int]], dict[int, FinishedRequest]]:
+    outputs: dict[int, list[int]] = {request.handle: [] for request in made}
+    ends: dict[int, FinishedRequest] = {}
+    for request in made:
+        core.submit(request)
+    while core.has_work():
+        step = core.step()
+        assert step is not None
+        for handle, token_id in zip(step.handles.tolist(), step.token_ids.tolist(), strict=True):
+            outputs[handle].append(token_id)
+        ends |= {end.handle: end for end in step.finished}
+    return outputs, ends
+
+
+@pytest.fixture(scope="module")
+def core():
+    core = make_core(num_gpu_blocks_override=500)
+    yield core
+    core.shutdown()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_output_is_valid(core, seed):
+    made = requests(seed)
+    outputs, ends = run(core, made)
+    assert {end.finish_reason for end in ends.values()} == {"stop"}
+    for request in made:
+        asked = request.params.structured_outputs
+        assert asked is not None
+        text = TOKENS.decode(outputs[request.handle])
+        jsonschema.validate(json.loads(text), json.loads(str(asked.json)))
+
+
+def test_preempted_requests_give_the_same(core):
+    made = [request(handle, seed=7, regex="([a-z]{3,9} ){12}") for handle in range(NUM_REQUESTS)]
+    tight = make_core(num_gpu_blocks_override=64, block_size=8)
+    outputs, _ = run(tight, made)
+    assert tight.load().num_preemptions > 0
+    assert outputs == run(core, made)[0]
+    tight.shutdown()
+
+
+def test_a_request_goes_on_where_another_engine_left_it(core):
+    (request, *_) = sorted(requests(5), key=lambda request: -len(str(request.params.structured_outputs)))
+    whole = run(core, [request])[0][request.handle]
+    half = len(whole) // 2
+    request.output_token_ids = whole[:half]
+    assert half > 0
+    assert run(core, [request])[0][request.handle] == whole[half:]
+
+
+def test_one_that_cannot_be_followed_fails_alone(core):
+    made = requests(6)
+    made[4].output_token_ids = TOKENS.encode("no JSON")
+    _, ends = run(core, made)
+    assert ends.pop(4).finish_reason == "failed"
+    assert {end.finish_reason for end in ends.values()} == {"stop"}
+    core.scheduler.check_integrity()
+    assert core.load().num_running == 0

@@ -1,0 +1,189 @@
+"""Which tokens a constraint allows, with the demo model's tokenizer, which can spell every text."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raycore.demo import demo_model_path
+from raycore.errors import InvalidRequest
+from raycore.grammar.compiler import GrammarCompiler
+from raycore.structured_outputs import MAX_CHARACTERS, StructuredOutputsParams
+from raycore.tokenizer_files import read_tokenizer_files
+
+VOCAB = 352
+"""More than the tokenizer knows, as models have it."""
+EOS = [0, 3]
+NATIVE = read_tokenizer_files(Path(demo_model_path())).native
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(demo_model_path(), VOCAB, EOS)
+
+
+def ids_of(text: str) -> list[int]:
+    return NATIVE.encode(text, add_special_tokens=False).ids
+
+
+def allowed_after(compiler: GrammarCompiler, text: str, more: list[int] = [], stop=(), **asked) -> list[int]:  # noqa: B006
+    matcher = compiler.matcher(StructuredOutputsParams(**asked), stop)
+    return np.flatnonzero(matcher.allowed_after(np.array([*ids_of(text), *more], np.int32))).tolist()
+
+
+def texts_after(compiler: GrammarCompiler, text: str, **asked) -> set[str]:
+    return {NATIVE.decode([token_id], skip_special_tokens=False) for token_id in allowed_after(compiler, text, **asked)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "next_texts"),
+    [
+        ({"regex": "[0-9]{2}"}, "", set("0123456789")),
+        ({"regex": "[0-9]{2}"}, "4", set("0123456789")),
+        ({"regex": "[0-9]{2}"}, "42", {"<|endoftext|>", "<|im_end|>"}),
+        ({"regex": "[0-9]{2}|[0-9]{2}x"}, "42", {"<|endoftext|>", "<|im_end|>", "x"}),
+        ({"choice": ["What", "When", "3.5"]}, "", {"W", "Wh", "What", "3"}),
+        ({"choice": ["3.5", "3"]}, "3", {".", "<|endoftext|>", "<|im_end|>"}),
+        ({"json_object": True}, "", {"{"}),
+        ({"json_object": True}, "{}", {"<|endoftext|>", "<|im_end|>"}),
+        ({"json": {"type": "boolean"}}, "", {"t", "f"}),
+        ({"json": {"enum": [1, None]}}, "", {"1", "n", "nu"}),
+        ({"json": {"type": "array", "items": {"const": 1}}, "disable_any_whitespace": True}, "[1", {",", "]"}),
+        ({"json": '{"type": "array", "items": {"const": 1}}'}, "[1", {",", "]", " ", "\n", "\t", "\r"}),
+        ({"grammar": 'root ::= "a" tail\ntail ::= "b" | "c"'}, "a", {"b", "c"}),
+        ({"grammar": 'start: "a" TAIL\nTAIL: /[bc]/'}, "a", {"b", "c"}),
+    ],
+)
+def test_what_may_come_next(compiler, asked, text, next_texts):
+    assert texts_after(compiler, text, **asked) == next_texts
+
+
+def test_texts_in_json_have_no_special_tokens_and_no_halves_of_characters(compiler):
+    allowed = allowed_after(compiler, '"', json={"type": "string"})
+    assert not set(allowed) & {0, 1, 2, 3}
+    assert max(allowed) < NATIVE.get_vocab_size()
+    for token_id in allowed:
+        assert not re.search(r"[\x00-\x1f]", NATIVE.decode([token_id]))
+
+
+@pytest.mark.parametrize("text", ["{}", "", 'a.b*c[d]\n/e"\\-&#~^$|()?+ é😀'])
+def test_a_choice_is_taken_literally(compiler, text):
+    ids = ids_of(text)
+    for length in range(len(ids)):
+        matcher = compiler.matcher(StructuredOutputsParams(choice=[text]))
+        assert matcher.allowed_after(np.array(ids[:length], np.int32))[ids[length]]
+    assert allowed_after(compiler, text, choice=[text]) == EOS
+
+
+def test_there_may_be_thousands_of_choices(compiler):
+    choices = [f"number {i}." for i in range(5000)]
+    assert texts_after(compiler, "number 4711", choice=choices) == {"."}
+    assert allowed_after(compiler, choices[77], choice=choices) == EOS
+
+
+def test_stop_tokens_end_what_is_complete(compiler):
+    (stop,) = ids_of("x")
+    assert allowed_after(compiler, "4", stop=[stop], regex="[0-9]{2}") == ids_of("0 1 2 3 4 5 6 7 8 9")[::2]
+    assert allowed_after(compiler, "42", stop=[stop, 10**6], regex="[0-9]{2}") == [*EOS, stop]
+    for end in (*EOS, stop):
+        assert allowed_after(compiler, "42", [end, end, 100], [stop], regex="[0-9]{2}") == [*EOS, stop]
+
+
+def test_an_output_is_followed_from_wherever_it_is(compiler):
+    asked = StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "string"}}})
+    ids = np.array(ids_of('{"a": "some text"}'), np.int32)
+    step_by_step = compiler.matcher(asked)
+    for length in range(len(ids) + 1):
+        at_once = compiler.matcher(asked).allowed_after(ids[:length])
+        assert np.array_equal(step_by_step.allowed_after(ids[:length]), at_once)
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"json": "[1"}, r"structured_outputs\.json='\[1': EOF"),
+        ({"json": {"type": "text"}}, r"structured_outputs\.json='{\"type\": \"text\"}': Invalid type: text"),
+        ({"json": {"type": "array", "uniqueItems": True}}, 'Unimplemented keys: ."uniqueItems"'),
+        ({"json": {"$ref": "https://example.org/schema"}}, "retrieving it failed"),
+        ({"json": {"type": "string", "pattern": "("}}, "unclosed group"),
+        ({"json": '{"items":' * 500 + "{}" + "}" * 500}, "recursion limit"),
+        ({"regex": "["}, r"regex='\[': .*unclosed character class"),
+        ({"regex": "(?=a)b"}, "look-ahead"),
+        ({"grammar": "start: nothing"}, 'unknown name: "nothing"'),
+        ({"grammar": "((("}, "Expected name"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_the_reason(compiler, asked, match):
+    with pytest.raises(InvalidRequest, match=re.compile(match, re.DOTALL)):
+        compiler.check(StructuredOutputsParams(**asked))
+
+
+def test_no_constraint_takes_long_to_refuse_or_compile(compiler):
+    names = (f"p{i}" for i in itertools.count())
+    properties = {next(names): {"type": "string", "pattern": f"^[a-z]{{3,{i % 90 + 4}}}$"} for i in range(3500)}
+    asked = StructuredOutputsParams(json={"type": "object", "properties": properties})
+    assert MAX_CHARACTERS // 2 < len(asked.json) <= MAX_CHARACTERS
+    started_s = time.perf_counter()
+    compiler.check(asked)
+    assert time.perf_counter() - started_s < 20
+    started_s = time.perf_counter()
+    compiler.check(asked)
+    assert time.perf_counter() - started_s < 0.5, "the second time it is known"
+
+
+def test_only_the_latest_are_kept(compiler):
+    first = StructuredOutputsParams(regex="first")
+    compiler.check(first)
+    for i in range(200):
+        compiler.check(StructuredOutputsParams(regex=f"other {i}"))
+    assert len(compiler._compiled) <= 64
+    compiler.check(first)
+
+
+def test_a_grammar_that_gets_too_complex_on_the_way_says_so(compiler):
+    """A row of the parser holds 2,000 items at most."""
+    alternatives = " | ".join(f'"a" r{i}' for i in range(3000))
+    rules = "\n".join(f'r{i}: "{i}"' for i in range(3000))
+    matcher = compiler.matcher(StructuredOutputsParams(grammar=f"start: {alternatives}\n{rules}"))
+    with pytest.raises(InvalidRequest, match="can't be followed"):
+        matcher.allowed_after(np.array(ids_of("a"), np.int32))
+
+
+def test_an_output_that_does_not_follow_is_noticed(compiler):
+    matcher = compiler.matcher(StructuredOutputsParams(regex="[0-9]+"))
+    with pytest.raises(InvalidRequest, match=f"can't be followed with token {ids_of('x')[0]}: "):
+        matcher.allowed_after(np.array(ids_of("12x"), np.int32))
+
+
+def test_random_walks_give_what_was_asked_for(compiler):
+    """Every token that is allowed can be followed to an end."""
+    rng = random.Random(3)
+    for pattern in (r"(ab|c){0,5}[x-z]", r"[0-9]{1,3}(\.[0-9]{1,3}){3}", r"[^a-z]{0,6}é?", "What (is|are) (you|he)\\?"):
+        for _ in range(10):
+            matcher, ids = compiler.matcher(StructuredOutputsParams(regex=pattern)), []
+            while not ids or ids[-1] not in EOS:
+                ids.append(rng.choice(np.flatnonzero(matcher.allowed_after(np.array(ids, np.int32))).tolist()))
+            assert re.fullmatch(pattern, NATIVE.decode(ids))
+
+
+def test_a_model_without_an_end_cannot_be_constrained():
+    with pytest.raises(InvalidRequest, match="no end-of-sequence token"):
+        GrammarCompiler(demo_model_path(), VOCAB, []).check(StructuredOutputsParams(regex="a"))
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(InvalidRequest, match=f"{tmp_path}.*doesn't exist"):
+        GrammarCompiler(str(tmp_path), VOCAB, EOS).check(StructuredOutputsParams(regex="a"))
+
+
+def test_without_llguidance_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(InvalidRequest, match=r"structured_outputs.regex='a': .*pip install 'raycore\[structured\]'"):
+        GrammarCompiler(demo_model_path(), VOCAB, EOS).check(StructuredOutputsParams(regex="a"))
