@@ -380,7 +380,7 @@ class LLM(_Engine):
 
         Raises:
             InvalidRequest: before anything runs, naming the prompt or parameter.
-            RequestFailed: a request was on failing ranks too often; its `outputs` has what the others gave.
+            RequestFailed: a request can't be finished; its `outputs` has what the others gave.
             EngineDeadError: the engine is gone, with the root cause.
         """
         parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer)
@@ -396,7 +396,7 @@ class LLM(_Engine):
 
         Raises:
             InvalidRequest: at the first step of the iteration, naming the prompt or parameter.
-            RequestFailed: it was on failing ranks too often.
+            RequestFailed: it can't be finished.
             EngineDeadError: the engine is gone, with the root cause.
         """
         parsed = parse_prompts([prompt], self._client.tokenizer)
@@ -513,7 +513,7 @@ class AsyncLLM(_Engine):
 
         Raises:
             InvalidRequest: at the first step of the iteration, naming the prompt or parameter.
-            RequestFailed: it was on failing ranks too often.
+            RequestFailed: it can't be finished.
             EngineDeadError: the engine is gone, with the root cause.
         """
         params = sampling_params or self.get_default_sampling_params()

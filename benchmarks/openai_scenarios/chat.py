@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -116,6 +117,26 @@ def chat_continued(api: Api) -> Any:
 def chat_with_hints(api: Api) -> Any:
     hints = {"user": "me", "metadata": {"a": "b"}, "store": False, "prompt_cache_key": "k", "service_tier": "auto"}
     return of_message(api.chat(response_format={"type": "text"}, **hints).choices[0])
+
+
+@scenario([[["left", "right"], True, "stop"], [["left", "right"], True, "stop"]])
+def chat_json_of_a_schema(api: Api) -> Any:
+    number = {"type": "integer", "minimum": 10, "maximum": 99}
+    schema = {"type": "object", "properties": {"left": number, "right": number}, "required": ["left", "right"]}
+    schema["additionalProperties"] = False
+    outcomes = []
+    for strict in (True, False):
+        asked = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema, "strict": strict}}
+        choice = api.chat(response_format=asked, temperature=1.5, seed=5, max_tokens=300).choices[0]
+        values = json.loads(choice.message.content)
+        outcomes.append([sorted(values), all(10 <= each <= 99 for each in values.values()), choice.finish_reason])
+    return outcomes
+
+
+@scenario({"texts": ["{}"], "ends": [["stop"]], "usage": []})
+def chat_json_object_as_a_stream(api: Api) -> Any:
+    closing_bracket = {"96": 100}
+    return of_events(api.chat(response_format={"type": "json_object"}, logit_bias=closing_bracket, stream=True))
 
 
 @scenario([["assistant", "85", "stop"], None])

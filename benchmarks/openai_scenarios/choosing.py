@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from openai_scenarios.table import Api, of_choice, of_events, of_logprobs, scenario
@@ -79,6 +80,25 @@ def allowed_tokens(api: Api) -> Any:
 @scenario(False)
 def bad_words(api: Api) -> Any:
     return "85" in api.complete(bad_words=["85", "8"], max_tokens=4).choices[0].text
+
+
+@scenario([" 86", "stop", None])
+def one_of_some_choices(api: Api) -> Any:
+    asked = {"structured_outputs": {"choice": [" 86", " 91"]}, "temperature": 1.5}
+    return of_choice(api.complete(**asked, logit_bias={"28": -100}).choices[0])
+
+
+@scenario([True, True, True, True])
+def texts_of_a_pattern(api: Api) -> Any:
+    asked = {"structured_outputs": {"regex": "[a-f]{3,30}-[0-9]{4}"}, "temperature": 1.5, "max_tokens": 60}
+    answer = api.complete(**asked, n=4, seed=8)
+    return [bool(re.fullmatch("[a-f]{3,30}-[0-9]{4}", choice.text)) for choice in answer.choices]
+
+
+@scenario({"texts": ["1 + 2 + 3"], "ends": [["stop"]], "usage": []})
+def text_of_a_grammar_as_a_stream(api: Api) -> Any:
+    grammar = 'root ::= "1" more\nmore ::= " + 2" last\nlast ::= " + " [3]'
+    return of_events(api.complete(structured_outputs={"grammar": grammar}, stream=True))
 
 
 @scenario([False, False, False])

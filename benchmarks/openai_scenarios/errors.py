@@ -155,10 +155,32 @@ def error_no_json(api: Api) -> Any:
 
 
 @scenario(
-    [400, "invalid_request_error", "response_format"], "raycore can't hold output to a grammar, and says so. vLLM can."
+    [
+        [400, "invalid_request_error", "response_format"],
+        [400, "invalid_request_error", "response_format"],
+        [400, "invalid_request_error", "response_format"],
+        [400, "invalid_request_error", "response_format"],
+    ],
+    f"{ERROR_TYPES} {ERROR_PARAMS} {ERROR_PLACES}",
 )
-def error_json_mode(api: Api) -> Any:
-    return of_error(lambda: api.chat(response_format={"type": "json_object"}, max_tokens=4))
+def error_response_format(api: Api) -> Any:
+    schemas = [{"type": "text"}, {"type": "string", "pattern": "("}, None]
+    formats = [{"type": "json_schema", "json_schema": {"name": "x", "schema": schema}} for schema in schemas]
+    return [of_error(lambda each=each: api.chat(response_format=each)) for each in [*formats, {"type": "yaml"}]]
+
+
+@scenario(
+    [
+        [400, "invalid_request_error", "structured_outputs"],
+        [400, "invalid_request_error", "structured_outputs"],
+        [400, "invalid_request_error", "structured_outputs"],
+        [400, "invalid_request_error", "structured_outputs"],
+    ],
+    f"{ERROR_TYPES} {ERROR_PARAMS}",
+)
+def error_structured_outputs(api: Api) -> Any:
+    bad = [{"regex": "("}, {"grammar": "root ::= nothing"}, {"choice": []}, {"regex": "a", "choice": ["a"]}]
+    return [of_error(lambda each=each: api.complete(structured_outputs=each)) for each in bad]
 
 
 @scenario([404, 405])

@@ -10,6 +10,7 @@ from typing import Any
 
 from raycore.client.tokenizer import Tokenizer
 from raycore.outputs import PositionLogprobs, RequestOutput
+from raycore.server.constraints import close_thought, constraint_param
 from raycore.server.conversation import template_messages
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
@@ -53,13 +54,18 @@ class Chat:
             continue_final_message=request.continue_final_message,
         )
         tools = ToolUse.of(request, engine.get_tokenizer(), options)
+        param = constraint_param(request)
+        if params.structured_outputs is not None:
+            if tools is not None:
+                raise APIError(400, f"{param} and tools can't both hold: send tool_choice='none'", param=param)
+            text = close_thought(text)
         if tools is not None:
             text = tools.begin_message(text)
             params.skip_special_tokens &= not tools.needs_special_tokens(engine.get_tokenizer())
         token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))
         name, max_tokens = asked_length(request)
         check_length(engine, token_ids, max_tokens, name, "messages")
-        job = Job(token_ids, params, request_id, request.priority)
+        job = Job(token_ids, params, request_id, request.priority, param)
         return Chat(engine, request, model, request_id, int(time.time()), job, tools)
 
     async def answer(self) -> dict[str, Any]:

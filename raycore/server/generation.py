@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from raycore.client.tokenizer import Tokenizer
+from raycore.errors import InvalidRequest
 from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
+from raycore.server.constraints import named
 
 
 class ServingEngine(Protocol):
@@ -59,6 +61,8 @@ class Job:
     params: SamplingParams
     request_id: str
     priority: int = 0
+    constraint_param: str = "structured_outputs"
+    """The request's field that says what `params.structured_outputs` does."""
 
 
 async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]:
@@ -173,4 +177,17 @@ async def _last(engine: ServingEngine, job: Job) -> RequestOutput:
 
 def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
     prompt = {"prompt_token_ids": job.token_ids}
-    return engine.generate(prompt, job.params, job.request_id, job.priority, stream=stream)
+    outputs = engine.generate(prompt, job.params, job.request_id, job.priority, stream=stream)
+    return outputs if job.params.structured_outputs is None else _naming_constraint(outputs, job.constraint_param)
+
+
+async def _naming_constraint(
+    outputs: AsyncGenerator[RequestOutput, None], param: str
+) -> AsyncGenerator[RequestOutput, None]:
+    """The same outputs. A constraint that can't be followed is told of by the client's own name for it."""
+    async with aclosing(outputs):
+        try:
+            async for output in outputs:
+                yield output
+        except InvalidRequest as error:
+            raise (named(error, param) if str(error).startswith("structured_outputs") else error) from error

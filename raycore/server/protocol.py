@@ -41,6 +41,23 @@ class StreamOptions(_Fields):
     include_obfuscation: bool | None = None
 
 
+class StructuredOutputs(_Fields):
+    """What the output has to be: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`."""
+
+    json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
+    """A JSON schema, as an object or as text."""
+    regex: Text | None = None
+    """The whole output matches it. The syntax is that of Rust's regex, without look-around and back-references."""
+    choice: list[Text] | None = None
+    """One of these texts."""
+    grammar: Text | None = None
+    """A context-free grammar in GBNF, or in llguidance's variant of Lark."""
+    json_object: bool | None = None
+    """Any JSON object."""
+    disable_any_whitespace: bool | None = None
+    """Whether JSON is written without white space between its parts."""
+
+
 class SamplingRequest(_Fields):
     """What completions and chat completions share."""
 
@@ -70,6 +87,7 @@ class SamplingRequest(_Fields):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: Int64 = 0
     request_id: Annotated[Text, Field(max_length=256)] | None = None
     add_special_tokens: bool | None = None
@@ -115,10 +133,21 @@ class NamedTool(_Fields):
     function: NamedFunction
 
 
+class JsonSchemaFormat(_Fields):
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+    """The output follows the schema in any case."""
+
+
 class ResponseFormat(BaseModel):
+    """What the message has to be: with `json_object`, a JSON object; with `json_schema`, JSON of that schema."""
+
     model_config = ConfigDict(extra="allow", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
 
 
 class Message(BaseModel):

@@ -6,6 +6,7 @@ from typing import Any
 
 from raycore.errors import InvalidRequest
 from raycore.sampling_params import MAX_SEED, SamplingParams
+from raycore.server.constraints import structured_outputs
 from raycore.server.errors import APIError, as_api_error, unsupported
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
@@ -60,8 +61,6 @@ def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], option
     if request.top_logprobs is not None and not request.logprobs:
         raise APIError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     _check_limit("top_logprobs", request.top_logprobs, options.max_logprobs)
-    if request.response_format is not None and request.response_format.type != "text":
-        raise unsupported("response_format", f"type {request.response_format.type!r}: only 'text' is supported")
     name, max_tokens = asked_length(request)
     if max_tokens is not None and max_tokens < 1:
         raise APIError(400, f"{name}={max_tokens} is not at least 1", param=name)
@@ -87,6 +86,7 @@ def _params(
     if isinstance(request.stop, list) and len(request.stop) > options.max_stop_strings:
         raise APIError(400, f"stop has {len(request.stop)} strings; at most {options.max_stop_strings}", param="stop")
     _check_limit("prompt_logprobs", request.prompt_logprobs, options.max_logprobs)
+    chosen["structured_outputs"] = structured_outputs(request)
     given = {name: value for name in _AS_THEY_ARE if (value := getattr(request, name)) is not None}
     if request.seed is not None:
         given["seed"] = request.seed & MAX_SEED  # OpenAI's may be negative

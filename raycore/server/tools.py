@@ -16,6 +16,7 @@ from typing import Any
 
 from raycore.client.tokenizer import Tokenizer
 from raycore.errors import InvalidRequest
+from raycore.server.constraints import close_thought
 from raycore.server.errors import APIError
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, NamedTool
@@ -77,9 +78,7 @@ class ToolUse:
         """The prompt, with the beginning of a call where there has to be one."""
         if not self.must_call:
             return prompt
-        # in an open thought the call would be one, too
-        end_of_thought = "\n</think>\n\n" if prompt.rstrip().endswith("<think>") else ""
-        return prompt + end_of_thought + self.parser.prefill(self.function)
+        return close_thought(prompt) + self.parser.prefill(self.function)
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether the model marks calls by tokens that are left out of the text otherwise."""

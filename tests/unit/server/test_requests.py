@@ -8,6 +8,7 @@ import pytest
 
 from raycore.errors import InvalidRequest
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
+from raycore.structured_outputs import StructuredOutputsParams
 
 BAD = "invalid_request_error"
 
@@ -34,8 +35,11 @@ REFUSED = {
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": []}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
@@ -88,6 +92,13 @@ REFUSED_BY_BOTH = [
     ({"stop_token_ids": [320]}, "stop_token_ids"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"bad_words": [""]}, "bad_words"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+    ({"structured_outputs": {"grammar": "a" * 300_000}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "\ud800"}}, "structured_outputs"),
+    ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"json": 1}}, "structured_outputs"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"priority": 2**63}, "priority"),
@@ -190,6 +201,64 @@ def test_sampling_parameters_reach_the_engine(client, engine):
         assert {name: getattr(params, name) for name in fields} == fields
         assert params.logit_bias == {5: 100.0}
         assert params.logprobs == 3
+
+
+SCHEMA = {"type": "object", "properties": {"json": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            {"json": SCHEMA},
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            {"json": SCHEMA},
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json": SCHEMA}),
+        ({"structured_outputs": {"json": '{"type": "integer"}'}}, {"json": {"type": "integer"}}),
+        ({"structured_outputs": {"regex": "a+", "choice": None}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            {"json_object": True, "disable_any_whitespace": True},
+        ),
+    ],
+)
+def test_constraints_reach_the_engine(client, engine, fields, asked):
+    assert client.chat(**fields).status == 200
+    if "structured_outputs" in fields:
+        assert client.complete(**fields).status == 200
+    for params in engine.params:
+        assert params.structured_outputs == StructuredOutputsParams(**asked)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("response_format", {"type": "json_object"}), ("structured_outputs", {"json_object": True})],
+)
+def test_a_constraint_that_cannot_be_followed_is_told_of_by_the_clients_name_for_it(
+    client, engine, field, value, is_stream
+):
+    def fail(index):
+        raise InvalidRequest("structured_outputs.json_object=True: no way")
+
+    engine.at_token = fail
+    answer = client.chat(**{field: value}, stream=is_stream)
+    assert answer.error == (400, BAD, field)
+    assert "structured_outputs.json_object=True: no way" in answer.json["error"]["message"]
+    if field == "structured_outputs":
+        assert client.complete(**{field: value}, stream=is_stream).error == (400, BAD, field)
 
 
 def test_the_model_is_checked(client):

@@ -1,0 +1,56 @@
+"""What a request's output has to look like: from the fields that say so to the engine's parameter. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raycore.errors import InvalidRequest
+from raycore.server.errors import APIError
+from raycore.server.protocol import ChatCompletionRequest, SamplingRequest
+from raycore.structured_outputs import StructuredOutputsParams
+
+
+def structured_outputs(request: SamplingRequest) -> StructuredOutputsParams | None:
+    """None when the request asks for nothing.
+
+    Raises:
+        APIError: it asks for something that isn't a constraint, or by two fields; the error names the field.
+    """
+    param, values = constraint_param(request), _response_format(request)
+    if request.structured_outputs is not None:
+        if values is not None:
+            raise APIError(400, "response_format and structured_outputs: give only one of them", param=param)
+        values = request.structured_outputs.model_dump(exclude_none=True, by_alias=True)
+    if values is None:
+        return None
+    try:
+        return StructuredOutputsParams(**values)
+    except InvalidRequest as error:
+        raise named(error, param) from error
+
+
+def constraint_param(request: SamplingRequest) -> str:
+    """The field by which the request asks."""
+    return "response_format" if _response_format(request) is not None else "structured_outputs"
+
+
+def named(error: InvalidRequest, param: str) -> APIError:
+    """What to tell of a constraint that the client gave as `param`."""
+    said = str(error)
+    return APIError(400, said if said.startswith(param) else f"{param}: {said}", param=param)
+
+
+def close_thought(prompt: str) -> str:
+    """The prompt, behind the end of a thought that it leaves open: what follows is not to be thought."""
+    return f"{prompt}\n</think>\n\n" if prompt.rstrip().endswith("<think>") else prompt
+
+
+def _response_format(request: SamplingRequest) -> dict[str, Any] | None:
+    asked = request.response_format if isinstance(request, ChatCompletionRequest) else None
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return {"json_object": True}
+    if asked.json_schema is None or asked.json_schema.json_schema is None:
+        raise APIError(400, "response_format.json_schema.schema is missing", param="response_format")
+    return {"json": asked.json_schema.json_schema}
