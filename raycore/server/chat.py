@@ -61,6 +61,7 @@ class Chat:
             text = close_thought(text)
         if tools is not None:
             text = tools.begin_message(text)
+            params.structured_outputs, param = tools.constraint(engine.get_tokenizer()), "tools"
             params.skip_special_tokens &= not tools.needs_special_tokens(engine.get_tokenizer())
         token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))
         name, max_tokens = asked_length(request)

@@ -1,22 +1,26 @@
 """Tool calls in chat: what a request asks for, and a model's text as a message with calls.
 
-Nothing constrains what the model writes, so `tool_choice` is done as follows. Where a function has to be called, the
-prompt ends with the beginning of the call. If that is one certain function, what the model writes are its arguments.
-If any of several has to be called, the model writes the name, too; should that not become a call of one of them, the
-request fails with code `tool_not_called`. In both cases, as with OpenAI's API, arguments can be invalid JSON.
+Where a function has to be called, the prompt ends with the beginning of the call. If that is one certain function,
+what the model writes are its arguments; if it is any of several, the model writes the name, too. Where calls are JSON,
+it is then held to a grammar: to the names that there are, and to JSON that follows the function's schema. Of a function
+that isn't `strict`, keywords that the grammar can't express are passed over. Only running out of tokens cuts it short.
+
+A model that may call functions, but needn't, is held to their schemas if any of them is `strict` and a text announces
+calls, as with Hermes. Everywhere else nothing constrains it: arguments can be invalid, and if it was to call any of
+several and doesn't, the request fails with code `tool_not_called`.
 """
 
 from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from raycore.client.tokenizer import Tokenizer
 from raycore.errors import InvalidRequest
-from raycore.server.constraints import close_thought
+from raycore.server.constraints import close_thought, named
 from raycore.server.errors import APIError
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, NamedTool
@@ -30,6 +34,7 @@ from raycore.server.tool_parsers import (
     ToolParser,
     parser_named,
 )
+from raycore.structured_outputs import StructuredOutputsParams
 
 _SHOWN = 200
 """Characters of a model's text in an error."""
@@ -47,6 +52,8 @@ class ToolUse:
     """Whether any of them has to be."""
     only_first: bool
     """Whether calls after the first are left out."""
+    strict: frozenset[str]
+    """The functions whose schemas have to be followed to the letter."""
 
     @staticmethod
     def of(request: ChatCompletionRequest, tokenizer: Tokenizer, options: ServerOptions) -> ToolUse | None:
@@ -72,13 +79,32 @@ class ToolUse:
         if must_call and len(schemas) == 1:
             (function,) = schemas
         only_first = request.parallel_tool_calls is False or isinstance(choice, NamedTool)
-        return ToolUse(parser, schemas, function, must_call, only_first)
+        strict = frozenset(tool.function.name for tool in request.tools if tool.function.strict)
+        return ToolUse(parser, schemas, function, must_call, only_first, strict)
 
     def begin_message(self, prompt: str) -> str:
         """The prompt, with the beginning of a call where there has to be one."""
         if not self.must_call:
             return prompt
         return close_thought(prompt) + self.parser.prefill(self.function)
+
+    def constraint(self, tokenizer: Tokenizer) -> StructuredOutputsParams | None:
+        """What holds the model's text to the tools; None where nothing does.
+
+        Raises:
+            APIError: the tools are too large for it.
+        """
+        schemas = {name: _compiled_as(schema, name in self.strict) for name, schema in self.schemas.items()}
+        grammar = None
+        if self.must_call:
+            grammar = self.parser.calls_grammar(schemas, self.function, only_first=self.only_first)
+        elif self.strict and not self.needs_special_tokens(tokenizer):
+            # a grammar's text is never a special token, so the model couldn't begin a call as it has learnt to
+            grammar = self.parser.message_grammar(schemas)
+        try:
+            return None if grammar is None else StructuredOutputsParams(grammar=grammar)
+        except InvalidRequest as error:
+            raise named(error, "tools") from error
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether the model marks calls by tokens that are left out of the text otherwise."""
@@ -144,11 +170,16 @@ class MessageReader:
         return list(calls.values())
 
 
+def _compiled_as(schema: Mapping[str, Any], is_strict: bool) -> dict[str, Any]:
+    """The schema with what llguidance is told by it: whether keywords that it doesn't know may be passed over."""
+    return {**schema, "x-guidance": {"lenient": not is_strict}}
+
+
 def _not_called(why: str) -> APIError:
     return APIError(
         500,
         f"tool_choice wants one of tools to be called, but the model didn't do that: {why}. "
-        "What it writes isn't constrained: try again, or name the function in tool_choice.",
+        "Try again, with more tokens, or name the function in tool_choice.",
         param="tool_choice",
         code="tool_not_called",
         kind="server_error",

@@ -72,6 +72,19 @@ class ToolParser(ABC):
         It ends where the model's own tokens end, so that the model goes on as it would have.
         """
 
+    @classmethod
+    def calls_grammar(cls, schemas: Schemas, name: str | None, *, only_first: bool) -> str | None:
+        """What may follow `prefill(name)`, in Lark: a call, or several, with arguments by their functions' schemas.
+
+        None where this can't be said by a grammar.
+        """
+        return None
+
+    @classmethod
+    def message_grammar(cls, schemas: Schemas) -> str | None:
+        """The same of a whole message, which may be text alone, or text with such calls."""
+        return None
+
     @abstractmethod
     def begin(self, name: str) -> list[Delta]:
         """Go on behind `prefill(name)`: what follows are the arguments, whatever it is."""

@@ -14,6 +14,8 @@ _HEAD = re.compile(
 )
 """All that stands before the arguments, in the usual order."""
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)["\\]')
+_SPACE = r"[ \n]{1,2}"
+"""What models write between the parts of a call, at most."""
 _KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
 
 
@@ -40,6 +42,23 @@ class JsonCallParser(ToolParser):
     @classmethod
     def _before_object(cls) -> str:
         return ""
+
+    @classmethod
+    def calls_grammar(cls, schemas: Schemas, name: str | None, *, only_first: bool) -> str | None:
+        """See `ToolParser.calls_grammar`."""
+        first = "call" if name is None else f'arguments_{list(schemas).index(name)} SPACE? "}}"'
+        more = "" if only_first else f"(closing SPACE? {json.dumps(cls.prefill(None))} call)*"
+        return "\n".join([f"start: {first} {more} closing?", *cls._call_rules(schemas)])
+
+    @classmethod
+    def _call_rules(cls, schemas: Schemas) -> list[str]:
+        """`call` begins with the function's name, behind its quotation mark, and ends with the object."""
+        rules = [f"closing: SPACE? {json.dumps(cls.closing)}", f"SPACE: /{_SPACE}/"]
+        for index, (name, schema) in enumerate(schemas.items()):
+            head = f'{as_json(name)[1:]}, "{cls.arguments_key}":'
+            rules.append(f'call_{index}: {json.dumps(head)} arguments_{index} SPACE? "}}"')
+            rules.append(f"arguments_{index}: SPACE? %json {json.dumps({'type': 'object', **schema})}")
+        return [f"call: {' | '.join(f'call_{index}' for index in range(len(schemas)))}", *rules]
 
     def begin(self, name: str) -> list[Delta]:
         self._start_call(name)
@@ -145,6 +164,19 @@ class HermesParser(JsonCallParser):
     arguments_key = "arguments"
     needs_arguments = False
     ends_arguments = closing
+
+    @classmethod
+    def message_grammar(cls, schemas: Schemas) -> str | None:
+        """See `ToolParser.message_grammar`. Whatever follows the announcement of a call is one."""
+        return "\n".join(
+            [
+                "start: (announced call closing)* TEXT",
+                f"announced: opening SPACE? {json.dumps(cls.prefill(None).removeprefix(cls._before_object()))}",
+                f"opening[lazy]: TEXT {json.dumps(cls.opening)}",
+                r"TEXT: /(.|\n)*/",
+                *cls._call_rules(schemas),
+            ]
+        )
 
     @classmethod
     def _before_object(cls) -> str:

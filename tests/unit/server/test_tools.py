@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
 from pathlib import Path
 
 import httpx
+import jsonschema
+import numpy as np
 import pytest
 import tool_templates
 from asgi_client import Client
-from fake_engine import FakeEngine
+from fake_engine import END_OF_TEXT, VOCAB_SIZE, FakeEngine
 from openai import AsyncOpenAI
 
 from raycore.client.tokenizer import Tokenizer
 from raycore.demo import demo_model_path
-from raycore.errors import InvalidConfig
+from raycore.errors import InvalidConfig, InvalidRequest
+from raycore.grammar.compiler import GrammarCompiler
 from raycore.server import ServerOptions, build_app
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
@@ -259,6 +263,147 @@ def test_a_call_that_has_to_be_ends_the_thought_that_the_template_begins():
     writer = Writer(" {}}", tool_templates.THINKING)
     prompt = writer.prompt(tool_choice=named("get_time"))
     assert prompt.endswith('<think>\n\n</think>\n\n<tool_call>\n{"name": "get_time", "arguments":')
+
+
+# what the model is held to
+
+
+FORECAST = {
+    "type": "function",
+    "function": {
+        "name": 'get "forecast"',
+        "parameters": {
+            "type": "object",
+            "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}, "unit": {"enum": ["C", "F"]}},
+            "required": ["days", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+SHORT = {
+    "type": "function",
+    "function": {"name": "wait", "parameters": {"properties": {}, "additionalProperties": False}},
+}
+
+
+def strict(tool):
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+def constraint(writer, **body):
+    writer.choice(**body)
+    return writer.engine.params[-1].structured_outputs
+
+
+def written_at_random(asked, rng):
+    """What a model without any sense writes, character by character where it can."""
+    writer_tokens = Tokenizer.from_dir(demo_model_path())
+    matcher, ids = GrammarCompiler(demo_model_path(), VOCAB_SIZE, [END_OF_TEXT]).matcher(asked), []
+    while END_OF_TEXT not in ids:
+        allowed = np.flatnonzero(matcher.allowed_after(np.array(ids, np.int32))).tolist()
+        ids.append(END_OF_TEXT if END_OF_TEXT in allowed and len(ids) > 400 else rng.choice(allowed))
+    return writer_tokens.decode(ids)
+
+
+@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.LLAMA3])
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"tool_choice": "required"}, {'get "forecast"', "wait"}),
+        ({"tool_choice": named('get "forecast"')}, {'get "forecast"'}),
+        ({"tool_choice": "required", "tools": [SHORT]}, {"wait"}),
+    ],
+)
+def test_what_has_to_be_a_call_can_be_nothing_else(template, choice, expected):
+    body = {"tools": [FORECAST, SHORT], **choice}
+    asked = constraint(Writer('wait", "arguments": {}}', template), **body)
+    rng = random.Random(template)
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (FORECAST, SHORT)}
+    called = set()
+    for _ in range(20):
+        message = Writer(written_at_random(asked, rng), template).choice(**body)["message"]
+        assert message["content"] is None
+        assert message["tool_calls"]
+        for name, arguments in calls_of(message):
+            jsonschema.validate(json.loads(arguments), {"type": "object", **schemas[name]})
+            called.add(name)
+    assert called == expected
+
+
+def test_strict_functions_are_called_by_their_schemas_or_not_at_all():
+    body = {"tools": [strict(FORECAST), SHORT]}
+    asked = constraint(Writer(), **body)
+    rng = random.Random(1)
+    tokens = Tokenizer.from_dir(demo_model_path())
+    compiler = GrammarCompiler(demo_model_path(), VOCAB_SIZE, [END_OF_TEXT])
+
+    def fits(text):
+        matcher, ids = compiler.matcher(asked), tokens.encode(text, add_special_tokens=False)
+        try:
+            return bool(matcher.allowed_after(np.array(ids, np.int32))[END_OF_TEXT])
+        except InvalidRequest:
+            return False
+
+    call = '<tool_call>\n{"name": "get \\"forecast\\"", "arguments": {"days": 3, "unit": "C"}}\n</tool_call>'
+    assert fits("It rains. <b>Really</b>, <tool")
+    assert fits(f"Let me look.\n{call}")
+    assert fits(f"{call}\n{call} Done.")
+    for wrong in (call.replace("3", "30"), call.replace('"C"', '"K"'), call.replace("get", "set"), "<tool_call>what?"):
+        assert not fits(f"Let me look.\n{wrong}")
+    for _ in range(5):
+        message = Writer(written_at_random(asked, rng)).choice(**body)["message"]
+        for name, arguments in calls_of(message):
+            assert name in ('get "forecast"', "wait")
+            json.loads(arguments)
+
+
+@pytest.mark.parametrize(
+    ("template", "body"),
+    [
+        (tool_templates.HERMES, {}),
+        (tool_templates.HERMES, {"tools": [strict(FORECAST)], "tool_choice": "none"}),
+        (tool_templates.LLAMA3, {"tools": [strict(FORECAST)]}),
+        (tool_templates.QWEN3_CODER, {"tools": [strict(FORECAST)]}),
+    ],
+)
+def test_else_nothing_constrains_it(template, body):
+    assert constraint(Writer("text", template), **body) is None
+
+
+def test_keywords_that_no_grammar_has_are_passed_over_unless_the_function_is_strict():
+    odd = {
+        "type": "function",
+        "function": {"name": "odd", "parameters": {"type": "object", "not": {"required": ["x"]}}},
+    }
+    compiler = GrammarCompiler(demo_model_path(), VOCAB_SIZE, [END_OF_TEXT])
+    body = {"tool_choice": named("odd")}
+    compiler.check(constraint(Writer(" {}}"), tools=[odd], **body))
+    with pytest.raises(InvalidRequest, match=r"Unimplemented keys: \[.not.\]"):
+        compiler.check(constraint(Writer(" {}}"), tools=[strict(odd)], **body))
+
+
+def test_tools_that_cannot_be_followed_are_told_of_as_such():
+    def fail(index):
+        raise InvalidRequest("structured_outputs.grammar='start…': no way")
+
+    writer = Writer(" {}}")
+    writer.engine.at_token = fail
+    error = writer.chat(tool_choice=named("get_time")).error
+    assert error == (400, "invalid_request_error", "tools")
+    large = tool("large")
+    large["function"]["parameters"]["description"] = "x" * 300_000
+    assert Writer().chat(tools=[large], tool_choice="required").error == (400, "invalid_request_error", "tools")
+
+
+def test_a_format_of_the_message_and_tools_do_not_go_together():
+    answer = Writer(CALL).chat(response_format={"type": "json_object"})
+    assert answer.error == (400, "invalid_request_error", "response_format")
+    assert Writer(CALL).chat(response_format={"type": "json_object"}, tool_choice="none").status == 200
+
+
+def test_a_message_that_has_to_be_json_is_not_thought():
+    prompt = Writer("{}", tool_templates.THINKING).prompt(response_format={"type": "json_object"}, tools=None)
+    assert prompt.endswith("<think>\n\n</think>\n\n")
 
 
 @pytest.mark.parametrize(
