@@ -88,7 +88,7 @@ class GrammarCompiler:
             native = read_tokenizer_files(Path(self._tokenizer_dir)).native
             num_known = 1 + max(native.get_vocab(with_added_tokens=True).values())
             return LLTokenizer(native.to_str(), n_vocab=max(self._vocab_size, num_known), eos_token=self._eos_token_ids)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise InvalidRequest(f"the tokenizer in {self._tokenizer_dir} can't be used: {error}") from error
 
 
