@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import sys
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from raycore.llm import AsyncLLM
     from raycore.server import ServerOptions
+    from raycore.server.options import TraceOptions
 
 DEFAULT_PORT = 8000
 
@@ -83,13 +85,14 @@ def _serve(args: argparse.Namespace) -> int:
         tool_call_parser=args.tool_call_parser,
         max_streams=args.max_concurrent_requests,
     )
+    traces = _trace_options(args.otlp_traces_endpoint)
     if not (logger := logging.getLogger("raycore")).isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     try:
         listener = listen(args.host, args.port) if count == 1 else reserve(args.host, args.port)
     except OSError as error:
         raise InvalidConfig(f"can't listen on {args.host}:{args.port}: {error.strerror or error}") from error
-    with listener, _tracing(args.otlp_traces_endpoint, count) as tracing:
+    with listener, _tracing(traces if count == 1 else None) as tracing:
         engine = AsyncLLM(model, use_tqdm_on_load=sys.stderr.isatty(), **chosen)
         try:
             host, port = listener.getsockname()[:2]
@@ -97,7 +100,7 @@ def _serve(args: argparse.Namespace) -> int:
             server = (
                 HttpServer(_app(engine, options, tracing), listener)
                 if count == 1
-                else APIServers(engine, options, host, port, count)
+                else APIServers(engine, options, host, port, count, traces)
             )
             where = f"{options.served_model_names[0]} on http://{host}:{port}"
             with throughput_logged(engine.read_metrics, is_wanted=not args.disable_log_stats):
@@ -112,24 +115,30 @@ def _say(text: str) -> None:
     print(f"raycore: {text}", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def _tracing(endpoint: str | None, num_servers: int) -> Generator[TracerProvider | None, None, None]:
-    """What takes the spans and sends them to `endpoint`, if there is one: the last of them when the block ends."""
+def _trace_options(endpoint: str | None) -> TraceOptions | None:
+    """Raises InvalidConfig if it is no URL, or the packages are missing."""
     if endpoint is None:
-        yield None
-        return
-    if num_servers > 1:
-        raise InvalidConfig(
-            f"--otlp-traces-endpoint needs one process that serves, and --api-server-count is {num_servers}"
-        )
+        return None
     if not endpoint.startswith(("http://", "https://")):
         raise InvalidConfig(f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317")
     try:
-        from raycore.server.tracing import start_tracing
-
-        provider = start_tracing(endpoint)
+        importlib.import_module("raycore.server.tracing")  # here, where whoever asks sees it
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[otel]'") from error
+    from raycore.server.options import TraceOptions
+
+    return TraceOptions(endpoint, {name: value for name, value in os.environ.items() if name.startswith("OTEL_")})
+
+
+@contextmanager
+def _tracing(traces: TraceOptions | None) -> Generator[TracerProvider | None, None, None]:
+    """What takes this process's spans and sends them, if they are wanted: the last of them when the block ends."""
+    if traces is None:
+        yield None
+        return
+    from raycore.server.tracing import start_tracing
+
+    provider = start_tracing(traces.endpoint)
     try:
         yield provider
     finally:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
@@ -27,8 +27,12 @@ from raycore.metrics.view import MetricsView
 from raycore.server.app import build_app
 from raycore.server.client_engine import ClientEngine
 from raycore.server.messages import RankShare, Report
-from raycore.server.options import ServerOptions
+from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import HttpServer, listen, prepare_process
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from opentelemetry.sdk.trace import TracerProvider
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +55,21 @@ class APIServer:
     """One of several processes that serve the same port."""
 
     def __init__(
-        self, config_bytes: bytes, client_index: int, limits: EngineInfo, options: ServerOptions, name: str
+        self,
+        config_bytes: bytes,
+        client_index: int,
+        limits: EngineInfo,
+        options: ServerOptions,
+        traces: TraceOptions | None,
+        name: str,
     ) -> None:
         self._name = name
         config = EngineConfig.decode(config_bytes)
         self._client = EngineClient(config, Tokenizer.from_dir(config.model.tokenizer), client_index, limits)
         self._client.on_broken_stream = self._note_broken
         self._engine = ClientEngine(config, self._client)
-        self._app = build_app(self._engine, options)
+        self._tracing: TracerProvider | None = None
+        self._app = self._build_app(options, traces)
         self._server: HttpServer | None = None
         self._changed = threading.Condition()
         self._broken: list[tuple[int, str]] = []
@@ -81,9 +92,11 @@ class APIServer:
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
-        """Take no connections any more; returns once the answers under way are with their clients."""
+        """Take no connections any more; returns once the answers under way are with their clients, and sends traces."""
         if self._server is not None:
             self._server.stop()
+        if self._tracing is not None:
+            self._tracing.shutdown()
 
     @ray.method(concurrency_group="reports")
     def reports(self) -> Iterator[bytes]:
@@ -141,6 +154,15 @@ class APIServer:
     def show(self, metrics: MetricsView) -> None:
         """The numbers of the whole engine, for whoever asks this server."""
         self._engine.metrics = metrics
+
+    def _build_app(self, options: ServerOptions, traces: TraceOptions | None) -> FastAPI:
+        if traces is None:
+            return build_app(self._engine, options)
+        os.environ.update(traces.environment)  # before OpenTelemetry reads it
+        from raycore.server.tracing import build_traced_app, start_tracing
+
+        self._tracing = start_tracing(traces.endpoint)
+        return build_traced_app(self._engine, options, self._tracing)
 
     def _explanation(self, loss: int) -> EngineDeadError:
         with self._changed:

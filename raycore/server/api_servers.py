@@ -36,7 +36,7 @@ from raycore.metrics.view import MetricsView
 from raycore.processes import send_signal, wait_until_gone
 from raycore.server.actor import APIServer
 from raycore.server.messages import RankShare, Report
-from raycore.server.options import ServerOptions
+from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import GOODBYE_S
 
 logger = logging.getLogger(__name__)
@@ -64,8 +64,19 @@ class _Ended(Exception):
 class APIServers:
     """`count` processes that serve `host:port`, on this node."""
 
-    def __init__(self, engine: AsyncLLM, options: ServerOptions, host: str, port: int, count: int) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        options: ServerOptions,
+        host: str,
+        port: int,
+        count: int,
+        traces: TraceOptions | None = None,
+    ) -> None:
         """Nothing is started yet.
+
+        Args:
+            traces: where each of them sends its own; None: nowhere.
 
         Raises:
             InvalidConfig: there can't be so many.
@@ -73,7 +84,7 @@ class APIServers:
         if not 1 <= count <= MAX_API_SERVERS:
             raise InvalidConfig(f"api_server_count={count} is not in [1, {MAX_API_SERVERS}]")
         each = replace(options, max_streams=-(-options.max_streams // count))
-        make = _Factory(engine, each, host, port)
+        make = _Factory(engine, each, host, port, traces)
         self._keepers = [_Keeper(index, make, engine) for index in range(count)]
 
     def start(self) -> None:
@@ -224,10 +235,13 @@ def _get(ref: Any) -> Any:
 class _Factory:
     """Makes API servers of an engine's."""
 
-    def __init__(self, engine: AsyncLLM, options: ServerOptions, host: str, port: int) -> None:
+    def __init__(
+        self, engine: AsyncLLM, options: ServerOptions, host: str, port: int, traces: TraceOptions | None
+    ) -> None:
         self.address = host, port
         self._engine = engine
         self._options = options
+        self._traces = traces
         # a process may have to start while no rank is up
         self._limits = min(engine.engine_infos, key=lambda info: info.num_kv_tokens)
         self._indices = itertools.count(1)
@@ -243,7 +257,7 @@ class _Factory:
             # Ray may not have let go of the name of one that has ended
             name=f"{name}_{client_index}",
             scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
-        ).remote(self._engine.config.encode(), client_index, self._limits, self._options, name)
+        ).remote(self._engine.config.encode(), client_index, self._limits, self._options, self._traces, name)
         return _Process(actor, client_index)
 
 

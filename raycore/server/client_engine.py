@@ -41,6 +41,10 @@ class ClientEngine:
         """The whole engine's numbers, whichever server has the requests, some seconds old."""
         return self.metrics
 
+    def trace_requests(self) -> None:
+        """See `AsyncLLM.trace_requests`."""
+        self._client.trace_requests()
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer in use."""
         return self._client.tokenizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from raycore.errors import InvalidConfig
@@ -36,6 +36,16 @@ class ServerOptions:
         """Raises InvalidConfig when there is no such tool parser."""
         if self.tool_call_parser is not None:
             parser_named(self.tool_call_parser)
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Where OpenTelemetry traces go."""
+
+    endpoint: str
+    """A collector's URL. With the path `/v1/traces` it is spoken to in OTLP over HTTP, else over gRPC."""
+    environment: dict[str, str] = field(repr=False)
+    """OpenTelemetry's own variables (`OTEL_…`), as the program has them: its API servers don't inherit them."""
 
 
 def read_chat_template(given: str | None) -> str | None:

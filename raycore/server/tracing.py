@@ -51,7 +51,10 @@ def start_tracing(endpoint: str) -> TracerProvider:
     Args:
         endpoint: a URL. With the path `/v1/traces` it is spoken to in OTLP over HTTP, else over gRPC.
     """
-    provider = TracerProvider(resource=Resource.create({"service.name": "raycore"}))
+    resource = Resource.create()
+    if str(resource.attributes["service.name"]).startswith("unknown_service"):  # OTEL_SERVICE_NAME says nothing
+        resource = resource.merge(Resource({"service.name": "raycore"}))
+    provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
     return provider
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from raycore.control.messages import NAMESPACE
 from raycore.control.remote import RemoteEngine
@@ -28,16 +33,64 @@ PROMPT = [5, 6, 7, 8]
 ESTABLISHED = "01"
 
 
+class Collector(ThreadingHTTPServer):
+    """Takes spans, in OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[int, ExportTraceServiceRequest]] = []
+        """Each with the port that it came from, which is one process's."""
+        super().__init__(("127.0.0.1", 0), CollectorHandler)
+        self.endpoint = f"http://127.0.0.1:{self.server_port}/v1/traces"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def services(self) -> list[dict[str, str]]:
+        """What each process says of itself."""
+        said = {
+            port: {each.key: each.value.string_value for each in resource.resource.attributes}
+            for port, request in self.requests
+            for resource in request.resource_spans
+        }
+        return list(said.values())
+
+    def spans(self, trace_id: str) -> list[tuple[int, str]]:
+        """The port and the name of each span of a trace."""
+        return [
+            (port, span.name)
+            for port, request in self.requests
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+            if span.trace_id.hex() == trace_id
+        ]
+
+
+class CollectorHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # a process keeps its connection
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.server.requests.append((self.client_address[1], ExportTraceServiceRequest.FromString(body)))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
 class Program:
     """`raycore serve`, running."""
 
-    def __init__(self, address: str, log: Path) -> None:
+    def __init__(self, address: str, log: Path, collector: Collector) -> None:
         self.log = log
         arguments = ["--api-server-count", "2", "-dp", "2", "--port", "0", "--max-model-len", "1024"]
+        arguments += ["--otlp-traces-endpoint", collector.endpoint]
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "raycore", "serve", *arguments, "--engine-name", ENGINE],
-                env={**os.environ, "RAY_ADDRESS": address},
+                env={**os.environ, "RAY_ADDRESS": address, "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=tests"},
                 stderr=file,
             )
         wait_for("the program serves", lambda: "raycore: serving" in self.text or not self.is_running)
@@ -67,6 +120,7 @@ class Stream:
     """One streamed completion, as its client sees it."""
 
     num_tokens: int
+    trace_id: str = "0af7651916cd43dd8448eb211c80319c"
     num_events: int = 0
     num_completed: int | None = None
     """By the server's own count, at the end."""
@@ -77,11 +131,12 @@ class Stream:
     async def run(self, url: str) -> None:
         body = {"prompt": PROMPT, "max_tokens": self.num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         body["stream_options"] = {"include_usage": True}
+        headers = {"traceparent": f"00-{self.trace_id}-b7ad6b7169203331-01"}
         limits = httpx.Limits(max_keepalive_connections=0)
         try:
             async with (
                 httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client,
-                client.stream("POST", f"{url}/v1/completions", json=body) as answer,
+                client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer,
             ):
                 assert answer.status_code == 200, await answer.aread()
                 async for line in answer.aiter_lines():
@@ -145,9 +200,16 @@ def loads(ray) -> int:
 
 
 @pytest.fixture(scope="module")
-def program(ray_cluster, tmp_path_factory) -> Iterator[Program]:
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
+        collector.shutdown()
+
+
+@pytest.fixture(scope="module")
+def program(ray_cluster, collector, tmp_path_factory) -> Iterator[Program]:
     address = ray_cluster.get_runtime_context().gcs_address
-    program = Program(address, tmp_path_factory.mktemp("serve") / "log")
+    program = Program(address, tmp_path_factory.mktemp("serve") / "log", collector)
     yield program
     if program.is_running:
         program.process.kill()
@@ -260,12 +322,13 @@ def test_a_taken_port_is_refused_before_anything_starts(program):
     assert f"can't listen on 127.0.0.1:{program.port}: Address already in use" in run.stderr
 
 
-def test_sigterm_lets_streams_finish_and_leaves_nothing(program, remote):
+def test_sigterm_lets_streams_finish_sends_their_traces_and_leaves_nothing(program, remote, collector):
     """The last of this module: it ends the program."""
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
     pids = [*program.live_servers(), *(rank.pid for rank in remote.status()[0].ranks if rank.pid is not None)]
 
     async def run() -> None:
-        streams = [Stream(600) for _ in range(NUM_STREAMS)]
+        streams = [Stream(600, trace_id) for _ in range(NUM_STREAMS)]
         tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
         await until("all streams have begun", lambda: all(stream.num_events for stream in streams))
         program.process.send_signal(signal.SIGTERM)
@@ -278,3 +341,12 @@ def test_sigterm_lets_streams_finish_and_leaves_nothing(program, remote):
     assert wait_until_gone(pids, 5.0) == []
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{program.url}/health", trust_env=False)
+    spans = collector.spans(trace_id)
+    names = Counter(name for _, name in spans)
+    assert {names[name] for name in ("POST /v1/completions", "generate", "queue", "prefill", "decode")} == {NUM_STREAMS}
+    assert names["worker step"] > NUM_STREAMS
+    assert len({port for port, _ in spans}) == 2, "each server sends its own"
+    services = collector.services()
+    assert len(services) >= 2
+    for each in services:
+        assert (each["service.name"], each["deployment.environment"]) == ("raycore", "tests")
