@@ -7,7 +7,7 @@ lives in bundle 0, the worker's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +111,23 @@ def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
         f"asked for each rank: {_describe_rank(shape)}; in all: {_describe(_sum(shape.bundles * shape.num_ranks))}",
         *_table(view, shape),
         _advice(shape),
+    ]
+    return "\n".join(lines)
+
+
+def describe_missing(view: ClusterView, shape: EngineShape, standing: Mapping[str, Collection[str]]) -> str:
+    """Which ranks have a place by now, what the others need, and what each node has.
+
+    Args:
+        standing: the ids of the nodes of each group that stands, by the group's name.
+    """
+    places = [f"{name} on {', '.join(sorted({node[:8] for node in nodes}))}" for name, nodes in standing.items()]
+    others = shape.bundles * (shape.num_ranks - len(standing))
+    lines = [
+        f"{len(standing)} of {_count(shape.num_ranks, 'rank')} placed" + (f" ({'; '.join(places)})" if places else ""),
+        f"missing for each{' of the others' if places else ''}: {_describe_rank(shape)}; "
+        f"in all: {_describe(_sum(others))}",
+        *_table(view, shape),
     ]
     return "\n".join(lines)
 

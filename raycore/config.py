@@ -8,6 +8,7 @@ Nothing else in raycore reads the environment or mutates a configuration. This f
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from pathlib import Path
@@ -82,6 +83,9 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     tensor_parallel_size: int
     data_parallel_size: int
     placement_strategy: PlacementStrategy = "fill"
+    wait_for_nodes_s: float = 0.0
+    """So long an autoscaler has to add nodes for ranks that have no place. 0: what the nodes that there are can never
+    hold is refused at once."""
     worker_cls: str | None = None
     """`package.module.Class` of a `Worker` subclass; None is raycore's own."""
     enable_expert_parallel: bool = False
@@ -206,6 +210,7 @@ def resolve(
     enable_expert_parallel: bool = False,
     dp_sync_interval: int = 1,
     placement_strategy: str = "fill",
+    wait_for_nodes_s: float = 0.0,
     worker_cls: str | type | None = None,
     executor_backend: str | None = None,
     executor_transport: str = "channel",
@@ -258,6 +263,8 @@ def resolve(
     for name, value in (("init_timeout_s", init_timeout_s), ("step_timeout_s", step_timeout_s)):
         if not value > 0:
             raise InvalidConfig(f"{name}={value!r} is not positive")
+    if not isinstance(wait_for_nodes_s, (int, float)) or not 0 <= wait_for_nodes_s < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidConfig(f"wait_for_nodes_s={wait_for_nodes_s!r}: give seconds; 0 waits for none")
     if standby_delay_s is not None and not standby_delay_s >= 0:
         raise InvalidConfig(f"standby_delay_s={standby_delay_s!r} is negative: give seconds, or None for no standbys")
     for name, value in (("drain_timeout_s", drain_timeout_s), ("restart_backoff_s", restart_backoff_s)):
@@ -326,6 +333,7 @@ def resolve(
             tensor_parallel_size=tensor_parallel_size,
             data_parallel_size=data_parallel_size,
             placement_strategy=placement_strategy,  # pyright: ignore[reportArgumentType]
+            wait_for_nodes_s=float(wait_for_nodes_s),
             worker_cls=_class_path(worker_cls),
             enable_expert_parallel=enable_expert_parallel,
             dp_sync_interval=dp_sync_interval,

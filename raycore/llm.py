@@ -84,11 +84,12 @@ class _Engine:
             options: see `raycore.config.resolve`: `dtype`, `seed`, `max_model_len`, `max_num_seqs`,
                 `max_num_batched_tokens`, `block_size`, `num_gpu_blocks_override`, `kv_cache_memory_bytes`,
                 `enable_prefix_caching`, `enforce_eager`, `tensor_parallel_size`, `data_parallel_size`, `worker_cls`,
-                `engine_name` (by which `raycore status` finds the engine), …
+                `engine_name` (by which `raycore status` finds the engine), `wait_for_nodes_s` (how long an autoscaler
+                may take to add nodes, here, for `scale()`, and for a rank that has lost its node), …
 
         Raises:
             InvalidConfig, InvalidCheckpoint: an option or the checkpoint can't work; the message names it.
-            PlacementShortage: the cluster can't hold the shape.
+            PlacementShortage: the cluster can't hold the shape: at once, or after `wait_for_nodes_s`.
             InitializationError: a rank didn't come up; the message begins with that rank's own error.
         """
         self.config: EngineConfig = _resolve(model, tokenizer, options)
@@ -201,7 +202,8 @@ class _Engine:
 
         Raises:
             InvalidConfig: not a positive number.
-            PlacementShortage: the cluster can't hold so many, with the table; nothing has changed.
+            PlacementShortage: the cluster can't hold so many, with the table; nothing has changed. With
+                `wait_for_nodes_s` an autoscaler gets that long to add nodes first.
             InitializationError: a new rank didn't come up; nothing has changed.
             EngineDeadError: the engine has failed, or was shut down.
         """

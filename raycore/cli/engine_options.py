@@ -11,6 +11,7 @@ _OPTIONS = (
     *("tokenizer", "dtype", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
     *("gpu_memory_utilization", "tensor_parallel_size", "data_parallel_size", "enable_expert_parallel", "device"),
     *("engine_name", "batch_invariant", "enable_prefix_caching", "load_format", "scheduling_policy", "enforce_eager"),
+    "wait_for_nodes_s",
 )
 
 
@@ -25,6 +26,18 @@ def add_chat_options(command: argparse.ArgumentParser) -> None:
         default=None,
         metavar="NAME",
         help="hermes, llama3_json or qwen3_coder; default: found from the chat template",
+    )
+
+
+def add_wait_option(command: argparse.ArgumentParser) -> None:
+    """Add what says how long nodes may take to come."""
+    command.add_argument(
+        "--wait-for-nodes",
+        dest="wait_for_nodes_s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds in which an autoscaler may add nodes for ranks that have no place; default: 0, none",
     )
 
 
@@ -49,6 +62,7 @@ def add_engine_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--batch-invariant", action="store_true", help="a token's bits don't depend on its batch")
     command.add_argument("--engine-name", default=None, metavar="NAME", help="by which `raycore status` finds it")
     command.add_argument("--device", default=None, help="cpu or cuda")
+    add_wait_option(command)
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:

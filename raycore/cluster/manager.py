@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from placement.errors import InvalidPlacementGroup, PlacementShortage
+from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes, release, reserve, validate_group
 from placement.topology import answers, read_cluster
@@ -51,7 +51,10 @@ _KILLED_TIMEOUT_S = 5.0
 """Ended processes are waited for this long: they are gone within milliseconds, unless they or the machine are stuck."""
 
 _REPLAN_S = 2.0
-"""One attempt to find a place for a rank takes this long, then whoever waits for it can think again."""
+"""One attempt to find a place for a rank takes this long, then it is thought over again which nodes there are."""
+
+_LOOK_S = 0.5
+"""The pause between two such attempts."""
 
 _NEXT_STANDBY_S = 0.5
 """A standby that has been used is followed by another one so soon."""
@@ -83,7 +86,6 @@ class CoreEngineActorManager:
         placement_groups: Sequence[PlacementGroup] | None = None,
         *,
         actor_cls: Any = DPEngineCoreActor,
-        placement_timeout_s: float = 60.0,
     ) -> None:
         """Nothing is started yet.
 
@@ -91,7 +93,6 @@ class CoreEngineActorManager:
             placement_groups: the caller's own, one for each rank, used as they are and left in place. None: raycore
                 makes its own and removes them.
             actor_cls: the Ray actor class of a rank.
-            placement_timeout_s: how long to wait for resources that others hold.
         """
         self.engine_id = secrets.token_hex(4)
         self.ranks: dict[int, Rank] = {}
@@ -99,7 +100,8 @@ class CoreEngineActorManager:
         self._config = config
         self._shape = shape_of(config)
         self._actor_cls = actor_cls
-        self._placement_timeout_s = placement_timeout_s
+        self._wait_for_nodes_s = config.parallel.wait_for_nodes_s
+        self._is_ray_ours = False
         self._brought_groups = list(placement_groups) if placement_groups is not None else None
         self.node = ""
         """The id of this process's own, once started."""
@@ -127,11 +129,13 @@ class CoreEngineActorManager:
         """
         with ExitStack() as undo:
             undo.callback(self.shutdown, timeout_s=0.0)
-            acquire_ray(self._shape.num_cpus)
+            self._is_ray_ours = acquire_ray(self._shape.num_cpus)
             self._uses_ray = True
+            if self._is_ray_ours:
+                self._wait_for_nodes_s = 0.0  # nobody would add any
             self.node = ray.get_runtime_context().get_node_id()
             if self._brought_groups is None:
-                groups = self._reserve(range(self._shape.num_ranks), self._placement_timeout_s)
+                groups = self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s)
             else:
                 groups = self._validated_groups()
             self._create(dict(enumerate(groups)))
@@ -181,44 +185,52 @@ class CoreEngineActorManager:
             is_first = self._num_created <= self._shape.num_ranks
             self._standbys.keep(nodes, self.node, first_s if is_first else min(first_s, _NEXT_STANDBY_S))
 
-    def replace(self, dp_ranks: Sequence[int]) -> list[Rank]:
+    def replace(self, dp_ranks: Sequence[int], is_wanted: Callable[[], bool] = lambda: True) -> list[Rank]:
         """Kill these ranks, if they still live, and create others in their place; they have yet to be confirmed.
 
-        A rank keeps its group while the group's nodes live; otherwise another one is looked for.
+        A rank keeps its group while the group's nodes live; otherwise another place is looked for, and waited for.
+
+        Args:
+            is_wanted: asked while a place is waited for.
 
         Raises:
-            PlacementShortage: there is no place for all of them now. None was created.
+            PlacementShortage: there has been no place for all of them for too long. None was created.
+            InitializationError: they were not wanted any more.
         """
         with self._lock:
             old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
             for rank in old:
                 rank.kill(self.node)
-        groups = {rank.dp_rank: self._group_for(rank) for rank in old}
-        with self._lock:
-            if self._is_shut_down:
-                raise InitializationError("the engine was shut down")
-            return self._create(groups)
+        deadline_s = time.monotonic() + max(self._patience_s, self._wait_for_nodes_s)
+        while True:
+            try:
+                kept = self._kept_groups(old)
+                homeless = [dp_rank for dp_rank in dp_ranks if dp_rank not in kept]
+                return self._create_in(kept, homeless, self._wait_for_nodes_s or _REPLAN_S, is_wanted)
+            except PlacementShortage:
+                if time.monotonic() > deadline_s or not is_wanted():
+                    raise
+            time.sleep(_LOOK_S)
 
     def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
         """Create ranks that weren't there; they have yet to be confirmed.
 
         Raises:
-            PlacementShortage: at once if the cluster can never hold them, soon if others hold what they need; nothing
-                has changed.
+            PlacementShortage: at once if the cluster can never hold them, soon if others hold what they need, or once
+                nodes have been waited for; nothing has changed.
+            InitializationError: the engine was shut down meanwhile.
         """
-        groups = self._reserve(dp_ranks, _GROW_S)
-        with self._lock:
-            return self._create(dict(zip(dp_ranks, groups, strict=True)))
+        return self._create_in({}, dp_ranks, self._wait_for_nodes_s or _GROW_S)
 
     def prepare(self, num_ranks: int) -> dict[int, PlacementGroup]:
         """Groups for `num_ranks` ranks, those that stand among them, so that `restart()` can have them.
 
         Raises:
-            PlacementShortage: as `grow()`.
+            PlacementShortage, InitializationError: as `grow()`.
         """
         standing = {dp_rank: rank.group for dp_rank, rank in self.ranks.items() if rank.group is not None}
         added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in standing]
-        groups = self._reserve(added, _GROW_S) if added else []
+        groups = self._reserve(added, self._wait_for_nodes_s or _GROW_S) if added else []
         return standing | dict(zip(added, groups, strict=True))
 
     def restart(self, groups: dict[int, PlacementGroup], num_ranks: int) -> list[Rank]:
@@ -266,13 +278,47 @@ class CoreEngineActorManager:
 
     # ---- places
 
-    def _reserve(self, dp_ranks: Sequence[int], timeout_s: float) -> list[PlacementGroup]:
-        return reserve(
-            dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
-            names=[f"raycore_{self.engine_id}_dp{dp_rank}" for dp_rank in dp_ranks],
-            avoid=self._crashed_nodes,
-            timeout_s=timeout_s,
-        )
+    @property
+    def _patience_s(self) -> float:
+        return self._config.recovery.placement_timeout_s
+
+    def _create_in(
+        self,
+        kept: dict[int, PlacementGroup],
+        homeless: Sequence[int],
+        timeout_s: float,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> list[Rank]:
+        """Create ranks in the groups that are kept for them, and those that have none in new ones."""
+        reserved = self._reserve(homeless, timeout_s, is_wanted) if homeless else []
+        with self._lock:
+            if self._is_shut_down:
+                release(reserved)
+                raise InitializationError("the engine was shut down")
+            groups = kept | dict(zip(homeless, reserved, strict=True))
+            return self._create(dict(sorted(groups.items())))
+
+    def _reserve(
+        self, dp_ranks: Sequence[int], timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[PlacementGroup]:
+        try:
+            return reserve(
+                dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
+                names=[f"raycore_{self.engine_id}_dp{dp_rank}" for dp_rank in dp_ranks],
+                avoid=self._crashed_nodes,
+                timeout_s=timeout_s,
+                asks_for_nodes=self._wait_for_nodes_s > 0,
+                is_wanted=lambda: is_wanted() and not self._is_shut_down,
+            )
+        except ReservationCancelled as error:
+            raise InitializationError(
+                f"dp_ranks {list(dp_ranks)} were to leave, or the engine was shut down, before they had a place"
+            ) from error
+        except PlacementShortage as error:
+            if self._is_ray_ours or self._wait_for_nodes_s > 0:
+                raise
+            text = "Where an autoscaler adds nodes, wait_for_nodes_s (--wait-for-nodes) gives it time for that."
+            raise PlacementShortage(f"{error}\n{text}") from None
 
     def _find_crashed(self, node_ids: Iterable[str]) -> set[str]:
         """Those among some nodes that don't answer any more."""
@@ -292,28 +338,31 @@ class CoreEngineActorManager:
             )
         try:
             for group in groups:
-                validate_group(group, self._shape, self._placement_timeout_s)
+                validate_group(group, self._shape, self._wait_for_nodes_s or self._patience_s)
         except InvalidPlacementGroup as error:
             raise InvalidConfig(f"placement_groups: {error}") from error
         return groups
 
-    def _group_for(self, rank: Rank) -> PlacementGroup:
-        """The group for the one that takes `rank`'s place."""
-        usable = {node.node_id for node in read_cluster().usable_nodes} - self._find_crashed(rank.nodes)
-        if rank.group is not None and usable.issuperset(rank.nodes):
-            return rank.group
-        if rank.group is not None and self._brought_groups is not None:
-            # Ray looks for another place for it
-            try:
-                validate_group(rank.group, self._shape, _REPLAN_S)
-            except InvalidPlacementGroup as error:
-                raise PlacementShortage(str(error)) from error
-            return rank.group
-        if rank.group is not None:
-            release([rank.group])
-            rank.group = None
-        (group,) = self._reserve([rank.dp_rank], _REPLAN_S)
-        return group
+    def _kept_groups(self, ranks: Sequence[Rank]) -> dict[int, PlacementGroup]:
+        """The groups in which others can take these ranks' places. Groups of which a node has gone are given back."""
+        usable = {node.node_id for node in read_cluster().usable_nodes}
+        usable -= self._find_crashed(node for rank in ranks for node in rank.nodes)
+        kept: dict[int, PlacementGroup] = {}
+        for rank in ranks:
+            if rank.group is None:
+                continue
+            if not usable.issuperset(rank.nodes):
+                if self._brought_groups is None:
+                    release([rank.group])
+                    rank.group = None
+                    continue
+                # Ray looks for another place for it
+                try:
+                    validate_group(rank.group, self._shape, _REPLAN_S)
+                except InvalidPlacementGroup as error:
+                    raise PlacementShortage(str(error)) from error
+            kept[rank.dp_rank] = rank.group
+        return kept
 
     # ---- actors
 

@@ -418,7 +418,7 @@ class _Keeper:
             if self._leaving.wait(delay_s):
                 return False
             try:
-                self._ranks = self._find_places()
+                self._ranks = self._manager.replace(self._dp_ranks, lambda: not self._leaving.is_set())
                 self._manager.confirm(self._ranks)
             except (RaycoreError, PlacementShortage, RayError) as error:
                 if not self._leaving.is_set():
@@ -432,16 +432,6 @@ class _Keeper:
             logger.warning("dp_ranks %s serve again, %.1f s after their end", self._dp_ranks, took_s)
             return True
         return False
-
-    def _find_places(self) -> list[Rank]:
-        """The ranks' successors, yet to be confirmed; waits for places while others hold them."""
-        deadline_s = time.monotonic() + self._config.placement_timeout_s
-        while True:
-            try:
-                return self._manager.replace(self._dp_ranks)
-            except PlacementShortage:
-                if self._leaving.is_set() or time.monotonic() > deadline_s:
-                    raise
 
 
 def _with_last_lines(explain: Callable[[], EngineDeadError]) -> EngineDeadError:

@@ -80,12 +80,18 @@ class FakeRank:
             self.told.set()
 
 
-def config(behaviour: str = "", *, data_parallel_size: int = 2, executor: ExecutorConfig | None = None) -> EngineConfig:
+def config(
+    behaviour: str = "",
+    *,
+    data_parallel_size: int = 2,
+    executor: ExecutorConfig | None = None,
+    wait_for_nodes_s: float = 0.0,
+) -> EngineConfig:
     base = make_config()
     return msgspec.structs.replace(
         base,
         model=msgspec.structs.replace(base.model, model=behaviour),
-        parallel=ParallelConfig(1, data_parallel_size),
+        parallel=ParallelConfig(1, data_parallel_size, wait_for_nodes_s=wait_for_nodes_s),
         recovery=RecoveryConfig(standby_delay_s=None),
         executor=executor or ExecutorConfig("inline", init_timeout_s=30.0, shutdown_timeout_s=5.0),
     )

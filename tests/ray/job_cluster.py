@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from ray.autoscaler._private.fake_multi_node.node_provider import (
+    FAKE_HEAD_NODE_ID,
+    FAKE_HEAD_NODE_TYPE,
+    FakeMultiNodeProvider,
+)
 
 from raycore.processes import send_signal, wait_until_gone
 
@@ -64,6 +70,57 @@ class JobCluster:
         self._http.headers["Authorization"] = f"Bearer {token}"
         self._environment["RAY_AUTH_MODE"] = "token"
         self.bash(f"ray start --address={self._gcs_address} --num-cpus={worker_cpus} {flags}={self._agent_ports[1]}")
+
+    def start_autoscaled(self, cpus_per_node: int, max_nodes: int) -> str:
+        """Start a head node without CPUs whose autoscaler adds nodes on this machine. Returns the address."""
+        config = {
+            "cluster_name": "tests",
+            # Ray's own `fake_multinode` lacks a file in the installed package
+            "provider": {
+                "type": "external",
+                "module": f"{FakeMultiNodeProvider.__module__}.{FakeMultiNodeProvider.__name__}",
+                "gcs_address": self._gcs_address,
+                "head_node_id": FAKE_HEAD_NODE_ID,
+                "launch_multiple": True,
+                "use_node_id_as_ip": True,
+                "disable_node_updaters": True,
+                "disable_launch_config_check": True,
+            },
+            "setup_commands": [],
+            "head_setup_commands": [],
+            "worker_setup_commands": [],
+            "initialization_commands": [],
+            "cluster_synced_files": [],
+            "file_mounts": {},
+            "upscaling_speed": 100,
+            "max_workers": max_nodes,
+            "head_node_type": FAKE_HEAD_NODE_TYPE,
+            "available_node_types": {
+                FAKE_HEAD_NODE_TYPE: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+                "engines": {
+                    "resources": {"CPU": cpus_per_node, "object_store_memory": 100_000_000},
+                    "node_config": {},
+                    "max_workers": max_nodes,
+                },
+            },
+        }
+        path = self.directory / "autoscaler.json"
+        path.write_text(json.dumps(config))
+        self._environment |= {
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+            "RAY_FAKE_CLUSTER": "1",
+            "RAY_enable_autoscaler_v2": "1",
+            "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
+            # a node that has crashed counts as dead within 2 s, not 15
+            "RAY_health_check_initial_delay_ms": "500",
+            "RAY_health_check_period_ms": "500",
+            "RAY_health_check_failure_threshold": "3",
+        }
+        self.bash(
+            f"ray start --head --num-cpus=0 --include-dashboard=false --autoscaling-config={path} "
+            f"{self._head_flags} {_NODE_FLAGS}"
+        )
+        return self._gcs_address
 
     def bash(self, script: str, cwd: Path | None = None) -> str:
         """What the commands of a user of the cluster print. Each of them has to succeed."""

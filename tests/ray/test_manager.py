@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import ray
 from fake_ranks import config, live_groups, manager_of
+from job_cluster import eventually
 from ray.util.placement_group import placement_group
 
 from placement.reserve import release
@@ -74,7 +77,7 @@ def test_a_rank_that_does_not_stop_is_killed():
 
 
 def test_a_shape_too_large_for_the_cluster_is_refused_at_once():
-    with pytest.raises(PlacementShortage, match="17 ranks of 1 worker"):
+    with pytest.raises(PlacementShortage, match=r"17 ranks of 1 worker(.|\n)*wait_for_nodes_s \(--wait-for-nodes\)"):
         manager_of(config(data_parallel_size=17)).start()
 
 
@@ -125,6 +128,18 @@ def test_growth_that_does_not_fit_changes_nothing():
     assert sorted(manager.ranks) == [0]
     assert len(live_groups()) == 1
     manager.shutdown()
+
+
+def test_growth_waits_for_nodes_until_the_engine_is_shut_down():
+    manager = manager_of(config(data_parallel_size=1, wait_for_nodes_s=60.0))
+    manager.start()
+    with ThreadPoolExecutor() as pool:
+        growth = pool.submit(manager.grow, range(1, 18))
+        eventually(lambda: len(live_groups()) == 18)
+        assert sorted(manager.ranks) == [0]
+        manager.shutdown()
+        with pytest.raises(InitializationError, match="the engine was shut down"):
+            growth.result(timeout=10)
 
 
 def test_a_replaced_rank_keeps_its_group():

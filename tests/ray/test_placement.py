@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray.util.placement_group import placement_group, placement_group_table
 
-from placement.errors import InvalidPlacementGroup, PlacementShortage
+from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes, release, reserve, validate_group
 from placement.topology import read_cluster
@@ -76,6 +76,41 @@ def test_waiting_ends_at_the_deadline_and_leaves_nothing():
         release(first)
 
 
+def test_what_does_not_fit_waits_in_ray_where_an_autoscaler_sees_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("placement.reserve._SETTLE_TIMEOUT_S", 0.2)
+    seen: set[tuple[str, ...]] = set()
+
+    def look() -> bool:
+        groups = live_groups()
+        assert {group["strategy"] for group in groups} == {"STRICT_PACK"}
+        seen.add(tuple(sorted(group["state"] for group in groups)))
+        return True
+
+    with (
+        caplog.at_level(logging.WARNING, "placement"),
+        pytest.raises(PlacementShortage, match=r"CPU free/total(.|\n)*Waited 2 s for it, with 1 of 2 placed"),
+    ):
+        reserve(EngineShape(2, 12), names=["raycore_a", "raycore_b"], timeout_s=2, asks_for_nodes=True, is_wanted=look)
+    assert ("CREATED", "PENDING") in seen
+    assert "1 of 2 ranks placed (raycore_" in caplog.text
+    assert "12 workers of CPU 1, an engine of CPU 1; in all: CPU 13" in caplog.text
+    assert live_groups() == []
+
+
+def test_what_fits_needs_no_more_nodes():
+    groups = reserve(EngineShape(2, 1), asks_for_nodes=True)
+    release(groups)
+
+
+def test_nodes_are_waited_for_while_they_are_wanted():
+    answers = iter([True, True, False])
+    with pytest.raises(ReservationCancelled):
+        reserve(EngineShape(1, 99), timeout_s=60, asks_for_nodes=True, is_wanted=lambda: next(answers))
+    assert live_groups() == []
+
+
 @pytest.mark.parametrize(
     ("bundles", "shape", "message"),
     [
@@ -124,22 +159,28 @@ def test_a_removed_group_is_refused():
 
 SEVERAL_NODES = """
 import time
+from concurrent.futures import ThreadPoolExecutor
 import ray
 from ray.cluster_utils import Cluster
+from placement.errors import PlacementShortage
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes, release, reserve
 
+def add_node():
+    cluster.add_node(num_cpus=3, num_gpus=2, include_dashboard=False, object_store_memory=80 << 20)
+
 cluster = Cluster()
 for _ in range(3):
-    cluster.add_node(num_cpus=3, num_gpus=2, include_dashboard=False, object_store_memory=80 << 20)
+    add_node()
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
-def layout(num_ranks, world_size, strategy):
-    groups = reserve(EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy), timeout_s=20)
+def layout(num_ranks, world_size, strategy, **options):
+    groups = reserve(EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy), timeout_s=20, **options)
     nodes = [bundle_nodes(group) for group in groups]
+    assert not {node for rank in nodes for node in rank} & set(options.get("avoid", []))
     release(groups)
     deadline = time.monotonic() + 20
-    while ray.available_resources().get("GPU") != 6 and time.monotonic() < deadline:
+    while ray.available_resources().get("GPU") != ray.cluster_resources()["GPU"] and time.monotonic() < deadline:
         time.sleep(0.01)  # Ray's view of what is free lags behind
     names = {node: "abc"[i] for i, node in enumerate(dict.fromkeys(sum(nodes, [])))}
     print(strategy, *("".join(names[node] for node in rank) for rank in nodes), flush=True)
@@ -147,6 +188,17 @@ def layout(num_ranks, world_size, strategy):
 layout(2, 2, "fill")
 layout(3, 1, "strict")
 layout(1, 4, "span")
+own = ray.get_runtime_context().get_node_id()
+with ThreadPoolExecutor() as pool:
+    waiting = pool.submit(layout, 3, 2, "fill", avoid=[own], asks_for_nodes=True)
+    time.sleep(1.0)
+    assert not waiting.done()
+    add_node()
+    waiting.result()
+try:
+    layout(5, 1, "strict", asks_for_nodes=True)
+except PlacementShortage as shortage:
+    print(str(shortage).partition(" (")[0])
 ray.shutdown()
 cluster.shutdown()
 """
@@ -156,4 +208,10 @@ def test_several_nodes_that_share_an_address():
     run = subprocess.run(
         [sys.executable, "-c", SEVERAL_NODES], capture_output=True, text=True, timeout=180, check=False
     )
-    assert run.stdout.splitlines() == ["fill aaa bbb", "strict aa bb cc", "span aabba"], run.stderr
+    assert run.stdout.splitlines() == [
+        "fill aaa bbb",
+        "strict aa bb cc",
+        "span aabba",
+        "fill aaa bbb ccc",
+        "5 ranks of 1 worker don't fit the cluster",
+    ], run.stderr

@@ -137,16 +137,15 @@ def test_every_command_is_run_or_needs_a_cluster():
     assert [command for command in left if not command.startswith(elsewhere)] == []
 
 
-JOBS = [["raycore generate"], ["--working-dir"], ["request_resources"]]
+JOBS = [["raycore generate"], ["--working-dir"]]
 SERVICE = [["raycore serve"], ["curl", "8000"], ["raycore status"], ["raycore scale"], ["ray job stop"]]
 
 
 def test_jobs(pod):
     assert pod.is_closed_to_strangers()
-    generate, script, resources = (only(*words) for words in JOBS)
+    generate, script = (only(*words) for words in JOBS)
     assert "27 + 58 = 85" in pod.run(generate)
     assert "431 - 87 =  344" in pod.run(script)
-    pod.run(resources)
 
 
 def test_the_api_as_a_job(pod):

@@ -13,7 +13,8 @@ import pytest
 from fake_ranks import config, live_groups, manager_of
 
 from placement.errors import PlacementShortage
-from raycore.cluster.supervisor import RestartBudget, Supervisor
+from placement.reserve import release
+from raycore.cluster.supervisor import RestartBudget, Supervisor, WatchView
 from raycore.config import RecoveryConfig
 from raycore.errors import EngineDeadError, InvalidConfig
 from raycore.processes import is_running
@@ -156,6 +157,21 @@ def test_a_rank_that_does_not_come_back_is_given_up_and_the_others_go_on(start):
     assert isinstance(error, EngineDeadError)
     assert str(error).startswith("the disk is gone\n")
     assert engine.supervisor.wait(1.0) is error
+
+
+def test_a_rank_that_no_node_has_room_for_is_waited_for_while_the_others_go_on(start):
+    engine = start()
+    rank = engine.manager.ranks[1]
+    group, rank.group = rank.group, None
+    engine.manager._crashed_nodes.add(engine.manager.node)  # the only one
+    release([group])
+    assert engine.listener.next("lost")[0] == 1
+    time.sleep(1.0)
+    assert engine.listener.events.empty()
+    assert engine.supervisor.watches()[1] == WatchView(0, has_given_up=False)
+    assert is_running(engine.infos[0].pid)
+    engine.manager._crashed_nodes.clear()
+    assert engine.listener.next("up")[0] == 1
 
 
 def test_ranks_come_and_go(start):

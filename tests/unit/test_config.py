@@ -48,6 +48,7 @@ def test_options_arrive_where_they_are_read() -> None:
         seed=7,
         batch_invariant=True,
         engine_name="chat-2.b",
+        wait_for_nodes_s=90,
     )
     assert config.engine_name == "chat-2.b"
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (4, 128)
@@ -56,6 +57,7 @@ def test_options_arrive_where_they_are_read() -> None:
     assert (config.cache.block_size, config.cache.enable_prefix_caching) == (32, False)
     assert (config.cache.num_gpu_blocks_override, config.cache.kv_cache_memory_bytes) == (10, 1 << 20)
     assert (config.parallel.world_size, config.parallel.data_parallel_size) == (2, 3)
+    assert config.parallel.wait_for_nodes_s == 90.0
     assert (config.executor.transport, config.executor.num_threads) == ("actor_call", 1)
     assert (config.model.seed, config.model.batch_invariant) == (7, True)
 
@@ -109,6 +111,10 @@ def test_worker_class_travels_by_name() -> None:
         ({"tensor_parallel_size": 3}, ["tensor_parallel_size=3", "num_attention_heads=4"]),
         ({"engine_name": "my engine"}, ["engine_name='my engine'"]),
         ({"engine_name": ""}, ["engine_name=''"]),
+        ({"wait_for_nodes_s": -1}, ["wait_for_nodes_s=-1", "seconds"]),
+        ({"wait_for_nodes_s": float("nan")}, ["wait_for_nodes_s=nan"]),
+        ({"wait_for_nodes_s": float("inf")}, ["wait_for_nodes_s=inf"]),
+        ({"wait_for_nodes_s": "soon"}, ["wait_for_nodes_s='soon'"]),
         ({"dp_sync_interval": 0}, ["dp_sync_interval=0", "positive"]),
         ({"enable_expert_parallel": True}, ["enable_expert_parallel=True", "LlamaForCausalLM"]),
         (

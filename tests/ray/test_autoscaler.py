@@ -1,0 +1,25 @@
+"""Ray's own autoscaler, which adds nodes for the ranks that wait: each node is a few processes of this machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from job_cluster import JobCluster
+
+PROGRAM = Path(__file__).with_name("autoscaled_engine.py")
+
+
+@pytest.mark.timeout(300)
+def test_nodes_come_for_an_engine_and_for_a_rank_that_has_lost_its_own():
+    cluster = JobCluster()
+    try:
+        address = cluster.start_autoscaled(cpus_per_node=1, max_nodes=3)
+        said = cluster.bash(f"RAY_ADDRESS={address} {sys.executable} {PROGRAM} 2>&1")
+    finally:
+        cluster.close()
+    assert "an engine has its nodes come" in said
+    assert "a rank whose node has crashed has another one come" in said
+    assert re.search(r"waiting up to \d+ s more: 0 of 2 ranks placed\nmissing for each: 1 worker of CPU 1", said)
