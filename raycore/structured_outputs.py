@@ -38,7 +38,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     json_object: bool | None = None
     """True: any JSON object."""
     disable_any_whitespace: bool = False
-    """Whether JSON is written without white space between its parts."""
+    """Whether JSON is written without white space between its parts; else there may be up to 32 characters of it."""
 
     def __post_init__(self) -> None:
         if self.json_object is False:

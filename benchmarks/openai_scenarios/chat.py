@@ -127,7 +127,7 @@ def chat_json_of_a_schema(api: Api) -> Any:
     outcomes = []
     for strict in (True, False):
         asked = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema, "strict": strict}}
-        choice = api.chat(response_format=asked, temperature=1.5, seed=5, max_tokens=300).choices[0]
+        choice = api.chat(response_format=asked, temperature=1.5, seed=5, max_tokens=600).choices[0]
         values = json.loads(choice.message.content)
         outcomes.append([sorted(values), all(10 <= each <= 99 for each in values.values()), choice.finish_reason])
     return outcomes

@@ -18,7 +18,11 @@ from raycore.tokenizer_files import read_tokenizer_files
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
+WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
+"""Between the parts of JSON: enough to lay it out, and not so much that a model could go on with it for ever."""
+_NO_SPACE: JsonCompileOptions = {"whitespace_flexible": False}
 _NUM_KEPT = 64
 """Compiled grammars to remember: many requests have the same."""
 _REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
@@ -39,7 +43,7 @@ class GrammarCompiler:
     def check(self, asked: StructuredOutputsParams) -> None:
         """Raises InvalidRequest when it can't be followed, with the reason."""
         try:
-            self.matcher(asked).allowed_after(np.empty(0, np.int32))
+            self.matcher(asked)
         except InvalidRequest as error:
             raise InvalidRequest(f"{asked}: {error}") from error
 
@@ -47,7 +51,7 @@ class GrammarCompiler:
         """A matcher of an output's beginning. A complete output ends with end-of-sequence or one of `stop_token_ids`.
 
         Raises:
-            InvalidRequest: it can't be compiled.
+            InvalidRequest: it can't be compiled, or no output can begin.
         """
         key = msgspec.msgpack.encode(asked)
         with self._lock:
@@ -57,7 +61,10 @@ class GrammarCompiler:
                 if len(self._compiled) > _NUM_KEPT:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(key)
-            return TokenMatcher(compiled.deep_copy(), self._vocab_size, [*self._eos_token_ids, *stop_token_ids])
+            return self._begin(compiled, stop_token_ids)
+
+    def _begin(self, compiled: LLMatcher, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
+        return TokenMatcher(compiled.deep_copy(), self._vocab_size, [*self._eos_token_ids, *stop_token_ids])
 
     def _compile(self, asked: StructuredOutputsParams) -> LLMatcher:
         try:
@@ -77,6 +84,7 @@ class GrammarCompiler:
         compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         if compiled.is_error():
             raise InvalidRequest(reason_of(compiled))
+        self._begin(compiled).allowed_after(np.empty(0, np.int32))
         return compiled
 
     def _read_tokenizer(self) -> LLTokenizer:
@@ -105,7 +113,7 @@ def _grammar_text(asked: StructuredOutputsParams) -> str:
         return grammar_from("grammar", asked.grammar)
     schema = asked.json if asked.json is not None else {"type": "object"}
     return LLMatcher.grammar_from_json_schema(
-        schema, defaults={"whitespace_flexible": not asked.disable_any_whitespace}
+        schema, defaults=_NO_SPACE if asked.disable_any_whitespace else WHITE_SPACE
     )
 
 

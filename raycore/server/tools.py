@@ -20,6 +20,7 @@ from typing import Any
 
 from raycore.client.tokenizer import Tokenizer
 from raycore.errors import InvalidRequest
+from raycore.grammar.compiler import WHITE_SPACE
 from raycore.server.constraints import close_thought, named
 from raycore.server.errors import APIError
 from raycore.server.options import ServerOptions
@@ -172,7 +173,7 @@ class MessageReader:
 
 def _compiled_as(schema: Mapping[str, Any], is_strict: bool) -> dict[str, Any]:
     """The schema with what llguidance is told by it: whether keywords that it doesn't know may be passed over."""
-    return {**schema, "x-guidance": {"lenient": not is_strict}}
+    return {**schema, "x-guidance": {**WHITE_SPACE, "lenient": not is_strict}}
 
 
 def _not_called(why: str) -> APIError:
