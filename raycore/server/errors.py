@@ -52,7 +52,8 @@ def invalid_body(errors: Sequence[Any]) -> APIError:
     if first["type"] == "json_invalid":
         return APIError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     if first["type"] == "extra_forbidden":
-        return APIError(400, f"unrecognized request argument: {'.'.join(where)}", param=where[0] if where else None)
+        where.append(first["ctx"]["name"])
+        return APIError(400, f"unrecognized request argument: {'.'.join(where)}", param=where[0])
     place = ".".join(where) or "body"
     return APIError(400, f"{place}: {first['msg']}", param=where[0] if where else None)
 

@@ -5,9 +5,21 @@ A field that OpenAI documents and this server lacks is listed too, so that askin
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 INT64_MAX = 2**63 - 1
 
@@ -20,17 +32,76 @@ def _check_characters(text: str) -> str:
     return text
 
 
+def _one_by_one(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    if not isinstance(given, dict):
+        return validate(given)
+    checked: dict[Any, Any] = {}
+    for name, value in cast("dict[Any, Any]", given).items():
+        checked |= validate({name: value})
+    return checked
+
+
+def _kind(given: Any) -> str | None:
+    if isinstance(given, str):
+        return "text"
+    return "list" if isinstance(given, list) else None
+
+
+def _prompt_kind(given: Any) -> str | None:
+    kind = _kind(given)
+    first = given[0] if kind == "list" and given else None
+    if isinstance(first, str):
+        return "texts"
+    if isinstance(first, list):
+        return "lists_of_token_ids"
+    return "token_ids" if kind == "list" else kind
+
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+# Only the first mistake of a body is told, so nothing goes on after it: an error for each of a body's values takes
+# seconds and hundreds of megabytes. For the same reason a union's member is chosen by what stands there, not by trial.
+List = Annotated[list[T], Field(fail_fast=True)]
+Dict = Annotated[dict[K, V], WrapValidator(_one_by_one)]
 Text = Annotated[str, AfterValidator(_check_characters)]
 """JSON can spell what no encoding can."""
-TokenIds = list[int]
+TokenIds = List[int]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
+TextOrTexts = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[List[Text], Tag("list")],
+    Discriminator(_kind, "text_or_list", "Input should be a string or a list of strings"),
+]
+TextOrParts = Annotated[
+    Annotated[str, Tag("text")] | Annotated[List[dict[str, Any]], Tag("list")],
+    Discriminator(_kind, "text_or_list", "Input should be a string or a list of objects"),
+]
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[TokenIds, Tag("token_ids")]
+    | Annotated[List[Text], Tag("texts")]
+    | Annotated[List[TokenIds], Tag("lists_of_token_ids")],
+    Discriminator(_prompt_kind, "prompt", "Input should be a string, token ids, or a list of either"),
+]
 
 
 class _Fields(BaseModel):
     """Fields that are known by name, with values of their own types: nothing is converted, nothing is ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: object) -> object:
+        names: Iterable[Any] = cast("dict[Any, Any]", given) if isinstance(given, dict) else ()
+        unknown = next((name for name in names if name not in cls.model_fields), None)
+        if unknown is not None:
+            # pydantic's errors are UTF-8, which a name from JSON needn't be
+            name = str(unknown).encode(errors="replace").decode()
+            raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted", {"name": name})
+        return given
 
 
 class StreamOptions(_Fields):
@@ -63,12 +134,12 @@ class SamplingRequest(_Fields):
 
     model: str | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: Dict[str, Number] | None = None
     max_tokens: int | None = None
     n: int | None = None
     presence_penalty: Number | None = None
     seed: Int64 | None = None
-    stop: Text | list[Text] | None = None
+    stop: TextOrTexts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Number | None = None
@@ -78,11 +149,11 @@ class SamplingRequest(_Fields):
     top_k: Int64 | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: List[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: Int64 | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[Text] | None = None
+    allowed_token_ids: List[int] | None = None
+    bad_words: List[Text] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -103,7 +174,7 @@ def asks_for_usage(request: SamplingRequest) -> bool:
 class CompletionRequest(SamplingRequest):
     """`POST /v1/completions`."""
 
-    prompt: Text | TokenIds | list[Text] | list[TokenIds]
+    prompt: Prompt
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -156,24 +227,24 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: TextOrParts | None = None
+    tool_calls: List[dict[str, Any]] | None = None
 
 
 class ChatCompletionRequest(SamplingRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[List[Message], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    metadata: dict[str, str] | None = None
-    modalities: list[str] | None = None
+    metadata: Dict[str, str] | None = None
+    modalities: List[str] | None = None
     service_tier: str | None = None
     store: bool | None = None
     safety_identifier: str | None = None
@@ -183,7 +254,7 @@ class ChatCompletionRequest(SamplingRequest):
     verbosity: str | None = None
     audio: dict[str, Any] | None = None
     function_call: str | dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
+    functions: List[dict[str, Any]] | None = None
     moderation: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
@@ -200,8 +271,8 @@ class TokenizeRequest(_Fields):
 
     model: str | None = None
     prompt: Text | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    messages: List[Message] | None = None
+    tools: List[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -5,8 +5,10 @@ from __future__ import annotations
 import openai.types.chat.completion_create_params as chat_params
 import openai.types.completion_create_params as completion_params
 import pytest
+from pydantic import ValidationError
 
 from raycore.errors import InvalidRequest
+from raycore.server.errors import invalid_body
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 from raycore.structured_outputs import StructuredOutputsParams
 
@@ -109,7 +111,7 @@ REFUSED_BY_BOTH = [
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"nonsense": 1}, "nonsense"),
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"\ud800": 1}, None),
+    ({"\ud800": 1}, "?"),
 ]
 CASES = [(path, *case) for path, own in REFUSED.items() for case in [*own, *REFUSED_BY_BOTH]]
 
@@ -274,6 +276,36 @@ def test_a_body_that_is_no_request_is_refused(client):
         assert answer.error[:2] == (400, BAD), raw
     answer = client.post("/v1/completions", {"prompt": "1"}, headers={"content-type": "text/plain"})
     assert answer.error[:2] == (400, BAD)
+
+
+MANY = 50
+WRONG = [
+    (CompletionRequest, {"prompt": [0.5] * MANY}, "prompt.token_ids.0"),
+    (CompletionRequest, {"prompt": ["1"] + [0.5] * MANY}, "prompt.texts.1"),
+    (CompletionRequest, {"prompt": [[1], *[[0.5]] * MANY]}, "prompt.lists_of_token_ids.1.0"),
+    (CompletionRequest, {"prompt": 5}, "prompt"),
+    (CompletionRequest, {"prompt": "1", "stop": [0.5] * MANY}, "stop.list.0"),
+    (CompletionRequest, {"prompt": "1", "bad_words": [0.5] * MANY}, "bad_words.0"),
+    (CompletionRequest, {"prompt": "1", "stop_token_ids": [0.5] * MANY}, "stop_token_ids.0"),
+    (CompletionRequest, {"prompt": "1", "logit_bias": {str(i): "x" for i in range(MANY)}}, "logit_bias.0"),
+    (CompletionRequest, {f"unknown {i}": 1 for i in range(MANY)}, "unknown 0"),
+    (CompletionRequest, {"prompt": "1", "stream_options": {f"x{i}": 1 for i in range(MANY)}}, "stream_options.x0"),
+    (ChatCompletionRequest, {"messages": [0.5] * MANY}, "messages.0"),
+    (ChatCompletionRequest, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    (ChatCompletionRequest, {"messages": [{"role": "user", "content": [0.5] * MANY}]}, "messages.0.content.list.0"),
+    (ChatCompletionRequest, {"messages": [{"role": "user"}], "tools": [{"type": "x"}] * MANY}, "tools.0.type"),
+    (ChatCompletionRequest, {"messages": [], "metadata": {str(i): 1 for i in range(MANY)}}, "messages"),
+]
+
+
+@pytest.mark.parametrize(("request_type", "body", "place"), WRONG)
+def test_a_body_full_of_mistakes_costs_no_more_than_one(request_type, body, place):
+    with pytest.raises(ValidationError) as caught:
+        request_type.model_validate(body)
+    assert caught.value.error_count() <= 2  # of a tool its type, and that it has no function
+    message = invalid_body(caught.value.errors()).message
+    assert f"{place}: " in message or message == f"unrecognized request argument: {place}"
+    assert "function-after" not in message
 
 
 def test_what_is_not_there_says_so(client):
