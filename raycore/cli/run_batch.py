@@ -56,6 +56,7 @@ def add_run_batch_command(commands: Any) -> None:
         metavar="N",
         help="given to the engine at a time; default: twice what it runs at once",
     )
+    command.add_argument("--max-logprobs", type=int, default=20, metavar="N", help="for each token; default: 20")
     command.add_argument(
         "--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds to finish in after SIGTERM or Ctrl-C"
     )
@@ -115,6 +116,7 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
         chat_template=read_chat_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
         tool_call_parser=args.tool_call_parser,
+        max_logprobs=args.max_logprobs,
     )
     logging.getLogger("raycore").setLevel(logging.INFO)
     engine = AsyncLLM(model, use_tqdm_on_load=sys.stderr.isatty(), **engine_options(args))

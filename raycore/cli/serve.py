@@ -48,6 +48,10 @@ def add_serve_command(commands: Any) -> None:
         "--max-concurrent-requests", type=int, default=4096, metavar="N", help="further ones get a 429"
     )
     command.add_argument(
+        "--max-body-bytes", type=int, default=4 << 20, metavar="N", help="of a request; default: 4194304"
+    )
+    command.add_argument("--max-logprobs", type=int, default=20, metavar="N", help="for each token; default: 20")
+    command.add_argument(
         "--otlp-traces-endpoint", default=None, metavar="URL", help="send OpenTelemetry traces there; default: none"
     )
     command.add_argument(
@@ -83,6 +87,8 @@ def _serve(args: argparse.Namespace) -> int:
         chat_template=read_chat_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
         tool_call_parser=args.tool_call_parser,
+        max_body_bytes=args.max_body_bytes,
+        max_logprobs=args.max_logprobs,
         max_streams=args.max_concurrent_requests,
     )
     traces = _trace_options(args.otlp_traces_endpoint)

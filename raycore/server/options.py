@@ -23,7 +23,9 @@ class ServerOptions:
     """Whether a request may bring a chat template of its own."""
     tool_call_parser: str | None = None
     """The form in which the model writes tool calls, by `tool_parsers.PARSERS`; None: found from the chat template."""
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 4 << 20
+    """Of a request. Reading one of this size holds up all others for a good part of a second, if it is full of small
+    values."""
     max_n: int = 128
     max_logprobs: int = 20
     max_stop_strings: int = 16

@@ -5,7 +5,7 @@ A field that OpenAI documents and this server lacks is listed too, so that askin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
@@ -39,6 +39,11 @@ def _one_by_one(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     for name, value in cast("dict[Any, Any]", given).items():
         checked |= validate({name: value})
     return checked
+
+
+def _first_unknown(given: object, known: Container[str]) -> str | None:
+    names: Iterable[str] = cast("dict[str, Any]", given) if isinstance(given, dict) else ()
+    return next((name for name in names if name not in known), None)
 
 
 def _kind(given: Any) -> str | None:
@@ -94,12 +99,11 @@ class _Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_names(cls, given: object) -> object:
-        names: Iterable[Any] = cast("dict[Any, Any]", given) if isinstance(given, dict) else ()
-        unknown = next((name for name in names if name not in cls.model_fields), None)
+    def _check_names(cls, given: Any) -> Any:
+        unknown = _first_unknown(given, cls.model_fields)
         if unknown is not None:
             # pydantic's errors are UTF-8, which a name from JSON needn't be
-            name = str(unknown).encode(errors="replace").decode()
+            name = unknown.encode(errors="replace").decode()
             raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted", {"name": name})
         return given
 
