@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -23,19 +24,19 @@ from raycore.server.generation import ServingEngine
 from raycore.server.metrics import add_metrics
 from raycore.server.middleware import Admission, BodyLimit
 from raycore.server.options import ServerOptions
-from raycore.server.preparation import check_model, prepare_chat, prepare_completion
+from raycore.server.preparation import check_model, off_loop, prepare_chat, prepare_completion
 from raycore.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    SamplingRequest,
     TokenizeRequest,
 )
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
 
 logger = logging.getLogger(__name__)
 
-_GENERATION_ERRORS = (400, 401, 404, 413, 429, 500, 503)
-_TOKEN_ERRORS = (400, 401, 404, 413, 500)
+_ERRORS = (400, 401, 404, 413, 429, 500, 503)
 
 
 def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
@@ -82,57 +83,66 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
-    async def respond(request: Request, prepared: Completion | Chat) -> Response:
+    async def respond(request: Request, prepare: Callable[..., Completion | Chat], body: SamplingRequest) -> Response:
+        prepared = await off_loop(len(await request.body()), prepare, engine, body, options)
         if prepared.request.stream:
             return EventStream(prepared.events())
         return JSON(await unless_client_leaves(request, prepared.answer()))
 
-    @app.post("/v1/completions", responses=responses(CompletionAnswer, *_GENERATION_ERRORS, streams=True))
+    @app.post("/v1/completions", responses=responses(CompletionAnswer, *_ERRORS, streams=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
-        return await respond(request, prepare_completion(engine, body, options))
+        return await respond(request, prepare_completion, body)
 
-    @app.post("/v1/chat/completions", responses=responses(ChatAnswer, *_GENERATION_ERRORS, streams=True))
+    @app.post("/v1/chat/completions", responses=responses(ChatAnswer, *_ERRORS, streams=True))
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await respond(request, prepare_chat(engine, body, options))
+        return await respond(request, prepare_chat, body)
 
 
 def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
-    @app.post("/tokenize", responses=responses(Tokens, *_TOKEN_ERRORS))
-    async def tokenize(body: TokenizeRequest) -> Response:
+    @app.post("/tokenize", responses=responses(Tokens, *_ERRORS))
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """A text's or a conversation's token ids."""
-        check_model(options, body.model)
-        tokenizer = engine.get_tokenizer()
-        if (body.prompt is None) == (body.messages is None):
-            raise APIError(400, "give either prompt or messages", param="prompt")
-        if body.messages is not None:
-            text = render(
-                tokenizer,
-                options,
-                body.messages,
-                body.tools,
-                body.chat_template,
-                body.chat_template_kwargs or {},
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message,
-            )
-            ids = tokenizer.encode(text, bool(body.add_special_tokens))
-        else:
-            assert body.prompt is not None
-            ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
-        strings = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
-        return JSON({"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": strings})
+        return await off_loop(len(await request.body()), _tokenize, engine, body, options)
 
-    @app.post("/detokenize", responses=responses(DetokenizedText, *_TOKEN_ERRORS))
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    @app.post("/detokenize", responses=responses(DetokenizedText, *_ERRORS))
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids."""
-        check_model(options, body.model)
-        tokenizer = engine.get_tokenizer()
-        unknown = next((token_id for token_id in body.tokens if not 0 <= token_id < tokenizer.vocab_size), None)
-        if unknown is not None:
-            raise APIError(400, f"tokens contains {unknown}, which the tokenizer doesn't have", param="tokens")
-        return JSON({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        return await off_loop(len(await request.body()), _detokenize, engine, body, options)
+
+
+def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptions) -> Response:
+    check_model(options, body.model)
+    tokenizer = engine.get_tokenizer()
+    if (body.prompt is None) == (body.messages is None):
+        raise APIError(400, "give either prompt or messages", param="prompt")
+    if body.messages is not None:
+        text = render(
+            tokenizer,
+            options,
+            body.messages,
+            body.tools,
+            body.chat_template,
+            body.chat_template_kwargs or {},
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        ids = tokenizer.encode(text, bool(body.add_special_tokens))
+    else:
+        assert body.prompt is not None
+        ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+    strings = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+    return JSON({"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": strings})
+
+
+def _detokenize(engine: ServingEngine, body: DetokenizeRequest, options: ServerOptions) -> Response:
+    check_model(options, body.model)
+    tokenizer = engine.get_tokenizer()
+    unknown = next((token_id for token_id in body.tokens if not 0 <= token_id < tokenizer.vocab_size), None)
+    if unknown is not None:
+        raise APIError(400, f"tokens contains {unknown}, which the tokenizer doesn't have", param="tokens")
+    return JSON({"prompt": tokenizer.decode_batch([body.tokens], skip_special_tokens=False)[0]})
 
 
 def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:

@@ -18,7 +18,7 @@ from raycore.server.completions import Completion
 from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
-from raycore.server.preparation import prepare_chat, prepare_completion
+from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLi
         failure = {"code": "invalid_line", "message": error.message}
         return Result(f"batch_req_{result_id}", line.custom_id, None, failure)
     try:
-        body = await _prepare(engine, options, request).answer()
+        prepared = await off_loop(len(line.text), _prepare, engine, options, request)
+        body = await prepared.answer()
     except EngineDeadError:
         raise
     except Exception as error:  # one request's failure is its result, as over HTTP

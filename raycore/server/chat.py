@@ -14,7 +14,7 @@ from raycore.server.constraints import close_thought, constraint_param
 from raycore.server.conversation import template_messages
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
-from raycore.server.limits import check_length
+from raycore.server.limits import check_length, check_text
 from raycore.server.logprobs import chat_logprobs, prompt_logprobs
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, Tool, asks_for_usage
@@ -63,6 +63,7 @@ class Chat:
             text = tools.begin_message(text)
             params.structured_outputs, param = tools.constraint(engine.get_tokenizer()), "tools"
             params.skip_special_tokens &= not tools.needs_special_tokens(engine.get_tokenizer())
+        check_text(engine, text, "messages")
         token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))
         name, max_tokens = asked_length(request)
         check_length(engine, token_ids, max_tokens, name, "messages")

@@ -8,11 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from raycore.client.tokenizer import Tokenizer
 from raycore.outputs import RequestOutput
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
-from raycore.server.limits import check_length
+from raycore.server.limits import check_length, check_text
 from raycore.server.logprobs import CompletionLogprobs, prompt_logprobs
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import CompletionRequest, asks_for_usage
@@ -36,9 +35,8 @@ class Completion:
         engine: ServingEngine, request: CompletionRequest, options: ServerOptions, model: str, request_id: str
     ) -> Completion:
         """Raises APIError when it can't be run."""
-        tokenizer = engine.get_tokenizer()
         params = completion_params(request, engine.default_sampling_params, options)
-        texts, ids = _prompts(request, tokenizer, options)
+        texts, ids = _prompts(request, engine, options)
         for token_ids in ids:
             check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt")
         jobs = [
@@ -134,7 +132,7 @@ class Completion:
 
 
 def _prompts(
-    request: CompletionRequest, tokenizer: Tokenizer, options: ServerOptions
+    request: CompletionRequest, engine: ServingEngine, options: ServerOptions
 ) -> tuple[list[str | None], list[list[int]]]:
     """The prompts' texts, where they were given as such, and token ids."""
     given = request.prompt
@@ -147,8 +145,10 @@ def _prompts(
         raise APIError(400, "prompt is empty: there is nothing to continue", param="prompt")
     if len(prompts) > options.max_prompts:
         raise APIError(400, f"prompt is a list of {len(prompts)}; at most {options.max_prompts}", param="prompt")
-    adds = request.add_special_tokens is not False
+    tokenizer, adds = engine.get_tokenizer(), request.add_special_tokens is not False
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+    for text in filter(None, texts):
+        check_text(engine, text, "prompt")
     ids = [tokenizer.encode(prompt, adds) if isinstance(prompt, str) else prompt for prompt in prompts]
     for prompt, token_ids in zip(prompts, ids, strict=True):
         if not token_ids:

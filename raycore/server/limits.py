@@ -8,6 +8,22 @@ from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
 
 
+def check_text(engine: ServingEngine, text: str, param: str) -> None:
+    """Raises APIError when the text is too long whatever its tokens are, so that they needn't be found."""
+    most = engine.max_model_len
+    if len(text) <= most:
+        return
+    longest = engine.get_tokenizer().longest_token
+    if len(text) > most * longest:
+        raise APIError(
+            400,
+            f"this model's maximum context length is {most} tokens, of at most {longest} characters each, but {param} "
+            f"has {len(text)} characters. Shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
 def check_length(
     engine: ServingEngine, prompt: Sequence[int], max_tokens: int | None, param: str, prompt_param: str
 ) -> None:

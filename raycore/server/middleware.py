@@ -17,6 +17,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """Probes and scrapers have no key."""
 
 GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+_COSTLY_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
 
 
 class BodyLimit:
@@ -55,7 +56,7 @@ class BodyLimit:
 
 
 class Admission:
-    """Checks the key, and turns generation away while the engine takes none or has enough."""
+    """Checks the key, and turns what is costly away while the engine takes none or has enough."""
 
     def __init__(self, app: ASGIApp, engine: ServingEngine, options: ServerOptions) -> None:
         self._app = app
@@ -70,7 +71,7 @@ class Admission:
             return
         try:
             self._check_key(scope)
-            if _path(scope) not in GENERATING_PATHS:
+            if _path(scope) not in _COSTLY_PATHS:
                 await self._app(scope, receive, send)
                 return
             self._check_room()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from raycore.server.chat import Chat
 from raycore.server.completions import Completion
@@ -10,6 +13,21 @@ from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
+
+T = TypeVar("T")
+
+_SHORT_BYTES = 8_000
+"""A body of this size is rendered and tokenized in about the time that a change of threads may take."""
+
+
+async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any) -> T:
+    """What `work` gives for a body of this size: on a thread of its own if that is long, since streams go on meanwhile.
+
+    A megabyte takes a second or more.
+    """
+    if num_bytes <= _SHORT_BYTES:
+        return work(*args)
+    return await asyncio.to_thread(work, *args)
 
 
 def prepare_completion(engine: ServingEngine, body: CompletionRequest, options: ServerOptions) -> Completion:

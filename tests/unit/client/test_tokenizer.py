@@ -17,7 +17,14 @@ def test_a_batch_is_its_texts(any_tokenizer):
     assert any_tokenizer.encode_batch(TEXTS) == [any_tokenizer.encode(text) for text in TEXTS]
     plain = any_tokenizer.encode_batch(TEXTS, add_special_tokens=False)
     assert plain == [any_tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
+    assert plain == [any_tokenizer._native.encode(text, add_special_tokens=False).ids for text in TEXTS]
     assert any_tokenizer.encode_batch([]) == []
+    assert any_tokenizer.decode_batch(plain) == [any_tokenizer.decode(ids) for ids in plain]
+
+
+def test_no_token_stands_for_more_than_the_longest(any_tokenizer):
+    texts = [any_tokenizer.token_text(token_id) for token_id in range(any_tokenizer.vocab_size)]
+    assert max(map(len, texts)) <= any_tokenizer.longest_token
 
 
 def test_special_tokens_go_around_a_text_as_tokenizer_json_says(tokenizer, llama3_tokenizer, llama2_tokenizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import pytest
 
@@ -63,11 +64,53 @@ def test_a_key_is_needed_but_for_probes(serve):
         assert client.get(path).status == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/v1/completions", "/v1/chat/completions"])
+def asking(path, text):
+    """A body for this path in which a client's text is `text`."""
+    if path == "/v1/chat/completions":
+        return {"messages": [{"role": "user", "content": text}]}
+    return {"tokens": [5] * len(text)} if path == "/detokenize" else {"prompt": text}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(client, engine, monkeypatch, path):
+    longest = engine.get_tokenizer().longest_token
+    monkeypatch.setattr(engine.get_tokenizer(), "encode", lambda *_: pytest.fail("it was tokenized"))
+    answer = client.post(path, asking(path, "1" * (200 * longest + 1)))
+    param = "prompt" if path == "/v1/completions" else "messages"
+    assert answer.error == (400, "invalid_request_error", param)
+    assert answer.json["error"]["code"] == "context_length_exceeded"
+    for number in ("200 tokens", f"{longest} characters"):
+        assert number in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(("num_characters", "is_on_loop"), [(100, True), (9000, False)])
+def test_long_bodies_are_prepared_on_a_thread_of_their_own(
+    client, engine, monkeypatch, path, num_characters, is_on_loop
+):
+    engine.max_model_len = 10_000
+    tokenizer, threads = engine.get_tokenizer(), []
+
+    def watched(method):
+        def call(*args, **kwargs):
+            threads.append(threading.current_thread())
+            return method(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(tokenizer, "encode", watched(tokenizer.encode))
+    monkeypatch.setattr(tokenizer, "decode_batch", watched(tokenizer.decode_batch))
+    client.post(path, asking(path, "1" * num_characters))
+    assert threads
+    assert all((thread is threading.main_thread()) == is_on_loop for thread in threads)
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ping", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+)
 def test_an_engine_in_trouble_takes_nothing(client, engine, path):
     engine.trouble = "the engine is draining"
-    body = {"prompt": "1"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "1"}]}
-    answer = client.post(path, body) if path.startswith("/v1") else client.get(path)
+    answer = client.get(path) if path in ("/health", "/ping") else client.post(path, asking(path, "1"))
     assert answer.error == (503, "service_unavailable_error", None)
     assert "draining" in answer.json["error"]["message"]
     assert client.get("/v1/models").status == client.get("/version").status == 200
