@@ -161,6 +161,8 @@ class EngineClient:
             check_request(prompt, param, vocab_size, self._tightest)
             self.check_structured_outputs(param)
         ids = list(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
+        # before the lock is taken, for which all that comes from the ranks would wait
+        bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
         with self._lock:
             self._raise_if_failed()
             if self._is_draining:
@@ -171,7 +173,7 @@ class EngineClient:
             try:
                 for i, (request_id, prompt, param) in enumerate(zip(ids, prompts, params, strict=True)):
                     sequences = self._expand(
-                        request_id, prompt, param, flush_interval_s, priorities[i] if priorities else 0
+                        request_id, prompt, param, bad_words[i], flush_interval_s, priorities[i] if priorities else 0
                     )
                     underway = self._underway[request_id] = _Underway(sink, sequences)
                     self._assembler.add(request_id, prompt.text, prompt.token_ids, param, underway.handles, stream)
@@ -492,17 +494,27 @@ class EngineClient:
             sink([update])
 
     def _expand(
-        self, request_id: str, prompt: ParsedPrompt, params: SamplingParams, flush_interval_s: float, priority: int
+        self,
+        request_id: str,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        bad_words: list[list[int]],
+        flush_interval_s: float,
+        priority: int,
     ) -> list[EngineRequest]:
-        """One engine request for each of `params.n` sequences, which differ in their seeds."""
+        """One engine request for each of `params.n` sequences, which differ in their seeds.
+
+        Only the first has the prompt's log probabilities made, which are the same for all; the others can then take
+        the prompt from the prefix cache.
+        """
         handles = [next(self._handles) for _ in range(params.n)]
-        bad_words = self.tokenizer.bad_words_token_ids(params.bad_words) if params.bad_words else []
+        later = params if params.prompt_logprobs is None else msgspec.structs.replace(params, prompt_logprobs=None)
         return [
             EngineRequest(
                 handle=handle,
                 request_id=request_id,
                 prompt_token_ids=prompt.token_ids,
-                params=params,
+                params=later if index else params,
                 seed=self._seed(params, index, handle),
                 eos_token_ids=self._config.model.spec.eos_token_ids,
                 bad_words_token_ids=bad_words,
