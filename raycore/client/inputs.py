@@ -107,6 +107,9 @@ def check_request(prompt: ParsedPrompt, params: SamplingParams, vocab_size: int,
         ("allowed_token_ids", params.allowed_token_ids),
         ("logit_bias", params.logit_bias),
     ):
+        # one of each is all that matters, but a million of the same cost as much as a million
+        if chosen is not None and len(chosen) > vocab_size:
+            raise InvalidRequest(f"{name} has {len(chosen)} entries, and the vocabulary {vocab_size} tokens")
         for token_id in chosen or ():
             if token_id >= vocab_size:
                 raise InvalidRequest(f"{name} contains {token_id}, outside the vocabulary of {vocab_size}")

@@ -36,7 +36,7 @@ class Completion:
     ) -> Completion:
         """Raises APIError when it can't be run."""
         params = completion_params(request, engine.default_sampling_params, options)
-        texts, ids = _prompts(request, engine, options)
+        texts, ids = _prompts(request, params.n, engine, options)
         for token_ids in ids:
             check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt")
         jobs = [
@@ -132,7 +132,7 @@ class Completion:
 
 
 def _prompts(
-    request: CompletionRequest, engine: ServingEngine, options: ServerOptions
+    request: CompletionRequest, n: int, engine: ServingEngine, options: ServerOptions
 ) -> tuple[list[str | None], list[list[int]]]:
     """The prompts' texts, where they were given as such, and token ids."""
     given = request.prompt
@@ -143,8 +143,14 @@ def _prompts(
     prompts = cast("list[str] | list[list[int]]", given)
     if not prompts:
         raise APIError(400, "prompt is empty: there is nothing to continue", param="prompt")
-    if len(prompts) > options.max_prompts:
-        raise APIError(400, f"prompt is a list of {len(prompts)}; at most {options.max_prompts}", param="prompt")
+    if len(prompts) > options.max_sequences:
+        raise APIError(400, f"prompt is a list of {len(prompts)}; at most {options.max_sequences}", param="prompt")
+    if len(prompts) * n > options.max_sequences:
+        raise APIError(
+            400,
+            f"n={n} for {len(prompts)} prompts are {n * len(prompts)} sequences; at most {options.max_sequences}",
+            param="n",
+        )
     tokenizer, adds = engine.get_tokenizer(), request.add_special_tokens is not False
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     for text in filter(None, texts):

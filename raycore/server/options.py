@@ -29,8 +29,12 @@ class ServerOptions:
     max_n: int = 128
     max_logprobs: int = 20
     max_stop_strings: int = 16
-    max_prompts: int = 2048
-    """Prompts in one completion request."""
+    max_bad_words: int = 128
+    """Each is looked for at every token."""
+    max_word_characters: int = 1024
+    """Of each stop string and each bad word."""
+    max_sequences: int = 2048
+    """Of one completion request: its prompts times `n`."""
     max_streams: int = 4096
     """Requests under way at the same time; further ones are told to come again."""
 

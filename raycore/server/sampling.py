@@ -83,8 +83,9 @@ def _params(
     _check_documented(request)
     _check_stream(request)
     _check_limit("n", request.n, options.max_n)
-    if isinstance(request.stop, list) and len(request.stop) > options.max_stop_strings:
-        raise APIError(400, f"stop has {len(request.stop)} strings; at most {options.max_stop_strings}", param="stop")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    _check_words("stop", stops, options.max_stop_strings, options)
+    _check_words("bad_words", request.bad_words or [], options.max_bad_words, options)
     _check_limit("prompt_logprobs", request.prompt_logprobs, options.max_logprobs)
     chosen["structured_outputs"] = structured_outputs(request)
     given = {name: value for name in _AS_THEY_ARE if (value := getattr(request, name)) is not None}
@@ -123,6 +124,16 @@ def _check_stream(request: SamplingRequest) -> None:
 def _check_limit(name: str, value: int | None, most: int) -> None:
     if value is not None and not 0 <= value <= most:
         raise APIError(400, f"{name}={value} is not in [0, {most}]", param=name)
+
+
+def _check_words(name: str, words: list[str], most: int, options: ServerOptions) -> None:
+    if len(words) > most:
+        raise APIError(400, f"{name} has {len(words)} strings; at most {most}", param=name)
+    longest = max(map(len, words), default=0)
+    if longest > options.max_word_characters:
+        raise APIError(
+            400, f"{name} has a string of {longest} characters; at most {options.max_word_characters}", param=name
+        )
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:

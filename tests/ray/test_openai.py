@@ -52,7 +52,7 @@ class ShortAnswers:
         return getattr(self._engine, name)
 
 
-OPTIONS = ServerOptions(("demo",), max_n=2, max_prompts=2)
+OPTIONS = ServerOptions(("demo",), max_n=2, max_sequences=2)
 DOCUMENT = schemathesis.openapi.from_dict(build_app(Mock(), OPTIONS).openapi())
 
 

@@ -29,6 +29,7 @@ REFUSED = {
         ({"prompt": [320]}, "prompt"),
         ({"prompt": [10**30]}, "prompt"),
         ({"prompt": ["1"] * 5}, "prompt"),
+        ({"prompt": ["1"] * 3, "n": 2}, "n"),
         ({"prompt": "half a pair: \ud800"}, "prompt"),
         ({"prompt": ["1", 2]}, "prompt"),
         ({"prompt": None}, "prompt"),
@@ -72,6 +73,8 @@ REFUSED_BY_BOTH = [
     ({"n": True}, "n"),
     ({"stop": ["a"] * 4}, "stop"),
     ({"stop": ""}, "stop"),
+    ({"stop": "x" * 11}, "stop"),
+    ({"stop": ["a", "x" * 11]}, "stop"),
     ({"stop": "\udc00"}, "stop"),
     ({"seed": 2**63}, "seed"),
     ({"seed": "one"}, "seed"),
@@ -92,6 +95,8 @@ REFUSED_BY_BOTH = [
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"allowed_token_ids": [320]}, "allowed_token_ids"),
     ({"stop_token_ids": [320]}, "stop_token_ids"),
+    ({"stop_token_ids": [5] * 321}, "stop_token_ids"),
+    ({"allowed_token_ids": [5] * 321}, "allowed_token_ids"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"bad_words": [""]}, "bad_words"),
     ({"structured_outputs": {}}, "structured_outputs"),
@@ -101,6 +106,8 @@ REFUSED_BY_BOTH = [
     ({"structured_outputs": {"regex": "\ud800"}}, "structured_outputs"),
     ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs"),
     ({"structured_outputs": {"json": 1}}, "structured_outputs"),
+    ({"bad_words": ["a"] * 4}, "bad_words"),
+    ({"bad_words": ["x" * 11]}, "bad_words"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"priority": 2**63}, "priority"),
@@ -118,7 +125,7 @@ CASES = [(path, *case) for path, own in REFUSED.items() for case in [*own, *REFU
 
 @pytest.fixture
 def strict(serve):
-    return serve(max_n=4, max_stop_strings=3, max_prompts=4)
+    return serve(max_n=4, max_stop_strings=3, max_bad_words=3, max_word_characters=10, max_sequences=4)
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), CASES)
@@ -137,6 +144,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(strict, engine, path, fields
     [
         {"user": "me", "seed": -5, "logit_bias": {"5": 100, "6": -100}, "stop": ["a", "b", "c"], "n": 4},
         {"temperature": 0, "top_p": 1, "presence_penalty": 2, "frequency_penalty": -2, "n": None, "stop": None},
+        {"stop": "x" * 10, "bad_words": ["x" * 10, "y", "z"], "stop_token_ids": [5] * 320},
         {"top_k": 2**62, "min_tokens": 1, "priority": -3, "stream_options": None, "request_id": "mine"},
     ],
 )
