@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from raycore.client.tokenizer import Tokenizer
@@ -100,31 +101,52 @@ class StopMatch(NamedTuple):
 
 
 class StopStrings:
-    """The strings that end one request's text."""
+    """The strings that end one request's text, looked for while it grows: Knuth, Morris and Pratt's search for each."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = list(stops)
-        self._longest = max(map(len, self._stops), default=0)
+        self._stops = [(stop, _borders(stop)) for stop in stops]
+        self._num_matched = [0] * len(stops)
+        """How long a beginning of each stop string the text ends with."""
+        self._num_searched = 0
 
     def __bool__(self) -> bool:
         return bool(self._stops)
 
-    def find(self, text: str, num_searched: int) -> StopMatch | None:
-        """The first stop string in the text. None ends within the first `num_searched` characters."""
-        begin = max(0, num_searched - self._longest + 1)
+    def find(self, new: str) -> StopMatch | None:
+        """Let the text grow by these characters. Returns the first of the stop strings that end in them."""
         found: StopMatch | None = None
-        for stop in self._stops:
-            start = text.find(stop, max(begin, num_searched - len(stop) + 1))
-            if start >= 0 and (found is None or start < found.start):
-                found = StopMatch(stop, start)
+        for index, (stop, borders) in enumerate(self._stops):
+            num_matched = self._num_matched[index]
+            for end, character in enumerate(new, self._num_searched + 1):
+                while num_matched and stop[num_matched] != character:
+                    num_matched = borders[num_matched]
+                if stop[num_matched] == character:
+                    num_matched += 1
+                if num_matched == len(stop):
+                    start = end - num_matched
+                    if found is None or start < found.start:
+                        found = StopMatch(stop, start)
+                    num_matched = borders[num_matched]
+            self._num_matched[index] = num_matched
+        self._num_searched += len(new)
         return found
 
-    def num_held_back(self, text: str) -> int:
+    @property
+    def num_held_back(self) -> int:
         """Characters at the end of the text that may be the beginning of a stop string."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
+        return max(self._num_matched, default=0)
+
+
+@lru_cache(maxsize=256)
+def _borders(stop: str) -> tuple[int, ...]:
+    """For each length, how much of the end of so long a beginning of the string is its beginning, too, short of all."""
+    borders = [0, 0]
+    for character in stop[1:]:
+        length = borders[-1]
+        while length and stop[length] != character:
+            length = borders[length]
+        borders.append(length + (stop[length] == character))
+    return tuple(borders)
 
 
 class SequenceText:
@@ -168,14 +190,14 @@ class SequenceText:
             return text[: self._end]
         if self._include_stop or not self._stops:
             return text
-        return text[: len(text) - self._stops.num_held_back(text)]
+        return text[: len(text) - self._stops.num_held_back]
 
     def _search(self) -> bool:
         """Look for a stop string in what is new. One that ends within the first `min_tokens` tokens doesn't count."""
         text = self._detokenizer.text
-        match = self._stops.find(text, self._num_searched) if self._num_tokens > self._min_tokens else None
+        match = self._stops.find(text[self._num_searched :])
         self._num_searched = len(text)
-        if match is None:
+        if match is None or self._num_tokens <= self._min_tokens:
             return False
         self.stop = match.stop
         self._end = match.start + (len(match.stop) if self._include_stop else 0)
