@@ -22,7 +22,7 @@ from raycore.server.document import describe, responses
 from raycore.server.errors import APIError, as_api_error, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.metrics import add_metrics
-from raycore.server.middleware import Admission, BodyLimit
+from raycore.server.middleware import Admission, KeyCheck, WholeBody
 from raycore.server.options import ServerOptions
 from raycore.server.preparation import check_model, off_loop, prepare_chat, prepare_completion
 from raycore.server.protocol import (
@@ -36,7 +36,7 @@ from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, Ev
 
 logger = logging.getLogger(__name__)
 
-_ERRORS = (400, 401, 404, 413, 429, 500, 503)
+_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 
 
 def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
@@ -44,7 +44,8 @@ def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
     app = FastAPI(title="raycore", version=version("raycore"), docs_url="/docs", redoc_url=None)
     app.state.engine, app.state.options = engine, options
     app.add_middleware(Admission, engine=engine, options=options)
-    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
+    app.add_middleware(WholeBody, options=options)
+    app.add_middleware(KeyCheck, options=options)
     add_metrics(app, engine, options.served_model_names[0])
     _handle_errors(app)
     _add_completions(app, engine, options)

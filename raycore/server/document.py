@@ -17,6 +17,7 @@ _ERRORS = {
     400: "The request can't be run; the error names the parameter",
     401: "The API key is missing or wrong",
     404: "There is no such model",
+    408: "The body didn't come in time",
     413: "The body is too large",
     429: "Too many requests are under way",
     500: "The request failed",

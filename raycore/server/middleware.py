@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
-from raycore.server.streaming import JSON
+from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """Probes and scrapers have no key."""
@@ -20,60 +22,111 @@ GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 _COSTLY_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
 
 
-class BodyLimit:
-    """Refuses bodies that are too large, before they are read where they say so."""
+_MOST_HELD = 64
+"""Bodies of the largest size, together, that may be on their way at the same time."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+
+class KeyCheck:
+    """Turns away who has no key."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self._app = app
-        self._max_bytes = max_bytes
+        self._keys = [key.encode() for key in options.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or self._is_allowed(scope):
             await self._app(scope, receive, send)
             return
-        said = Headers(scope=scope).get("content-length", "0")
-        if said.isdigit() and int(said) > self._max_bytes:
-            await self._refuse()(scope, receive, send)
+        error = APIError(
+            401,
+            "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
+            code="invalid_api_key",
+            kind="authentication_error",
+        )
+        await _respond(error, scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        if not self._keys or _path(scope) in OPEN_PATHS:
+            return True
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = key.strip().encode("latin-1")  # as headers are decoded, so these are the bytes that came
+        # every key is compared, each in constant time, so that the time taken tells nothing
+        num_equal = sum(hmac.compare_digest(given, known) for known in self._keys)
+        return scheme.lower() == "bearer" and num_equal > 0
+
+
+class WholeBody:
+    """Lets a request begin once its body is there: refuses those that are too large, or take too long to come."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self._app = app
+        self._max_bytes = options.max_body_bytes
+        self._timeout_s = options.body_timeout_s
+        self._num_held = 0
+        """Bytes of bodies that aren't whole yet."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
             return
-        num_received = 0
-
-        async def counting() -> Message:
-            nonlocal num_received
-            message = await receive()
-            num_received += len(message.get("body", b""))
-            if num_received > self._max_bytes:
+        try:
+            said = Headers(scope=scope).get("content-length", "0")
+            if said.isdigit() and int(said) > self._max_bytes:
                 raise self._too_large()
-            return message
+            body = await asyncio.wait_for(self._read(receive), self._timeout_s)
+        except asyncio.TimeoutError:
+            late = APIError(408, f"the body didn't come within {self._timeout_s:g} s", code="request_timeout")
+            await _respond(late, scope, receive, send)
+            return
+        except APIError as error:
+            await _respond(error, scope, receive, send)
+            return
+        if body is None:
+            await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
+            return
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        await self._app(scope, counting, send)
+        async def receive_again() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, receive_again, send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body; None when the client has left before all of it came. Raises APIError."""
+        body = bytearray()
+        try:
+            while (message := await receive())["type"] != "http.disconnect":
+                part = message.get("body", b"")
+                self._num_held += len(part)
+                body += part
+                if len(body) > self._max_bytes:
+                    raise self._too_large()
+                if self._num_held > _MOST_HELD * self._max_bytes:
+                    raise _too_many(f"{self._num_held} bytes of bodies are on their way")
+                if not message.get("more_body", False):
+                    return bytes(body)
+            return None
+        finally:
+            self._num_held -= len(body)
 
     def _too_large(self) -> APIError:
         return APIError(413, f"the body is larger than {self._max_bytes} bytes", code="request_too_large")
 
-    def _refuse(self) -> JSON:
-        error = self._too_large()
-        return JSON(error.body(), error.status)
-
 
 class Admission:
-    """Checks the key, and turns what is costly away while the engine takes none or has enough."""
+    """Turns what is costly away while the engine takes none or has enough."""
 
     def __init__(self, app: ASGIApp, engine: ServingEngine, options: ServerOptions) -> None:
         self._app = app
         self._engine = engine
-        self._keys = [key.encode() for key in options.api_keys]
         self._max_streams = options.max_streams
         self._num_streams = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or _path(scope) not in _COSTLY_PATHS:
             await self._app(scope, receive, send)
             return
         try:
-            self._check_key(scope)
-            if _path(scope) not in _COSTLY_PATHS:
-                await self._app(scope, receive, send)
-                return
             self._check_room()
         except APIError as error:
             await _respond(error, scope, receive, send)
@@ -84,32 +137,21 @@ class Admission:
         finally:
             self._num_streams -= 1
 
-    def _check_key(self, scope: Scope) -> None:
-        if not self._keys or _path(scope) in OPEN_PATHS:
-            return
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = key.strip().encode("latin-1")  # as headers are decoded, so these are the bytes that came
-        # every key is compared, each in constant time, so that the time taken tells nothing
-        num_equal = sum(hmac.compare_digest(given, known) for known in self._keys)
-        if scheme.lower() != "bearer" or not num_equal:
-            raise APIError(
-                401,
-                "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
-                code="invalid_api_key",
-                kind="authentication_error",
-            )
-
     def _check_room(self) -> None:
         trouble = self._engine.trouble
         if trouble is not None:
             raise APIError(503, trouble, code="engine_unavailable", kind="service_unavailable_error")
         if self._num_streams >= self._max_streams:
-            raise APIError(
-                429,
-                f"{self._num_streams} requests are under way, which is all that this server takes: try again later",
-                code="too_many_requests",
-                kind="rate_limit_error",
-            )
+            raise _too_many(f"{self._num_streams} requests are under way")
+
+
+def _too_many(what: str) -> APIError:
+    return APIError(
+        429,
+        f"{what}, which is all that this server takes: try again later",
+        code="too_many_requests",
+        kind="rate_limit_error",
+    )
 
 
 def _path(scope: Scope) -> str:
@@ -121,4 +163,6 @@ async def _respond(error: APIError, scope: Scope, receive: Receive, send: Send) 
     headers: dict[str, Any] = {"www-authenticate": "Bearer"} if error.status == 401 else {}
     if error.status in (429, 503):
         headers["retry-after"] = "1"
+    if error.status == 408:
+        headers["connection"] = "close"  # what may still come is no request
     await JSON(error.body(), error.status, headers)(scope, receive, send)

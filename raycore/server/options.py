@@ -26,6 +26,8 @@ class ServerOptions:
     max_body_bytes: int = 4 << 20
     """Of a request. Reading one of this size holds up all others for a good part of a second, if it is full of small
     values."""
+    body_timeout_s: float = 60.0
+    """A body has to be there so long after its request's headers."""
     max_n: int = 128
     max_logprobs: int = 20
     max_stop_strings: int = 16

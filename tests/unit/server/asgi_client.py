@@ -66,8 +66,13 @@ class Client:
         raw: Iterable[bytes] | None = None,
         headers: dict[str, str] | None = None,
         leave_after: int | None = None,
+        stalls: bool = False,
     ) -> Answer:
-        """`raw`: the body's parts instead of `body`, sent without saying how long they are together."""
+        """
+        Args:
+            raw: the body's parts instead of `body`, sent without saying how long they are together.
+            stalls: another part is announced, and never comes.
+        """
         parts = list(raw) if raw is not None else [b"" if body is None else json.dumps(body).encode()]
         sent = {"content-type": "application/json", **self._headers, **(headers or {})}
         if raw is None:
@@ -91,7 +96,7 @@ class Client:
 
         async def receive() -> dict[str, Any]:
             if parts:
-                return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+                return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts) or stalls}
             await has_left.wait()
             return {"type": "http.disconnect"}
 

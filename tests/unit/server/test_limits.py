@@ -47,6 +47,42 @@ def test_requests_beyond_the_limit_are_told_to_come_again(serve, engine):
     assert [answer.status for answer in (*first, later)] == [200, 200, 200]
 
 
+def test_a_body_that_never_comes_holds_up_nobody(serve, engine):
+    client = serve(max_streams=1, body_timeout_s=0.3)
+
+    async def run():
+        stalled = asyncio.ensure_future(client.call("POST", "/v1/completions", raw=[BODY[:5]], stalls=True))
+        await asyncio.sleep(0)
+        other = await client.call("POST", "/v1/completions", raw=[BODY])
+        assert not stalled.done()
+        return other, await stalled
+
+    other, stalled = asyncio.run(run())
+    assert other.status == 200
+    assert stalled.error == (408, "invalid_request_error", None)
+    assert "0.3 s" in stalled.json["error"]["message"]
+    assert stalled.headers["connection"] == "close"
+
+
+def test_a_client_that_leaves_before_its_body_is_whole_asked_for_nothing(client, engine):
+    answer = asyncio.run(client.call("POST", "/v1/completions", raw=[BODY[:5]], stalls=True, leave_after=0))
+    assert answer.status == 499
+    assert engine.params == []
+
+
+def test_bodies_on_their_way_have_a_limit_together(serve):
+    client = serve(max_body_bytes=100, body_timeout_s=0.5)
+
+    async def run():
+        calls = [client.call("POST", "/v1/completions", raw=[b" " * 100], stalls=True) for _ in range(65)]
+        answers = await asyncio.gather(*calls)
+        return answers, await client.call("POST", "/v1/completions", raw=[BODY])
+
+    answers, later = asyncio.run(run())
+    assert sorted(answer.status for answer in answers) == [408] * 64 + [429]
+    assert later.status == 200
+
+
 def test_a_key_is_needed_but_for_probes(serve):
     client = serve(api_keys=("one", "zwölf"))
     for key in (None, "", "Bearer", "Bearer two", "one", "Basic one", "Bearer one two"):
