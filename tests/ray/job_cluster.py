@@ -111,10 +111,8 @@ class JobCluster:
             "RAY_FAKE_CLUSTER": "1",
             "RAY_enable_autoscaler_v2": "1",
             "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
-            # a node that has crashed counts as dead within 2 s, not 15
-            "RAY_health_check_initial_delay_ms": "500",
-            "RAY_health_check_period_ms": "500",
-            "RAY_health_check_failure_threshold": "3",
+            # a node that has crashed counts as dead after 5 s, not 15
+            "RAY_health_check_period_ms": "1000",
         }
         self.bash(
             f"ray start --head --num-cpus=0 --include-dashboard=false --autoscaling-config={path} "
