@@ -180,11 +180,3 @@ def test_the_quickstart_does_what_it_says(kernel: Kernel):
         if shown:
             assert text_of(cell, with_stderr=False).strip("\n") == shown.strip("\n"), source
     assert "the engine was shut down" in html_of(cell)
-
-
-def test_the_quickstart_installs_what_there_is():
-    text = (ROOT / "docs" / "quickstart-notebook.md").read_text()
-    (command,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    (extra,) = re.findall(r"\[(\w+)\]", command)
-    assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text()
-    assert (ROOT / command.split()[-1]).is_file()
