@@ -46,16 +46,18 @@ class JobCluster:
         dashboard_port, gcs_port, client_port, *self._agent_ports = free_ports(5)
         self._gcs_address = f"127.0.0.1:{gcs_port}"
         self._head_flags = f"--port={gcs_port} --dashboard-port={dashboard_port} --ray-client-server-port={client_port}"
-        url = f"http://127.0.0.1:{dashboard_port}"
+        self.dashboard = f"http://127.0.0.1:{dashboard_port}"
+        self.token = ""
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
             "HOME": str(self.directory),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
-            "RAY_API_SERVER_ADDRESS": url,
+            "RAY_API_SERVER_ADDRESS": self.dashboard,
             "RAY_TMPDIR": str(self.directory),
+            "RAY_prestart_worker_first_driver": "0",  # else a process for each CPU that is declared
             "RAY_worker_niceness": "0",
         }
-        self._http = httpx.Client(base_url=url, timeout=STEP_S)
+        self._http = httpx.Client(base_url=self.dashboard, timeout=STEP_S)
 
     def start(self, head_commands: str, worker_cpus: int) -> None:
         """Start a head node without CPUs by bash commands, which leave a token, and then a node that has some."""
@@ -66,10 +68,12 @@ class JobCluster:
                 "--head\n", f"--head --num-cpus=0 {self._head_flags} {flags}={self._agent_ports[0]}\n"
             )
         )
-        token = (self.directory / ".ray" / "auth_token").read_text()
-        self._http.headers["Authorization"] = f"Bearer {token}"
+        self.token = (self.directory / ".ray" / "auth_token").read_text()
+        self._http.headers["Authorization"] = f"Bearer {self.token}"
         self._environment["RAY_AUTH_MODE"] = "token"
-        self.bash(f"ray start --address={self._gcs_address} --num-cpus={worker_cpus} {flags}={self._agent_ports[1]}")
+        # drivers would get each line of a log from each node's monitor
+        flags = f"--include-log-monitor=false {flags}={self._agent_ports[1]}"
+        self.bash(f"ray start --address={self._gcs_address} --num-cpus={worker_cpus} {flags}")
 
     def start_autoscaled(self, cpus_per_node: int, max_nodes: int) -> str:
         """Start a head node without CPUs whose autoscaler adds nodes on this machine. Returns the address."""
@@ -173,6 +177,12 @@ class JobCluster:
             if ("/bin/raycore " in line or line.startswith("ray::")) and not line.startswith(RAYS_OWN)
             if all(word in line for word in words)
         ]
+
+    def assert_nothing_is_left(self) -> None:
+        """No program runs on the cluster any more, and nothing that one had is there."""
+        eventually(lambda: not self.living("actors", "DEAD"))
+        eventually(lambda: not self.living("placement_groups", "REMOVED"))
+        eventually(lambda: not self.programs())
 
     def close(self) -> None:
         """End every process of the cluster, and remove its directory."""

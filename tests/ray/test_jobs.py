@@ -5,34 +5,41 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from job_cluster import ROOT, STEP_S, JobCluster, eventually, free_ports
+from kubernetes_shell import KubernetesShell
 
 pytestmark = pytest.mark.timeout(600)
 
-PAGE = (ROOT / "docs" / "quickstart-job.md").read_text()
-BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+END = "<<end of block>>\n"
+
+
+def blocks_of(page: str) -> list[str]:
+    """The commands of a page."""
+    return re.findall(r"^```bash\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def in_turn(blocks: list[str]) -> str:
+    """The commands of all these blocks, with a mark after what each of them prints."""
+    return "".join(f"{block}printf {shlex.quote(END)}\n" for block in blocks)
 
 
 @pytest.fixture(scope="module")
 def cluster():
     cluster = JobCluster()
     try:
-        cluster.start(BLOCKS[0], worker_cpus=4)
+        # five for a service and a batch at a time, each with two ranks
+        cluster.start(blocks_of("quickstart-job.md")[0], worker_cpus=5)
         yield cluster
     finally:
         cluster.close()
-
-
-def assert_nothing_is_left(cluster: JobCluster) -> None:
-    eventually(lambda: not cluster.living("actors", "DEAD"))
-    eventually(lambda: not cluster.living("placement_groups", "REMOVED"))
-    eventually(lambda: not cluster.programs())
 
 
 def whole_lines(path: Path) -> list[bytes]:
@@ -84,7 +91,7 @@ def test_a_batch_that_is_stopped_and_killed_is_gone_on_with_and_ends_whole(clust
     assert {result["response"]["body"]["choices"][0]["finish_reason"] for result in results if result["response"]} == {
         "length"
     }
-    assert_nothing_is_left(cluster)
+    cluster.assert_nothing_is_left()
 
 
 def test_a_job_that_cannot_work_fails_and_its_last_line_says_why(cluster, tmp_path):
@@ -123,16 +130,16 @@ def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(clust
     assert end == "data: [DONE]"
     status, _, last_line = cluster.wait(serving)
     assert (status, last_line) == ("STOPPED", "raycore: ended by SIGTERM, with nothing left to do")
-    assert_nothing_is_left(cluster)
+    cluster.assert_nothing_is_left()
     assert set(os.listdir("/dev/shm")) <= shared_before
 
 
 def test_the_quick_start_does_what_it_says(cluster, tmp_path):
     """Its first block, too: that has started the cluster."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    script = "".join(f"{block}echo '<<end of block>>'\n" for block in BLOCKS[1:])
+    script = in_turn(blocks_of("quickstart-job.md")[1:])
     printed = cluster.bash(script.replace("8000", str(free_ports(1)[0])), cwd=tmp_path)
-    example, batch, again, server, stop, rest = printed.split("<<end of block>>\n")
+    example, batch, again, server, stop, rest = printed.split(END)
     assert rest == ""
     right = re.search(r"^(\d+) of 100 sums are right$", example, re.MULTILINE)
     assert right is not None
@@ -143,5 +150,38 @@ def test_the_quick_start_does_what_it_says(cluster, tmp_path):
     assert choices["sum"]["text"] == " 85"
     assert choices["chat"]["message"]["content"].strip() == "344"
     assert "raycore: batch complete: 0 done, 0 failed, 2 skipped because done before\n" in again
-    assert json.loads(server.splitlines()[-1])["choices"][0]["text"] == " 85"
+    assert text_of(last_line_of(server)) == " 85"
     assert "raycore: ended by SIGTERM, with nothing left to do\n" in stop
+
+
+def test_the_quick_start_on_kubernetes_does_what_it_says(cluster, tmp_path):
+    """With this cluster in the place of every pod."""
+    assert httpx.get(f"{cluster.dashboard}/api/jobs/").status_code == 401
+    blocks = blocks_of("quickstart-kuberay.md")
+    shell = KubernetesShell(tmp_path, cluster.dashboard, cluster.token)
+    *printed, rest = shell.run(in_turn(blocks)).split(END)
+    assert rest == ""
+
+    def printed_by(command: str) -> str:
+        ((_, text),) = [pair for pair in zip(blocks, printed, strict=True) if command in pair[0]]
+        return text
+
+    assert "27 + 58 = 85\n" in printed_by("raycore generate")
+    assert "431 - 87 =  344\n" in printed_by("--working-dir examples")
+    assert text_of(last_line_of(printed_by("http://localhost:8000"))) == " 85"
+    assert "2 of 2 ranks serving" in printed_by("raycore status")
+    assert "3 of 3 ranks serving" in printed_by("raycore scale")
+    assert "raycore: ended by SIGTERM, with nothing left to do\n" in cluster.logs("api")
+    assert text_of(last_line_of(printed_by("http://localhost:8001"))) == " 85"
+    answers = (shell.volumes / "raycore-answers" / "answers.jsonl").read_text().splitlines()
+    assert sorted(text_of(json.loads(answer)["response"]["body"]) for answer in answers) == [" 344", " 85"]
+    cluster.assert_nothing_is_left()
+
+
+def last_line_of(printed: str) -> Any:
+    """It is a server's answer."""
+    return json.loads(printed.splitlines()[-1])
+
+
+def text_of(completion: Any) -> str:
+    return completion["choices"][0]["text"]

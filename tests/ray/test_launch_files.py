@@ -27,12 +27,15 @@ def launcher() -> dict:
     return yaml.safe_load(LAUNCHER.read_text())
 
 
-def containers(name: str) -> list[dict]:
-    """Those of a manifest's head and workers."""
+def groups(name: str) -> list[dict]:
+    """A manifest's head and workers."""
     (spec,) = [each["spec"] for each in documents(name) if each["apiVersion"] == "ray.io/v1"]
     cluster = spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    return [group["template"]["spec"]["containers"][0] for group in groups]
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def containers(name: str) -> list[dict]:
+    return [group["template"]["spec"]["containers"][0] for group in groups(name)]
 
 
 def documents(name: str) -> list[dict]:
@@ -100,3 +103,10 @@ def test_the_service_serves_the_application_of_this_repository():
         - deployment.ray_actor_options.num_cpus
         for group in workers
     )
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_kuberay_starts_nodes_with_flags_that_ray_has(name):
+    for group in groups(name):
+        flags = shlex.join(f"--{flag}={value}" for flag, value in group["rayStartParams"].items())
+        assert options_of(start, flags)["object_store_memory"] == int(group["rayStartParams"]["object-store-memory"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import re
 import shlex
 import sys
@@ -13,18 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
+from kuberay_definitions import CRDS, mistakes
 from packaging.specifiers import SpecifierSet
 
 from raycore.cli.main import _parser
 from raycore.config import RecoveryConfig
 
 ROOT = Path(__file__).parents[2]
-CRDS = Path(os.environ.get("KUBERAY_CRDS", ROOT.parent / "shared/kuberay"))
-"""KubeRay's definitions of its kinds, where they are at hand."""
-
 MANIFESTS = ["cluster.yaml", "examples/kuberay/rayjob.yaml", "examples/kuberay/rayservice.yaml"]
 PROJECT: dict[str, Any] = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(
     (ROOT / "pyproject.toml").read_text()
@@ -82,32 +78,6 @@ def quantity(text: str) -> int:
 
 
 # ---- KubeRay's own word
-
-
-def closed(schema: Any) -> Any:
-    """The JSON schema of an OpenAPI one, in which objects have no other properties than those that are named."""
-    if isinstance(schema, list):
-        return [closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: closed(value) for key, value in schema.items() if not key.startswith("x-")}
-    if schema.get("x-kubernetes-int-or-string"):
-        made.pop("type", None)
-    is_object = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
-    if is_object and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        made.setdefault("additionalProperties", False)
-    return made
-
-
-@cache
-def validator(kind: str) -> jsonschema.Draft7Validator:
-    definition = yaml.load((CRDS / f"ray.io_{kind.lower()}s.yaml").read_text(), yaml.CSafeLoader)
-    (version,) = [version for version in definition["spec"]["versions"] if version["name"] == "v1"]
-    return jsonschema.Draft7Validator(closed(version["schema"]["openAPIV3Schema"]))
-
-
-def mistakes(document: dict[str, Any]) -> list[str]:
-    return [f"{error.json_path}: {error.message}" for error in validator(document["kind"]).iter_errors(document)]
 
 
 needs_crds = pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's definitions aren't at {CRDS} (KUBERAY_CRDS)")
@@ -276,17 +246,3 @@ def test_files_that_commands_name_exist():
 
 def read(name: str) -> str:
     return (ROOT / name).read_text()
-
-
-def test_objects_that_commands_name_are_in_the_manifests():
-    names = {
-        document["kind"].lower(): document["metadata"]["name"] for name in MANIFESTS for document in documents(name)
-    }
-    asked = re.findall(r"kubectl wait \S+ (\w+)/(\S+)", QUICKSTART)
-    assert len(asked) == 3
-    assert [names[kind] for kind, _ in asked] == [name for _, name in asked]
-    services = re.findall(r" service/(\S+)", QUICKSTART)
-    assert services == [f"{names['raycluster']}-head-svc", f"{names['rayservice']}-serve-svc"]
-    assert f"kubectl get secret {names['raycluster']} " in QUICKSTART
-    ports = {port["containerPort"] for port in groups("cluster.yaml")[0]["template"]["spec"]["containers"][0]["ports"]}
-    assert {8265, 8000} <= ports
