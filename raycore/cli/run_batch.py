@@ -98,6 +98,9 @@ def _run_batch(args: argparse.Namespace) -> int:
     if ended_by is not None and tally.num_left:
         print(f"raycore: ended by {signal.Signals(ended_by).name}: {tally}", file=sys.stderr)
         return 128 + ended_by
+    if tally.num_left:
+        print(f"raycore: {args.input_file} has changed since the batch began: {tally}", file=sys.stderr)
+        return 1
     print(f"raycore: batch complete: {tally}", file=sys.stderr)
     return SOME_FAILED if tally.num_failed else 0
 

@@ -71,6 +71,8 @@ class RequestFile:
         """By custom_id."""
         repeated: list[str] = []
         try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise InvalidInput(f"{path} can't be read twice, as is needed: it is not a regular file")
             for line in self._read():
                 self.num_lines += 1
                 if line.custom_id is None:

@@ -157,12 +157,22 @@ def test_an_engine_that_does_not_start_leaves_the_output_as_it_was(engine, run):
     assert told == ["raycore: no such checkpoint"]
 
 
-def test_mistakes_are_one_line(engine, run):
+def test_an_input_that_changes_meanwhile_is_no_success(engine, run, tmp_path):
+    engine.on_start = staticmethod(lambda: (tmp_path / "in.jsonl").write_text(""))
+    status, told, ids = run("a", "b")
+    assert (status, ids) == (1, [])
+    assert told[-1].endswith("0 done, 0 failed, 0 skipped because done before, 2 left; run it again to go on")
+    assert "in.jsonl has changed" in told[-1]
+
+
+def test_mistakes_are_one_line(engine, run, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
     for flags, message in (
         (("--max-concurrent-requests", "0"), "max_concurrent_requests=0: at least 1"),
         (("-pp", "2"), "pipeline_parallel_size=2"),
         (("--chat-template", "/nowhere"), "/nowhere"),
         (("-i", "/nowhere"), "/nowhere can't be read"),
+        (("-i", str(tmp_path / "pipe")), "pipe can't be read twice"),
     ):
         status, told, ids = run("a", flags=flags)
         assert (status, ids) == (1, [])
