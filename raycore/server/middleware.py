@@ -15,6 +15,9 @@ from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON
 
+_BLANKS = " \t"
+"""What HTTP allows around a header's value. `strip()` takes the byte 0xA0 away, too, with which characters may end."""
+
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """Probes and scrapers have no key."""
 
@@ -49,7 +52,7 @@ class KeyCheck:
         if not self._keys or _path(scope) in OPEN_PATHS:
             return True
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = key.strip().encode("latin-1")  # as headers are decoded, so these are the bytes that came
+        given = key.strip(_BLANKS).encode("latin-1")  # as headers are decoded, so these are the bytes that came
         # every key is compared, each in constant time, so that the time taken tells nothing
         num_equal = sum(hmac.compare_digest(given, known) for known in self._keys)
         return scheme.lower() == "bearer" and num_equal > 0

@@ -41,7 +41,15 @@ class ServerOptions:
     """Requests under way at the same time; further ones are told to come again."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidConfig when there is no such tool parser."""
+        """Raises InvalidConfig when a value can't work."""
+        for number, key in enumerate(self.api_keys, 1):
+            if key != key.strip(" \t\r\n") or not key:  # not said: it is a secret
+                raise InvalidConfig(f"API key {number} is empty, or has blanks around it, so no client could send it")
+        for name in ("max_body_bytes", "max_n", "max_sequences", "max_streams"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"{name}={getattr(self, name)} is not at least 1")
+        if self.max_logprobs < 0:
+            raise InvalidConfig(f"max_logprobs={self.max_logprobs} is not at least 0")
         if self.tool_call_parser is not None:
             parser_named(self.tool_call_parser)
 

@@ -8,6 +8,9 @@ import threading
 
 import pytest
 
+from raycore.errors import InvalidConfig
+from raycore.server import ServerOptions
+
 BODY = json.dumps({"prompt": "27 + 58 ="}).encode()
 
 
@@ -84,7 +87,7 @@ def test_bodies_on_their_way_have_a_limit_together(serve):
 
 
 def test_a_key_is_needed_but_for_probes(serve):
-    client = serve(api_keys=("one", "zwölf"))
+    client = serve(api_keys=("one", "zwölf", "voilà"))
     for key in (None, "", "Bearer", "Bearer two", "one", "Basic one", "Bearer one two"):
         headers = {} if key is None else {"authorization": key}
         answer = client.post("/v1/completions", {"prompt": "1"}, headers=headers)
@@ -92,12 +95,28 @@ def test_a_key_is_needed_but_for_probes(serve):
         assert answer.json["error"]["code"] == "invalid_api_key"
         assert answer.headers["www-authenticate"] == "Bearer"
         assert "one" not in answer.body.decode()
-    for key in ("Bearer one", "bearer one", "Bearer zwölf"):
+    for key in ("Bearer one", "bearer one", "Bearer zwölf", "Bearer \t one ", "Bearer voilà"):
         assert client.post("/v1/completions", {"prompt": "1"}, headers={"authorization": key}).status == 200
     assert client.get("/v1/models").status == 401
     assert client.get("/openapi.json").status == 401
     for path in ("/health", "/ping", "/version"):
         assert client.get(path).status == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"api_keys": ("one", "")}, "API key 2"),
+        ({"api_keys": ("secret\n",)}, "API key 1"),
+        ({"max_body_bytes": 0}, "max_body_bytes=0"),
+        ({"max_streams": 0}, "max_streams=0"),
+        ({"max_logprobs": -1}, "max_logprobs=-1"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, named):
+    with pytest.raises(InvalidConfig, match=named) as caught:
+        ServerOptions(("fake",), **options)
+    assert "secret" not in str(caught.value)
 
 
 def asking(path, text):
