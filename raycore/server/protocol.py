@@ -6,6 +6,7 @@ A field that OpenAI documents and this server lacks is listed too, so that askin
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
@@ -39,6 +40,11 @@ def _one_by_one(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     for name, value in cast("dict[Any, Any]", given).items():
         checked |= validate({name: value})
     return checked
+
+
+@cache
+def _names_of(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 def _first_unknown(given: object, known: Container[str]) -> str | None:
@@ -100,7 +106,7 @@ class _Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, given: Any) -> Any:
-        unknown = _first_unknown(given, cls.model_fields)
+        unknown = _first_unknown(given, _names_of(cls))
         if unknown is not None:
             # pydantic's errors are UTF-8, which a name from JSON needn't be
             name = unknown.encode(errors="replace").decode()
