@@ -123,8 +123,9 @@ def _types(schema: object) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     schema = cast("Mapping[str, Any]", schema)
-    given: Any = schema.get("type", [])
-    types = {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
+    given: Any = schema.get("type")
+    named = cast("list[object]", given) if isinstance(given, list) else [given]
+    types = {each for each in named if isinstance(each, str)}
     for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
         for alternative in cast("list[object]", alternatives) if isinstance(alternatives, list) else []:
             types |= _types(alternative)

@@ -18,6 +18,8 @@ SCHEMAS = {
             "flag": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
             "label": {"type": ["string", "null"]},
             "items": {"type": "array"},
+            "odd": {"type": None},
+            "worse": {"type": 5},
         }
     }
 }
@@ -176,9 +178,14 @@ QWEN3_CODER = {
         [("f", '{"a": "1"}')],
     ),
     "types": (
-        typed(count=3, flag="True", label="4", items='["a"]', unknown="5"),
+        typed(count=3, flag="True", label="4", items='["a"]', unknown="5", odd="6", worse="7"),
         "",
-        [("typed", '{"count": 3, "flag": true, "label": "4", "items": ["a"], "unknown": "5"}')],
+        [
+            (
+                "typed",
+                '{"count": 3, "flag": true, "label": "4", "items": ["a"], "unknown": "5", "odd": "6", "worse": "7"}',
+            )
+        ],
     ),
     "values of other types": (typed(count="many", flag="None"), "", [("typed", '{"count": "many", "flag": null}')]),
     "code as a value": (
