@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from raycore.server.errors import as_api_error
 
@@ -82,24 +82,30 @@ class EventStream(Response):
             left.cancel()
             sending.cancel()
             try:
-                with suppress(asyncio.CancelledError, OSError):
+                with suppress(asyncio.CancelledError, ClientLeft):
                     await sending
             finally:
                 await self._events.aclose()
 
     async def _send(self, send: Send) -> None:
         async def send_event(data: bytes) -> None:
-            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+            await send_part({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+
+        async def send_part(message: Message) -> None:
+            try:
+                await send(message)
+            except OSError as error:
+                raise ClientLeft from error
 
         first = await anext(self._events, None)
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send_part({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             if first is not None:
                 await send_event(_encode(first))
             async for event in self._events:
                 await send_event(_encode(event))
-        except OSError:
-            raise  # the client left
+        except ClientLeft:
+            raise
         except Exception as error:
             # the status has been sent: an event is all that can say it
             told = as_api_error(error)
@@ -107,7 +113,7 @@ class EventStream(Response):
             log("a stream failed: %s", error)
             await send_event(_encode(told.body()))
         await send_event(b"[DONE]")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send_part({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _disconnect(receive: Receive) -> None:
