@@ -12,9 +12,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.metrics.prometheus import EngineCollector
 from raycore.server.generation import ServingEngine
+from raycore.server.middleware import path_of
 
 _SILENT_PATHS = frozenset({"/metrics", "/health", "/ping", "/version"})
 """Probes and scrapers come all the time, and nobody wants to see them."""
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Others are what clients make up, in any number."""
 
 _BOUNDS_S = (0.1, 0.5, 1.0, 5.0, 30.0, 120.0)
 
@@ -53,7 +57,7 @@ class HttpMetrics:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _SILENT_PATHS:
+        if scope["type"] != "http" or path_of(scope) in _SILENT_PATHS:
             await self._app(scope, receive, send)
             return
         status, started_s = 500, time.perf_counter()
@@ -67,9 +71,10 @@ class HttpMetrics:
         try:
             await self._app(scope, receive, watching)
         finally:
+            method = scope["method"] if scope["method"] in _METHODS else "other"
             handler = _handler(scope)
-            self._requests.labels(scope["method"], f"{status // 100}xx", handler).inc()
-            self._durations.labels(scope["method"], handler).observe(time.perf_counter() - started_s)
+            self._requests.labels(method, f"{status // 100}xx", handler).inc()
+            self._durations.labels(method, handler).observe(time.perf_counter() - started_s)
 
 
 def _handler(scope: Scope) -> str:
@@ -79,4 +84,5 @@ def _handler(scope: Scope) -> str:
         return route.path
     # refused before it was routed
     known = {route.path for route in scope["app"].routes}
-    return scope["path"] if scope["path"] in known else "none"
+    path = path_of(scope)
+    return path if path in known else "none"

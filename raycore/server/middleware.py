@@ -49,7 +49,7 @@ class KeyCheck:
         await _respond(error, scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if not self._keys or _path(scope) in OPEN_PATHS:
+        if not self._keys or path_of(scope) in OPEN_PATHS:
             return True
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         given = key.strip(_BLANKS).encode("latin-1")  # as headers are decoded, so these are the bytes that came
@@ -126,7 +126,7 @@ class Admission:
         self._num_streams = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _path(scope) not in _COSTLY_PATHS:
+        if scope["type"] != "http" or path_of(scope) not in _COSTLY_PATHS:
             await self._app(scope, receive, send)
             return
         try:
@@ -157,7 +157,7 @@ def _too_many(what: str) -> APIError:
     )
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
     """Below the prefix at which the application is mounted, as Ray Serve can do."""
     return scope["path"].removeprefix(scope.get("root_path", ""))
 

@@ -30,7 +30,7 @@ from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.app import build_app
 from raycore.server.generation import ServingEngine
-from raycore.server.middleware import GENERATING_PATHS
+from raycore.server.middleware import GENERATING_PATHS, path_of
 from raycore.server.options import ServerOptions
 
 
@@ -87,12 +87,13 @@ class TraceRequests:
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in GENERATING_PATHS:
+        path = path_of(scope) if scope["type"] == "http" else ""
+        if path not in GENERATING_PATHS:
             await self._app(scope, receive, send)
             return
         context = TraceContextTextMapPropagator().extract(dict(Headers(scope=scope)))
-        attributes = {"http.request.method": scope["method"], "http.route": scope["path"]}
-        name = f"{scope['method']} {scope['path']}"
+        attributes = {"http.request.method": scope["method"], "http.route": path}
+        name = f"{scope['method']} {path}"
         with self._tracer.start_as_current_span(name, context, SpanKind.SERVER, attributes) as span:
 
             async def watching(message: Message) -> None:

@@ -62,6 +62,16 @@ def test_requests_are_counted_by_what_became_of_them(client):
     assert samples(client)["http_request_duration_seconds_count", "GET /v1/models"] == 2
 
 
+def test_a_prefix_and_made_up_methods_change_no_names(client):
+    mounted = TestClient(client.app, root_path="/serve", headers={"authorization": "Bearer key"})
+    for path in ("/health", "/metrics"):
+        mounted.get(f"/serve{path}")
+    mounted.get("/serve/v1/models", headers={"authorization": "Bearer wrong"})
+    client.request("BREW", "/v1/models")
+    counted = [labels for name, labels in samples(client) if name == "http_requests_total"]
+    assert sorted(counted) == ["GET 4xx /v1/models", "other 4xx /v1/models"]
+
+
 def test_probes_and_scrapes_are_not_counted(client):
     for path in ("/health", "/ping", "/version", "/metrics"):
         client.get(path)
