@@ -201,7 +201,7 @@ class _Process:
             done, _ = ray.wait([stream, *calls], num_returns=1, timeout=_LOOK_S)
             for ready in done:
                 if ready is stream:
-                    self._report = msgspec.msgpack.decode(_get(next(stream)), type=Report)
+                    self._report = msgspec.msgpack.decode(_get(_next(stream)), type=Report)
                     yield self._report
                 else:
                     _get(ready)
@@ -223,6 +223,13 @@ class _Process:
     def _tell(self, call: ray.ObjectRef[Any]) -> None:
         with self._lock:
             self._calls[call] = time.monotonic() + _ANSWER_S
+
+
+def _next(stream: Any) -> Any:
+    try:
+        return next(stream)
+    except StopIteration:
+        raise _Ended("it has stopped telling how it is") from None
 
 
 def _get(ref: Any) -> Any:
