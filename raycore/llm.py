@@ -521,6 +521,10 @@ class AsyncLLM(_Engine):
         params = sampling_params or self.get_default_sampling_params()
         return self._streams.generate(prompt, params, request_id, priority, stream=stream)
 
+    def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
+        """Raises InvalidRequest when the request could never run here; nothing is run. Thread-safe."""
+        self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)
+
     async def abort(self, request_id: str) -> None:
         """Drop a request. Its iterator ends with `finish_reason="abort"`. Unknown ids are ignored."""
         self._client.abort([request_id], notify=True)

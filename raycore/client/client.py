@@ -155,10 +155,8 @@ class EngineClient:
             EngineDeadError: the engine is gone.
         """
         self._raise_if_failed()
-        assert self._tightest is not None, "there has been no rank yet"
-        vocab_size = self._config.model.spec.vocab_size
         for prompt, param in zip(prompts, params, strict=True):
-            check_request(prompt, param, vocab_size, self._tightest)
+            self.check(prompt, param)
             self.check_structured_outputs(param)
         ids = list(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
         # before the lock is taken, for which all that comes from the ranks would wait
@@ -191,6 +189,11 @@ class EngineClient:
         """
         if params.structured_outputs is not None:
             self._grammars.check(params.structured_outputs)
+
+    def check(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
+        """Raises InvalidRequest when the request could never run."""
+        assert self._tightest is not None, "there has been no rank yet"
+        check_request(prompt, params, self._config.model.spec.vocab_size, self._tightest)
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
         """Drop requests; those that have finished are ignored. With `notify` their sinks get a last, aborted output."""

@@ -67,6 +67,7 @@ class Chat:
         token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))
         name, max_tokens = asked_length(request)
         check_length(engine, token_ids, max_tokens, name, "messages")
+        engine.check(token_ids, params)
         job = Job(token_ids, params, request_id, request.priority, param)
         return Chat(engine, request, model, request_id, int(time.time()), job, tools)
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from raycore.client.client import EngineClient
+from raycore.client.inputs import ParsedPrompt
 from raycore.client.streams import Streams
 from raycore.client.tokenizer import Tokenizer
 from raycore.config import EngineConfig
@@ -36,6 +37,10 @@ class ClientEngine:
         """See `AsyncLLM.generate`."""
         params = sampling_params or SamplingParams(**self.default_sampling_params)
         return self._streams.generate(prompt, params, request_id, priority, stream=stream)
+
+    def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
+        """See `AsyncLLM.check`."""
+        self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)
 
     def read_metrics(self) -> MetricsView:
         """The whole engine's numbers, whichever server has the requests, some seconds old."""

@@ -39,6 +39,7 @@ class Completion:
         texts, ids = _prompts(request, params.n, engine, options)
         for token_ids in ids:
             check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt")
+            engine.check(token_ids, params)
         jobs = [
             Job(token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}", request.priority)
             for i, token_ids in enumerate(ids)

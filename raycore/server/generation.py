@@ -31,6 +31,10 @@ class ServingEngine(Protocol):
         """Cumulative outputs, the last of which is finished; without `stream` that one alone."""
         ...
 
+    def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
+        """Raises InvalidRequest when `generate` would, whatever else runs. May be called from any thread."""
+        ...
+
     def get_tokenizer(self) -> Tokenizer: ...
 
     @property

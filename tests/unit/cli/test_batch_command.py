@@ -44,6 +44,9 @@ class Engine:
         yield self.signals
         signal.signal(signal.SIGTERM, before)
 
+    def check(self, prompt_token_ids, sampling_params) -> None:
+        pass
+
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 

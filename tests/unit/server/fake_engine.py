@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raycore.client.assembly import OutputAssembler
-from raycore.client.inputs import check_request, parse_prompts
+from raycore.client.inputs import ParsedPrompt, check_request, parse_prompts
 from raycore.client.tokenizer import Tokenizer
 from raycore.demo import demo_model_path
 from raycore.messages import EngineInfo, FinishedRequest, OutputBatch, TokenLogprobs
@@ -47,6 +47,9 @@ class FakeEngine:
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
+    def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
+        check_request(ParsedPrompt(None, prompt_token_ids), sampling_params, VOCAB_SIZE, self._info)
+
     async def generate(
         self,
         prompt: Any,
@@ -58,7 +61,6 @@ class FakeEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         params = sampling_params or SamplingParams()
         (parsed,) = parse_prompts([prompt], self._tokenizer)
-        check_request(parsed, params, VOCAB_SIZE, self._info)
         request_id = request_id or uuid.uuid4().hex
         self.params.append(params)
         self.request_ids.append(request_id)

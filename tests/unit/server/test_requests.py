@@ -27,6 +27,7 @@ REFUSED = {
         ({"prompt": [5] * 300}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [320]}, "prompt"),
+        ({"prompt": [[5], [320]]}, "prompt"),
         ({"prompt": [10**30]}, "prompt"),
         ({"prompt": ["1"] * 5}, "prompt"),
         ({"prompt": ["1"] * 3, "n": 2}, "n"),

@@ -36,6 +36,9 @@ class Engine:
         self.finish_reason = "stop"
         self._tokenizer = Tokenizer.from_dir(demo_model_path())
 
+    def check(self, prompt_token_ids, sampling_params) -> None:
+        pass
+
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 

@@ -32,6 +32,9 @@ class FakeEngine:
     def trace_requests(self):
         self.is_tracing = True
 
+    def check(self, prompt_token_ids, sampling_params):
+        pass
+
     def get_tokenizer(self):
         return SimpleNamespace(encode=lambda text, special: [1, 2, 3], vocab_size=50)
 
