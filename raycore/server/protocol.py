@@ -129,7 +129,7 @@ class StructuredOutputs(_Fields):
     """A JSON schema, as an object or as text."""
     regex: Text | None = None
     """The whole output matches it. The syntax is that of Rust's regex, without look-around and back-references."""
-    choice: list[Text] | None = None
+    choice: List[Text] | None = None
     """One of these texts."""
     grammar: Text | None = None
     """A context-free grammar in GBNF, or in llguidance's variant of Lark."""
