@@ -120,7 +120,7 @@ class JobCluster:
         }
         self.bash(
             f"ray start --head --num-cpus=0 --include-dashboard=false --autoscaling-config={path} "
-            f"{self._head_flags} {_NODE_FLAGS}"
+            f"{self._head_flags} {_NODE_FLAGS} --dashboard-agent-listen-port={self._agent_ports[0]}"
         )
         return self._gcs_address
 
