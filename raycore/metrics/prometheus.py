@@ -73,14 +73,14 @@ class EngineCollector(Collector):
             family = HistogramMetricFamily(name, text, labels=LABELS)
             for dp_rank, counts in ranks.items():
                 histogram: Histogram = getattr(counts, field)
-                family.add_metric(self._labels(dp_rank), _cumulative(histogram), histogram.sum)
+                family.add_metric(self._labels(dp_rank), cumulative(histogram), histogram.sum)
             yield family
 
     def _labels(self, dp_rank: int) -> list[str]:
         return [self._model_name, str(dp_rank)]
 
 
-def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
     bounds = [str(bound) for bound in histogram.bounds]
     return list(zip([*bounds, "+Inf"], accumulate(histogram.counts), strict=True))
 

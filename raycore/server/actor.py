@@ -26,6 +26,7 @@ from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.view import MetricsView
 from raycore.server.app import build_app
 from raycore.server.client_engine import ClientEngine
+from raycore.server.http_counts import HttpCounts, total
 from raycore.server.messages import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import HttpServer, listen, prepare_process
@@ -151,9 +152,10 @@ class APIServer:
         self._client.abort_all()
 
     @ray.method(concurrency_group="ranks")
-    def show(self, metrics: MetricsView) -> None:
-        """The numbers of the whole engine, for whoever asks this server."""
+    def show(self, metrics: MetricsView, http: HttpCounts) -> None:
+        """The numbers of the whole engine and of all its servers, for whoever asks this one."""
         self._engine.metrics = metrics
+        self._app.state.all_http_counts = http
 
     def _build_app(self, options: ServerOptions, traces: TraceOptions | None) -> FastAPI:
         if traces is None:
@@ -181,4 +183,5 @@ class APIServer:
         loads = {dp_rank: link.load for dp_rank, link in links.items()}
         ranks = {dp_rank: RankShare(count, loads.get(dp_rank, NO_LOAD)) for dp_rank, count in sorted(num_own.items())}
         client = self._client
-        return Report(client.num_unfinished_requests, ranks, client.num_waiting_for_rank, client.counts(), broken)
+        http = total([self._app.state.http_counts])
+        return Report(client.num_unfinished_requests, ranks, client.num_waiting_for_rank, client.counts(), http, broken)

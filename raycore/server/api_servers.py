@@ -35,6 +35,7 @@ from raycore.metrics.counts import RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.processes import send_signal, wait_until_gone
 from raycore.server.actor import APIServer
+from raycore.server.http_counts import HttpCounts, total
 from raycore.server.messages import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import GOODBYE_S
@@ -119,7 +120,7 @@ class _Process:
         self.client_index = client_index
         self.pid: int | None = None
         self._report = Report()
-        self._shown: MetricsView | None = None
+        self._shown: tuple[MetricsView, HttpCounts] | None = None
         self._lock = threading.Lock()
         self._calls: dict[ray.ObjectRef[Any], float] = {}
         """Those that haven't been answered, and when they have to be."""
@@ -178,11 +179,16 @@ class _Process:
 
     # ---- the keeper's
 
-    def show(self, metrics: MetricsView) -> None:
-        """Tell it the whole engine's numbers, if they aren't those that it was told last."""
-        if metrics != self._shown:
-            self._shown = metrics
-            self._tell(self.actor.show.remote(metrics))
+    @property
+    def http(self) -> HttpCounts:
+        """What it has counted of HTTP, as last reported."""
+        return self._report.http
+
+    def show(self, metrics: MetricsView, http: HttpCounts) -> None:
+        """Tell it the numbers of the whole engine and all servers, if they aren't those that it was told last."""
+        if (metrics, http) != self._shown:
+            self._shown = metrics, http
+            self._tell(self.actor.show.remote(metrics, http))
 
     def serve(self, host: str, port: int) -> None:
         """Returns once it serves. Raises RayError or GetTimeoutError if it doesn't."""
@@ -251,6 +257,8 @@ class _Factory:
         self._traces = traces
         # a process may have to start while no rank is up
         self._limits = min(engine.engine_infos, key=lambda info: info.num_kv_tokens)
+        self.http: dict[int, HttpCounts] = {}
+        """What each process has counted of HTTP, by client_index; those that are gone are among them."""
         self._indices = itertools.count(1)
         """0 is the program's own. No two processes ever have the same: what the ranks still send to a dead one must not
         reach another."""
@@ -320,6 +328,7 @@ class _Keeper:
         process = self._factory.make(self._index)
         try:
             self._engine.clients.join(process)
+            self._show(process)  # a scrape before it knew of the others would see counters fall
             process.serve(*self._factory.address)
             logger.info("API server %d serves, as process %d", self._index, process.pid)
             if not self._first.done():
@@ -335,10 +344,14 @@ class _Keeper:
         for report in process.reports():
             if time.monotonic() > shown_s + _SHOW_S:
                 shown_s = time.monotonic()
-                process.show(self._engine.read_metrics())
+                self._show(process)
             for dp_rank, reason in report.broken if report is not None else []:
                 self._engine.report(dp_rank, reason)
             if self._leaving.is_set():
                 stopped = process.actor.stop.remote()
                 ray.wait([stopped], timeout=2 * GOODBYE_S)
                 return
+
+    def _show(self, process: _Process) -> None:
+        self._factory.http[process.client_index] = process.http
+        process.show(self._engine.read_metrics(), total(list(self._factory.http.values())))

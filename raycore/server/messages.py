@@ -6,6 +6,7 @@ import msgspec
 
 from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
+from raycore.server.http_counts import HttpCounts
 
 
 class RankShare(msgspec.Struct, frozen=True, array_like=True):
@@ -26,5 +27,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     num_waiting_for_rank: int = 0
     counts: dict[int, RankCounts] = {}
     """What it has counted since it started, by dp_rank."""
+    http: HttpCounts = msgspec.field(default_factory=HttpCounts)
+    """What it has counted of HTTP since it started."""
     broken: list[tuple[int, str]] = []
     """(dp_rank, why) of ranks whose output streams broke although they haven't been found lost. Not repeated."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 
 from fastapi import FastAPI, Request
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.metrics.prometheus import EngineCollector
 from raycore.server.generation import ServingEngine
+from raycore.server.http_counts import HttpCollector, HttpCounts
 from raycore.server.middleware import path_of
 
 _SILENT_PATHS = frozenset({"/metrics", "/health", "/ping", "/version"})
@@ -20,41 +21,35 @@ _SILENT_PATHS = frozenset({"/metrics", "/health", "/ping", "/version"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Others are what clients make up, in any number."""
 
-_BOUNDS_S = (0.1, 0.5, 1.0, 5.0, 30.0, 120.0)
-
 
 def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
-    """Count the app's requests, whatever becomes of them, and add `/metrics`. Call it after all middleware is there."""
-    registry = CollectorRegistry(auto_describe=False)
+    """Count the app's requests, whatever becomes of them, and add `/metrics`. Call it after all middleware is there.
+
+    The app's `state.http_counts` are its own. Where it is one of several that a scrape may reach, its
+    `state.all_http_counts` are those of all of them; process metrics, which can't be added up, are then left out.
+    """
+    state = app.state
+    state.http_counts, state.all_http_counts = HttpCounts(), None
+    registry, own = CollectorRegistry(auto_describe=False), CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(lambda: engine.read_metrics(), model_name))
-    ProcessCollector(registry=registry)
-    app.add_middleware(HttpMetrics, registry=registry)
+    registry.register(HttpCollector(lambda: state.all_http_counts or state.http_counts))
+    ProcessCollector(registry=own)
+    app.add_middleware(HttpMetrics, counts=state.http_counts)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:  # not async: it takes milliseconds, during which tokens flow
         """What Prometheus scrapes."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), media_type=content_type)
+        text = encode(registry) if state.all_http_counts is not None else encode(own) + encode(registry)
+        return Response(text, media_type=content_type)
 
 
 class HttpMetrics:
     """Counts requests and their durations: for a stream, until its last event."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+    def __init__(self, app: ASGIApp, counts: HttpCounts) -> None:
         self._app = app
-        self._requests = Counter(
-            "http_requests",
-            "Requests by method, status and handler.",
-            ("method", "status", "handler"),
-            registry=registry,
-        )
-        self._durations = Histogram(
-            "http_request_duration_seconds",
-            "From a request's headers to its answer's end.",
-            ("method", "handler"),
-            buckets=_BOUNDS_S,
-            registry=registry,
-        )
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or path_of(scope) in _SILENT_PATHS:
@@ -73,8 +68,8 @@ class HttpMetrics:
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             handler = _handler(scope)
-            self._requests.labels(method, f"{status // 100}xx", handler).inc()
-            self._durations.labels(method, handler).observe(time.perf_counter() - started_s)
+            duration_s = time.perf_counter() - started_s
+            self._counts.add(method, f"{status // 100}xx", handler, duration_s)
 
 
 def _handler(scope: Scope) -> str:

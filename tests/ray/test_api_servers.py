@@ -183,12 +183,10 @@ def num_connections(pid: int, port: int) -> int:
     )
 
 
-def told(program: Program) -> set[int]:
-    """Generated tokens by the metrics page, as several connections see it."""
+def told(program: Program, metric: str = "vllm:generation_tokens_total") -> set[int]:
+    """A metric's samples added up, as several connections see them: the generated tokens, if it isn't said."""
     pages = [httpx.get(f"{program.url}/metrics", trust_env=False).text for _ in range(6)]
-    return {
-        sum(int(float(n)) for n in re.findall(r"^vllm:generation_tokens_total.* (\S+)$", page, re.M)) for page in pages
-    }
+    return {sum(int(float(n)) for n in re.findall(rf"^{metric}.* (\S+)$", page, re.M)) for page in pages}
 
 
 def loads(ray) -> int:
@@ -255,6 +253,8 @@ def test_both_serve_and_the_program_knows_what_runs(program, remote):
         await asyncio.gather(*tasks)
         assert all(stream.is_whole for stream in streams), streams
         await until("either shows what both have done", lambda: told(program) == {len(streams) * 600})
+        answered = 'http_requests_total{handler="/v1/completions"'
+        await until("either counts what both were asked", lambda: told(program, answered) == {len(streams)})
         await until(
             "the program hears of the end", lambda: not any(rank.num_running for rank in remote.status()[0].ranks)
         )

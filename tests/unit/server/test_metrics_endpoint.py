@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from fastapi.testclient import TestClient
 from metric_views import make_view
 from prometheus_client.parser import text_string_to_metric_families
 
 from raycore.server import ServerOptions, build_app
+from raycore.server.http_counts import HttpCounts, total
+from raycore.server.messages import Report
 
 
 class FakeEngine:
@@ -60,6 +63,26 @@ def test_requests_are_counted_by_what_became_of_them(client):
         "POST 4xx /v1/completions": 1,
     }
     assert samples(client)["http_request_duration_seconds_count", "GET /v1/models"] == 2
+
+
+def test_several_servers_show_the_sum_of_their_counts(client):
+    for _ in range(2):
+        client.get("/v1/models")
+    own = client.app.state.http_counts
+    reported = msgspec.msgpack.decode(msgspec.msgpack.encode(Report(http=own)), type=Report).http
+    other = HttpCounts()
+    other.add("GET", "2xx", "/v1/models", 3.0)
+    other.add("POST", "4xx", "/tokenize", 0.2)
+    before = samples(client)
+    assert ("process_open_fds", "") in before
+    client.app.state.all_http_counts = total([reported, other])
+    shown = samples(client)
+    assert shown["http_requests_total", "GET 2xx /v1/models"] == 3
+    assert shown["http_requests_total", "POST 4xx /tokenize"] == 1
+    assert shown["http_request_duration_seconds_count", "GET /v1/models"] == 3
+    assert 3.0 < shown["http_request_duration_seconds_sum", "GET /v1/models"] < 3.5
+    assert ("process_open_fds", "") not in shown
+    assert own.requests == {("GET", "2xx", "/v1/models"): 2}
 
 
 def test_a_prefix_and_made_up_methods_change_no_names(client):
