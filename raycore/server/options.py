@@ -18,7 +18,7 @@ class ServerOptions:
     api_keys: tuple[str, ...] = ()
     """Keys of which a client has to send one, as `Authorization: Bearer …`. None: everybody may ask."""
     chat_template: str | None = None
-    """Jinja text, or the name of one of the checkpoint's templates; None is the checkpoint's own."""
+    """Jinja text; None is the checkpoint's own. Here, not on the command line, it may be the name of one of several."""
     trust_request_chat_template: bool = False
     """Whether a request may bring a chat template of its own."""
     tool_call_parser: str | None = None
