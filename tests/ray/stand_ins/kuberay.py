@@ -122,8 +122,10 @@ class Operator:
                 return None
         folder = Path(self._world.volumes) / name
         folder.mkdir(parents=True)
+        (folder / "..data").mkdir()
         for file, text in files.items():
-            (folder / file).write_text(text)
+            (folder / "..data" / file).write_text(text)
+            (folder / file).symlink_to(Path("..data") / file)  # as Kubernetes has them
         return folder
 
     def _object(self, kind: str, name: str) -> dict[str, Any]:
