@@ -81,6 +81,7 @@ class EngineCollector(Collector):
 
 
 def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+    """Each bucket's upper bound, as text, and how many values are below it: as Prometheus wants them."""
     bounds = [str(bound) for bound in histogram.bounds]
     return list(zip([*bounds, "+Inf"], accumulate(histogram.counts), strict=True))
 

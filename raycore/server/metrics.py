@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 
 from fastapi import FastAPI, Request
 from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,18 +33,33 @@ def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
     """
     state = app.state
     state.http_counts, state.all_http_counts = HttpCounts(), None
-    registry, own = CollectorRegistry(auto_describe=False), CollectorRegistry(auto_describe=False)
+    registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(lambda: engine.read_metrics(), model_name))
     registry.register(HttpCollector(lambda: state.all_http_counts or state.http_counts))
-    ProcessCollector(registry=own)
+    registry.register(_OwnProcess(lambda: state.all_http_counts is None))
     app.add_middleware(HttpMetrics, counts=state.http_counts)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:  # not async: it takes milliseconds, during which tokens flow
         """What Prometheus scrapes."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        text = encode(registry) if state.all_http_counts is not None else encode(own) + encode(registry)
-        return Response(text, media_type=content_type)
+        return Response(encode(registry), media_type=content_type)
+
+
+class _OwnProcess(Collector):
+    """What this process has in use."""
+
+    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+        self._is_wanted = is_wanted
+        self._process = ProcessCollector(registry=None)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: there may be none."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """None unless wanted."""
+        return self._process.collect() if self._is_wanted() else ()
 
 
 class HttpMetrics:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 from metric_views import make_view
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_format
 from prometheus_client.parser import text_string_to_metric_families
 
 from raycore.server import ServerOptions, build_app
@@ -99,3 +100,12 @@ def test_probes_and_scrapes_are_not_counted(client):
     for path in ("/health", "/ping", "/version", "/metrics"):
         client.get(path)
     assert not [labels for name, labels in samples(client) if name == "http_requests_total"]
+
+
+def test_prometheus_asks_for_the_open_format(client):
+    client.get("/v1/models")
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    answer = client.get("/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    families = {family.name for family in parse_open_format(answer.text)}
+    assert {"http_requests", "process_resident_memory_bytes", "vllm:num_requests_running"} <= families
