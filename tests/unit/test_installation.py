@@ -107,7 +107,6 @@ def test_what_a_page_installs_is_there(installation, name, found):
 
 
 def test_jupyter_lab_shows_the_notebook(installation, tmp_path):
-    pytest.importorskip("jupyterlab", reason="JupyterLab isn't installed: pip install -e '.[dev]'")
     (command,) = re.findall(r"^```bash\n(.*?)^```", page("quickstart-notebook.md"), re.MULTILINE | re.DOTALL)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
