@@ -107,7 +107,8 @@ class StopStrings:
         self._stops = [(stop, _borders(stop)) for stop in stops]
         self._num_matched = [0] * len(stops)
         """How long a beginning of each stop string the text ends with."""
-        self._num_searched = 0
+        self.num_searched = 0
+        """Characters of the text so far."""
 
     def __bool__(self) -> bool:
         return bool(self._stops)
@@ -117,7 +118,7 @@ class StopStrings:
         found: StopMatch | None = None
         for index, (stop, borders) in enumerate(self._stops):
             num_matched = self._num_matched[index]
-            for end, character in enumerate(new, self._num_searched + 1):
+            for end, character in enumerate(new, self.num_searched + 1):
                 while num_matched and stop[num_matched] != character:
                     num_matched = borders[num_matched]
                 if stop[num_matched] == character:
@@ -128,7 +129,7 @@ class StopStrings:
                         found = StopMatch(stop, start)
                     num_matched = borders[num_matched]
             self._num_matched[index] = num_matched
-        self._num_searched += len(new)
+        self.num_searched += len(new)
         return found
 
     @property
@@ -158,7 +159,6 @@ class SequenceText:
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
         self._num_tokens = 0
-        self._num_searched = 0
         self._end: int | None = None
         """Where the text ends, once a stop string did that."""
         self.stop: str | None = None
@@ -194,9 +194,7 @@ class SequenceText:
 
     def _search(self) -> bool:
         """Look for a stop string in what is new. One that ends within the first `min_tokens` tokens doesn't count."""
-        text = self._detokenizer.text
-        match = self._stops.find(text[self._num_searched :])
-        self._num_searched = len(text)
+        match = self._stops.find(self._detokenizer.text[self._stops.num_searched :])
         if match is None or self._num_tokens <= self._min_tokens:
             return False
         self.stop = match.stop
