@@ -62,6 +62,11 @@ class Histogram(msgspec.Struct):
         """Values so far."""
         return sum(self.counts)
 
+    def __add__(self, other: Histogram) -> Histogram:
+        """What both have counted, in the same buckets."""
+        counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        return Histogram(self.bounds, counts, self.sum + other.sum)
+
     def copy(self) -> Histogram:
         """As it is now."""
         return Histogram(self.bounds, self.counts.copy(), self.sum)
@@ -150,9 +155,6 @@ def _add(one: RankCounts, other: RankCounts) -> RankCounts:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, Histogram):
-        counts = [mine + its for mine, its in zip(one.counts, other.counts, strict=True)]
-        return Histogram(one.bounds, counts, one.sum + other.sum)
     if isinstance(one, dict):
         return {key: value + other[key] for key, value in cast("dict[str, int]", one).items()}
     return one + other
