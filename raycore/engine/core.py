@@ -83,7 +83,7 @@ class EngineCore:
 
     def abort_client(self, client: int) -> None:
         """Drop all requests of a client. No output of theirs follows."""
-        self.scheduler.abort(self.scheduler.handles_of(client))
+        self.abort(self.scheduler.handles_of(client))
 
     def step(self) -> StepOutputs | None:
         """Schedule a step and give the outputs of the oldest one in flight, once there are enough in flight."""
