@@ -47,6 +47,7 @@ class FakeRank:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.behaviour == "does not come back" and not self.is_first:
             raise InitializationError("the disk is gone")
+        print(f"dp_rank {self.dp_rank} is ready", file=sys.stderr)  # here: a test may end it before `run` has begun
         return msgspec.msgpack.encode(
             EngineInfo(
                 dp_rank=self.dp_rank,
@@ -67,7 +68,6 @@ class FakeRank:
             raise WorkerDied(0, 4711, "n1", "out of memory")
         if self.behaviour == "returns" and self.dp_rank == 1 and self.is_first:
             return
-        print(f"dp_rank {self.dp_rank} waits", file=sys.stderr)
         self.told.wait(3600 if self.behaviour == "deaf" else None)
 
     @ray.method(concurrency_group="io")

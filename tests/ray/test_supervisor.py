@@ -97,7 +97,7 @@ def test_a_killed_rank_is_told_of_at_once_and_replaced(start):
     rank, error = engine.listener.next("lost", timeout_s=1.0)
     assert rank == 1
     assert str(error).startswith(f"dp_rank 1 (pid {victim.pid}, node {victim.node_id[:8]}) died: SYSTEM_ERROR")
-    assert str(error).endswith(f"\nThe last lines of process {victim.pid}:\n    dp_rank 1 waits")
+    assert str(error).endswith(f"\nThe last lines of process {victim.pid}:\n    dp_rank 1 is ready")
     rank, pid = engine.listener.next("up")
     assert rank == 1
     assert pid != victim.pid
@@ -123,7 +123,7 @@ def test_a_busy_rank_that_is_stuck_is_killed_and_replaced(start):
     engine.listener.busy = True
     rank, error = engine.listener.next("lost")
     assert (rank, "its present step has taken 1000.0 s" in str(error)) == (1, True)
-    assert str(error).endswith(f"\nThe last lines of process {engine.infos[1].pid}:\n    dp_rank 1 waits")
+    assert str(error).endswith(f"\nThe last lines of process {engine.infos[1].pid}:\n    dp_rank 1 is ready")
     assert engine.listener.next("up")[0] == 1
 
 
