@@ -106,6 +106,14 @@ def test_what_a_page_installs_is_there(installation, name, found):
     assert NO_SUCH_EXTRA not in printed
 
 
+def test_jupyter_lab_makes_importing_ray_no_slower(installation):
+    """A parser generator, in each of an engine's processes, would."""
+    printed = installation.run(
+        'python -c \'import sys, ray; print(sorted({"jsonschema", "lark"} & sys.modules.keys()))\''
+    )
+    assert printed == "['jsonschema']\n"
+
+
 def test_jupyter_lab_shows_the_notebook(installation, tmp_path):
     (command,) = re.findall(r"^```bash\n(.*?)^```", page("quickstart-notebook.md"), re.MULTILINE | re.DOTALL)
     with socket.create_server(("127.0.0.1", 0)) as listener:
