@@ -5,6 +5,8 @@ A rank's running and waiting requests are not counted here: it says so itself, s
 
 from __future__ import annotations
 
+from collections import Counter
+
 from raycore.client.assembly import AssemblyStep
 from raycore.client.request_state import RequestState, SequenceState
 from raycore.client.token_gaps import TokenGaps
@@ -41,8 +43,10 @@ class Recorder:
             before: what the same process of the rank said before; `NO_LOAD` for its first word.
         """
         counts = self._ranks[dp_rank]
+        prompts = _prompt_tokens(step.first_tokens)
         for handles, made_s, _ in step.arrivals:
             counts.num_output_tokens += len(handles)
+            counts.step_tokens.observe(len(handles) + prompts[made_s])
             self._gaps.observe(dp_rank, handles, made_s, counts.between_tokens_s)
         counts.num_preemptions += load.num_preemptions - before.num_preemptions
         counts.num_prefix_queries += load.prefix_cache_queries - before.prefix_cache_queries
@@ -72,6 +76,14 @@ class Recorder:
     def rebind(self, handle: int, new_handle: int) -> None:
         """A sequence goes on elsewhere under another handle."""
         self._gaps.rebind(handle, new_handle)
+
+
+def _prompt_tokens(first_tokens: list[SequenceState]) -> Counter[float | None]:
+    """Of those prompts whose first tokens have come, by when these were made."""
+    prompts: Counter[float | None] = Counter()
+    for sequence in first_tokens:
+        prompts[sequence.first_token_s] += len(sequence.request.prompt_token_ids)
+    return prompts
 
 
 def _count_first_token(counts: RankCounts, sequence: SequenceState) -> None:

@@ -47,6 +47,7 @@ HISTOGRAMS = (
     ("vllm:request_prefill_time_seconds", "From a request's first step to its first token.", "prefill_s"),
     ("vllm:request_decode_time_seconds", "From a request's first token to its last.", "decode_s"),
     ("vllm:request_inference_time_seconds", "From a request's first step to its last token.", "inference_s"),
+    ("vllm:iteration_tokens_total", "Tokens of a step: those made, and prompts that it finished.", "step_tokens"),
     ("vllm:request_prompt_tokens", "A request's prompt tokens.", "prompt_tokens"),
     (
         "vllm:request_prefill_kv_computed_tokens",

@@ -28,6 +28,8 @@ TOKEN_SECONDS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 SEQUENCES = (1.0, 2.0, 5.0, 10.0, 20.0)
+STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
+"""8 to 16,384, doubling."""
 
 
 def token_bounds(max_model_len: int) -> tuple[float, ...]:
@@ -107,6 +109,8 @@ class RankCounts(msgspec.Struct, kw_only=True):
     """From the first token to the last."""
     inference_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
     """Both of these."""
+    step_tokens: Histogram = msgspec.field(default_factory=_histogram(STEP_TOKENS))
+    """Tokens that a step made, and those of the prompts whose first tokens it made: this client's alone."""
     prompt_tokens: Histogram
     computed_prompt_tokens: Histogram
     """Those that the prefix cache didn't hold."""

@@ -85,6 +85,7 @@ def test_requests_show_in_metrics(client):
     assert samples["vllm:prefix_cache_hits_total"] == samples["vllm:prompt_tokens_cached_total"] == 3 * num_cached > 0
     assert samples["vllm:request_success_total length"] == 4
     assert samples["vllm:inter_token_latency_seconds_count"] == 76
+    assert samples["vllm:iteration_tokens_total_sum"] == 4 * num_prompt + 80
     assert samples["vllm:request_params_n_sum"] == 4
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
         assert samples[f"vllm:{name}_seconds_count"] == 4

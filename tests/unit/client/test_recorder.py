@@ -97,6 +97,15 @@ def test_each_of_n_sequences_counts_and_the_request_once(rank):
     assert values(counts.between_tokens_s) == (3, 3.0)
 
 
+def test_a_step_counts_what_it_made_and_the_prompts_it_finished(rank):
+    rank.add(1)
+    rank.take(101.0, [1])
+    rank.add(2, 3)
+    rank.take(102.0, [1], earlier=[([1], 0.75), ([1, 2, 3], 0.5)])
+    assert values(rank.counts.step_tokens) == (4, 4 + 1 + 9 + 1)
+    assert [rank.counts.step_tokens.counts[index] for index in (0, 1, 2)] == [2, 1, 1]  # up to 1, 8 and 16
+
+
 def test_both_that_end_in_one_batch_are_one_request(rank):
     rank.add(1, 2)
     rank.take(101.0, [1, 2], [(1, "stop"), (2, "stop")])
