@@ -26,7 +26,7 @@ from raycore.processes import send_signal, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 STEP_S = 100.0
-SCRIPT_S = 250.0
+SCRIPT_S = 500.0
 """Whatever a test waits for comes well before, on a machine that does nothing else."""
 
 _NODE_FLAGS = "--node-ip-address=127.0.0.1 --object-store-memory=100000000 --disable-usage-stats"
