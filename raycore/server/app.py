@@ -51,7 +51,7 @@ def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
     _add_completions(app, engine, options)
     _add_tokens(app, engine, options)
     _add_information(app, engine, options)
-    app.openapi = cache(lambda: describe(app, options))
+    app.openapi = cache(lambda: describe(app, options, engine))
     return app
 
 

@@ -9,7 +9,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from raycore.server.answers import ErrorAnswer
+from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
+from raycore.server.value_ranges import add_ranges
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -43,8 +45,8 @@ def responses(answer: type[BaseModel] | None, *errors: int, streams: bool = Fals
     return {200: success, **told}
 
 
-def describe(app: FastAPI, options: ServerOptions) -> dict[str, Any]:
-    """The document: FastAPI's own, but for the 422 that it says every body may get, and the API key."""
+def describe(app: FastAPI, options: ServerOptions, engine: ServingEngine) -> dict[str, Any]:
+    """The document: FastAPI's own, with this server's ranges and key, and without the 422 that any body might get."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for methods in document["paths"].values():
         for operation in methods.values():
@@ -52,6 +54,7 @@ def describe(app: FastAPI, options: ServerOptions) -> dict[str, Any]:
     schemas = document["components"]["schemas"]
     for name in _UNUSED_SCHEMAS:
         schemas.pop(name, None)
+    add_ranges(schemas, options, engine)
     if options.api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]

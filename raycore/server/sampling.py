@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from raycore.errors import InvalidRequest
@@ -21,7 +22,7 @@ _AS_THEY_ARE = (
 )
 """Fields that are sampling parameters of the same name; None leaves the default."""
 
-_ABSENT = {
+ABSENT = {
     "audio": "this model writes text only",
     "function_call": "deprecated by OpenAI: use tool_choice",
     "functions": "deprecated by OpenAI: use tools",
@@ -33,13 +34,16 @@ _ABSENT = {
 }
 """What OpenAI documents and this server lacks, and why."""
 
-_ONLY = {
+ONLY = {
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
 }
 """Fields that may be given, but only with values that change nothing."""
+
+TOKEN_ID_PATTERN = "[0-9]{1,18}"
+"""What `logit_bias` calls a token."""
 
 
 def completion_params(request: CompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
@@ -101,10 +105,10 @@ def _params(
 
 
 def _check_documented(request: SamplingRequest) -> None:
-    for name, why in _ABSENT.items():
+    for name, why in ABSENT.items():
         if getattr(request, name, None) is not None:
             raise unsupported(name, why)
-    for name, values in _ONLY.items():
+    for name, values in ONLY.items():
         value = getattr(request, name, None)
         if value is not None and value not in values:
             raise unsupported(name, f"{value!r} is not supported; only {', '.join(map(repr, values))}")
@@ -137,7 +141,7 @@ def _check_words(name: str, words: list[str], most: int, options: ServerOptions)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token_id): max(-100.0, min(100.0, bias)) for token_id, bias in given.items()}
-    except ValueError as error:
-        raise APIError(400, f"logit_bias has a key that is no token id: {error}", param="logit_bias") from error
+    for key in given:
+        if not re.fullmatch(TOKEN_ID_PATTERN, key):
+            raise APIError(400, f"logit_bias has the key {key!r}, which is no token id", param="logit_bias")
+    return {int(token_id): max(-100.0, min(100.0, bias)) for token_id, bias in given.items()}

@@ -53,7 +53,9 @@ class ShortAnswers:
 
 
 OPTIONS = ServerOptions(("demo",), max_n=2, max_sequences=2)
-DOCUMENT = schemathesis.openapi.from_dict(build_app(Mock(), OPTIONS).openapi())
+LENGTHS = Mock(**{"max_model_len": ShortAnswers.max_model_len, "get_tokenizer.return_value.vocab_size": 320})
+"""All that a document is made from, besides the options; there is no engine yet."""
+DOCUMENT = schemathesis.openapi.from_dict(build_app(LENGTHS, OPTIONS).openapi())
 
 
 @pytest.fixture(scope="module")

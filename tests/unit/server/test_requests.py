@@ -92,6 +92,8 @@ REFUSED_BY_BOTH = [
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"320": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1_0": 1}}, "logit_bias"),
+    ({"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
     ({"logit_bias": {"1": "much"}}, "logit_bias"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"allowed_token_ids": [320]}, "allowed_token_ids"),

@@ -1,0 +1,126 @@
+"""What values a request's fields may have, for the OpenAPI document.
+
+The fields' types say less, on purpose: what checks these ranges says what is wrong with a value better than pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raycore.server.generation import ServingEngine
+from raycore.server.options import ServerOptions
+from raycore.server.protocol import INT64_MAX
+from raycore.server.sampling import ABSENT, ONLY, TOKEN_ID_PATTERN
+
+JsonSchema = dict[str, Any]
+
+Ranges = dict[str, JsonSchema]
+"""JSON Schema's keywords for those of a field's values that have a type, by type."""
+
+_NULL: JsonSchema = {"type": "null"}
+_FUNCTION_CALL: JsonSchema = {
+    "properties": {
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["function"],
+}
+_TEXT_PART: JsonSchema = {"properties": {"type": {"const": "text"}, "text": {"type": "string"}}, "required": ["text"]}
+
+
+def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: ServingEngine) -> None:
+    """Narrow requests' schemas to what this server takes. Where fields depend on each other, the simplest is said."""
+    longest = engine.max_model_len
+    token = {"minimum": 0, "maximum": engine.get_tokenizer().vocab_size - 1}
+    sampling = _sampling_ranges(options, token)
+    completion: dict[str, Ranges] = {
+        "prompt": {"integer": token, "string": {"minLength": 1}, "array": {"minItems": 1}},
+        "max_tokens": {"integer": {"minimum": 0, "maximum": longest}},
+    }
+    messages: Ranges = {"array": {"minItems": 1}}
+    chat: dict[str, Ranges] = {
+        "messages": messages,
+        "max_completion_tokens": {"integer": {"minimum": 1, "maximum": longest}},
+    }
+    message: dict[str, Ranges] = {"tool_calls": {"object": _FUNCTION_CALL}, "content": {"object": _TEXT_PART}}
+    for name, ranges in (
+        ("CompletionRequest", sampling | completion),
+        ("ChatCompletionRequest", sampling | chat),
+        ("TokenizeRequest", {"messages": messages}),
+        ("DetokenizeRequest", {"tokens": {"integer": token}}),
+        ("StructuredOutputs", {"choice": {"array": {"minItems": 1}}}),
+        ("Message", message),
+    ):
+        _narrow_fields(schemas[name], ranges, options)
+
+    max_tokens = {"type": ["integer", "null"], "minimum": 1, "maximum": longest}
+    schemas["CompletionRequest"]["allOf"] = [
+        _unless("echo", {"const": True}, "max_tokens", max_tokens),
+        _unless("stream", {"const": True}, "stream_options", _NULL),
+    ]
+    schemas["ChatCompletionRequest"]["allOf"] = [
+        _unless("max_completion_tokens", {"type": "integer"}, "max_tokens", max_tokens),
+        _unless("logprobs", {"const": True}, "top_logprobs", _NULL),
+        _unless("stream", {"const": True}, "stream_options", _NULL),
+    ]
+    schemas["Message"]["anyOf"] = [_has("content", "string", "array"), _has("tool_calls", "array", minItems=1)]
+    schemas["TokenizeRequest"]["oneOf"] = [_has("prompt", "string"), _has("messages", "array")]
+
+
+def _sampling_ranges(options: ServerOptions, token: JsonSchema) -> dict[str, Ranges]:
+    """By field."""
+    penalty: Ranges = {"number": {"minimum": -2, "maximum": 2}}
+    logprobs: Ranges = {"integer": {"minimum": 0, "maximum": options.max_logprobs}}
+    int64 = {"minimum": -INT64_MAX - 1, "maximum": INT64_MAX}  # FastAPI makes floats of them, which are off by one
+    word = {"minLength": 1, "maxLength": options.max_word_characters}
+    return {
+        "n": {"integer": {"minimum": 1, "maximum": options.max_n}},
+        "temperature": {"number": {"minimum": 0}},
+        "top_p": {"number": {"exclusiveMinimum": 0, "maximum": 1}},
+        "top_k": {"integer": int64 | {"minimum": -1}},
+        "min_p": {"number": {"minimum": 0, "maximum": 1}},
+        "frequency_penalty": penalty,
+        "presence_penalty": penalty,
+        "repetition_penalty": {"number": {"exclusiveMinimum": 0}},
+        "min_tokens": {"integer": int64 | {"minimum": 0}},
+        "seed": {"integer": int64},
+        "priority": {"integer": int64},
+        "logprobs": logprobs,
+        "top_logprobs": logprobs,
+        "prompt_logprobs": logprobs,
+        "logit_bias": {"object": {"propertyNames": {"pattern": f"^{TOKEN_ID_PATTERN}$"}}},
+        "stop": {"string": word, "array": {"maxItems": options.max_stop_strings}},
+        "bad_words": {"string": word, "array": {"maxItems": options.max_bad_words}},
+        "stop_token_ids": {"integer": token},
+        "allowed_token_ids": {"integer": token, "array": {"minItems": 1}},
+    }
+
+
+def _narrow_fields(request: JsonSchema, ranges: Mapping[str, Ranges], options: ServerOptions) -> None:
+    for field, schema in request["properties"].items():
+        _narrow(schema, ranges.get(field, {}))
+        if field == "model":
+            schema["enum"] = [*options.served_model_names, None]
+        elif field in ABSENT:
+            schema.clear()
+            schema |= {**_NULL, "description": f"Not supported: {ABSENT[field]}"}
+        elif field in ONLY:
+            schema["enum"] = [*ONLY[field], None]
+
+
+def _narrow(schema: JsonSchema, ranges: Ranges) -> None:
+    """Add them to the schema, to its alternatives, and to those of its items."""
+    for alternative in [*schema.get("anyOf", ()), *schema.get("oneOf", ())]:
+        _narrow(alternative, ranges)
+    if "items" in schema:
+        _narrow(schema["items"], ranges)
+    schema |= ranges.get(schema.get("type", ""), {})
+
+
+def _unless(other: str, wanted: JsonSchema, field: str, schema: JsonSchema) -> JsonSchema:
+    """A field is by its schema, unless another is there and as it is wanted."""
+    return {"anyOf": [{"properties": {field: schema}}, {"properties": {other: wanted}, "required": [other]}]}
+
+
+def _has(field: str, *types: str, **keywords: Any) -> JsonSchema:
+    return {"properties": {field: {"type": list(types), **keywords}}, "required": [field]}

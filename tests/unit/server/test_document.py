@@ -1,0 +1,55 @@
+"""The OpenAPI document says which values are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+
+from raycore.server import ServerOptions, build_app
+
+FIELDS = {
+    *("n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("min_tokens", "logprobs", "prompt_logprobs"),
+}
+
+
+def properties_of(request: str) -> dict[str, Any]:
+    document = build_app(FakeEngine(), ServerOptions(("fake", "other"))).openapi()
+    return document["components"]["schemas"][request]["properties"]
+
+
+def edges() -> Iterator[tuple[str, float, bool]]:
+    """A field, a value at or beyond the edge of its range, and whether that is taken."""
+    for field, schema in properties_of("CompletionRequest").items():
+        for alternative in schema.get("anyOf", ()):
+            for keyword, outward in (("minimum", -1), ("maximum", 1), ("exclusiveMinimum", -1)):
+                if field not in FIELDS or keyword not in alternative:
+                    continue
+                edge = alternative[keyword]
+                is_taken = not keyword.startswith("exclusive") and (field, keyword) != ("min_tokens", "maximum")
+                yield field, edge, is_taken  # so many tokens at least are more than any request may have
+                yield field, edge + outward, False
+
+
+@pytest.mark.parametrize(("field", "value", "is_taken"), list(edges()))
+def test_a_number_is_taken_within_its_documented_range_alone(client, field, value, is_taken):
+    fields = {"temperature": 1, "max_tokens": 4} | {field: value}
+    answer = client.complete(**fields)
+    assert answer.status == 200 if is_taken else answer.error[2] == field
+
+
+def test_each_has_a_range():
+    assert {field for field, _, _ in edges()} == FIELDS
+
+
+def test_what_this_server_knows_or_lacks_is_in_it():
+    properties = properties_of("ChatCompletionRequest")
+    assert properties["model"]["enum"] == ["fake", "other", None]
+    assert properties["functions"] == {
+        "type": "null",
+        "description": "Not supported: deprecated by OpenAI: use tools",
+    }
+    assert properties["service_tier"]["enum"] == ["auto", "default", None]
