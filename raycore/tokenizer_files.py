@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as NativeTokenizer
 
@@ -30,6 +31,15 @@ class TokenizerFiles(NamedTuple):
     """All of `tokenizer_config.json`; empty without that file."""
 
 
+class TokenizerText(NamedTuple):
+    """What `read_tokenizer_text` gives."""
+
+    json: str
+    """What a `tokenizer.json` holds, with every special token in it; it neither truncates nor pads."""
+    num_ids: int
+    """All tokens' ids are below it."""
+
+
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
     """Read those in the folder `path`.
 
@@ -38,13 +48,63 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     """
     native = _read_native(path / "tokenizer.json")
     config = _read_json(path / "tokenizer_config.json")
+    named, special = _special_texts(path, config)
+    _add_special_tokens(native, special)
+    return TokenizerFiles(native, named, config)
+
+
+def read_tokenizer_text(path: Path) -> TokenizerText:
+    """The same tokenizer, for another library to make. Ten times as fast where nothing has to be added to the file.
+
+    Raises:
+        InvalidCheckpoint: `tokenizer.json` or another of them is missing or damaged.
+    """
+    found = _read_plain(path)
+    if found is not None:
+        return found
+    native = read_tokenizer_files(path).native
+    return TokenizerText(native.to_str(), 1 + max(native.get_vocab(with_added_tokens=True).values()))
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any]
+
+
+class _TokenizerJson(msgspec.Struct):
+    """The parts of a `tokenizer.json` that are looked at here."""
+
+    model: _Model
+    added_tokens: list[_AddedToken] = []
+    truncation: Any = None
+    padding: Any = None
+
+
+def _read_plain(path: Path) -> TokenizerText | None:
+    """The file as it is; None if it can't be taken so."""
+    try:
+        text = (path / "tokenizer.json").read_text(encoding="utf-8")
+        parts = msgspec.json.decode(text, type=_TokenizerJson)
+    except (OSError, ValueError):
+        return None
+    _, special = _special_texts(path, _read_json(path / "tokenizer_config.json"))
+    if parts.truncation or parts.padding or not {token.content for token in parts.added_tokens}.issuperset(special):
+        return None
+    vocab = parts.model.vocab
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    return TokenizerText(text, 1 + max([*ids, *(token.id for token in parts.added_tokens)]))
+
+
+def _special_texts(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The tokens that have a name, and all that are named special outside of `tokenizer.json`."""
     special_map = _read_json(path / "special_tokens_map.json")
     named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name, special_map.get(name))))}
     extra: object = config.get("additional_special_tokens", special_map.get("additional_special_tokens"))
-    _add_special_tokens(
-        native, [*named.values(), *_token_texts(extra), *_token_texts(config.get("extra_special_tokens"))]
-    )
-    return TokenizerFiles(native, named, config)
+    return named, [*named.values(), *_token_texts(extra), *_token_texts(config.get("extra_special_tokens"))]
 
 
 def _read_native(path: Path) -> NativeTokenizer:

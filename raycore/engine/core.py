@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from raycore.config import EngineConfig
+from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, Submit, Utility
 from raycore.engine.utility import call_utility
 from raycore.errors import InvalidConfig, InvalidRequest
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
 """An idle loop looks up this often; commands and failures wake it at once."""
+_GRAMMARS_WAIT_S = 0.002
+"""The same while nothing is to be done but to wait for grammars."""
 
 
 class EngineCore:
@@ -54,6 +57,7 @@ class EngineCore:
             executor.shutdown()
             raise
         self.scheduler = Scheduler(config.scheduler, config.cache, self.num_blocks, config.model.spec.vocab_size)
+        self._grammars = GrammarsUnderWay(executor)
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
         """Plans with their results to come, and when they were made."""
         self._arrived_s: dict[int, float] = {}
@@ -72,18 +76,30 @@ class EngineCore:
         Raises:
             InvalidRequest: it can't run, whatever else does; nothing else is affected.
         """
-        self.scheduler.submit(request)
+        asked = request.params.structured_outputs
+        self.scheduler.submit(request, is_held=asked is not None)
+        if asked is not None:
+            self._grammars.add(request.handle, asked)
         self._arrived_s[request.handle] = time.monotonic()
 
     def abort(self, handles: list[int]) -> None:
         """Drop requests. No output of theirs follows."""
         self.scheduler.abort(handles)
         for handle in handles:
+            self._grammars.drop(handle)
             self._arrived_s.pop(handle, None)
 
     def abort_client(self, client: int) -> None:
         """Drop all requests of a client. No output of theirs follows."""
         self.abort(self.scheduler.handles_of(client))
+
+    def release_prepared(self) -> None:
+        """Let requests be scheduled whose grammars the workers have compiled: what a loop does before it steps."""
+        self.scheduler.release(self._grammars.take_done())
+
+    def idle_wait_s(self) -> float:
+        """How long a loop that has no work to do may sleep."""
+        return _GRAMMARS_WAIT_S if self._grammars else IDLE_WAIT_S
 
     def step(self) -> StepOutputs | None:
         """Schedule a step and give the outputs of the oldest one in flight, once there are enough in flight."""
@@ -148,7 +164,7 @@ class EngineCore:
             return self.executor.execute_dummy_batch().result(timeout_s).is_anyone_busy
 
     def has_work(self) -> bool:
-        """Whether any request is waiting, running or in flight."""
+        """Whether any request is waiting, running or in flight, other than those that wait for their grammars."""
         return bool(self._in_flight) or self.scheduler.has_work()
 
     def load(self) -> LoadView:
@@ -216,11 +232,13 @@ def run_loop(core: EngineCore, mailbox: Mailbox, on_idle: Callable[[], object] =
     """
     while not mailbox.stopping:
         has_work = core.has_work()
-        commands = mailbox.take(wait_s=0.0 if has_work else IDLE_WAIT_S)
-        if not (commands or has_work):
+        wait_s = 0.0 if has_work else core.idle_wait_s()
+        commands = mailbox.take(wait_s)
+        if not commands and wait_s == IDLE_WAIT_S:
             on_idle()
         for command in commands:
             apply_command(command, core, mailbox)
+        core.release_prepared()
         outputs = core.step()
         if outputs is not None:
             mailbox.publish(outputs, core.load())

@@ -35,14 +35,16 @@ def run_lockstep_loop(
     """
     while not mailbox.stopping:
         is_busy = waves.is_running or core.has_work()
-        commands = mailbox.take(wait_s=0.0 if is_busy else IDLE_WAIT_S)
-        if not (commands or is_busy):
+        wait_s = 0.0 if is_busy else core.idle_wait_s()
+        commands = mailbox.take(wait_s)
+        if not commands and wait_s == IDLE_WAIT_S:
             on_idle()
         for command in commands:
             if isinstance(command, StartWave):
                 waves.start_wave(command.wave)
             else:
                 apply_command(command, core, mailbox)
+        core.release_prepared()
         if core.has_work():
             wave = waves.has_work()
             if wave is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from raycore.errors import InvalidRequest
 from raycore.grammar.matcher import TokenMatcher, reason_of
 from raycore.structured_outputs import StructuredOutputsParams
-from raycore.tokenizer_files import read_tokenizer_files
+from raycore.tokenizer_files import read_tokenizer_text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -25,11 +26,16 @@ WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
 _NO_SPACE: JsonCompileOptions = {"whitespace_flexible": False}
 _NUM_KEPT = 64
 """Compiled grammars to remember: many requests have the same."""
+_COMPILE_TIMEOUT_S = 30.0
+"""What compiles takes a few seconds at most, the first time with the tokenizer."""
 _REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 class GrammarCompiler:
-    """Reads the tokenizer and loads llguidance when it is first asked for a matcher. Thread-safe."""
+    """Reads the tokenizer and loads llguidance when it is first asked for something. Thread-safe.
+
+    It compiles on a thread of its own. Most of that lets other threads run, all but the reading of the tokenizer.
+    """
 
     def __init__(self, tokenizer_dir: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """`vocab_size` is the model's, which logits have; the tokenizer may know fewer tokens, or more."""
@@ -37,8 +43,9 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="raycore-grammars")
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[bytes, Future[LLMatcher | InvalidRequest]] = OrderedDict()
 
     def check(self, asked: StructuredOutputsParams) -> None:
         """Raises InvalidRequest when it can't be followed, with the reason."""
@@ -47,24 +54,40 @@ class GrammarCompiler:
         except InvalidRequest as error:
             raise InvalidRequest(f"{asked}: {error}") from error
 
+    def begin(self, asked: StructuredOutputsParams) -> Future[Any]:
+        """Have it compiled, unless it is. Once the future is done `matcher` doesn't wait, whatever became of it."""
+        key = msgspec.msgpack.encode(asked)
+        with self._lock:
+            compiled = self._compiled.get(key)
+            if compiled is None:
+                compiled = self._compiled[key] = self._thread.submit(self._try_compiling, asked)
+                if len(self._compiled) > _NUM_KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(key)
+            return compiled
+
     def matcher(self, asked: StructuredOutputsParams, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
         """A matcher of an output's beginning. A complete output ends with end-of-sequence or one of `stop_token_ids`.
 
         Raises:
             InvalidRequest: it can't be compiled, or no output can begin.
         """
-        key = msgspec.msgpack.encode(asked)
-        with self._lock:
-            compiled = self._compiled.get(key)
-            if compiled is None:
-                compiled = self._compiled[key] = self._compile(asked)
-                if len(self._compiled) > _NUM_KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(key)
-            return self._begin(compiled, stop_token_ids)
+        try:
+            compiled: LLMatcher | InvalidRequest = self.begin(asked).result(_COMPILE_TIMEOUT_S)
+        except TimeoutError:
+            raise InvalidRequest(f"it wasn't compiled within {_COMPILE_TIMEOUT_S:g} s") from None
+        if isinstance(compiled, InvalidRequest):
+            raise InvalidRequest(str(compiled)) from compiled
+        return self._begin(compiled, stop_token_ids)
 
     def _begin(self, compiled: LLMatcher, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
         return TokenMatcher(compiled.deep_copy(), self._vocab_size, [*self._eos_token_ids, *stop_token_ids])
+
+    def _try_compiling(self, asked: StructuredOutputsParams) -> LLMatcher | InvalidRequest:
+        try:
+            return self._compile(asked)
+        except InvalidRequest as error:
+            return error
 
     def _compile(self, asked: StructuredOutputsParams) -> LLMatcher:
         try:
@@ -93,9 +116,8 @@ class GrammarCompiler:
         if not self._eos_token_ids:
             raise InvalidRequest("the model has no end-of-sequence token, with which an output could end")
         try:
-            native = read_tokenizer_files(Path(self._tokenizer_dir)).native
-            num_known = 1 + max(native.get_vocab(with_added_tokens=True).values())
-            return LLTokenizer(native.to_str(), n_vocab=max(self._vocab_size, num_known), eos_token=self._eos_token_ids)
+            text, num_ids = read_tokenizer_text(Path(self._tokenizer_dir))
+            return LLTokenizer(text, n_vocab=max(self._vocab_size, num_ids), eos_token=self._eos_token_ids)
         except (ValueError, OSError) as error:
             raise InvalidRequest(f"the tokenizer in {self._tokenizer_dir} can't be used: {error}") from error
 

@@ -55,6 +55,8 @@ class Scheduler:
         self._slots = SlotTable(config.max_num_seqs, config.max_model_len, vocab_size)
         self._prefixes = Prefixes(prefix_cache, self._slots, self._blocks) if prefix_cache is not None else None
         self._waiting = WaitingQueue(config.policy)
+        self._held: dict[int, Request] = {}
+        """Those that wait for something else before they may wait for a slot."""
         self._requests: dict[int, Request] = {}
         self._prefills: list[Request] = []
         """The requests in PREFILL, in the order in which they got their slots."""
@@ -71,8 +73,8 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queue a request.
+    def submit(self, request: EngineRequest, *, is_held: bool = False) -> None:
+        """Queue a request; one that `is_held`, only with `release`.
 
         Raises:
             RequestTooLarge: it could never run; the message has the numbers.
@@ -83,7 +85,15 @@ class Scheduler:
         admitted = self._limits.admit(request, self._num_submitted)
         self._num_submitted += 1
         self._requests[request.handle] = admitted
-        self._waiting.push(admitted)
+        if is_held:
+            self._held[request.handle] = admitted
+        else:
+            self._waiting.push(admitted)
+
+    def release(self, handles: Iterable[int]) -> None:
+        """Queue requests that were held, as if they had been queued when they came."""
+        for handle in handles:
+            self._waiting.push(self._held.pop(handle))
 
     def abort(self, handles: Iterable[int]) -> None:
         """End requests without a further output. Handles that are not there, or not any more, are ignored."""
@@ -92,6 +102,8 @@ class Scheduler:
             if request is None:
                 continue
             request.is_aborted = True
+            if self._held.pop(handle, None) is not None:
+                continue
             if request.slot < 0:
                 self._waiting.discard(request)
             else:
@@ -102,13 +114,13 @@ class Scheduler:
         return [handle for handle in self._requests if handle >> HANDLE_CLIENT_SHIFT == client]
 
     def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self._requests)
+        """Whether any request that isn't held waits or runs."""
+        return len(self._requests) > len(self._held)
 
     def load(self) -> LoadView:
         """What runs and waits now, and what has been counted since the start."""
         return LoadView(
-            len(self._waiting),
+            len(self._waiting) + len(self._held),
             self._slots.num_running,
             self._pool.usage,
             self._num_preemptions,
@@ -344,7 +356,7 @@ class Scheduler:
         self._slots.check_integrity()
         self._blocks.check_integrity()
         running = self._slots.running()
-        assert len(running) + len(self._waiting) == len(self._requests)
+        assert len(running) + len(self._waiting) + len(self._held) == len(self._requests)
         assert all(self._requests[request.handle] is request for request in running)
         assert {id(request) for request in self._prefills} == {
             id(request) for request in running if self._slots.phase[request.slot] == PREFILL

@@ -11,8 +11,10 @@ import raycore.worker.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport
 # isort: split
 import logging
 import os
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,6 +37,7 @@ from raycore.model.runner import ModelRunner, threads_for
 from raycore.model.sampler import Sampler
 from raycore.moe_spec import MoeSpec
 from raycore.sampling_params import SamplingParams
+from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker import host
 from raycore.worker.rank import WorkerRank
 
@@ -61,6 +64,10 @@ class Worker:
         """Share of the weights that has been read, 0 to 1; may be looked at from any thread."""
         self._decoder: Decoder | None = None
         self._runner: ModelRunner | None = None
+        spec = config.model.spec
+        self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
+        self._grammars_under_way: dict[int, Future[Any]] = {}
+        """By the handles of the requests that wait for them."""
 
     def init_device(self) -> None:
         """Choose device, number format and threads, and meet the other ranks.
@@ -174,12 +181,7 @@ class Worker:
             self._decoder,
             attention(heads, spec.layer_windows, kv, self._dtype, self._device),
             SlotBatch(config.scheduler.max_num_seqs, config.scheduler.max_model_len, config.cache.block_size),
-            Sampler(
-                spec.vocab_size,
-                self._device,
-                batch_invariant=batch_invariant,
-                grammars=GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids),
-            ),
+            Sampler(spec.vocab_size, self._device, batch_invariant=batch_invariant, grammars=self._grammars),
             self._device,
             max_threads=self._max_threads,
             reports=self.rank.tp_rank == 0,
@@ -213,6 +215,17 @@ class Worker:
         assert self._runner is not None, "initialize_cache() comes first"
         result = self._runner.execute(plan)
         return result if self.rank.tp_rank == 0 else None
+
+    def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
+        """Begin to compile what requests to come ask for, by their handles, on a thread, while steps go on.
+
+        Returns the handles of all that isn't done, whenever it was begun. What can't be compiled is done, too: the
+        step that gets its request says why.
+        """
+        self._grammars_under_way |= {handle: self._grammars.begin(each) for handle, each in asked.items()}
+        for handle in [handle for handle, future in self._grammars_under_way.items() if future.done()]:
+            del self._grammars_under_way[handle]
+        return list(self._grammars_under_way)
 
     def check_health(self) -> None:
         """Raise if the device no longer works."""

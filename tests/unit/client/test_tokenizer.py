@@ -1,8 +1,10 @@
 import pytest
-from tokenizers_for_tests import byte_level, write
+from tokenizers import Tokenizer as NativeTokenizer
+from tokenizers_for_tests import byte_level, sentencepiece_like, write
 
 from raycore.client.tokenizer import Tokenizer
 from raycore.errors import InvalidCheckpoint, InvalidRequest
+from raycore.tokenizer_files import read_tokenizer_text
 
 TEXTS = ["Hello, world!", "the  quick\n\nfox ", "你好 wörld 🎉", "x"]
 
@@ -52,6 +54,25 @@ def test_special_tokens_come_from_whichever_file_names_them(tmp_path):
     map_only = Tokenizer.from_dir(path)
     assert map_only.bos_token_id is None
     assert map_only.eos_token_id == map_only.encode("<|im_end|>")[0]
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
+def test_another_library_gets_the_same_tokenizer(make, tmp_path):
+    native = make()
+    path = write(tmp_path, native)
+    text, num_ids = read_tokenizer_text(path)
+    assert text == (path / "tokenizer.json").read_text(), "nothing has to be added"
+    assert num_ids == native.get_vocab_size() == len(native.get_vocab())
+    native.enable_truncation(2)
+    write(tmp_path, native, {"pad_token": "<pad>"})
+    text, num_ids = read_tokenizer_text(path)
+    made = NativeTokenizer.from_str(text)
+    assert num_ids == native.get_vocab_size() + 1
+    assert made.get_added_tokens_decoder()[num_ids - 1].content == "<pad>"
+    assert len(made.encode("the the the the").ids) > 2
+    (path / "tokenizer.json").write_text("{")
+    with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json is not a tokenizer"):
+        read_tokenizer_text(path)
 
 
 def test_token_text_keeps_the_space_of_a_word(tokenizer, llama2_tokenizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import jsonschema
@@ -74,9 +75,12 @@ def run(core: EngineCore, made: list[EngineRequest]) -> tuple[dict[int, list[int
     ends: dict[int, FinishedRequest] = {}
     for request in made:
         core.submit(request)
-    while core.has_work():
+    while core.has_work() or core.load().num_waiting:
+        core.release_prepared()
         step = core.step()
-        assert step is not None
+        if step is None:
+            time.sleep(core.idle_wait_s())
+            continue
         for handle, token_id in zip(step.handles.tolist(), step.token_ids.tolist(), strict=True):
             outputs[handle].append(token_id)
         ends |= {end.handle: end for end in step.finished}

@@ -6,12 +6,14 @@ import itertools
 import random
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from raycore import grammar
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
@@ -143,6 +145,34 @@ def test_no_constraint_takes_long_to_refuse_or_compile(compiler):
     started_s = time.perf_counter()
     compiler.check(asked)
     assert time.perf_counter() - started_s < 0.5, "it is known by now"
+
+
+def test_what_is_known_does_not_wait_for_what_is_compiled(compiler, monkeypatch):
+    known = StructuredOutputsParams(regex="known")
+    compiler.check(known)
+    may_go_on = threading.Event()
+    grammar_text = grammar.compiler._grammar_text
+    monkeypatch.setattr(grammar.compiler, "_grammar_text", lambda asked: may_go_on.wait(10) and grammar_text(asked))
+    begun = [compiler.begin(StructuredOutputsParams(regex=regex)) for regex in ("new", "(", "new")]
+    assert begun[0] is begun[2]
+    assert compiler.begin(known).done()
+    compiler.matcher(known)
+    assert not begun[0].done()
+    may_go_on.set()
+    assert compiler.matcher(StructuredOutputsParams(regex="new"))
+    begun[1].result(10)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="unclosed group"):
+            compiler.matcher(StructuredOutputsParams(regex="("))
+
+
+def test_nobody_waits_for_ever(compiler, monkeypatch):
+    may_go_on = threading.Event()
+    monkeypatch.setattr(grammar.compiler, "_COMPILE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(grammar.compiler, "_grammar_text", lambda asked: may_go_on.wait(10) and "")
+    with pytest.raises(InvalidRequest, match=r"regex='slow': it wasn't compiled within 0.01 s"):
+        compiler.check(StructuredOutputsParams(regex="slow"))
+    may_go_on.set()
 
 
 def test_only_the_latest_are_kept(compiler):

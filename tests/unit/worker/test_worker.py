@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 from raycore.config import resolve
+from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
 from raycore.messages import NewRequest, StepPlan
 from raycore.sampling_params import SamplingParams
+from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker import host
 from raycore.worker.meeting import address_of, free_ports
 from raycore.worker.rank import WorkerRank
@@ -65,6 +68,27 @@ def test_from_nothing_to_a_token_and_back(checkpoint: str, batch_invariant: bool
     assert 0 <= np.frombuffer(result.token_ids, np.int32)[0] < 64
     worker.check_health()
     worker.shutdown()
+    worker.shutdown()
+
+
+def test_grammars_are_compiled_before_their_requests_come(checkpoint: str) -> None:
+    worker = start(checkpoint, tokenizer=demo_model_path())
+    asked = {1: StructuredOutputsParams(regex="[0-9]{3}"), 2: StructuredOutputsParams(regex="(")}
+    under_way = worker.prepare_grammars(asked)
+    deadline_s = time.monotonic() + 30
+    while under_way:
+        assert time.monotonic() < deadline_s
+        assert set(under_way) <= {1, 2}
+        time.sleep(1e-3)
+        under_way = worker.prepare_grammars({})
+    assert worker.prepare_grammars({3: asked[1]}) == [], "it is known"
+    worker.initialize_cache(4)
+    params = [SamplingParams(temperature=0.0, structured_outputs=each) for each in asked.values()]
+    new = [NewRequest(slot, bytes(4), 1, 0, np.int32(slot).tobytes(), params[slot], 0) for slot in range(2)]
+    result = worker.execute_model(StepPlan(0, np.arange(2, dtype=np.int32).tobytes(), new_requests=new))
+    assert result is not None
+    assert result.failed[0][0] == 1
+    assert "unclosed group" in result.failed[0][1]
     worker.shutdown()
 
 

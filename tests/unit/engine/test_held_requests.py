@@ -1,0 +1,147 @@
+"""Requests are held while their grammars are compiled, and others go on: a whole engine with a fake executor."""
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from configs import make_config
+from test_core import FakeExecutor, request, run_to_end, started_loop
+
+from raycore.engine import grammars
+from raycore.engine.core import EngineCore
+from raycore.engine.lockstep import run_lockstep_loop
+from raycore.engine.mailbox import Abort, Mailbox, Submit
+from raycore.engine.waves import Waves
+from raycore.messages import EngineRequest, OutputBatch
+from raycore.structured_outputs import StructuredOutputsParams
+
+
+class CompilingExecutor(FakeExecutor):
+    """Two workers, each of which says of every call what it has been told and has not done."""
+
+    def __init__(self, depth: int = 1):
+        super().__init__(max_concurrent_batches=depth)
+        self.under_way: list[set[int]] = [set(), set()]
+        self.asked: dict[int, StructuredOutputsParams] = {}
+        self.answers = True
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None, non_block=False):
+        assert method == "prepare_grammars"
+        assert non_block
+        self.asked |= args[0]
+        for each in self.under_way:
+            each.update(args[0])
+        return SimpleNamespace(done=lambda: self.answers, result=lambda: [list(each) for each in self.under_way])
+
+    def finish(self, worker: int, handle: int) -> None:
+        self.under_way[worker].discard(handle)
+
+
+def constrained(handle: int) -> EngineRequest:
+    asked = StructuredOutputsParams(regex=f"number {handle}")
+    made = request(handle)
+    made.params = msgspec.structs.replace(made.params, structured_outputs=asked)
+    return made
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_others_run_meanwhile_and_it_runs_when_all_workers_are_ready(depth):
+    executor = CompilingExecutor(depth)
+    core = EngineCore(make_config(), executor)
+    core.submit(constrained(1))
+    core.submit(request(2))
+    core.release_prepared()
+    assert {handle: asked.regex for handle, asked in executor.asked.items()} == {1: "number 1"}
+    assert core.load().num_waiting == 2
+    assert list(run_to_end(core)) == [2]
+    for worker in range(2):
+        core.release_prepared()
+        assert not core.has_work(), "a worker isn't ready"
+        assert core.idle_wait_s() < 0.1
+        executor.finish(worker, 1)
+    core.release_prepared()
+    assert len(run_to_end(core)[1]) == 3
+    assert core.idle_wait_s() == 1.0
+    core.scheduler.check_integrity()
+
+
+def test_workers_that_are_busy_with_a_step_are_asked_once():
+    executor = CompilingExecutor()
+    core = EngineCore(make_config(), executor)
+    executor.answers = False
+    core.submit(constrained(1))
+    core.release_prepared()
+    core.submit(constrained(2))
+    core.release_prepared()
+    assert list(executor.asked) == [1], "the answer to the first call is still to come"
+    executor.finish(0, 1), executor.finish(1, 1)
+    executor.answers = True
+    core.release_prepared()
+    assert list(run_to_end(core)) == [1]
+    core.release_prepared()
+    assert list(executor.asked) == [1, 2]
+    executor.finish(0, 2), executor.finish(1, 2)
+    core.release_prepared()
+    assert list(run_to_end(core)) == [2]
+
+
+def test_they_start_in_the_order_in_which_they_came():
+    executor = CompilingExecutor()
+    core = EngineCore(make_config(max_num_seqs=1), executor)
+    for made in (constrained(1), request(2), request(3)):
+        core.submit(made)
+    core.release_prepared()
+    core.step()
+    executor.finish(0, 1), executor.finish(1, 1)
+    core.release_prepared()
+    assert list(run_to_end(core)) == [2, 1, 3]
+
+
+def test_one_that_is_aborted_is_forgotten():
+    executor = CompilingExecutor()
+    core = EngineCore(make_config(), executor)
+    core.submit(constrained(1))
+    core.submit(constrained(2))
+    core.abort([1])
+    core.release_prepared()
+    assert list(executor.asked) == [2]
+    core.abort([2])
+    core.release_prepared()
+    assert core.load().num_waiting == 0
+    assert core.idle_wait_s() == 1.0
+    core.scheduler.check_integrity()
+    core.submit(request(2))
+    assert list(run_to_end(core)) == [2]
+
+
+def test_none_is_held_for_ever(monkeypatch):
+    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(grammars, "time", clock)
+    core = EngineCore(make_config(), CompilingExecutor())
+    core.submit(constrained(1))
+    core.release_prepared()
+    clock.now_s = grammars.HOLD_TIMEOUT_S + 1
+    core.release_prepared()
+    assert list(run_to_end(core)) == [1]
+
+
+def lockstep_loop(core: EngineCore, mailbox: Mailbox):
+    return ThreadPoolExecutor(1).submit(run_lockstep_loop, core, mailbox, Waves(), lambda wave: None)
+
+
+@pytest.mark.parametrize("loop", [started_loop, lockstep_loop])
+def test_both_loops_hold_and_release(loop):
+    executor = CompilingExecutor()
+    core, mailbox = EngineCore(make_config(), executor), Mailbox()
+    executor.execute_dummy_batch = lambda: SimpleNamespace(result=lambda timeout: SimpleNamespace(is_anyone_busy=False))
+    ended = loop(core, mailbox)
+    mailbox.put(Submit([constrained(1), constrained(2), request(3)]))
+    outputs = (msgspec.msgpack.decode(data, type=OutputBatch) for data in mailbox.outputs(0))
+    finished = (end.handle for batch in outputs for end in batch.finished)
+    assert next(finished) == 3
+    mailbox.put(Abort([2]))
+    executor.finish(0, 1), executor.finish(1, 1)
+    assert next(finished) == 1
+    mailbox.stop()
+    ended.result(10)
