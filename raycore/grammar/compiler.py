@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
 """Between the parts of JSON: enough to lay it out, and not so much that a model could go on with it for ever."""
-_NO_SPACE: JsonCompileOptions = {"whitespace_flexible": False}
+NO_SPACE: JsonCompileOptions = {"whitespace_flexible": False}
 _NUM_KEPT = 64
 """Compiled grammars to remember: many requests have the same."""
 _COMPILE_TIMEOUT_S = 30.0
@@ -130,13 +130,18 @@ def _grammar_text(asked: StructuredOutputsParams) -> str:
         return LLMatcher.grammar_from_regex(asked.regex)
     if asked.choice is not None:
         # its lists of alternatives are limited to some hundreds, its patterns aren't
-        return LLMatcher.grammar_from_regex("|".join(map(_literal, asked.choice)))
+        return LLMatcher.grammar_from_regex(pattern_of_choice(asked.choice))
     if asked.grammar is not None:
         return grammar_from("grammar", asked.grammar)
     schema = asked.json if asked.json is not None else {"type": "object"}
     return LLMatcher.grammar_from_json_schema(
-        schema, defaults=_NO_SPACE if asked.disable_any_whitespace else WHITE_SPACE
+        schema, defaults=NO_SPACE if asked.disable_any_whitespace else WHITE_SPACE
     )
+
+
+def pattern_of_choice(texts: Sequence[str]) -> str:
+    """What any of these texts match, and nothing else does."""
+    return "|".join(map(_literal, texts))
 
 
 def _literal(text: str) -> str:

@@ -56,12 +56,12 @@ class Chat:
         tools = ToolUse.of(request, engine.get_tokenizer(), options)
         param = constraint_param(request)
         if params.structured_outputs is not None:
-            if tools is not None:
-                raise APIError(400, f"{param} and tools can't both hold: send tool_choice='none'", param=param)
             text = close_thought(text)
         if tools is not None:
             text = tools.begin_message(text)
-            params.structured_outputs, param = tools.constraint(engine.get_tokenizer()), "tools"
+            content = params.structured_outputs
+            params.structured_outputs = tools.constraint(engine.get_tokenizer(), content, param)
+            param = "tools" if content is None or tools.must_call else param
             params.skip_special_tokens &= not tools.needs_special_tokens(engine.get_tokenizer())
         check_text(engine, text, "messages")
         token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))

@@ -5,9 +5,10 @@ what the model writes are its arguments; if it is any of several, the model writ
 it is then held to a grammar: to the names that there are, and to JSON that follows the function's schema. Of a function
 that isn't `strict`, keywords that the grammar can't express are passed over. Only running out of tokens cuts it short.
 
-A model that may call functions, but needn't, is held to their schemas if any of them is `strict` and a text announces
-calls, as with Hermes. Everywhere else nothing constrains it: arguments can be invalid, and if it was to call any of
-several and doesn't, the request fails with code `tool_not_called`.
+A model that may call functions, but needn't, is held to their schemas if any of them is `strict` and a mark announces
+calls, as with Hermes. If the request also says what content has to be, a message is either such calls or that, strict
+or not; where a call has to be made, that wins. Everywhere else nothing constrains it: arguments can be invalid, and if
+it was to call any of several and doesn't, the request fails with code `tool_not_called`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from raycore.client.tokenizer import Tokenizer
 from raycore.errors import InvalidRequest
 from raycore.grammar.compiler import WHITE_SPACE
+from raycore.grammar.lark import alternative
 from raycore.server.constraints import close_thought, named
 from raycore.server.errors import APIError
 from raycore.server.options import ServerOptions
@@ -89,23 +91,43 @@ class ToolUse:
             return prompt
         return close_thought(prompt) + self.parser.prefill(self.function)
 
-    def constraint(self, tokenizer: Tokenizer) -> StructuredOutputsParams | None:
+    def constraint(
+        self, tokenizer: Tokenizer, content: StructuredOutputsParams | None, param: str
+    ) -> StructuredOutputsParams | None:
         """What holds the model's text to the tools; None where nothing does.
 
+        Args:
+            content: what a message without calls has to be; None leaves it free.
+            param: the request's field that says so.
+
         Raises:
-            APIError: the tools are too large for it.
+            APIError: the tools are too large for it, or `content` can't be held to beside them.
         """
-        schemas = {name: _compiled_as(schema, name in self.strict) for name, schema in self.schemas.items()}
-        grammar = None
-        if self.must_call:
-            grammar = self.parser.calls_grammar(schemas, self.function, only_first=self.only_first)
-        elif self.strict and not self.needs_special_tokens(tokenizer):
-            # a grammar's text is never a special token, so the model couldn't begin a call as it has learnt to
-            grammar = self.parser.message_grammar(schemas)
         try:
+            grammar = self._grammar(tokenizer, content)
             return None if grammar is None else StructuredOutputsParams(grammar=grammar)
         except InvalidRequest as error:
-            raise named(error, "tools") from error
+            raise named(error, "tools" if content is None or self.must_call else param) from error
+
+    def _grammar(self, tokenizer: Tokenizer, content: StructuredOutputsParams | None) -> str | None:
+        schemas = {name: _compiled_as(schema, name in self.strict) for name, schema in self.schemas.items()}
+        special = self._special_marks(tokenizer)
+        if self.must_call:
+            return self.parser.calls_grammar(schemas, self.function, special, only_first=self.only_first)
+        if content is None:
+            return self.parser.message_grammar(schemas, special) if self.strict else None
+        grammar = self.parser.calls_or_grammar(schemas, alternative(content), special, only_first=self.only_first)
+        if grammar is None:
+            raise InvalidRequest(
+                "together with tools that may be called it needs calls that a grammar can tell from content, and this "
+                "model writes them otherwise: send tool_choice='none', or one that demands a call"
+            )
+        return grammar
+
+    def _special_marks(self, tokenizer: Tokenizer) -> dict[str, int]:
+        marks = (self.parser.opening, self.parser.closing)
+        spelled = {text: tokenizer.encode(text, add_special_tokens=False) for text in marks}
+        return {text: ids[0] for text, ids in spelled.items() if len(ids) == 1 and ids[0] in tokenizer.special_ids}
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether the model marks calls by tokens that are left out of the text otherwise."""

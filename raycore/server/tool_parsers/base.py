@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
+from raycore.grammar.lark import SpecialTokens
+
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's parameters, by the function's name."""
 
@@ -73,16 +75,24 @@ class ToolParser(ABC):
         """
 
     @classmethod
-    def calls_grammar(cls, schemas: Schemas, name: str | None, *, only_first: bool) -> str | None:
+    def calls_grammar(
+        cls, schemas: Schemas, name: str | None, special: SpecialTokens, *, only_first: bool
+    ) -> str | None:
         """What may follow `prefill(name)`, in Lark: a call, or several, with arguments by their functions' schemas.
 
-        None where this can't be said by a grammar.
+        `special` are those of `opening` and `closing` that are special tokens. None where this can't be said by a
+        grammar.
         """
         return None
 
     @classmethod
-    def message_grammar(cls, schemas: Schemas) -> str | None:
+    def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
         """The same of a whole message, which may be text alone, or text with such calls."""
+        return None
+
+    @classmethod
+    def calls_or_grammar(cls, schemas: Schemas, other: str, special: SpecialTokens, *, only_first: bool) -> str | None:
+        """The same of a whole message, which is such calls, or what the rule `other` says."""
         return None
 
     @abstractmethod

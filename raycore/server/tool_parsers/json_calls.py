@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any, ClassVar, cast
 
+from raycore.grammar.lark import SpecialTokens, mark
 from raycore.server.tool_parsers.base import Delta, Schemas, ToolParser, as_json, is_name
 from raycore.server.tool_parsers.json_scanner import JsonScanner
 
@@ -26,6 +27,8 @@ class JsonCallParser(ToolParser):
     """What the model calls the arguments. Either name is understood."""
     needs_arguments: ClassVar[bool]
     """Whether an object without them is no call."""
+    announcement: ClassVar[str]
+    """What a grammar says of how `opening` stands before a call."""
     ends_arguments: ClassVar[str | None] = None
     """A tag that ends broken arguments."""
 
@@ -44,16 +47,32 @@ class JsonCallParser(ToolParser):
         return ""
 
     @classmethod
-    def calls_grammar(cls, schemas: Schemas, name: str | None, *, only_first: bool) -> str | None:
+    def calls_grammar(
+        cls, schemas: Schemas, name: str | None, special: SpecialTokens, *, only_first: bool
+    ) -> str | None:
         """See `ToolParser.calls_grammar`."""
         first = "call" if name is None else f'arguments_{list(schemas).index(name)} SPACE? "}}"'
-        more = "" if only_first else f"(closing SPACE? {json.dumps(cls.prefill(None))} call)*"
-        return "\n".join([f"start: {first} {more} closing?", *cls._call_rules(schemas)])
+        return "\n".join([f"start: {first} {cls._more(only_first)}", *cls._call_rules(schemas, special)])
 
     @classmethod
-    def _call_rules(cls, schemas: Schemas) -> list[str]:
-        """`call` begins with the function's name, behind its quotation mark, and ends with the object."""
-        rules = [f"closing: SPACE? {json.dumps(cls.closing)}", f"SPACE: /{_SPACE}/"]
+    def calls_or_grammar(cls, schemas: Schemas, other: str, special: SpecialTokens, *, only_first: bool) -> str | None:
+        """See `ToolParser.calls_or_grammar`."""
+        calls = f"calls: announced {cls._more(only_first)}"
+        return "\n".join(["start: calls | other", calls, f"other: {other}", *cls._call_rules(schemas, special)])
+
+    @classmethod
+    def _more(cls, only_first: bool) -> str:
+        return "closing?" if only_first else "(closing SPACE? announced)* closing?"
+
+    @classmethod
+    def _call_rules(cls, schemas: Schemas, special: SpecialTokens) -> list[str]:
+        """`call` begins with the function's name, behind its quotation mark, and ends with the object.
+
+        `announced` is all of it, with what stands before.
+        """
+        rules = [f"opening: {mark(cls.opening, special)}", f"closing: SPACE? {mark(cls.closing, special)}"]
+        rules += [f"SPACE: /{_SPACE}/", f"announced: {cls.announcement} SPACE? head call"]
+        rules.append(f"head: {json.dumps(cls.prefill(None).removeprefix(cls._before_object()))}")
         for index, (name, schema) in enumerate(schemas.items()):
             head = f'{as_json(name)[1:]}, "{cls.arguments_key}":'
             rules.append(f'call_{index}: {json.dumps(head)} arguments_{index} SPACE? "}}"')
@@ -163,18 +182,21 @@ class HermesParser(JsonCallParser):
     closing = "</tool_call>"
     arguments_key = "arguments"
     needs_arguments = False
+    announcement = "opening"
     ends_arguments = closing
 
     @classmethod
-    def message_grammar(cls, schemas: Schemas) -> str | None:
+    def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
         """See `ToolParser.message_grammar`. Whatever follows the announcement of a call is one."""
+        until_opening = f"until_opening: TEXT {mark(cls.opening, special)}"
+        if cls.opening not in special:
+            until_opening = until_opening.replace(":", "[lazy]:", 1)
         return "\n".join(
             [
-                "start: (announced call closing)* TEXT",
-                f"announced: opening SPACE? {json.dumps(cls.prefill(None).removeprefix(cls._before_object()))}",
-                f"opening[lazy]: TEXT {json.dumps(cls.opening)}",
+                "start: (until_opening SPACE? head call closing)* TEXT",
+                until_opening,
                 r"TEXT: /(.|\n)*/",
-                *cls._call_rules(schemas),
+                *cls._call_rules(schemas, special),
             ]
         )
 
@@ -193,6 +215,7 @@ class Llama3JsonParser(JsonCallParser):
     closing = ";"
     arguments_key = "parameters"
     needs_arguments = True
+    announcement = "opening?"
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)

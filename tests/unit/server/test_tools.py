@@ -295,14 +295,24 @@ def constraint(writer, **body):
     return writer.engine.params[-1].structured_outputs
 
 
-def written_at_random(asked, rng):
+def written_at_random(asked, rng, tokenizer_dir=demo_model_path()):  # noqa: B008
     """What a model without any sense writes, character by character where it can."""
-    writer_tokens = Tokenizer.from_dir(demo_model_path())
-    matcher, ids = GrammarCompiler(demo_model_path(), VOCAB_SIZE, [END_OF_TEXT]).matcher(asked), []
+    writer_tokens = Tokenizer.from_dir(tokenizer_dir)
+    matcher, ids = GrammarCompiler(str(tokenizer_dir), writer_tokens.vocab_size, [END_OF_TEXT]).matcher(asked), []
     while END_OF_TEXT not in ids:
         allowed = np.flatnonzero(matcher.allowed_after(np.array(ids, np.int32))).tolist()
         ids.append(END_OF_TEXT if END_OF_TEXT in allowed and len(ids) > 400 else rng.choice(allowed))
-    return writer_tokens.decode(ids)
+    return writer_tokens.decode(ids[:-1], skip_special_tokens=False)
+
+
+def fits(asked, text, tokenizer_dir=demo_model_path()):  # noqa: B008
+    """Whether the model may write all of the text, and nothing else."""
+    tokens = Tokenizer.from_dir(tokenizer_dir)
+    matcher = GrammarCompiler(str(tokenizer_dir), tokens.vocab_size, [END_OF_TEXT]).matcher(asked)
+    try:
+        return bool(matcher.allowed_after(np.array(tokens.encode(text, False), np.int32))[END_OF_TEXT])
+    except InvalidRequest:
+        return False
 
 
 @pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.LLAMA3])
@@ -334,22 +344,12 @@ def test_strict_functions_are_called_by_their_schemas_or_not_at_all():
     body = {"tools": [strict(FORECAST), SHORT]}
     asked = constraint(Writer(), **body)
     rng = random.Random(1)
-    tokens = Tokenizer.from_dir(demo_model_path())
-    compiler = GrammarCompiler(demo_model_path(), VOCAB_SIZE, [END_OF_TEXT])
-
-    def fits(text):
-        matcher, ids = compiler.matcher(asked), tokens.encode(text, add_special_tokens=False)
-        try:
-            return bool(matcher.allowed_after(np.array(ids, np.int32))[END_OF_TEXT])
-        except InvalidRequest:
-            return False
-
     call = '<tool_call>\n{"name": "get \\"forecast\\"", "arguments": {"days": 3, "unit": "C"}}\n</tool_call>'
-    assert fits("It rains. <b>Really</b>, <tool")
-    assert fits(f"Let me look.\n{call}")
-    assert fits(f"{call}\n{call} Done.")
+    assert fits(asked, "It rains. <b>Really</b>, <tool")
+    assert fits(asked, f"Let me look.\n{call}")
+    assert fits(asked, f"{call}\n{call} Done.")
     for wrong in (call.replace("3", "30"), call.replace('"C"', '"K"'), call.replace("get", "set"), "<tool_call>what?"):
-        assert not fits(f"Let me look.\n{wrong}")
+        assert not fits(asked, f"Let me look.\n{wrong}")
     for _ in range(5):
         message = Writer(written_at_random(asked, rng)).choice(**body)["message"]
         for name, arguments in calls_of(message):
@@ -395,10 +395,100 @@ def test_tools_that_cannot_be_followed_are_told_of_as_such():
     assert Writer().chat(tools=[large], tool_choice="required").error == (400, "invalid_request_error", "tools")
 
 
-def test_a_format_of_the_message_and_tools_do_not_go_together():
-    answer = Writer(CALL).chat(response_format={"type": "json_object"})
-    assert answer.error == (400, "invalid_request_error", "response_format")
-    assert Writer(CALL).chat(response_format={"type": "json_object"}, tool_choice="none").status == 200
+WEATHER = {
+    "type": "object",
+    "properties": {"rain": {"type": "boolean"}, "unit": {"enum": ["</tool>", "C"]}},
+    "required": ["rain", "unit"],
+    "additionalProperties": False,
+}
+WEATHER_FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
+
+
+@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.LLAMA3])
+def test_a_message_is_calls_or_what_the_request_wants_of_content(template):
+    body = {"tools": [FORECAST, SHORT], "response_format": WEATHER_FORMAT}
+    asked = constraint(Writer("{}", template), **body)
+    rng = random.Random(template)
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (FORECAST, SHORT)}
+    seen = set()
+    for _ in range(40):
+        writer = Writer(written_at_random(asked, rng), template)
+        choice = writer.choice(**body)
+        message = choice["message"]
+        seen.add(choice["finish_reason"])
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(message["content"]), WEATHER)
+            assert "tool_calls" not in message
+        else:
+            assert message["content"] is None
+            for name, arguments in calls_of(message):
+                jsonschema.validate(json.loads(arguments), {"type": "object", **schemas[name]})
+        events = writer.chat(stream=True, **body).events
+        assert assembled(events) == (message["content"], calls_of(message), choice["finish_reason"])
+    assert seen == {"stop", "tool_calls"}
+
+
+@pytest.mark.parametrize(
+    ("asks", "content", "other"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"any": [1]}', "text"),
+        ({"structured_outputs": {"json": WEATHER, "disable_any_whitespace": True}}, '{"rain":true,"unit":"C"}', "{ }"),
+        ({"structured_outputs": {"json": '{"enum": [1, 2]}'}}, "2", "3"),
+        ({"structured_outputs": {"json": "true"}}, "[false]", "text"),
+        ({"structured_outputs": {"regex": 'a/b\\/c\n("|\\[/])?'}}, 'a/b/c\n"', "a/b"),
+        ({"structured_outputs": {"regex": ""}}, "", " "),
+        ({"structured_outputs": {"choice": ["so/so", 'a "quote"', "(x|y)\n"]}}, "(x|y)\n", "x"),
+    ],
+)
+def test_content_may_be_asked_for_in_other_ways_beside_tools(asks, content, other):
+    asked = constraint(Writer(CALL), **asks)
+    assert fits(asked, content)
+    assert fits(asked, f"{CALL}\n{CALL}")
+    for wrong in (other, f"{CALL}{content or 'x'}", "<tool_call>"):
+        assert not fits(asked, wrong)
+    one = constraint(Writer(CALL), parallel_tool_calls=False, **asks)
+    assert fits(one, CALL)
+    assert not fits(one, f"{CALL}\n{CALL}")
+
+
+def test_functions_that_are_not_strict_are_held_to_what_a_grammar_has_beside_content():
+    odd = tool("odd")
+    odd["function"]["parameters"] = {"type": "object", "not": {"required": ["x"]}}
+    compiler = GrammarCompiler(demo_model_path(), VOCAB_SIZE, [END_OF_TEXT])
+    compiler.check(constraint(Writer("{}"), tools=[odd], response_format=WEATHER_FORMAT))
+    with pytest.raises(InvalidRequest, match="Unimplemented keys"):
+        compiler.check(constraint(Writer("{}"), tools=[strict(odd)], response_format=WEATHER_FORMAT))
+
+
+@pytest.mark.parametrize("choice", ["required", named("get_time")])
+@pytest.mark.parametrize("template", WRITTEN)
+def test_a_call_that_has_to_be_wins_over_what_content_has_to_be(template, choice):
+    text = WRITTEN[template].partition('"name": "' if template != tool_templates.QWEN3_CODER else "<function=")[2]
+    asked = [
+        constraint(Writer(text, template), tool_choice=choice, **more)
+        for more in ({}, {"response_format": WEATHER_FORMAT}, {"structured_outputs": {"grammar": 'start: "a"'}})
+    ]
+    assert asked[0] == asked[1] == asked[2]
+
+
+@pytest.mark.parametrize(
+    ("template", "asks", "param", "says"),
+    [
+        (tool_templates.QWEN3_CODER, {"response_format": WEATHER_FORMAT}, "response_format", "can tell from content"),
+        (
+            tool_templates.HERMES,
+            {"structured_outputs": {"grammar": 'start: "a"'}},
+            "structured_outputs",
+            "structured_outputs.grammar can't be one of several alternatives",
+        ),
+        (tool_templates.HERMES, {"structured_outputs": {"json": "[1"}}, "structured_outputs", "Expecting"),
+    ],
+)
+def test_what_content_has_to_be_is_refused_where_no_grammar_has_it_and_calls(template, asks, param, says):
+    answer = Writer(CALL, template).chat(**asks)
+    assert answer.error == (400, "invalid_request_error", param)
+    assert says in answer.json["error"]["message"]
+    assert Writer(CALL, template).chat(tool_choice="none", **asks).status == 200
 
 
 def test_a_message_that_has_to_be_json_is_not_thought():
@@ -438,19 +528,64 @@ def test_a_form_that_is_not_known_is_refused_unless_the_operator_says_it():
         ServerOptions(("fake",), tool_call_parser="mistral")
 
 
-def test_markers_that_are_special_tokens_reach_the_parser(tmp_path):
-    writer = Writer(CALL)
+@pytest.fixture(scope="module")
+def with_special_marks(tmp_path_factory):
+    """The demo model's tokenizer, for which the marks of calls are special tokens."""
+    path = tmp_path_factory.mktemp("special")
     demo = Path(demo_model_path())
-    shutil.copy(demo / "tokenizer.json", tmp_path)
+    shutil.copy(demo / "tokenizer.json", path)
     config = json.loads((demo / "tokenizer_config.json").read_text())
-    config["additional_special_tokens"].append("<tool_call>")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    writer.engine._tokenizer = Tokenizer.from_dir(tmp_path)
+    config["additional_special_tokens"] += ["<tool_call>", "</tool_call>", "<|python_tag|>"]
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_markers_that_are_special_tokens_reach_the_parser(with_special_marks):
+    writer = Writer(CALL)
+    writer.engine._tokenizer = Tokenizer.from_dir(with_special_marks)
     assert calls_of(writer.choice()["message"]) == [("get_weather", '{"city": "Köln"}')]
     assert writer.engine.params[-1].skip_special_tokens is False
     plain = Writer(CALL)
     plain.choice()
     assert plain.engine.params[-1].skip_special_tokens is True
+
+
+def test_grammars_have_markers_that_are_special_tokens(with_special_marks):
+    def asked(template=tool_templates.HERMES, **body):
+        writer = Writer('get_time", "arguments": {}}', template)
+        writer.engine._tokenizer = Tokenizer.from_dir(with_special_marks)
+        writer.engine.check = lambda prompt_token_ids, params: None  # its model doesn't know the marks
+        return constraint(writer, **body)
+
+    def may_write(asked, text):
+        return fits(asked, text, with_special_marks)
+
+    spelled = Tokenizer.from_dir(with_special_marks).encode(CALL, add_special_tokens=False)
+    assert set(spelled) & Tokenizer.from_dir(with_special_marks).special_ids
+
+    free = asked(tools=[strict(tool("get_weather"))])
+    assert may_write(free, f"Let me look.\n{CALL}\n{CALL} Done.")
+    assert may_write(free, "It is < 5 degrees.")
+    for wrong in ("<tool_call>", CALL.replace("Köln", 'Köln", "b'), CALL.replace("weather", "rain")):
+        assert not may_write(free, f"Let me look.\n{wrong}")
+
+    either = asked(response_format=WEATHER_FORMAT)
+    assert may_write(either, f"{CALL}\n{CALL}")
+    assert may_write(either, '{"rain": true, "unit": "C"}')
+    assert not may_write(either, "<tool_call>")
+    assert not may_write(either, f"Sure.{CALL}")
+    rng = random.Random(2)
+    for _ in range(5):
+        assert may_write(either, written_at_random(either, rng, with_special_marks))
+
+    must = asked(tool_choice="required")
+    assert may_write(must, CALL.removeprefix('<tool_call>\n{"name": "') + CALL)
+
+    llama = asked(tool_templates.LLAMA3, response_format=WEATHER_FORMAT)
+    call = WRITTEN[tool_templates.LLAMA3]
+    for calls in (call, f"<|python_tag|>{call}", f"<|python_tag|>{call}; {call}"):
+        assert may_write(llama, calls)
+    assert not may_write(llama, "<|python_tag|>2 + 2")
 
 
 def test_calls_and_their_results_reach_the_template():

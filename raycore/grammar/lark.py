@@ -1,0 +1,59 @@
+"""Parts of grammars in llguidance's variant of Lark. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from raycore.errors import InvalidRequest
+from raycore.grammar.compiler import NO_SPACE, WHITE_SPACE, pattern_of_choice
+from raycore.structured_outputs import StructuredOutputsParams
+
+SpecialTokens = Mapping[str, int]
+"""The ids of texts that are special tokens, which a grammar can't spell."""
+
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+
+
+def mark(text: str, special: SpecialTokens) -> str:
+    """A text that may be a special token, as part of a rule."""
+    return f"<[{special[text]}]>" if text in special else json.dumps(text)
+
+
+def alternative(asked: StructuredOutputsParams) -> str:
+    """What a rule says that allows all that is asked for.
+
+    Raises:
+        InvalidRequest: it is a grammar, which can't be part of another, or text that isn't JSON.
+    """
+    if asked.grammar is not None:
+        raise InvalidRequest(
+            "structured_outputs.grammar can't be one of several alternatives: use json, regex or choice"
+        )
+    if asked.regex is not None:
+        return _pattern(asked.regex)
+    if asked.choice is not None:
+        return _pattern(pattern_of_choice(asked.choice))
+    return f"%json {json.dumps(_schema(asked))}"
+
+
+def _pattern(regex: str) -> str:
+    escaped = _SLASH.sub(lambda match: match[1] or r"\/", regex).replace("\n", r"\n")
+    return f"/(?:{escaped})/"
+
+
+def _schema(asked: StructuredOutputsParams) -> Any:
+    space = NO_SPACE if asked.disable_any_whitespace else WHITE_SPACE
+    if asked.json is None:
+        return {"type": "object", "x-guidance": space}
+    try:
+        schema: object = json.loads(str(asked.json))
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{asked}: {error}") from error
+    if not isinstance(schema, dict):
+        return schema
+    schema = cast("dict[str, Any]", schema)
+    own: object = schema.get("x-guidance")
+    return {**schema, "x-guidance": {**space, **(cast("dict[str, Any]", own) if isinstance(own, dict) else {})}}
