@@ -1,14 +1,16 @@
 """Tool calls in chat: what a request asks for, and a model's text as a message with calls.
 
 Where a function has to be called, the prompt ends with the beginning of the call. If that is one certain function,
-what the model writes are its arguments; if it is any of several, the model writes the name, too. Where calls are JSON,
-it is then held to a grammar: to the names that there are, and to JSON that follows the function's schema. Of a function
-that isn't `strict`, keywords that the grammar can't express are passed over. Only running out of tokens cuts it short.
+what the model writes are its arguments; if it is any of several, the model writes the name, too. It is then held to a
+grammar: to the names that there are, and to JSON that follows the function's schema, or, where calls are tags, to its
+parameters and the JSON in them. Of a function that isn't `strict`, keywords that the grammar can't express are passed
+over. Only running out of tokens cuts it short.
 
 A model that may call functions, but needn't, is held to their schemas if any of them is `strict` and a mark announces
-calls, as with Hermes. If the request also says what content has to be, a message is either such calls or that, strict
-or not; where a call has to be made, that wins. Everywhere else nothing constrains it: arguments can be invalid, and if
-it was to call any of several and doesn't, the request fails with code `tool_not_called`.
+every call, as with Hermes. If the request also says what content has to be, a message is either such calls or that,
+strict or not; where a call has to be made, that wins. Everywhere else, and where a function's names can't stand in
+tags, nothing constrains it: arguments can be invalid, and if it was to call any of several and doesn't, the request
+fails with code `tool_not_called`.
 """
 
 from __future__ import annotations
@@ -119,8 +121,8 @@ class ToolUse:
         grammar = self.parser.calls_or_grammar(schemas, alternative(content), special, only_first=self.only_first)
         if grammar is None:
             raise InvalidRequest(
-                "together with tools that may be called it needs calls that a grammar can tell from content, and this "
-                "model writes them otherwise: send tool_choice='none', or one that demands a call"
+                "together with tools that may be called it needs calls that a grammar can say, and names of these "
+                "tools or their parameters can't stand in the tags of this model's calls: send tool_choice='none'"
             )
         return grammar
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
-from raycore.grammar.lark import SpecialTokens
+from raycore.grammar.lark import SpecialTokens, mark
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's parameters, by the function's name."""
+_SPACE = r"[ \n]{1,2}"
+"""What models write between the parts of a call, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class ToolParser(ABC):
     """Announces a call."""
     closing: ClassVar[str]
     """May follow a call, and is part of it."""
+    is_announced: ClassVar[bool] = True
+    """Whether `opening` stands before every call."""
 
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
@@ -83,17 +87,52 @@ class ToolParser(ABC):
         `special` are those of `opening` and `closing` that are special tokens. None where this can't be said by a
         grammar.
         """
-        return None
-
-    @classmethod
-    def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
-        """The same of a whole message, which may be text alone, or text with such calls."""
-        return None
+        first = "call" if name is None else f"rest_{list(schemas).index(name)}"
+        return cls._grammar([f"start: {first} {_more(only_first)}"], schemas, special)
 
     @classmethod
     def calls_or_grammar(cls, schemas: Schemas, other: str, special: SpecialTokens, *, only_first: bool) -> str | None:
         """The same of a whole message, which is such calls, or what the rule `other` says."""
-        return None
+        rules = ["start: calls | other", f"calls: announced {_more(only_first)}", f"other: {other}"]
+        return cls._grammar(rules, schemas, special)
+
+    @classmethod
+    def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
+        """The same of a whole message, which may be text alone, or text with such calls.
+
+        Whatever follows the announcement of a call is one.
+        """
+        if not cls.is_announced:
+            return None
+        until_opening = f"until_opening: TEXT {mark(cls.opening, special)}"
+        if cls.opening not in special:
+            until_opening = until_opening.replace(":", "[lazy]:", 1)
+        rules = ["start: (until_opening SPACE? head call closing)* TEXT", until_opening]
+        return cls._grammar(rules, schemas, special)
+
+    @classmethod
+    def _grammar(cls, rules: list[str], schemas: Schemas, special: SpecialTokens) -> str | None:
+        call_rules = cls._call_rules(schemas)
+        if call_rules is None:
+            return None
+        rules += [
+            f"opening: {mark(cls.opening, special)}",
+            f"closing: SPACE? {mark(cls.closing, special)}",
+            f"announced: {'opening' if cls.is_announced else 'opening?'} SPACE? head call",
+            f"head: {json.dumps(cls.prefill(None).removeprefix(cls.opening).lstrip())}",
+            f"call: {' | '.join(f'name_{index} rest_{index}' for index in range(len(schemas)))}",
+            f"SPACE: /{_SPACE}/",
+            r"TEXT: /(.|\n)*/",
+        ]
+        return "\n".join([*rules, *call_rules])
+
+    @classmethod
+    @abstractmethod
+    def _call_rules(cls, schemas: Schemas) -> list[str] | None:
+        """Rules for each function, by its place: `name_N` and `rest_N` are a call from behind `prefill(None)` on.
+
+        The name ends where `prefill` with it does, the rest before `closing`. None: no grammar can say it.
+        """
 
     @abstractmethod
     def begin(self, name: str) -> list[Delta]:
@@ -165,6 +204,10 @@ class ToolParser(ABC):
     def _tell_arguments(self, text: str) -> None:
         if text:
             self._deltas.append(CallArguments(self._num_calls - 1, text))
+
+
+def _more(only_first: bool) -> str:
+    return "closing?" if only_first else "(closing SPACE? announced)* closing?"
 
 
 def num_undecided(text: str, marker: str) -> int:

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any, ClassVar, cast
 
-from raycore.grammar.lark import SpecialTokens, mark
 from raycore.server.tool_parsers.base import Delta, Schemas, ToolParser, as_json, is_name
 from raycore.server.tool_parsers.json_scanner import JsonScanner
 
@@ -15,8 +14,6 @@ _HEAD = re.compile(
 )
 """All that stands before the arguments, in the usual order."""
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)["\\]')
-_SPACE = r"[ \n]{1,2}"
-"""What models write between the parts of a call, at most."""
 _KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
 
 
@@ -27,8 +24,6 @@ class JsonCallParser(ToolParser):
     """What the model calls the arguments. Either name is understood."""
     needs_arguments: ClassVar[bool]
     """Whether an object without them is no call."""
-    announcement: ClassVar[str]
-    """What a grammar says of how `opening` stands before a call."""
     ends_arguments: ClassVar[str | None] = None
     """A tag that ends broken arguments."""
 
@@ -47,37 +42,17 @@ class JsonCallParser(ToolParser):
         return ""
 
     @classmethod
-    def calls_grammar(
-        cls, schemas: Schemas, name: str | None, special: SpecialTokens, *, only_first: bool
-    ) -> str | None:
-        """See `ToolParser.calls_grammar`."""
-        first = "call" if name is None else f'arguments_{list(schemas).index(name)} SPACE? "}}"'
-        return "\n".join([f"start: {first} {cls._more(only_first)}", *cls._call_rules(schemas, special)])
-
-    @classmethod
-    def calls_or_grammar(cls, schemas: Schemas, other: str, special: SpecialTokens, *, only_first: bool) -> str | None:
-        """See `ToolParser.calls_or_grammar`."""
-        calls = f"calls: announced {cls._more(only_first)}"
-        return "\n".join(["start: calls | other", calls, f"other: {other}", *cls._call_rules(schemas, special)])
-
-    @classmethod
-    def _more(cls, only_first: bool) -> str:
-        return "closing?" if only_first else "(closing SPACE? announced)* closing?"
-
-    @classmethod
-    def _call_rules(cls, schemas: Schemas, special: SpecialTokens) -> list[str]:
-        """`call` begins with the function's name, behind its quotation mark, and ends with the object.
-
-        `announced` is all of it, with what stands before.
-        """
-        rules = [f"opening: {mark(cls.opening, special)}", f"closing: SPACE? {mark(cls.closing, special)}"]
-        rules += [f"SPACE: /{_SPACE}/", f"announced: {cls.announcement} SPACE? head call"]
-        rules.append(f"head: {json.dumps(cls.prefill(None).removeprefix(cls._before_object()))}")
+    def _call_rules(cls, schemas: Schemas) -> list[str]:
+        rules: list[str] = []
         for index, (name, schema) in enumerate(schemas.items()):
             head = f'{as_json(name)[1:]}, "{cls.arguments_key}":'
-            rules.append(f'call_{index}: {json.dumps(head)} arguments_{index} SPACE? "}}"')
-            rules.append(f"arguments_{index}: SPACE? %json {json.dumps({'type': 'object', **schema})}")
-        return [f"call: {' | '.join(f'call_{index}' for index in range(len(schemas)))}", *rules]
+            arguments = json.dumps({"type": "object", **schema})
+            rules += [
+                f"name_{index}: {json.dumps(head)}",
+                f'rest_{index}: arguments_{index} SPACE? "}}"',
+                f"arguments_{index}: SPACE? %json {arguments}",
+            ]
+        return rules
 
     def begin(self, name: str) -> list[Delta]:
         self._start_call(name)
@@ -182,23 +157,7 @@ class HermesParser(JsonCallParser):
     closing = "</tool_call>"
     arguments_key = "arguments"
     needs_arguments = False
-    announcement = "opening"
     ends_arguments = closing
-
-    @classmethod
-    def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
-        """See `ToolParser.message_grammar`. Whatever follows the announcement of a call is one."""
-        until_opening = f"until_opening: TEXT {mark(cls.opening, special)}"
-        if cls.opening not in special:
-            until_opening = until_opening.replace(":", "[lazy]:", 1)
-        return "\n".join(
-            [
-                "start: (until_opening SPACE? head call closing)* TEXT",
-                until_opening,
-                r"TEXT: /(.|\n)*/",
-                *cls._call_rules(schemas, special),
-            ]
-        )
 
     @classmethod
     def _before_object(cls) -> str:
@@ -215,7 +174,7 @@ class Llama3JsonParser(JsonCallParser):
     closing = ";"
     arguments_key = "parameters"
     needs_arguments = True
-    announcement = "opening?"
+    is_announced = False
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)

@@ -11,7 +11,11 @@ from raycore.server.tool_parsers.base import Delta, Schemas, ToolParser, as_json
 
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
+_OTHER_REF = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
+"""To what a parameter's schema alone doesn't have."""
+_AFTER_VALUE = f"\n{_END_PARAMETER}\n"
 _NAME = re.compile(r"[^<>\n]*")
+_WRITABLE = re.compile(r"[^<>\n]+")
 _AS_PYTHON_WRITES = {"True": True, "False": False, "None": None}
 
 
@@ -36,6 +40,26 @@ class Qwen3CoderParser(ToolParser):
     @classmethod
     def prefill(cls, name: str | None) -> str:
         return f"{cls.opening}\n{_FUNCTION}" + ("" if name is None else f"{name}>\n")
+
+    @classmethod
+    def _call_rules(cls, schemas: Schemas) -> list[str] | None:
+        """Parameters come in the schema's order. Texts are free, but for those of an `enum`."""
+        rules = [f"text[lazy]: TEXT {json.dumps(_AFTER_VALUE)}"]
+        rules.append(rf'parameter: "{_PARAMETER}" /{_WRITABLE.pattern}/ ">\n" text')
+        for index, (name, schema) in enumerate(schemas.items()):
+            parameters = _parameters(schema)
+            if not all(_WRITABLE.fullmatch(each) for each in (name, *(parameters or ()))):
+                return None
+            parts = [f"parameter_{index}_{number}" for number in range(len(parameters or ()))]
+            for part, (key, value) in zip(parts, (parameters or {}).items(), strict=True):
+                tag = json.dumps(f"{_PARAMETER}{key}>\n")
+                rules.append(f"{part}: {tag} {_value_rule(value, schema)}")
+            required = _required(schema)
+            said = [part if key in required else f"{part}?" for part, key in zip(parts, parameters or (), strict=True)]
+            any_or_these = "parameter*" if parameters is None else " ".join(said)
+            rules.append(f"name_{index}: {json.dumps(f'{name}>')}")
+            rules.append(f'rest_{index}: SPACE? {any_or_these} "{_END_FUNCTION}"')
+        return rules
 
     def begin(self, name: str) -> list[Delta]:
         self._start_function(name)
@@ -106,9 +130,46 @@ def _read_tag(text: str, begin: int, tag: str) -> tuple[str | None, int]:
     return (name[0] if text[name.end()] == ">" else ""), name.end() + 1
 
 
+def _parameters(schema: Mapping[str, Any]) -> dict[str, object] | None:
+    """The schemas of a function's parameters, by name; None where they may have any names."""
+    properties: object = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return None
+    return {**cast("Mapping[str, object]", properties), **dict.fromkeys(sorted(_required(schema) - properties.keys()))}
+
+
+def _required(schema: Mapping[str, Any]) -> set[str]:
+    given: object = schema.get("required")
+    names = cast("list[object]", given) if isinstance(given, list) else []
+    return {name for name in names if isinstance(name, str)}
+
+
+def _value_rule(schema: object, function: Mapping[str, Any]) -> str:
+    """A parameter's value and the tag behind it, `function` being the schema of all of them."""
+    if not _is_json(schema):
+        texts = _texts(schema)
+        return f"({' | '.join(map(json.dumps, texts))}) {json.dumps(_AFTER_VALUE)}" if texts else "text"
+    shared = {key: function[key] for key in ("$defs", "definitions", "x-guidance") if key in function}
+    written = json.dumps({**cast("Mapping[str, Any]", schema), **shared})
+    if _OTHER_REF.search(written):
+        written = json.dumps({"x-guidance": function.get("x-guidance", {})})
+    return f"%json {written} {json.dumps(_AFTER_VALUE)}"
+
+
+def _texts(schema: object) -> list[str]:
+    """The texts that are all a value can be; empty if there are others."""
+    if not isinstance(schema, Mapping):
+        return []
+    schema = cast("Mapping[str, Any]", schema)
+    values: object = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return []
+    texts = [text for text in cast("list[object]", values) if isinstance(text, str) and text]
+    return texts if len(texts) == len(cast("list[object]", values)) else []
+
+
 def _typed(value: str, schema: object) -> Any:
-    types = _types(schema)
-    if not types or "string" in types:
+    if not _is_json(schema):
         return value
     if value in _AS_PYTHON_WRITES:
         return _AS_PYTHON_WRITES[value]
@@ -116,6 +177,12 @@ def _typed(value: str, schema: object) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
+
+
+def _is_json(schema: object) -> bool:
+    """Whether a value is written as JSON, not as text."""
+    types = _types(schema)
+    return bool(types) and "string" not in types
 
 
 def _types(schema: object) -> set[str]:

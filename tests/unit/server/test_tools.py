@@ -32,6 +32,12 @@ WRITTEN = {
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>"
     ),
 }
+REST_OF_CALL = {
+    tool_templates.HERMES: '", "arguments": {}}',
+    tool_templates.LLAMA3: '", "parameters": {}}',
+    tool_templates.QWEN3_CODER: ">\n</function>",
+}
+"""Behind a function's name."""
 LAST_OF_PREFILL = {
     tool_templates.HERMES: '"arguments":',
     tool_templates.LLAMA3: '"parameters":',
@@ -315,7 +321,7 @@ def fits(asked, text, tokenizer_dir=demo_model_path()):  # noqa: B008
         return False
 
 
-@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.LLAMA3])
+@pytest.mark.parametrize("template", WRITTEN)
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
@@ -326,7 +332,7 @@ def fits(asked, text, tokenizer_dir=demo_model_path()):  # noqa: B008
 )
 def test_what_has_to_be_a_call_can_be_nothing_else(template, choice, expected):
     body = {"tools": [FORECAST, SHORT], **choice}
-    asked = constraint(Writer('wait", "arguments": {}}', template), **body)
+    asked = constraint(Writer("wait" + REST_OF_CALL[template], template), **body)
     rng = random.Random(template)
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (FORECAST, SHORT)}
     called = set()
@@ -363,11 +369,59 @@ def test_strict_functions_are_called_by_their_schemas_or_not_at_all():
         (tool_templates.HERMES, {}),
         (tool_templates.HERMES, {"tools": [strict(FORECAST)], "tool_choice": "none"}),
         (tool_templates.LLAMA3, {"tools": [strict(FORECAST)]}),
-        (tool_templates.QWEN3_CODER, {"tools": [strict(FORECAST)]}),
+        (tool_templates.QWEN3_CODER, {"tools": [strict(tool("a<b"))]}),
     ],
 )
 def test_else_nothing_constrains_it(template, body):
     assert constraint(Writer("text", template), **body) is None
+
+
+def tagged(name, *parameters):
+    written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
+    return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
+
+
+def test_calls_in_tags_have_the_parameters_of_the_schema():
+    book = {
+        "type": "object",
+        "$defs": {"seat": {"type": "object", "properties": {"row": {"type": "integer"}}, "required": ["row"]}},
+        "properties": {
+            "day": {"enum": ["today", "to morrow"]},
+            "seats": {"type": "array", "items": {"$ref": "#/$defs/seat"}, "minItems": 1},
+            "name": {"type": ["string", "null"], "maxLength": 3},
+            "window": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "like": {"type": "array", "items": {"$ref": "#/properties/seats"}},
+        },
+        "required": ["seats", "note"],
+    }
+    tools = [
+        {"type": "function", "function": {"name": "book", "parameters": book, "strict": True}},
+        {"type": "function", "function": {"name": "any"}},
+    ]
+    asked = constraint(Writer("text", tool_templates.QWEN3_CODER), tools=tools)
+    seats, note = ("seats", '[{"row": 1}]'), ("note", "")
+    for parameters in (
+        [seats, note],
+        [("day", "to morrow"), seats, ("name", 'x < "y"\n\n</parameter'), ("window", "null"), note],
+        [seats, ("like", '["anything"]'), note],
+    ):
+        text = f"Let me see.\n{tagged('book', *parameters)}"
+        assert fits(asked, text)
+        choice = Writer(text, tool_templates.QWEN3_CODER).choice(tools=tools)
+        assert list(json.loads(calls_of(choice["message"])[0][1])) == [key for key, _ in parameters]
+    for parameters in (
+        [seats],
+        [note],
+        [seats, seats, note],
+        [("day", "yesterday"), seats, note],
+        [("seats", "[]"), note],
+        [("seats", '[{"row": "1"}]'), note],
+        [seats, ("window", "True"), note],
+        [seats, ("other", "1"), note],
+    ):
+        assert not fits(asked, tagged("book", *parameters))
+    assert fits(asked, tagged("any", ("one", "1"), ("two", "")) + "\n" + tagged("any"))
+    assert not fits(asked, tagged("other"))
 
 
 def test_keywords_that_no_grammar_has_are_passed_over_unless_the_function_is_strict():
@@ -404,7 +458,7 @@ WEATHER = {
 WEATHER_FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
 
 
-@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.LLAMA3])
+@pytest.mark.parametrize("template", WRITTEN)
 def test_a_message_is_calls_or_what_the_request_wants_of_content(template):
     body = {"tools": [FORECAST, SHORT], "response_format": WEATHER_FORMAT}
     asked = constraint(Writer("{}", template), **body)
@@ -463,9 +517,8 @@ def test_functions_that_are_not_strict_are_held_to_what_a_grammar_has_beside_con
 @pytest.mark.parametrize("choice", ["required", named("get_time")])
 @pytest.mark.parametrize("template", WRITTEN)
 def test_a_call_that_has_to_be_wins_over_what_content_has_to_be(template, choice):
-    text = WRITTEN[template].partition('"name": "' if template != tool_templates.QWEN3_CODER else "<function=")[2]
     asked = [
-        constraint(Writer(text, template), tool_choice=choice, **more)
+        constraint(Writer("get_time" + REST_OF_CALL[template], template), tool_choice=choice, **more)
         for more in ({}, {"response_format": WEATHER_FORMAT}, {"structured_outputs": {"grammar": 'start: "a"'}})
     ]
     assert asked[0] == asked[1] == asked[2]
@@ -474,7 +527,12 @@ def test_a_call_that_has_to_be_wins_over_what_content_has_to_be(template, choice
 @pytest.mark.parametrize(
     ("template", "asks", "param", "says"),
     [
-        (tool_templates.QWEN3_CODER, {"response_format": WEATHER_FORMAT}, "response_format", "can tell from content"),
+        (
+            tool_templates.QWEN3_CODER,
+            {"response_format": WEATHER_FORMAT, "tools": [tool("a<b")]},
+            "response_format",
+            "can't stand in the tags",
+        ),
         (
             tool_templates.HERMES,
             {"structured_outputs": {"grammar": 'start: "a"'}},
