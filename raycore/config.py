@@ -45,6 +45,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     batch_invariant: bool = False
     """Whether every token is computed with the same arithmetic whatever is beside it, so that its logits have the same
     bits alone, in a crowd, from a cached prefix, and after a preemption. Slower."""
+    prepare_structured_outputs: bool = False
+    """Whether clients and workers load what `structured_outputs` need while they start, and not with the first request
+    that has them, which stops each of them for a second or two if the vocabulary is large."""
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
@@ -205,6 +208,7 @@ def resolve(
     enforce_eager: bool = True,
     load_format: str = "auto",
     batch_invariant: bool = False,
+    prepare_structured_outputs: bool = False,
     tensor_parallel_size: int = 1,
     data_parallel_size: int = 1,
     enable_expert_parallel: bool = False,
@@ -314,6 +318,7 @@ def resolve(
             enforce_eager=enforce_eager,
             load_format=load_format,  # pyright: ignore[reportArgumentType]
             batch_invariant=batch_invariant,
+            prepare_structured_outputs=prepare_structured_outputs,
         ),
         cache=CacheConfig(
             block_size=block_size,

@@ -11,7 +11,7 @@ _OPTIONS = (
     *("tokenizer", "dtype", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
     *("gpu_memory_utilization", "tensor_parallel_size", "data_parallel_size", "enable_expert_parallel", "device"),
     *("engine_name", "batch_invariant", "enable_prefix_caching", "load_format", "scheduling_policy", "enforce_eager"),
-    "wait_for_nodes_s",
+    *("wait_for_nodes_s", "prepare_structured_outputs"),
 )
 
 
@@ -60,6 +60,9 @@ def add_engine_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--load-format", default=None)
     command.add_argument("--enforce-eager", action=argparse.BooleanOptionalAction, default=None)
     command.add_argument("--batch-invariant", action="store_true", help="a token's bits don't depend on its batch")
+    command.add_argument(
+        "--prepare-structured-outputs", action="store_true", help="while it starts, not with the first request for them"
+    )
     command.add_argument("--engine-name", default=None, metavar="NAME", help="by which `raycore status` finds it")
     command.add_argument("--device", default=None, help="cpu or cuda")
     add_wait_option(command)

@@ -117,6 +117,8 @@ class EngineClient:
         self._assembler = OutputAssembler(tokenizer)
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
+        if config.model.prepare_structured_outputs:
+            self._grammars.prepare()  # while the ranks start
         self._recorder = Recorder(config.model.max_model_len)
         self._links: dict[int, _Link] = {}
         self._router = Router()

@@ -47,6 +47,10 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[bytes, Future[LLMatcher | InvalidRequest]] = OrderedDict()
 
+    def prepare(self) -> Future[Any]:
+        """Load what the first constraint would wait for, on the thread. The result raises InvalidRequest if need be."""
+        return self._thread.submit(self._load)
+
     def check(self, asked: StructuredOutputsParams) -> None:
         """Raises InvalidRequest when it can't be followed, with the reason."""
         try:
@@ -90,29 +94,33 @@ class GrammarCompiler:
             return error
 
     def _compile(self, asked: StructuredOutputsParams) -> LLMatcher:
-        try:
-            from llguidance import LLMatcher, LLParserLimits
-        except ImportError as error:
-            raise InvalidRequest(
-                f"the package llguidance is missing ({error}): pip install 'raycore[structured]'"
-            ) from error
-        if self._tokenizer is None:
-            self._tokenizer = self._read_tokenizer()
+        tokenizer = self._load()
+        from llguidance import LLMatcher, LLParserLimits
+
         try:
             text = _grammar_text(asked)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
         # an error would show the parser's state
         limits = LLParserLimits(verbose_errors=False)
-        compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+        compiled = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if compiled.is_error():
             raise InvalidRequest(reason_of(compiled))
         self._begin(compiled).allowed_after(np.empty(0, np.int32))
         return compiled
 
-    def _read_tokenizer(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
+    def _load(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = self._read_tokenizer()
+        return self._tokenizer
 
+    def _read_tokenizer(self) -> LLTokenizer:
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise InvalidRequest(
+                f"the package llguidance is missing ({error}): pip install 'raycore[structured]'"
+            ) from error
         if not self._eos_token_ids:
             raise InvalidRequest("the model has no end-of-sequence token, with which an output could end")
         try:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from raycore.config import DType, EngineConfig
-from raycore.errors import InvalidConfig
+from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention import GatherAttention, HeadShape
@@ -68,6 +68,8 @@ class Worker:
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         self._grammars_under_way: dict[int, Future[Any]] = {}
         """By the handles of the requests that wait for them."""
+        self._prepared: Future[Any] | None = None
+        """Done once no constraint has to wait for what all of them need."""
 
     def init_device(self) -> None:
         """Choose device, number format and threads, and meet the other ranks.
@@ -76,6 +78,8 @@ class Worker:
             InvalidConfig: the configured device isn't there.
         """
         config = self.config
+        if config.model.prepare_structured_outputs:
+            self._prepared = self._grammars.prepare()
         if config.device == "cuda":
             self._device = _cuda_device(self.rank.local_rank)
         else:
@@ -190,7 +194,11 @@ class Worker:
         )
 
     def warm_up(self) -> None:
-        """Run a short prompt and a decode in block 0, so that the first request doesn't pay for first calls."""
+        """Run a short prompt and a decode in block 0, so that the first request doesn't pay for first calls.
+
+        Raises:
+            InvalidConfig: `prepare_structured_outputs` can't be done.
+        """
         num_tokens = min(8, self.config.cache.block_size, self.config.scheduler.max_model_len)
         request = NewRequest(
             slot=0,
@@ -206,6 +214,11 @@ class Worker:
         self.execute_model(StepPlan(step=-3, slots=slot, num_tokens=counts, new_requests=[request]))
         self.execute_model(StepPlan(step=-2, slots=slot))
         self.execute_model(StepPlan(step=-1, freed_slots=[0]))
+        if self._prepared is not None:
+            try:
+                self._prepared.result(self.config.executor.init_timeout_s)
+            except InvalidRequest as error:
+                raise InvalidConfig(f"prepare_structured_outputs=True: {error}") from error
 
     def execute_model(self, plan: StepPlan) -> StepResult | None:
         """Run one step. The result is the same on every tp_rank; only tp_rank 0 returns it.

@@ -47,6 +47,7 @@ def test_options_arrive_where_they_are_read() -> None:
         num_threads=1,
         seed=7,
         batch_invariant=True,
+        prepare_structured_outputs=True,
         engine_name="chat-2.b",
         wait_for_nodes_s=90,
     )
@@ -60,6 +61,7 @@ def test_options_arrive_where_they_are_read() -> None:
     assert config.parallel.wait_for_nodes_s == 90.0
     assert (config.executor.transport, config.executor.num_threads) == ("actor_call", 1)
     assert (config.model.seed, config.model.batch_invariant) == (7, True)
+    assert config.model.prepare_structured_outputs is True
 
 
 def test_one_worker_runs_inline_unless_asked_otherwise() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
+from raycore.grammar import compiler
 from raycore.messages import NewRequest, StepPlan
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
@@ -90,6 +92,22 @@ def test_grammars_are_compiled_before_their_requests_come(checkpoint: str) -> No
     assert result.failed[0][0] == 1
     assert "unclosed group" in result.failed[0][1]
     worker.shutdown()
+
+
+def test_what_grammars_need_is_loaded_at_the_start_if_asked(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    original = compiler.read_tokenizer_text
+    monkeypatch.setattr(compiler, "read_tokenizer_text", lambda path: read.append(path) or original(path))  # pyright: ignore
+    for asked in (False, True):
+        worker = start(checkpoint, tokenizer=demo_model_path(), prepare_structured_outputs=asked)
+        worker.initialize_cache(4)
+        worker.warm_up()
+        assert read == [Path(demo_model_path())] * asked
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    worker = start(checkpoint, prepare_structured_outputs=True)
+    worker.initialize_cache(4)
+    with pytest.raises(InvalidConfig, match=r"prepare_structured_outputs=True: .*pip install 'raycore\[structured\]'"):
+        worker.warm_up()
 
 
 def test_only_the_first_rank_answers(checkpoint: str) -> None:
