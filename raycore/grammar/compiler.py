@@ -14,6 +14,7 @@ import numpy as np
 
 from raycore.errors import InvalidRequest
 from raycore.grammar.matcher import TokenMatcher, reason_of
+from raycore.grammar.plain_tags import with_plain_tags
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.tokenizer_files import read_tokenizer_text
 
@@ -125,7 +126,11 @@ class GrammarCompiler:
             raise InvalidRequest("the model has no end-of-sequence token, with which an output could end")
         try:
             text, num_ids = read_tokenizer_text(Path(self._tokenizer_dir))
-            return LLTokenizer(text, n_vocab=max(self._vocab_size, num_ids), eos_token=self._eos_token_ids)
+            return LLTokenizer(
+                with_plain_tags(text, self._eos_token_ids),
+                n_vocab=max(self._vocab_size, num_ids),
+                eos_token=self._eos_token_ids,
+            )
         except (ValueError, OSError) as error:
             raise InvalidRequest(f"the tokenizer in {self._tokenizer_dir} can't be used: {error}") from error
 

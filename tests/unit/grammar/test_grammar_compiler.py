@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import sys
@@ -80,6 +81,25 @@ def test_texts_in_json_have_no_special_tokens_and_no_halves_of_characters(compil
     assert max(allowed) < NATIVE.get_vocab_size()
     for token_id in allowed:
         assert not re.search(r"[\x00-\x1f]", NATIVE.decode([token_id]))
+
+
+def test_added_tokens_that_are_not_special_may_spell_what_a_grammar_says(tmp_path):
+    """As Qwen's `<tool_call>`, which llguidance alone would take for a special token. No token changes its number."""
+    tokenizer = json.loads((Path(demo_model_path()) / "tokenizer.json").read_text())
+    added = [("<|new|>", True), ("<call>", False), ("<|newer|>", True), ("</call>", False)]
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer["added_tokens"] += [
+        {"id": 320 + i, "content": text, "special": special, **plain} for i, (text, special) in enumerate(added)
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    compiler = GrammarCompiler(str(tmp_path), VOCAB, EOS)
+    grammar = 'start: "<call>" /[a-z]{2,3}/ "</call>" | "<|new|>" | <|newer|>'
+    texts = {text: 320 + i for i, (text, _) in enumerate(added)}
+    first = allowed_after(compiler, "", grammar=grammar)
+    assert set(first) & set(texts.values()) == {texts["<call>"], texts["<|newer|>"]}
+    assert ids_of("<")[0] in first
+    assert texts["</call>"] in allowed_after(compiler, "", [texts["<call>"], *ids_of("xy")], grammar=grammar)
+    assert allowed_after(compiler, "", [texts["<|newer|>"]], grammar=grammar) == EOS
 
 
 @pytest.mark.parametrize("text", ["{}", "", 'a.b*c[d]\n/e"\\-&#~^$|()?+ é😀'])

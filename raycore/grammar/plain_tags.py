@@ -1,0 +1,46 @@
+"""Makes tags such as Qwen's `<tool_call>` text for llguidance, where the tokenizer doesn't call them special.
+
+llguidance takes any added token of the form `<…>` for a special one, and with those no grammar's text can be written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from typing import Any
+
+import msgspec
+
+_TAG = re.compile("<[!-~]*>")
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _AddedTokens(msgspec.Struct):
+    """The part of a `tokenizer.json` that says whether there is anything to do."""
+
+    added_tokens: list[_AddedToken] = []
+
+
+def with_plain_tags(tokenizer_json: str, special_ids: Container[int]) -> str:
+    """The tokenizer with its tags in the vocabulary, but for those of `special_ids`. All tokens keep their ids."""
+    added = msgspec.json.decode(tokenizer_json, type=_AddedTokens).added_tokens
+    tags = {
+        token.content
+        for token in added
+        if not token.special and token.id not in special_ids and _TAG.fullmatch(token.content)
+    }
+    if not tags:
+        return tokenizer_json
+    tokenizer: dict[str, Any] = msgspec.json.decode(tokenizer_json)
+    vocabulary: dict[str, int] | list[Any] = tokenizer["model"]["vocab"]
+    if isinstance(vocabulary, list):
+        return tokenizer_json
+    # all of them: those that remain added get the ids that the vocabulary has
+    vocabulary |= {token.content: token.id for token in added}
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] not in tags]
+    return msgspec.json.encode(tokenizer).decode()
