@@ -15,13 +15,16 @@ from raycore.errors import InvalidRequest
 
 MAX_CHARACTERS = 1 << 18
 """Of a constraint's text. The slowest of that size to compile, with some thousand patterns, took a second."""
+MAX_MARK_CHARACTERS = 64
+"""Of the text that ends a thought. Such texts are compared at every token."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _SHOWN = 100
 """Characters of a value in an error."""
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One kind of constraint, exactly, for all of an output. Needs llguidance: `pip install 'raycore[structured]'`.
+    """One kind of constraint, exactly, for all of an output, or all behind a thought. Needs llguidance:
+    `pip install 'raycore[structured]'`.
 
     Raises:
         InvalidRequest: from the constructor, when none or several are given, or a value has the wrong type.
@@ -40,6 +43,13 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     disable_any_whitespace: bool = False
     """Whether JSON is written without white space between its parts; else there may be up to 32 characters of it."""
 
+    after: str | None = None
+    """Text that ends a thought, such as `</think>`: what comes before the first of it is free, as is an output without
+    it. None: nothing is free."""
+    or_from: str | None = None
+    """With `after`: text that ends the free part, too, if it comes first, and begins the other. It has no effect where
+    nothing that is asked for begins so."""
+
     def __post_init__(self) -> None:
         if self.json_object is False:
             self.json_object = None
@@ -53,6 +63,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _check_text("regex", self.regex)
         _check_text("grammar", self.grammar)
         self._check_choice()
+        self._check_marks()
         for name in ("json_object", "disable_any_whitespace"):
             if getattr(self, name) not in (None, True, False):
                 raise InvalidRequest(f"structured_outputs.{name}={getattr(self, name)!r} is not a boolean")
@@ -62,6 +73,17 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         name = next(name for name in _KINDS if getattr(self, name) is not None)
         value = repr(getattr(self, name))
         return f"structured_outputs.{name}={value[:_SHOWN]}{'…' if len(value) > _SHOWN else ''}"
+
+    def _check_marks(self) -> None:
+        for name in ("after", "or_from"):
+            mark: Any = getattr(self, name)
+            if mark is not None and (not isinstance(mark, str) or not 0 < len(mark) <= MAX_MARK_CHARACTERS):
+                raise InvalidRequest(
+                    f"structured_outputs.{name}={mark!r} is not text of 1 to {MAX_MARK_CHARACTERS} characters"
+                )
+            _check_text(name, mark)
+        if self.or_from is not None and self.after is None:
+            raise InvalidRequest(f"structured_outputs.or_from={self.or_from!r} needs after")
 
     def _check_choice(self) -> None:
         given: Any = self.choice  # users may pass anything

@@ -7,12 +7,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from raycore.errors import InvalidRequest
+from raycore.grammar.free_text import FreeText, FreeTexts
 from raycore.grammar.matcher import TokenMatcher, reason_of
 from raycore.grammar.plain_tags import with_plain_tags
 from raycore.structured_outputs import StructuredOutputsParams
@@ -32,6 +33,13 @@ _COMPILE_TIMEOUT_S = 30.0
 _REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
+class _Compiled(NamedTuple):
+    """A matcher and the free text before it, both at their beginning."""
+
+    native: LLMatcher
+    free_text: FreeText | None
+
+
 class GrammarCompiler:
     """Reads the tokenizer and loads llguidance when it is first asked for something. Thread-safe.
 
@@ -46,7 +54,8 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="raycore-grammars")
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[bytes, Future[LLMatcher | InvalidRequest]] = OrderedDict()
+        self._free_texts: FreeTexts | None = None
+        self._compiled: OrderedDict[bytes, Future[_Compiled | InvalidRequest]] = OrderedDict()
 
     def prepare(self) -> Future[Any]:
         """Load what the first constraint would wait for, on the thread. The result raises InvalidRequest if need be."""
@@ -78,23 +87,25 @@ class GrammarCompiler:
             InvalidRequest: it can't be compiled, or no output can begin.
         """
         try:
-            compiled: LLMatcher | InvalidRequest = self.begin(asked).result(_COMPILE_TIMEOUT_S)
+            compiled: _Compiled | InvalidRequest = self.begin(asked).result(_COMPILE_TIMEOUT_S)
         except TimeoutError:
             raise InvalidRequest(f"it wasn't compiled within {_COMPILE_TIMEOUT_S:g} s") from None
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(str(compiled)) from compiled
         return self._begin(compiled, stop_token_ids)
 
-    def _begin(self, compiled: LLMatcher, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
-        return TokenMatcher(compiled.deep_copy(), self._vocab_size, [*self._eos_token_ids, *stop_token_ids])
+    def _begin(self, compiled: _Compiled, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
+        free_text = None if compiled.free_text is None else compiled.free_text.copy()
+        end_ids = [*self._eos_token_ids, *stop_token_ids]
+        return TokenMatcher(compiled.native.deep_copy(), self._vocab_size, end_ids, free_text)
 
-    def _try_compiling(self, asked: StructuredOutputsParams) -> LLMatcher | InvalidRequest:
+    def _try_compiling(self, asked: StructuredOutputsParams) -> _Compiled | InvalidRequest:
         try:
             return self._compile(asked)
         except InvalidRequest as error:
             return error
 
-    def _compile(self, asked: StructuredOutputsParams) -> LLMatcher:
+    def _compile(self, asked: StructuredOutputsParams) -> _Compiled:
         tokenizer = self._load()
         from llguidance import LLMatcher, LLParserLimits
 
@@ -104,11 +115,15 @@ class GrammarCompiler:
             raise InvalidRequest(str(error)) from error
         # an error would show the parser's state
         limits = LLParserLimits(verbose_errors=False)
-        compiled = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-        if compiled.is_error():
-            raise InvalidRequest(reason_of(compiled))
-        self._begin(compiled).allowed_after(np.empty(0, np.int32))
-        return compiled
+        native = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        if native.is_error():
+            raise InvalidRequest(reason_of(native))
+        self._begin(_Compiled(native, None)).allowed_after(np.empty(0, np.int32))
+        if asked.after is None:
+            return _Compiled(native, None)
+        if self._free_texts is None:
+            self._free_texts = FreeTexts(tokenizer)
+        return _Compiled(native, self._free_texts.before(native, asked.after, asked.or_from))
 
     def _load(self) -> LLTokenizer:
         if self._tokenizer is None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.errors import InvalidRequest
+from raycore.grammar.free_text import FreeText
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -17,11 +18,18 @@ if TYPE_CHECKING:
 class TokenMatcher:
     """Follows one output, and knows what may come next. Made by `GrammarCompiler.matcher`."""
 
-    def __init__(self, native: LLMatcher, vocab_size: int, end_ids: Iterable[int]) -> None:
-        """`end_ids`: the tokens that may end an output, when it is complete."""
+    def __init__(
+        self, native: LLMatcher, vocab_size: int, end_ids: Iterable[int], free_text: FreeText | None = None
+    ) -> None:
+        """
+        Args:
+            end_ids: the tokens that may end an output, when it is complete.
+            free_text: what comes before the grammar's part.
+        """
         self._native = native
         self._vocab_size = vocab_size
         self._end_ids = frozenset(token_id for token_id in end_ids if token_id < vocab_size)
+        self._free_text = free_text
         self._num_tokens = 0
         self._has_ended = False
 
@@ -40,6 +48,16 @@ class TokenMatcher:
         return self._allowed()
 
     def _advance(self, token_id: int) -> None:
+        if self._free_text is None:
+            self._follow(token_id)
+            return
+        mark = self._free_text.advance(token_id)
+        if mark is not None:
+            self._free_text = None
+            for kept_id in mark.kept_ids:
+                self._follow(kept_id)
+
+    def _follow(self, token_id: int) -> None:
         if self._has_ended:
             return
         if token_id in self._end_ids and self._native.is_accepting():
@@ -50,6 +68,11 @@ class TokenMatcher:
             )
 
     def _allowed(self) -> NDArray[np.bool_]:
+        if self._free_text is not None:
+            allowed_V = np.ones(self._vocab_size, np.bool_)
+            forbidden_ids = self._free_text.forbidden_ids()
+            allowed_V[forbidden_ids[forbidden_ids < self._vocab_size]] = False
+            return allowed_V
         allowed_V = np.zeros(self._vocab_size, np.bool_)
         if not self._has_ended:
             bits = np.frombuffer(self._native.compute_bitmask(), np.uint8)

@@ -54,6 +54,7 @@ def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
         {"temperature": 1.0, "seed": 7, "n": 2, "logprobs": 1},
         {"temperature": 1.0, "seed": 8, "stop": ["7 7", "99", "\n5"]},
         {"temperature": 1.0, "seed": 9, "structured_outputs": StructuredOutputsParams(regex="([a-z]{2,9} ){40}")},
+        {"temperature": 1.0, "seed": 10, "structured_outputs": StructuredOutputsParams(json_object=True, after="7")},
     ]
     return prompts, [SamplingParams(**long, **kinds[i % len(kinds)]) for i in range(len(prompts))]
 

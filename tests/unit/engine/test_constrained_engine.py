@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from typing import Any
 
@@ -113,6 +114,27 @@ def test_preempted_requests_give_the_same(core):
     assert tight.load().num_preemptions > 0
     assert outputs == run(core, made)[0]
     tight.shutdown()
+
+
+def test_a_constraint_begins_behind_a_thought_also_after_preemptions_and_on_another_engine(core):
+    """The thought is whatever the model writes up to a 7."""
+    made = [request(handle, seed=8, regex="([a-z]{3,9} ){15}", after="7") for handle in range(NUM_REQUESTS)]
+    for each in made:
+        each.params.min_tokens = 60  # so that few end before it
+    tight = make_core(num_gpu_blocks_override=64, block_size=8)
+    outputs, _ = run(tight, made)
+    assert tight.load().num_preemptions > 0
+    tight.shutdown()
+    assert outputs == run(core, made)[0]
+    texts = [TOKENS.decode(outputs[each.handle]) for each in made]
+    assert sum("7" in text for text in texts) > NUM_REQUESTS // 4
+    for each, text in zip(made[:6], texts, strict=False):
+        thought, seven, said = text.partition("7")
+        assert not seven or re.fullmatch("([a-z]{3,9} ){15}", said)
+        for length in (len(TOKENS.encode(thought)) - 1, len(TOKENS.encode(thought + seven)) + 3):
+            if 0 < length < len(outputs[each.handle]):
+                each.output_token_ids = outputs[each.handle][:length]
+                assert run(core, [each])[0][each.handle] == outputs[each.handle][length:]
 
 
 def test_a_request_goes_on_where_another_engine_left_it(core):

@@ -1,0 +1,160 @@
+"""What comes before the end of a thought is free, and the constraint begins right behind it, wherever that is found."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raycore.demo import demo_model_path
+from raycore.errors import InvalidRequest
+from raycore.grammar.compiler import GrammarCompiler
+from raycore.structured_outputs import StructuredOutputsParams
+from raycore.tokenizer_files import read_tokenizer_files
+
+VOCAB = 352
+"""More than the tokenizers know, as models have it."""
+EOS = [0, 3]
+MARK = "</think>"
+CALL = "<tool_call>"
+CALLS = f'start: "{CALL}" /[0-9]+/ | /[a-z]*/'
+
+
+def tokenizer_with(folder: Path, *added: str, special: bool = False) -> str:
+    """The demo model's, with more tokens: as one that was trained on these texts has them."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(demo_model_path()) / name, folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    for token_id, text in enumerate(added, 320):
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        content["added_tokens"].append({"id": token_id, "content": text, "special": special, **plain})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+class Model:
+    """A model's tokenizer and what its outputs are held to."""
+
+    def __init__(self, tokenizer_dir: str, vocab_size: int = VOCAB) -> None:
+        self.native = read_tokenizer_files(Path(tokenizer_dir)).native
+        self.compiler = GrammarCompiler(tokenizer_dir, vocab_size, EOS)
+
+    def ids_of(self, text: str) -> list[int]:
+        return self.native.encode(text, add_special_tokens=False).ids
+
+    def matcher(self, **asked):
+        return self.compiler.matcher(StructuredOutputsParams(**{"after": MARK, **asked}))
+
+    def allowed_after(self, *parts: str, **asked) -> list[int]:
+        """Of an output whose tokens are those of each part."""
+        ids = [token_id for part in parts for token_id in self.ids_of(part)]
+        return np.flatnonzero(self.matcher(**asked).allowed_after(np.array(ids, np.int32))).tolist()
+
+    def texts_after(self, *parts: str, **asked) -> set[str]:
+        allowed = self.allowed_after(*parts, **asked)
+        return {self.native.decode([token_id], skip_special_tokens=False) for token_id in allowed}
+
+
+@pytest.fixture(scope="module")
+def spelled() -> Model:
+    """A model that has no token for the mark."""
+    return Model(demo_model_path())
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain token", "special token"])
+def with_token(request, tmp_path_factory) -> Model:
+    return Model(tokenizer_with(tmp_path_factory.mktemp("tokenizer"), MARK, CALL, special=request.param))
+
+
+def test_the_constraint_begins_behind_a_token_that_ends_the_thought(with_token):
+    for thought in ("", "Hm, ", 'no JSON } "\n'):
+        assert with_token.allowed_after(thought, regex="[0-9]{2}") == list(range(VOCAB))
+        assert with_token.texts_after(f"{thought}{MARK}", regex="[0-9]{2}") == set("0123456789")
+        assert with_token.texts_after(f"{thought}{MARK}", "4", regex="[0-9]{2}") == set("0123456789")
+        assert with_token.allowed_after(f"{thought}{MARK}", "42", regex="[0-9]{2}") == EOS
+
+
+def test_the_constraint_begins_behind_a_thoughts_end_that_several_tokens_spell(spelled):
+    for text in ("", "Hm < 3 ", "</thi</th", "<</think"):
+        assert len(spelled.allowed_after(text, choice=["yes"])) == VOCAB
+    assert spelled.texts_after(f"Hm.<{MARK}", choice=["yes"]) == {"y"}
+    assert spelled.texts_after(f"Hm.{MARK}", MARK, choice=[f"{MARK}no"]) == {"n"}, "only the first is the thought's"
+
+
+def test_no_token_goes_on_behind_the_end(tmp_path):
+    model = Model(tokenizer_with(tmp_path, ">\n", "k>{", f"x{MARK}y", "think>", "a>b"))
+    overruns = {model.ids_of(text)[0] for text in (">\n", "k>{", f"x{MARK}y")}
+    assert len(overruns) == 3
+    everything = set(range(VOCAB))
+    begin, middle, nearly, elsewhere = (
+        set(model.allowed_after(text, choice=["yes"])) for text in ("Hm", "</thin", "</think", "<thin")
+    )
+    always = set(model.ids_of(f"x{MARK}y"))
+    assert begin == elsewhere == everything - always
+    assert middle == everything - always - set(model.ids_of("k>{"))
+    assert nearly == everything - always - set(model.ids_of(">\n"))
+    assert model.texts_after("</", "think>", choice=["yes"]) == {"y"}
+
+
+def test_a_call_ends_a_thought_too_and_is_constrained_itself(tmp_path, spelled):
+    for model in (spelled, Model(tokenizer_with(tmp_path, MARK, CALL))):
+        asked = {"grammar": CALLS, "or_from": CALL}
+        assert model.texts_after(f"Hm. {CALL}", **asked) == set("0123456789")
+        assert model.texts_after(f"Hm. {CALL}", "7", **asked) >= {"<|im_end|>", "7"}
+        assert "<|im_end|>" in model.texts_after(f"Hm.{MARK}", **asked)
+        assert len(model.allowed_after("Hm. <tool_", **asked)) == VOCAB
+
+
+def test_what_cannot_begin_with_a_call_does_not(tmp_path, spelled):
+    special = Model(tokenizer_with(tmp_path, CALL, special=True))
+    for model, grammar in ((special, CALLS), (spelled, "start: /[0-9]+/")):
+        asked = {"grammar": grammar, "or_from": CALL}
+        assert len(model.allowed_after(f"Hm. {CALL}", **asked)) == VOCAB
+        assert 0 < len(model.allowed_after(f"Hm. {CALL}{MARK}", **asked)) < VOCAB
+
+
+def test_an_output_may_end_in_its_thought(spelled):
+    assert len(spelled.allowed_after("Hm.<|im_end|>", "", regex="a")) == VOCAB
+
+
+def test_an_output_is_followed_from_wherever_it_is(spelled):
+    """After a preemption, on another rank, or one of several sequences."""
+    ids = np.array(spelled.ids_of(f'Is it 1 < 2? </ no.{MARK}{{"a": "{MARK}"}}'), np.int32)
+    step_by_step = spelled.matcher(json_object=True)
+    num_free = 0
+    for length in range(len(ids) + 1):
+        at_once = spelled.matcher(json_object=True).allowed_after(ids[:length])
+        assert np.array_equal(step_by_step.allowed_after(ids[:length]), at_once)
+        num_free += at_once.all()
+    assert num_free == len(spelled.ids_of(f"Is it 1 < 2? </ no.{MARK}"))
+
+
+def test_random_walks_give_what_was_asked_for_behind_the_thought(spelled):
+    rng = random.Random(5)
+    for _ in range(20):
+        matcher, ids = spelled.matcher(regex="[0-9]{1,3}x"), spelled.ids_of(f"Hm{MARK[: rng.randrange(8)]}, {MARK}")
+        while ids[-1] not in EOS:
+            ids.append(rng.choice(np.flatnonzero(matcher.allowed_after(np.array(ids, np.int32))).tolist()))
+        assert re.fullmatch("[0-9]{1,3}x", spelled.native.decode(ids).rpartition(MARK)[2])
+
+
+def test_a_tokenizer_may_know_more_tokens_than_the_model_has(tmp_path):
+    model = Model(tokenizer_with(tmp_path, f"{MARK}{{"), vocab_size=320)
+    assert len(model.allowed_after("Hm", regex="a")) == 320
+
+
+def test_marks_that_cannot_work_are_refused():
+    for marks, match in (
+        ({"after": ""}, "structured_outputs.after='' is not text of 1 to 64"),
+        ({"after": 5}, "structured_outputs.after=5 is not text"),
+        ({"after": "x" * 65}, "is not text of 1 to 64"),
+        ({"after": "\ud800"}, "structured_outputs.after: character 0 is half"),
+        ({"or_from": CALL}, "structured_outputs.or_from='<tool_call>' needs after"),
+    ):
+        with pytest.raises(InvalidRequest, match=re.escape(match)):
+            StructuredOutputsParams(regex="a", **marks)
