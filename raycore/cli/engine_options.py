@@ -16,7 +16,7 @@ _OPTIONS = (
 
 
 def add_chat_options(command: argparse.ArgumentParser) -> None:
-    """Add what says how conversations become prompts, and answers tool calls."""
+    """Add what says how conversations become prompts, and answers tool calls and thoughts."""
     command.add_argument("--chat-template", default=None, metavar="FILE_OR_TEXT", help="default: the checkpoint's")
     command.add_argument(
         "--trust-request-chat-template", action="store_true", help="requests may bring chat templates of their own"
@@ -26,6 +26,12 @@ def add_chat_options(command: argparse.ArgumentParser) -> None:
         default=None,
         metavar="NAME",
         help="hermes, llama3_json or qwen3_coder; default: found from the chat template",
+    )
+    command.add_argument(
+        "--reasoning-parser",
+        default=None,
+        metavar="NAME",
+        help="deepseek_r1 or qwen3: tell thoughts from content; default: they are left in it",
     )
 
 

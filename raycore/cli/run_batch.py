@@ -119,6 +119,7 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
         chat_template=read_chat_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
         tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         max_logprobs=args.max_logprobs,
     )
     logging.getLogger("raycore").setLevel(logging.INFO)

@@ -87,6 +87,7 @@ def _serve(args: argparse.Namespace) -> int:
         chat_template=read_chat_template(args.chat_template),
         trust_request_chat_template=args.trust_request_chat_template,
         tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         max_body_bytes=args.max_body_bytes,
         max_logprobs=args.max_logprobs,
         max_streams=args.max_concurrent_requests,

@@ -24,11 +24,16 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class CompletionChoiceLogprobs(BaseModel):
@@ -86,6 +91,7 @@ class ToolCall(BaseModel):
 
 class ChatMessage(BaseModel):
     role: str
+    reasoning: str | None = None
     content: str | None
     refusal: None
     tool_calls: list[ToolCall] | None = None

@@ -18,8 +18,10 @@ from raycore.server.limits import check_length, check_text
 from raycore.server.logprobs import chat_logprobs, prompt_logprobs
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, Tool, asks_for_usage
+from raycore.server.reading import ChoiceReader
 from raycore.server.sampling import asked_length, chat_params
-from raycore.server.tools import MessageReader, ToolUse
+from raycore.server.thinking import Thinking, ThoughtCounter
+from raycore.server.tools import ToolUse
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Chat:
     created: int
     job: Job
     tools: ToolUse | None
+    thinking: Thinking | None
 
     @staticmethod
     def prepare(
@@ -43,6 +46,7 @@ class Chat:
         kwargs = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", request.reasoning_effort)
+            kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
         text = render(
             engine.get_tokenizer(),
             options,
@@ -54,8 +58,11 @@ class Chat:
             continue_final_message=request.continue_final_message,
         )
         tools = ToolUse.of(request, engine.get_tokenizer(), options)
+        thinking = Thinking.of(request, text, kwargs, tools, options)
+        if tools is not None and thinking is not None and thinking.is_first:
+            tools = tools.behind_thought()
         param = constraint_param(request)
-        if params.structured_outputs is not None:
+        if params.structured_outputs is not None and thinking is None:
             text = close_thought(text)
         if tools is not None:
             text = tools.begin_message(text)
@@ -63,38 +70,38 @@ class Chat:
             params.structured_outputs = tools.constraint(engine.get_tokenizer(), content, param)
             param = "tools" if content is None or tools.must_call else param
             params.skip_special_tokens &= not tools.needs_special_tokens(engine.get_tokenizer())
+        if thinking is not None:
+            params.structured_outputs = thinking.postpone(params.structured_outputs)
+            params.skip_special_tokens &= not thinking.needs_special_tokens(engine.get_tokenizer())
         check_text(engine, text, "messages")
         token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))
         name, max_tokens = asked_length(request)
         check_length(engine, token_ids, max_tokens, name, "messages")
         engine.check(token_ids, params)
         job = Job(token_ids, params, request_id, request.priority, param)
-        return Chat(engine, request, model, request_id, int(time.time()), job, tools)
+        return Chat(engine, request, model, request_id, int(time.time()), job, tools, thinking)
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""
         (output,) = await run(self.engine, [self.job])
         choices: list[dict[str, Any]] = []
         for completion in output.outputs:
-            message: dict[str, Any] = {"role": self._role, "content": completion.text, "refusal": None}
-            reason = completion.finish_reason
-            if self.tools is not None:
-                reader = MessageReader(self.tools)
-                message |= reader.message(completion.text, reason)
-                reason = reader.finish_reason(reason)
+            reader = ChoiceReader(self.thinking, self.tools)
+            message: dict[str, Any] = {"role": self._role, "content": None, "refusal": None}
+            message |= reader.message(completion.text, completion.finish_reason)
             if self._echoed():
                 message["content"] = self._echoed() + (message["content"] or "")
             choice: dict[str, Any] = {
                 "index": completion.index,
                 "message": message,
                 "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
-                "finish_reason": reason,
+                "finish_reason": reader.finish_reason(completion.finish_reason),
                 "stop_reason": completion.stop_reason,
             }
             if self.request.return_token_ids:
                 choice["token_ids"] = completion.token_ids
             choices.append(choice)
-        envelope = self._envelope("chat.completion", choices, usage([output]))
+        envelope = self._envelope("chat.completion", choices, self._usage(output, self._counters()))
         if self.request.return_token_ids:
             envelope["prompt_token_ids"] = output.prompt_token_ids
         if self.request.prompt_logprobs is not None:
@@ -106,13 +113,14 @@ class Chat:
         options = self.request.stream_options
         counts_always = options is not None and options.continuous_usage_stats
         progress = [Progress() for _ in range(self.job.params.n)]
-        readers = [None if self.tools is None else MessageReader(self.tools) for _ in progress]
+        readers = [ChoiceReader(self.thinking, self.tools) for _ in progress]
+        counters = self._counters()
         output: RequestOutput | None = None
         begun = self._echoed() or ("" if self.tools is None else None)
         roles = [self._delta(i, {"role": self._role, "content": begun}) for i in range(len(progress))]
         async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
             async for _, output in outputs:
-                used = usage([output]) if counts_always else None
+                used = self._usage(output, counters) if counts_always else None
                 for role in roles:
                     first = self._envelope("chat.completion.chunk", [role], used)
                     if self.request.return_token_ids:
@@ -124,7 +132,7 @@ class Chat:
                     for choice in self._choices(completion.index, new, readers[completion.index]):
                         yield self._envelope("chat.completion.chunk", [choice], used)
         if output is not None and asks_for_usage(self.request):
-            yield self._envelope("chat.completion.chunk", [], usage([output]))
+            yield self._envelope("chat.completion.chunk", [], self._usage(output, counters))
 
     @property
     def _role(self) -> str:
@@ -135,15 +143,12 @@ class Chat:
         content = self.request.messages[-1].content
         return content if self.request.echo and isinstance(content, str) else ""
 
-    def _choices(self, index: int, new: New, reader: MessageReader | None) -> list[dict[str, Any]]:
+    def _choices(self, index: int, new: New, reader: ChoiceReader) -> list[dict[str, Any]]:
         """What is new in a sequence, as choices of one event each."""
-        deltas: list[dict[str, Any]] = [{"content": new.text}] if new.text else []
-        reason = new.finish_reason
-        if reader is not None:
-            deltas = reader.read(new.text, reason)
-            reason = reader.finish_reason(reason)
+        deltas = reader.read(new.text, new.finish_reason)
+        reason = reader.finish_reason(new.finish_reason)
         if not deltas and (reason or new.logprobs or (new.token_ids and self.request.return_token_ids)):
-            deltas = [{}]
+            deltas.append({})
         choices = [self._delta(index, delta) for delta in deltas]
         if choices:
             choices[0]["logprobs"] = self._logprobs(new.token_ids, new.logprobs)
@@ -161,6 +166,18 @@ class Chat:
         if positions is None:
             return None
         return chat_logprobs(self.engine.get_tokenizer(), token_ids, positions, self.request.top_logprobs or 0)
+
+    def _counters(self) -> list[ThoughtCounter] | None:
+        if self.thinking is None:
+            return None
+        return [self.thinking.counter(self.engine.get_tokenizer()) for _ in range(self.job.params.n)]
+
+    def _usage(self, output: RequestOutput, counters: list[ThoughtCounter] | None) -> dict[str, Any]:
+        used = usage([output])
+        if counters is not None:
+            num_thought = sum(counters[completion.index].count(completion) for completion in output.outputs)
+            used["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+        return used
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
         envelope: dict[str, Any] = {

@@ -11,7 +11,10 @@ from raycore.server.protocol import Message
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Without fields that are null, with the arguments of calls as objects, and results by their function's name.
+    """As templates take them.
+
+    Without fields that are null, with thoughts by either name, the arguments of calls as objects, and results by their
+    function's name.
 
     Raises:
         APIError: a call has no function.
@@ -22,6 +25,9 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         fields = message.model_dump(exclude_unset=True)
         # templates ask whether a message has calls, not whether it has any
         kept = {name: value for name, value in fields.items() if name == "content" or value is not None}
+        thought = kept.get("reasoning", kept.get("reasoning_content"))
+        if message.role == "assistant" and thought is not None:
+            kept |= {"reasoning": thought, "reasoning_content": thought, "content": kept.get("content") or ""}
         if not kept.get("tool_calls"):
             kept.pop("tool_calls", None)
         else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raycore.errors import InvalidConfig
-from raycore.server.tool_parsers import parser_named
+from raycore.server import reasoning_parsers, tool_parsers
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class ServerOptions:
     """Whether a request may bring a chat template of its own."""
     tool_call_parser: str | None = None
     """The form in which the model writes tool calls, by `tool_parsers.PARSERS`; None: found from the chat template."""
+    reasoning_parser: str | None = None
+    """How the model writes what it thinks, by `reasoning_parsers.PARSERS`; None leaves that in the content."""
     max_body_bytes: int = 4 << 20
     """Of a request. Reading one of this size holds up all others for a good part of a second, if it is full of small
     values."""
@@ -51,7 +53,9 @@ class ServerOptions:
         if self.max_logprobs < 0:
             raise InvalidConfig(f"max_logprobs={self.max_logprobs} is not at least 0")
         if self.tool_call_parser is not None:
-            parser_named(self.tool_call_parser)
+            tool_parsers.parser_named(self.tool_call_parser)
+        if self.reasoning_parser is not None:
+            reasoning_parsers.parser_named(self.reasoning_parser)
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,10 @@ class Message(BaseModel):
     role: str
     content: TextOrParts | None = None
     tool_calls: List[dict[str, Any]] | None = None
+    reasoning: str | None = None
+    """What an assistant thought before it said this."""
+    reasoning_content: str | None = None
+    """An older name of the same."""
 
 
 class ChatCompletionRequest(SamplingRequest):
@@ -272,6 +276,8 @@ class ChatCompletionRequest(SamplingRequest):
     echo: bool = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    include_reasoning: bool = True
+    """Whether to tell what the model thinks, where the server tells that from what it says."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

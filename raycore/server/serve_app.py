@@ -48,6 +48,7 @@ class ServerArguments(BaseModel):
     """Jinja text, or a file of the replica's node; None is the checkpoint's own."""
     trust_request_chat_template: bool = False
     tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     max_concurrent_requests: PositiveInt = ServerOptions.max_streams
     """Of each replica."""
 
@@ -112,6 +113,7 @@ class Raycore:
             chat_template=read_chat_template(arguments.chat_template),
             trust_request_chat_template=arguments.trust_request_chat_template,
             tool_call_parser=arguments.tool_call_parser,
+            reasoning_parser=arguments.reasoning_parser,
             max_streams=arguments.max_concurrent_requests,
         )
         # a model can take minutes to load: Serve's calls are answered meanwhile

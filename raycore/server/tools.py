@@ -4,7 +4,8 @@ Where a function has to be called, the prompt ends with the beginning of the cal
 what the model writes are its arguments; if it is any of several, the model writes the name, too. It is then held to a
 grammar: to the names that there are, and to JSON that follows the function's schema, or, where calls are tags, to its
 parameters and the JSON in them. Of a function that isn't `strict`, keywords that the grammar can't express are passed
-over. Only running out of tokens cuts it short.
+over. Only running out of tokens cuts it short. Where it thinks before it calls, its thought is free, and the grammar
+has the beginning of the call, too.
 
 A model that may call functions, but needn't, is held to their schemas if any of them is `strict` and a mark announces
 every call, as with Hermes. If the request also says what content has to be, a message is either such calls or that,
@@ -18,7 +19,7 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raycore.client.tokenizer import Tokenizer
@@ -59,6 +60,8 @@ class ToolUse:
     """Whether calls after the first are left out."""
     strict: frozenset[str]
     """The functions whose schemas have to be followed to the letter."""
+    is_prefilled: bool
+    """Whether the prompt ends with the beginning of a call."""
 
     @staticmethod
     def of(request: ChatCompletionRequest, tokenizer: Tokenizer, options: ServerOptions) -> ToolUse | None:
@@ -85,13 +88,24 @@ class ToolUse:
             (function,) = schemas
         only_first = request.parallel_tool_calls is False or isinstance(choice, NamedTool)
         strict = frozenset(tool.function.name for tool in request.tools if tool.function.strict)
-        return ToolUse(parser, schemas, function, must_call, only_first, strict)
+        return ToolUse(parser, schemas, function, must_call, only_first, strict, is_prefilled=must_call)
 
     def begin_message(self, prompt: str) -> str:
         """The prompt, with the beginning of a call where there has to be one."""
-        if not self.must_call:
+        if not self.is_prefilled:
             return prompt
         return close_thought(prompt) + self.parser.prefill(self.function)
+
+    def lets_think(self) -> bool:
+        """Whether the model may think first: it can then be made to call by a grammar alone."""
+        return (
+            not self.must_call
+            or self.parser.calls_grammar(self.schemas, self.function, {}, only_first=True) is not None
+        )
+
+    def behind_thought(self) -> ToolUse:
+        """The same where the model thinks first."""
+        return replace(self, is_prefilled=False)
 
     def constraint(
         self, tokenizer: Tokenizer, content: StructuredOutputsParams | None, param: str
@@ -115,7 +129,9 @@ class ToolUse:
         schemas = {name: _compiled_as(schema, name in self.strict) for name, schema in self.schemas.items()}
         special = self._special_marks(tokenizer)
         if self.must_call:
-            return self.parser.calls_grammar(schemas, self.function, special, only_first=self.only_first)
+            return self.parser.calls_grammar(
+                schemas, self.function, special, only_first=self.only_first, is_prefilled=self.is_prefilled
+            )
         if content is None:
             return self.parser.message_grammar(schemas, special) if self.strict else None
         grammar = self.parser.calls_or_grammar(schemas, alternative(content), special, only_first=self.only_first)
@@ -145,9 +161,11 @@ class MessageReader:
         self._parser = use.parser(use.schemas)
         self._num_calls = 0
         self._pending: list[Delta] = []
+        if not use.is_prefilled:
+            return
         if use.function is not None:
             self._pending = self._parser.begin(use.function)
-        elif use.must_call:
+        else:
             self._pending = self._parser.feed(use.parser.prefill(None))
 
     def read(self, text: str, finish_reason: str | None) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's parameters, by the function's name."""
 _SPACE = r"[ \n]{1,2}"
 """What models write between the parts of a call, at most."""
+_SPACE_BEFORE = r"[ \n]{1,4}"
+"""Between a thought and a call: more than models write, so that the call's own token may always begin it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,24 @@ class ToolParser(ABC):
 
     @classmethod
     def calls_grammar(
-        cls, schemas: Schemas, name: str | None, special: SpecialTokens, *, only_first: bool
+        cls,
+        schemas: Schemas,
+        name: str | None,
+        special: SpecialTokens,
+        *,
+        only_first: bool,
+        is_prefilled: bool = True,
     ) -> str | None:
         """What may follow `prefill(name)`, in Lark: a call, or several, with arguments by their functions' schemas.
 
-        `special` are those of `opening` and `closing` that are special tokens. None where this can't be said by a
-        grammar.
+        Unless it `is_prefilled`, that comes first. `special` are those of `opening` and `closing` that are special
+        tokens. None where this can't be said by a grammar.
         """
-        first = "call" if name is None else f"rest_{list(schemas).index(name)}"
+        index = 0 if name is None else list(schemas).index(name)
+        first = "call" if name is None else f"rest_{index}"
+        if not is_prefilled:
+            call = "call" if name is None else f"name_{index} rest_{index}"
+            first = f"/{_SPACE_BEFORE}/? {cls._announcement()} {call}"
         return cls._grammar([f"start: {first} {_more(only_first)}"], schemas, special)
 
     @classmethod
@@ -118,13 +130,17 @@ class ToolParser(ABC):
         rules += [
             f"opening: {mark(cls.opening, special)}",
             f"closing: SPACE? {mark(cls.closing, special)}",
-            f"announced: {'opening' if cls.is_announced else 'opening?'} SPACE? head call",
+            f"announced: {cls._announcement()} call",
             f"head: {json.dumps(cls.prefill(None).removeprefix(cls.opening).lstrip())}",
             f"call: {' | '.join(f'name_{index} rest_{index}' for index in range(len(schemas)))}",
             f"SPACE: /{_SPACE}/",
             r"TEXT: /(.|\n)*/",
         ]
         return "\n".join([*rules, *call_rules])
+
+    @classmethod
+    def _announcement(cls) -> str:
+        return f"{'opening' if cls.is_announced else 'opening?'} SPACE? head"
 
     @classmethod
     @abstractmethod

@@ -160,6 +160,13 @@ def test_an_engine_that_does_not_start_leaves_the_output_as_it_was(engine, run):
     assert told == ["raycore: no such checkpoint"]
 
 
+@pytest.mark.parametrize("option", ["tool-call-parser", "reasoning-parser"])
+def test_an_unknown_parser_is_refused_before_an_engine_is_started(engine, run, option):
+    status, told, ids = run("a", flags=(f"--{option}", "nope"))
+    assert (status, ids, engine.num_started) == (1, [], 0)
+    assert told[-1].startswith(f"raycore: {option.replace('-', '_')}='nope': there are ")
+
+
 def test_an_input_that_changes_meanwhile_is_no_success(engine, run, tmp_path):
     engine.on_start = staticmethod(lambda: (tmp_path / "in.jsonl").write_text(""))
     status, told, ids = run("a", "b")

@@ -28,3 +28,13 @@ OTHER_FORM = _template("[{{ call.function.name }}({{ call.function.arguments | t
 """A form that no parser reads."""
 THINKING = HERMES.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
 """A message begins with a thought."""
+QWEN3 = (
+    HERMES.replace(
+        "{{ message.content }}",
+        "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
+        "{{ message.content }}",
+    )
+    + "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}"
+)
+"""The model opens its thoughts itself, unless it is told not to think."""
