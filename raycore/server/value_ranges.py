@@ -63,7 +63,11 @@ def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: S
         _unless("logprobs", {"const": True}, "top_logprobs", _NULL),
         _unless("stream", {"const": True}, "stream_options", _NULL),
     ]
-    schemas["Message"]["anyOf"] = [_has("content", "string", "array"), _has("tool_calls", "array", minItems=1)]
+    schemas["Message"]["anyOf"] = [
+        _has("content", "string", "array"),
+        _has("tool_calls", "array", minItems=1),
+        *(_has(name, "string") for name in ("reasoning", "reasoning_content")),
+    ]
     schemas["TokenizeRequest"]["oneOf"] = [_has("prompt", "string"), _has("messages", "array")]
 
 
