@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 from raycore.errors import InvalidConfig
+from raycore.server.marks import num_begun
 
 
 class Parts(NamedTuple):
@@ -85,7 +86,7 @@ class ReasoningParser:
                 self._drop(len(tag))
             self.is_thinking = False
             return reasoning
-        num_undecided = 0 if is_last else max(_num_begun(self._held, tag) for tag in self._ends)
+        num_undecided = 0 if is_last else max(num_begun(self._held, tag) for tag in self._ends)
         return self._drop(len(self._held) - num_undecided)
 
     def _drop(self, num: int) -> str:
@@ -113,8 +114,3 @@ def parser_named(name: str) -> type[ReasoningParser]:
     if name not in PARSERS:
         raise InvalidConfig(f"reasoning_parser={name!r}: there are {', '.join(PARSERS)}")
     return PARSERS[name]
-
-
-def _num_begun(text: str, tag: str) -> int:
-    """Characters at the end of `text` that may begin the tag."""
-    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)

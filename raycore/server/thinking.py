@@ -15,6 +15,7 @@ import msgspec
 
 from raycore.client.tokenizer import Tokenizer
 from raycore.outputs import CompletionOutput
+from raycore.server.marks import any_special
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest
 from raycore.server.reasoning_parsers import ReasoningParser, parser_named
@@ -68,8 +69,7 @@ class Thinking:
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether the model marks thoughts by tokens that are left out of the text otherwise."""
-        marks = tokenizer.encode(self.parser.opening + self.parser.closing, add_special_tokens=False)
-        return not tokenizer.special_ids.isdisjoint(marks)
+        return any_special(tokenizer, self.parser.opening, self.parser.closing)
 
 
 class ThoughtCounter:

@@ -28,6 +28,7 @@ from raycore.grammar.compiler import WHITE_SPACE
 from raycore.grammar.lark import alternative
 from raycore.server.constraints import close_thought, named
 from raycore.server.errors import APIError
+from raycore.server.marks import any_special
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, NamedTool
 from raycore.server.tool_parsers import (
@@ -149,8 +150,7 @@ class ToolUse:
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether the model marks calls by tokens that are left out of the text otherwise."""
-        marks = tokenizer.encode(self.parser.opening + self.parser.closing, add_special_tokens=False)
-        return not tokenizer.special_ids.isdisjoint(marks)
+        return any_special(tokenizer, self.parser.opening, self.parser.closing)
 
 
 class MessageReader:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
 from raycore.grammar.lark import SpecialTokens, mark
+from raycore.server.marks import num_begun
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's parameters, by the function's name."""
@@ -228,8 +229,7 @@ def _more(only_first: bool) -> str:
 
 def num_undecided(text: str, marker: str) -> int:
     """Characters at the end of `text` that may begin the marker, with the white space before them."""
-    partial = next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:size])), 0)
-    return len(text) - len(text[: len(text) - partial].rstrip())
+    return len(text) - len(text[: len(text) - num_begun(text, marker)].rstrip())
 
 
 def is_name(value: object) -> TypeGuard[str]:
