@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from raycore.client.tokenizer import Tokenizer
 from raycore.outputs import PositionLogprobs, RequestOutput
 from raycore.server.constraints import close_thought, constraint_param
 from raycore.server.conversation import template_messages
+from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length, check_text
@@ -30,9 +30,7 @@ class Chat:
 
     engine: ServingEngine
     request: ChatCompletionRequest
-    model: str
-    id: str
-    created: int
+    envelope: Envelope
     job: Job
     tools: ToolUse | None
     thinking: Thinking | None
@@ -79,7 +77,7 @@ class Chat:
         check_length(engine, token_ids, max_tokens, name, "messages")
         engine.check(token_ids, params)
         job = Job(token_ids, params, request_id, request.priority, param)
-        return Chat(engine, request, model, request_id, int(time.time()), job, tools, thinking)
+        return Chat(engine, request, Envelope.of(request, model, request_id), job, tools, thinking)
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""
@@ -101,7 +99,7 @@ class Chat:
             if self.request.return_token_ids:
                 choice["token_ids"] = completion.token_ids
             choices.append(choice)
-        envelope = self._envelope("chat.completion", choices, self._usage(output, self._counters()))
+        envelope = self.envelope.around("chat.completion", choices, self._usage(output, self._counters()))
         if self.request.return_token_ids:
             envelope["prompt_token_ids"] = output.prompt_token_ids
         if self.request.prompt_logprobs is not None:
@@ -122,7 +120,7 @@ class Chat:
             async for _, output in outputs:
                 used = self._usage(output, counters) if counts_always else None
                 for role in roles:
-                    first = self._envelope("chat.completion.chunk", [role], used)
+                    first = self.envelope.around("chat.completion.chunk", [role], used)
                     if self.request.return_token_ids:
                         first["prompt_token_ids"] = output.prompt_token_ids
                     yield first
@@ -130,9 +128,9 @@ class Chat:
                 for completion in output.outputs:
                     new = progress[completion.index].advance(completion)
                     for choice in self._choices(completion.index, new, readers[completion.index]):
-                        yield self._envelope("chat.completion.chunk", [choice], used)
+                        yield self.envelope.around("chat.completion.chunk", [choice], used)
         if output is not None and asks_for_usage(self.request):
-            yield self._envelope("chat.completion.chunk", [], self._usage(output, counters))
+            yield self.envelope.around("chat.completion.chunk", [], self._usage(output, counters))
 
     @property
     def _role(self) -> str:
@@ -178,18 +176,6 @@ class Chat:
             num_thought = sum(counters[completion.index].count(completion) for completion in output.outputs)
             used["completion_tokens_details"] = {"reasoning_tokens": num_thought}
         return used
-
-    def _envelope(self, kind: str, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
-        envelope: dict[str, Any] = {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-        if used is not None or asks_for_usage(self.request):
-            envelope["usage"] = used
-        return envelope
 
 
 def render(

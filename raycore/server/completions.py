@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from raycore.outputs import RequestOutput
+from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length, check_text
@@ -24,9 +24,7 @@ class Completion:
 
     engine: ServingEngine
     request: CompletionRequest
-    model: str
-    id: str
-    created: int
+    envelope: Envelope
     jobs: list[Job]
     prompts: list[str | None]
 
@@ -44,7 +42,7 @@ class Completion:
             Job(token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}", request.priority)
             for i, token_ids in enumerate(ids)
         ]
-        return Completion(engine, request, model, request_id, int(time.time()), jobs, texts)
+        return Completion(engine, request, Envelope.of(request, model, request_id), jobs, texts)
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""
@@ -57,7 +55,7 @@ class Completion:
                 if self.request.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
                 choices.append(choice)
-        return self._envelope(choices, usage(self._counted(outputs)))
+        return self.envelope.around("text_completion", choices, usage(self._counted(outputs)))
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer's events."""
@@ -72,9 +70,9 @@ class Completion:
                 for completion in output.outputs:
                     choice = self._choice(number, completion.index, progress[number][completion.index], output)
                     if choice is not None:
-                        yield self._envelope([choice], used)
+                        yield self.envelope.around("text_completion", [choice], used)
         if asks_for_usage(self.request):
-            yield self._envelope([], usage(self._counted(list(latest.values()))))
+            yield self.envelope.around("text_completion", [], usage(self._counted(list(latest.values()))))
 
     def _choice(self, number: int, index: int, progress: Progress, output: RequestOutput) -> dict[str, Any] | None:
         """What is new in a sequence of a prompt's; None when nothing is that the client wants."""
@@ -118,18 +116,6 @@ class Completion:
         if self.request.max_tokens != 0:
             return outputs
         return [replace(output, outputs=[replace(each, token_ids=[]) for each in output.outputs]) for output in outputs]
-
-    def _envelope(self, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
-        envelope: dict[str, Any] = {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-        if used is not None or asks_for_usage(self.request):
-            envelope["usage"] = used
-        return envelope
 
 
 def _prompts(

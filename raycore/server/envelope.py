@@ -1,0 +1,39 @@
+"""What an answer and each event of it have around their choices."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from raycore.server.protocol import SamplingRequest, asks_for_usage
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """That of one request."""
+
+    id: str
+    created: int
+    """In seconds since 1970."""
+    model: str
+    has_usage: bool
+    """Whether `usage` is always there, null where it isn't known."""
+
+    @staticmethod
+    def of(request: SamplingRequest, model: str, request_id: str) -> Envelope:
+        """For a request that begins now."""
+        return Envelope(request_id, int(time.time()), model, asks_for_usage(request))
+
+    def around(self, kind: str, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
+        """The whole object, as OpenAI's `kind` of object."""
+        envelope: dict[str, Any] = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+        if used is not None or self.has_usage:
+            envelope["usage"] = used
+        return envelope
