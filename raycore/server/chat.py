@@ -17,7 +17,7 @@ from raycore.server.generation import Job, New, Progress, ServingEngine, run, ru
 from raycore.server.limits import check_length, check_text
 from raycore.server.logprobs import chat_logprobs, prompt_logprobs
 from raycore.server.options import ServerOptions
-from raycore.server.protocol import ChatCompletionRequest, Message, Tool, asks_for_usage
+from raycore.server.protocol import ChatCompletionRequest, Message, Tool
 from raycore.server.reading import ChoiceReader
 from raycore.server.sampling import asked_length, chat_params
 from raycore.server.thinking import Thinking, ThoughtCounter
@@ -64,9 +64,8 @@ class Chat:
             text = close_thought(text)
         if tools is not None:
             text = tools.begin_message(text)
-            content = params.structured_outputs
-            params.structured_outputs = tools.constraint(engine.get_tokenizer(), content, param)
-            param = "tools" if content is None or tools.must_call else param
+            param = "tools" if params.structured_outputs is None or tools.must_call else param
+            params.structured_outputs = tools.constraint(engine.get_tokenizer(), params.structured_outputs, param)
             params.skip_special_tokens &= not tools.needs_special_tokens(engine.get_tokenizer())
         if thinking is not None:
             params.structured_outputs = thinking.postpone(params.structured_outputs)
@@ -129,7 +128,7 @@ class Chat:
                     new = progress[completion.index].advance(completion)
                     for choice in self._choices(completion.index, new, readers[completion.index]):
                         yield self.envelope.around("chat.completion.chunk", [choice], used)
-        if output is not None and asks_for_usage(self.request):
+        if output is not None and self.envelope.has_usage:
             yield self.envelope.around("chat.completion.chunk", [], self._usage(output, counters))
 
     @property

@@ -14,7 +14,7 @@ from raycore.server.generation import Job, New, Progress, ServingEngine, run, ru
 from raycore.server.limits import check_length, check_text
 from raycore.server.logprobs import CompletionLogprobs, prompt_logprobs
 from raycore.server.options import ServerOptions
-from raycore.server.protocol import CompletionRequest, asks_for_usage
+from raycore.server.protocol import CompletionRequest
 from raycore.server.sampling import completion_params
 
 
@@ -71,7 +71,7 @@ class Completion:
                     choice = self._choice(number, completion.index, progress[number][completion.index], output)
                     if choice is not None:
                         yield self.envelope.around("text_completion", [choice], used)
-        if asks_for_usage(self.request):
+        if self.envelope.has_usage:
             yield self.envelope.around("text_completion", [], usage(self._counted(list(latest.values()))))
 
     def _choice(self, number: int, index: int, progress: Progress, output: RequestOutput) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from raycore.server.protocol import SamplingRequest, asks_for_usage
+from raycore.server.protocol import SamplingRequest
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,14 @@ class Envelope:
     """In seconds since 1970."""
     model: str
     has_usage: bool
-    """Whether `usage` is always there, null where it isn't known."""
+    """Whether a stream ends with its usage; the other objects then have the field, too, but null."""
 
     @staticmethod
     def of(request: SamplingRequest, model: str, request_id: str) -> Envelope:
         """For a request that begins now."""
-        return Envelope(request_id, int(time.time()), model, asks_for_usage(request))
+        options = request.stream_options
+        has_usage = options is not None and bool(options.include_usage)
+        return Envelope(request_id, int(time.time()), model, has_usage)
 
     def around(self, kind: str, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
         """The whole object, as OpenAI's `kind` of object."""

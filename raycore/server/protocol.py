@@ -176,11 +176,6 @@ class SamplingRequest(_Fields):
     return_token_ids: bool = False
 
 
-def asks_for_usage(request: SamplingRequest) -> bool:
-    """Whether a stream is to end with its usage; the other events then have the field, too, but null."""
-    return request.stream_options is not None and bool(request.stream_options.include_usage)
-
-
 class CompletionRequest(SamplingRequest):
     """`POST /v1/completions`."""
 

@@ -99,10 +99,7 @@ class ToolUse:
 
     def lets_think(self) -> bool:
         """Whether the model may think first: it can then be made to call by a grammar alone."""
-        return (
-            not self.must_call
-            or self.parser.calls_grammar(self.schemas, self.function, {}, only_first=True) is not None
-        )
+        return not self.must_call or self.parser.has_grammar(self.schemas)
 
     def behind_thought(self) -> ToolUse:
         """The same where the model thinks first."""
@@ -115,7 +112,7 @@ class ToolUse:
 
         Args:
             content: what a message without calls has to be; None leaves it free.
-            param: the request's field that says so.
+            param: the request's field that is to blame where it can't be done.
 
         Raises:
             APIError: the tools are too large for it, or `content` can't be held to beside them.
@@ -124,24 +121,26 @@ class ToolUse:
             grammar = self._grammar(tokenizer, content)
             return None if grammar is None else StructuredOutputsParams(grammar=grammar)
         except InvalidRequest as error:
-            raise named(error, "tools" if content is None or self.must_call else param) from error
+            raise named(error, param) from error
 
     def _grammar(self, tokenizer: Tokenizer, content: StructuredOutputsParams | None) -> str | None:
+        other = None if content is None or self.must_call else alternative(content)
+        if not self.parser.has_grammar(self.schemas):
+            if other is None:
+                return None
+            raise InvalidRequest(
+                "together with tools that may be called it needs calls that a grammar can say, and names of these "
+                "tools or their parameters can't stand in the tags of this model's calls: send tool_choice='none'"
+            )
         schemas = {name: _compiled_as(schema, name in self.strict) for name, schema in self.schemas.items()}
         special = self._special_marks(tokenizer)
         if self.must_call:
             return self.parser.calls_grammar(
                 schemas, self.function, special, only_first=self.only_first, is_prefilled=self.is_prefilled
             )
-        if content is None:
-            return self.parser.message_grammar(schemas, special) if self.strict else None
-        grammar = self.parser.calls_or_grammar(schemas, alternative(content), special, only_first=self.only_first)
-        if grammar is None:
-            raise InvalidRequest(
-                "together with tools that may be called it needs calls that a grammar can say, and names of these "
-                "tools or their parameters can't stand in the tags of this model's calls: send tool_choice='none'"
-            )
-        return grammar
+        if other is not None:
+            return self.parser.calls_or_grammar(schemas, other, special, only_first=self.only_first)
+        return self.parser.message_grammar(schemas, special) if self.strict else None
 
     def _special_marks(self, tokenizer: Tokenizer) -> dict[str, int]:
         marks = (self.parser.opening, self.parser.closing)

@@ -82,6 +82,11 @@ class ToolParser(ABC):
         """
 
     @classmethod
+    def has_grammar(cls, schemas: Schemas) -> bool:
+        """Whether calls of these functions can be said by one. The methods that make grammars want that to be so."""
+        return True
+
+    @classmethod
     def calls_grammar(
         cls,
         schemas: Schemas,
@@ -90,11 +95,11 @@ class ToolParser(ABC):
         *,
         only_first: bool,
         is_prefilled: bool = True,
-    ) -> str | None:
+    ) -> str:
         """What may follow `prefill(name)`, in Lark: a call, or several, with arguments by their functions' schemas.
 
         Unless it `is_prefilled`, that comes first. `special` are those of `opening` and `closing` that are special
-        tokens. None where this can't be said by a grammar.
+        tokens.
         """
         index = 0 if name is None else list(schemas).index(name)
         first = "call" if name is None else f"rest_{index}"
@@ -104,7 +109,7 @@ class ToolParser(ABC):
         return cls._grammar([f"start: {first} {_more(only_first)}"], schemas, special)
 
     @classmethod
-    def calls_or_grammar(cls, schemas: Schemas, other: str, special: SpecialTokens, *, only_first: bool) -> str | None:
+    def calls_or_grammar(cls, schemas: Schemas, other: str, special: SpecialTokens, *, only_first: bool) -> str:
         """The same of a whole message, which is such calls, or what the rule `other` says."""
         rules = ["start: calls | other", f"calls: announced {_more(only_first)}", f"other: {other}"]
         return cls._grammar(rules, schemas, special)
@@ -113,7 +118,7 @@ class ToolParser(ABC):
     def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
         """The same of a whole message, which may be text alone, or text with such calls.
 
-        Whatever follows the announcement of a call is one.
+        Whatever follows the announcement of a call is one. None where calls have no such mark.
         """
         if not cls.is_announced:
             return None
@@ -124,10 +129,7 @@ class ToolParser(ABC):
         return cls._grammar(rules, schemas, special)
 
     @classmethod
-    def _grammar(cls, rules: list[str], schemas: Schemas, special: SpecialTokens) -> str | None:
-        call_rules = cls._call_rules(schemas)
-        if call_rules is None:
-            return None
+    def _grammar(cls, rules: list[str], schemas: Schemas, special: SpecialTokens) -> str:
         rules += [
             f"opening: {mark(cls.opening, special)}",
             f"closing: SPACE? {mark(cls.closing, special)}",
@@ -137,7 +139,7 @@ class ToolParser(ABC):
             f"SPACE: /{_SPACE}/",
             r"TEXT: /(.|\n)*/",
         ]
-        return "\n".join([*rules, *call_rules])
+        return "\n".join([*rules, *cls._call_rules(schemas)])
 
     @classmethod
     def _announcement(cls) -> str:
@@ -145,10 +147,10 @@ class ToolParser(ABC):
 
     @classmethod
     @abstractmethod
-    def _call_rules(cls, schemas: Schemas) -> list[str] | None:
+    def _call_rules(cls, schemas: Schemas) -> list[str]:
         """Rules for each function, by its place: `name_N` and `rest_N` are a call from behind `prefill(None)` on.
 
-        The name ends where `prefill` with it does, the rest before `closing`. None: no grammar can say it.
+        The name ends where `prefill` with it does, the rest before `closing`.
         """
 
     @abstractmethod

@@ -42,14 +42,21 @@ class Qwen3CoderParser(ToolParser):
         return f"{cls.opening}\n{_FUNCTION}" + ("" if name is None else f"{name}>\n")
 
     @classmethod
-    def _call_rules(cls, schemas: Schemas) -> list[str] | None:
+    def has_grammar(cls, schemas: Schemas) -> bool:
+        """A tag can't have just any name."""
+        return all(
+            _WRITABLE.fullmatch(each)
+            for name, schema in schemas.items()
+            for each in (name, *(_parameters(schema) or ()))
+        )
+
+    @classmethod
+    def _call_rules(cls, schemas: Schemas) -> list[str]:
         """Parameters come in the schema's order. Texts are free, but for those of an `enum`."""
         rules = [f"text[lazy]: TEXT {json.dumps(_AFTER_VALUE)}"]
         rules.append(rf'parameter: "{_PARAMETER}" /{_WRITABLE.pattern}/ ">\n" text')
         for index, (name, schema) in enumerate(schemas.items()):
             parameters = _parameters(schema)
-            if not all(_WRITABLE.fullmatch(each) for each in (name, *(parameters or ()))):
-                return None
             parts = [f"parameter_{index}_{number}" for number in range(len(parameters or ()))]
             for part, (key, value) in zip(parts, (parameters or {}).items(), strict=True):
                 tag = json.dumps(f"{_PARAMETER}{key}>\n")
