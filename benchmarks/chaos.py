@@ -39,7 +39,7 @@ from common import median, table
 
 from raycore import AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path, held_out_problems
-from raycore.processes import is_running
+from raycore.node.processes import is_running
 
 CPUS_PER_NODE = 2
 """One rank's: an engine and a worker."""

@@ -5,7 +5,7 @@ The life of a request::
     caller ── prompt ──► EngineClient (client/)      tokenise, pick a rank
        submit(batch)          │  actor call
                               ▼
-            DPEngineCoreActor (engine/actor.py)      one for each data-parallel rank
+            DPEngineCoreActor (engine/engine_actor.py)      one for each data-parallel rank
                      mailbox ─► EngineCore.step()    engine/core.py: no Ray, no torch
                                   scheduler.schedule()  ─► StepPlan       (scheduler/, kvcache/)
                                   executor.execute(plan) ─► channel ─► WorkerActor ─► Worker (worker/, model/)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
 from raycore.errors import InvalidConfig
-from raycore.model_spec import ModelSpec, load_model_spec
 
 DType = Literal["float32", "bfloat16", "float16"]
 PlacementStrategy = Literal["strict", "fill", "span"]

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from raycore.bars import BAR_S, RequestBar, loading_bar, request_bar
 from raycore.client.client import EngineClient
 from raycore.client.group import ClientGroup
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
 from raycore.client.streams import Streams
-from raycore.client.tokenizer import Tokenizer
 from raycore.client.updates import Update, coalescing_s
 from raycore.cluster.local import end_before_ray
 from raycore.cluster.manager import CoreEngineActorManager
@@ -31,16 +29,18 @@ from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, changes, resolve
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
+from raycore.display.notebook import engine_html
+from raycore.display.progress_bars import BAR_S, RequestBar, loading_bar, request_bar
 from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest, RequestFailed
 from raycore.logs import own_level
 from raycore.messages import EngineInfo
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.view import MetricsView
-from raycore.notebook import engine_html
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.status import EngineStatus, RankStatus, num_serving
+from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType

@@ -171,8 +171,6 @@ class EngineInfo(msgspec.Struct):
     timings_s: dict[str, float]
     """Seconds that each part of the startup took."""
     worker_pids: list[int]
-    bell: str = ""
-    """What to ring by, on its node, before calling it while it may rest; see `raycore.worker.quiet`."""
     gpu_ids: list[str] = []
     """The GPU of each worker, as its node numbers them; empty for a rank on CPUs."""
 

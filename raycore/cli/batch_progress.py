@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from raycore.server.batch_files import Result
+from raycore.server.batch.files import Result
 
 _REPORT_S = 10.0
 """A log gets a line about the progress no more often."""

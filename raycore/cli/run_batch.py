@@ -17,7 +17,7 @@ from raycore.errors import InvalidConfig, RaycoreError
 if TYPE_CHECKING:
     from raycore.cli.batch_progress import Tally
     from raycore.llm import AsyncLLM
-    from raycore.server.batch_files import RequestFile, Result, ResultFile
+    from raycore.server.batch.files import RequestFile, Result, ResultFile
 
 SOME_FAILED = 3
 """The exit status of a batch that came to its end, with requests that could not be answered."""
@@ -68,7 +68,7 @@ def _run_batch(args: argparse.Namespace) -> int:
     # imported late so that `raycore --help` answers at once
     try:
         from raycore.cli.batch_progress import Tally
-        from raycore.server.batch_files import RequestFile, ResultFile
+        from raycore.server.batch.files import RequestFile, ResultFile
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
 
@@ -110,7 +110,7 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
     from raycore.cli.batch_progress import Progress
     from raycore.demo import demo_model_path
     from raycore.llm import AsyncLLM
-    from raycore.server.batch import run_lines
+    from raycore.server.batch.runner import run_lines
     from raycore.server.options import ServerOptions, read_chat_template
 
     model = args.model or str(demo_model_path())

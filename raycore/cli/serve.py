@@ -67,7 +67,7 @@ def _serve(args: argparse.Namespace) -> int:
     # imported late so that `raycore --help` answers at once
     try:
         from raycore.server import ServerOptions
-        from raycore.server.api_servers import MAX_API_SERVERS, APIServers
+        from raycore.server.multi_process.api_servers import MAX_API_SERVERS, APIServers
         from raycore.server.options import read_chat_template
         from raycore.server.serving import HttpServer, listen, prepare_process, reserve, serve
     except ModuleNotFoundError as error:

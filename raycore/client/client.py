@@ -25,11 +25,10 @@ import msgspec
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from raycore.client.assembly import OutputAssembler
 from raycore.client.inputs import ParsedPrompt, check_request
+from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
 from raycore.client.routing import Router
-from raycore.client.tokenizer import Tokenizer
 from raycore.client.updates import Sink, Update
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
@@ -37,7 +36,7 @@ from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import HANDLE_CLIENT_SHIFT, NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
 from raycore.metrics.counts import RankCounts
 from raycore.sampling_params import MAX_SEED, SamplingParams
-from raycore.worker.quiet import Ringer
+from raycore.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -83,18 +82,10 @@ class _Link:
     dp_rank: int
     actor: Any
     info: EngineInfo
-    ringer: Ringer | None
-    """None where the rank is on another node, and hears no ring."""
     load: LoadView = NO_LOAD
     """What it last said of it."""
     delivering: threading.Lock = field(default_factory=threading.Lock)
     """Held while its outputs are handed to callers, so that nothing older follows what another rank gives later."""
-
-    def awake(self) -> Any:
-        """The actor, about to be called: rung for, should its main thread rest."""
-        if self.ringer is not None:
-            self.ringer.ring(self.info.bell)
-        return self.actor
 
 
 class EngineClient:
@@ -114,7 +105,7 @@ class EngineClient:
         self._client_index = client_index
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
-        self._assembler = OutputAssembler(tokenizer)
+        self._assembler = OutputProcessor(tokenizer)
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         if config.model.prepare_structured_outputs:
@@ -126,7 +117,6 @@ class EngineClient:
         self._parked: dict[str, None] = {}
         """Requests without a rank, in the order in which they came."""
         self._handles = itertools.count(client_index << HANDLE_CLIENT_SHIFT)
-        self._ringer = Ringer()
         self._failure: BaseException | None = None
         self._is_draining = False
         self._tightest = limits
@@ -213,7 +203,7 @@ class EngineClient:
         with self._lock:
             self._raise_if_failed()
             links = [link for _, link in sorted(self._links.items())]
-        refs = [link.awake().utility.remote(method, args, {}, timeout_s) for link in links]
+        refs = [link.actor.utility.remote(method, args, {}, timeout_s) for link in links]
         try:
             return ray.get(refs, timeout=timeout_s + 1.0)
         except RayTaskError as error:
@@ -284,7 +274,7 @@ class EngineClient:
         """Another client's process is gone: have the ranks drop what it had there."""
         with self._lock:
             for link in self._links.values():
-                link.awake().forget_client.remote(client_index)
+                link.actor.forget_client.remote(client_index)
 
     def close(self, reason: BaseException) -> None:
         """Fail what is under way, and what comes, with `reason`. The ranks' streams end when the ranks do."""
@@ -294,8 +284,7 @@ class EngineClient:
 
     def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
         """The rank serves: receive its outputs, and give it what has waited for one."""
-        is_here = info.bell and info.node_id == ray.get_runtime_context().get_node_id()
-        link = _Link(dp_rank, actor, info, self._ringer if is_here else None)
+        link = _Link(dp_rank, actor, info)
         with self._lock:
             self._links[dp_rank] = link
             self._recorder.add_rank(dp_rank)
@@ -329,7 +318,7 @@ class EngineClient:
             for link in links:
                 # one that isn't aborted would go on until the rank is stopped
                 own = [request_id for request_id in left if self._underway[request_id].dp_rank == link.dp_rank]
-                link.awake().abort.remote([handle for each in own for handle in self._underway[each].handles])
+                link.actor.abort.remote([handle for each in own for handle in self._underway[each].handles])
             self._move(left)
 
     def is_busy(self, dp_rank: int) -> bool:
@@ -357,8 +346,8 @@ class EngineClient:
     def _receive(self, link: _Link) -> None:
         decoder = msgspec.msgpack.Decoder(OutputBatch)
         try:
-            outputs = link.awake().outputs.options(num_returns="streaming")
-            for ref in outputs.remote(self._client_index, link.ringer is not None):
+            outputs = link.actor.outputs.options(num_returns="streaming")
+            for ref in outputs.remote(self._client_index):
                 self._deliver(link, decoder.decode(ray.get(ref)))
         except RayError as error:
             self._on_stream_lost(link, error)
@@ -436,7 +425,7 @@ class EngineClient:
             unfinished = self._assembler.unfinished(request_id)
             by_rank[request.dp_rank] += [request.sequences[index] for index in unfinished]
         for dp_rank, sequences in by_rank.items():
-            self._links[dp_rank].awake().submit.remote(msgspec.msgpack.encode(sequences))
+            self._links[dp_rank].actor.submit.remote(msgspec.msgpack.encode(sequences))
 
     def _move(self, request_ids: Sequence[str]) -> None:
         """Have other ranks go on with requests, from the tokens that their callers have."""
@@ -466,7 +455,7 @@ class EngineClient:
         for rank, handles in by_rank.items():
             link = self._links.get(rank)
             if handles and link is not None and self._failure is None:
-                link.awake().abort.remote(handles)
+                link.actor.abort.remote(handles)
 
     # ---- details
 

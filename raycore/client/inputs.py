@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from raycore.client.tokenizer import Tokenizer
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.messages import EngineInfo
 from raycore.sampling_params import SamplingParams
+from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""

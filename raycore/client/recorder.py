@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from raycore.client.assembly import AssemblyStep
+from raycore.client.inter_token_latency import InterTokenLatency
+from raycore.client.output_processor import ProcessedOutputs
 from raycore.client.request_state import RequestState, SequenceState
-from raycore.client.token_gaps import TokenGaps
 from raycore.messages import LoadView
 from raycore.metrics.counts import RankCounts
 from raycore.outputs import RequestOutput
@@ -21,7 +21,7 @@ class Recorder:
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._ranks: dict[int, RankCounts] = {}
-        self._gaps = TokenGaps()
+        self._gaps = InterTokenLatency()
 
     def add_rank(self, dp_rank: int) -> None:
         """Have counts of this rank; those that there are go on."""
@@ -36,7 +36,7 @@ class Recorder:
         """Prompt and output tokens of all ranks: whether anything has happened, at no cost."""
         return sum(counts.num_prompt_tokens + counts.num_output_tokens for counts in self._ranks.values())
 
-    def take(self, dp_rank: int, before: LoadView, load: LoadView, step: AssemblyStep) -> None:
+    def take(self, dp_rank: int, before: LoadView, load: LoadView, step: ProcessedOutputs) -> None:
         """Count what a batch brought.
 
         Args:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from raycore.client.detokenizer import SequenceText
-from raycore.client.tokenizer import Tokenizer
 from raycore.messages import TokenLogprobs
 from raycore.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput, RequestTrace
 from raycore.sampling_params import SamplingParams
+from raycore.text.detokenizer import SequenceText
+from raycore.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True, eq=False)

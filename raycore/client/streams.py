@@ -15,11 +15,11 @@ from contextlib import suppress
 from typing import Protocol
 
 from raycore.client.inputs import ParsedPrompt, Prompt, parse_prompts
-from raycore.client.tokenizer import Tokenizer
 from raycore.client.updates import Sink, Update, coalescing_s
 from raycore.errors import InvalidRequest
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
+from raycore.text.tokenizer import Tokenizer
 
 
 class Submitter(Protocol):

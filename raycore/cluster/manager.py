@@ -28,17 +28,16 @@ from placement.errors import InvalidPlacementGroup, PlacementShortage, Reservati
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes, release, reserve, validate_group
 from placement.topology import answers, read_cluster
-from raycore.cluster.deaths import describe_death, describe_rank, pid_of_dead_actor, root_cause
+from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.logs import with_last_lines
 from raycore.cluster.rank import Rank
 from raycore.cluster.standby import Standbys
 from raycore.config import EngineConfig
-from raycore.engine.actor import DPEngineCoreActor, Peer
+from raycore.engine.engine_actor import DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput
 from raycore.messages import EngineInfo
-from raycore.processes import wait_until_gone
-from raycore.worker.quiet import Ringer
+from raycore.node.processes import wait_until_gone
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ _KILLED_TIMEOUT_S = 5.0
 _REPLAN_S = 2.0
 """One attempt to find a place for a rank takes this long, then it is thought over again which nodes there are."""
 
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 """The pause between two such attempts."""
 
 _NEXT_STANDBY_S = 0.5
@@ -111,7 +110,6 @@ class CoreEngineActorManager:
         self._is_shut_down = False
         self._crashed_nodes: set[str] = set()
         """Nodes that don't answer, whatever Ray still thinks of them."""
-        self._ringer = Ringer()
         self._standbys = self._make_standbys()
 
     def start(self, on_progress: OnProgress | None = None) -> list[EngineInfo]:
@@ -175,7 +173,7 @@ class CoreEngineActorManager:
                 rank = waiting.pop(ref)
                 rank.info = _init_result(ref, rank.dp_rank, rank.nodes[self._shape.engine_bundle_index])
         for rank in ranks:
-            peers = [_peer(other) for other in ranks if other is not rank]
+            peers = [other.actor for other in ranks if other is not rank]
             rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [])
         if self._standbys is not None:
             # one that spans nodes is started anew
@@ -210,7 +208,7 @@ class CoreEngineActorManager:
             except PlacementShortage:
                 if time.monotonic() > deadline_s or not is_wanted():
                     raise
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_INTERVAL_S)
 
     def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
         """Create ranks that weren't there; they have yet to be confirmed.
@@ -428,8 +426,6 @@ class CoreEngineActorManager:
         run_refs = [rank.run_ref for rank in ranks if rank.run_ref is not None]
         if run_refs and timeout_s > 0:
             for rank in ranks:
-                if rank.info is not None:
-                    self._ringer.ring(rank.info.bell)
                 rank.actor.stop.remote()
             ray.wait(run_refs, num_returns=len(run_refs), timeout=timeout_s)
         for rank in ranks:
@@ -441,11 +437,6 @@ class CoreEngineActorManager:
             running = wait_until_gone(pids, _KILLED_TIMEOUT_S)
             if running:
                 logger.warning("processes %s still run %g s after they were killed", running, _KILLED_TIMEOUT_S)
-
-
-def _peer(rank: Rank) -> Peer:
-    assert rank.info is not None, "the rank isn't up"
-    return Peer(rank.actor, rank.info.bell, rank.info.node_id)
 
 
 def _report_progress(actors: Sequence[Any], on_progress: OnProgress) -> None:

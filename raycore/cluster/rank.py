@@ -13,7 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from raycore.messages import EngineInfo
-from raycore.processes import send_signal
+from raycore.node.processes import send_signal
 
 
 @dataclass(eq=False)

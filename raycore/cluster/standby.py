@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raycore.processes import send_signal, wait_until_gone
+from raycore.node.processes import send_signal, wait_until_gone
 
 logger = logging.getLogger(__name__)
 

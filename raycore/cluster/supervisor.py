@@ -23,10 +23,10 @@ from ray.exceptions import RayError
 
 from placement.errors import PlacementShortage
 from placement.topology import draining_nodes
-from raycore.cluster.deaths import describe_rank
-from raycore.cluster.ends import Ends
+from raycore.cluster.failure_reports import describe_rank
 from raycore.cluster.logs import with_last_lines
 from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig, RecoveryConfig
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
@@ -34,10 +34,10 @@ from raycore.messages import EngineInfo
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 """How often a thread looks for stalls, drain notices, and whether to end. The end of a rank wakes it at once."""
 
-_DRAIN_LOOK_S = 2.0
+_DRAIN_POLL_INTERVAL_S = 2.0
 _GET_TIMEOUT_S = 5.0
 
 
@@ -363,7 +363,7 @@ class _Keeper:
         """What says why the unit is gone; None when it has left a node that is going, or the keeper is to end."""
         watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
         while not self._leaving.is_set():
-            lost = ends.wait(_LOOK_S)
+            lost = ends.wait(_POLL_INTERVAL_S)
             if lost is not None:
                 return partial(ends.explain, lost)
             stalled = self._suspicion or self._ask(watchdogs)
@@ -396,7 +396,7 @@ class _Keeper:
         now_s = time.monotonic()
         if now_s < self._next_drain_look_s:
             return False
-        self._next_drain_look_s = now_s + _DRAIN_LOOK_S
+        self._next_drain_look_s = now_s + _DRAIN_POLL_INTERVAL_S
         going = draining_nodes()
         return any(not going.isdisjoint(rank.nodes) for rank in self._ranks)
 

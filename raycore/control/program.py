@@ -20,10 +20,10 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raycore.cluster.deaths import describe_death
-from raycore.control.actor import EngineControl
-from raycore.control.messages import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
-from raycore.processes import wait_until_gone
+from raycore.cluster.failure_reports import describe_death
+from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
+from raycore.control.control_actor import EngineControl
+from raycore.node.processes import wait_until_gone
 from raycore.status import EngineStatus
 
 logger = logging.getLogger(__name__)

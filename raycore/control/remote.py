@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raycore.cluster.local import is_listening
-from raycore.control.messages import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
+from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
 from raycore.errors import ControlError
 from raycore.status import EngineStatus
 

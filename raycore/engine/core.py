@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -223,20 +223,13 @@ class EngineCore:
         self.timings_s[name] = round(time.perf_counter() - started_s, 3)
 
 
-def run_loop(core: EngineCore, mailbox: Mailbox, on_idle: Callable[[], object] = lambda: None) -> None:
+def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
     """Step while there is work, sleep while there is none, until the mailbox is told to stop.
-
-    `on_idle` is called about once a second while there is nothing to do, first after a second.
 
     Raises whatever a step raises or the mailbox was told of: the rank is then done for.
     """
     while not mailbox.stopping:
-        has_work = core.has_work()
-        wait_s = 0.0 if has_work else core.idle_wait_s()
-        commands = mailbox.take(wait_s)
-        if not commands and wait_s == IDLE_WAIT_S:
-            on_idle()
-        for command in commands:
+        for command in mailbox.take(0.0 if core.has_work() else core.idle_wait_s()):
             apply_command(command, core, mailbox)
         core.release_prepared()
         outputs = core.step()

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from raycore.engine.core import IDLE_WAIT_S, EngineCore, apply_command
+from raycore.engine.core import EngineCore, apply_command
 from raycore.engine.mailbox import Mailbox, StartWave
 from raycore.engine.waves import Waves
 from raycore.errors import RpcTimeout
@@ -18,28 +18,17 @@ from raycore.errors import RpcTimeout
 logger = logging.getLogger(__name__)
 
 
-def run_lockstep_loop(
-    core: EngineCore,
-    mailbox: Mailbox,
-    waves: Waves,
-    tell_peers: Callable[[int], None],
-    on_idle: Callable[[], object] = lambda: None,
-) -> None:
+def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_peers: Callable[[int], None]) -> None:
     """Run waves, and sleep between them, until the mailbox is told to stop.
 
     Raises whatever a step raises or the mailbox was told of: the engine, and with it its peers, are then done for.
 
     Args:
         tell_peers: sends every other engine a `StartWave` with this number, without waiting for them.
-        on_idle: called about once a second between waves, first after a second.
     """
     while not mailbox.stopping:
         is_busy = waves.is_running or core.has_work()
-        wait_s = 0.0 if is_busy else core.idle_wait_s()
-        commands = mailbox.take(wait_s)
-        if not commands and wait_s == IDLE_WAIT_S:
-            on_idle()
-        for command in commands:
+        for command in mailbox.take(0.0 if is_busy else core.idle_wait_s()):
             if isinstance(command, StartWave):
                 waves.start_wave(command.wave)
             else:

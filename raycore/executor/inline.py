@@ -12,7 +12,7 @@ from raycore.errors import EngineDeadError, InitializationError, WorkerFailed
 from raycore.executor.base import FailureCallback
 from raycore.executor.calls import CollectiveCalls
 from raycore.messages import StepPlan, StepResult
-from raycore.worker.meeting import address_of, free_ports
+from raycore.node.ports import address_of, free_ports
 from raycore.worker.rank import WorkerRank, load_worker_class
 
 T = TypeVar("T")

@@ -24,18 +24,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RaycoreError, WorkerDied, WorkerFailed
-from raycore.executor.actor_call import ActorCallTransport
 from raycore.executor.base import FailureCallback, Pending
 from raycore.executor.calls import CollectiveCalls
-from raycore.executor.channel import ChannelTransport
-from raycore.executor.rpc import RpcClient
-from raycore.executor.transport import Transport
 from raycore.messages import StepPlan, StepResult
-from raycore.processes import wait_until_gone
-from raycore.worker.actor import WorkerActor, WorkerAddress
-from raycore.worker.meeting import address_of
+from raycore.node.ports import address_of
+from raycore.node.processes import wait_until_gone
+from raycore.rpc.actor_call import ActorCallTransport
+from raycore.rpc.channel import ChannelTransport
+from raycore.rpc.client import RpcClient
+from raycore.rpc.transport import Transport
+from raycore.rpc.wire import encode_call
 from raycore.worker.rank import WorkerRank
-from raycore.worker.wire import encode_call
+from raycore.worker.worker_actor import WorkerActor, WorkerAddress
 
 logger = logging.getLogger(__name__)
 

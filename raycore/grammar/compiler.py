@@ -17,7 +17,7 @@ from raycore.grammar.free_text import FreeText, FreeTexts
 from raycore.grammar.matcher import TokenMatcher, reason_of
 from raycore.grammar.plain_tags import with_plain_tags
 from raycore.structured_outputs import StructuredOutputsParams
-from raycore.tokenizer_files import read_tokenizer_text
+from raycore.text.tokenizer_files import read_tokenizer_text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from raycore import shared_memory
+from raycore.node import shared_memory
 
 CAPACITY_BYTES = 4 << 20
 """Room for one rank's part; larger tensors go in pieces."""

@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from raycore.checkpoint.model_spec import ModelSpec
 from raycore.model.experts import ExpertRanks, SplitExperts
 from raycore.model.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.model.layers import Linear, ReducedLinear, RMSNorm, TensorParallel, make_linear
-from raycore.model.loader import DecoderWeights, LayerWeights, MlpWeights
 from raycore.model.rope import Rope, interleave, rotate_
 from raycore.model.rows import TILE_ROWS, AllRows, Rows, TiledRows, keeps_places
-from raycore.model_spec import ModelSpec
+from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights
 
 
 class Attention(Protocol):

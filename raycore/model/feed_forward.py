@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.model.experts import ExpertRanks
 from raycore.model.layers import Linear, make_linear, silu_and_mul
-from raycore.model.moe_weights import MoeWeights
 from raycore.model.rows import Rows
-from raycore.moe_spec import MoeSpec
+from raycore.model.weights.moe_weights import MoeWeights
 
 
 class FeedForward(Protocol):

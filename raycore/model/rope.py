@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from raycore.model_spec import ModelSpec, RopeScaling
+from raycore.checkpoint.model_spec import ModelSpec, RopeScaling
 
 
 def interleave(heads_NHX: Tensor) -> Tensor:

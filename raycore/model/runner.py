@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.messages import StepPlan, StepResult, TokenLogprobs
-from raycore.model.attention import GatherAttention
+from raycore.model.attention.batch_invariant import BatchInvariantAttention
+from raycore.model.attention.gather import GatherAttention
 from raycore.model.batch import SlotBatch, StepInputs
 from raycore.model.decoder import Decoder
 from raycore.model.experts import ExpertParallel
-from raycore.model.invariant_attention import BatchInvariantAttention
-from raycore.model.logprobs import prompt_logprobs
-from raycore.model.picking import most_likely
 from raycore.model.rows import TILE_ROWS
-from raycore.model.sampler import Sampler
+from raycore.model.sampling.logprobs import prompt_logprobs
+from raycore.model.sampling.picking import most_likely
+from raycore.model.sampling.sampler import Sampler
 
 _MANY_THREADS_FROM = 1 << 26
 """Multiplications in a step, about 1 ms on one core: below this, joining threads costs more than they save."""

@@ -28,12 +28,12 @@ from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.prefix_cache import PrefixCache
 from raycore.messages import HANDLE_CLIENT_SHIFT, EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult
-from raycore.scheduler.drafts import Chunk, Draft, InFlight
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.request import Request, RequestLimits
 from raycore.scheduler.slots import DECODE, LAST, PREFILL, SlotTable
+from raycore.scheduler.step_builder import Chunk, Draft, InFlight
 
 
 class Scheduler:

@@ -15,14 +15,22 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from raycore.errors import RaycoreError
-from raycore.server.answers import ChatAnswer, CompletionAnswer, DetokenizedText, Model, ModelList, Tokens, Version
-from raycore.server.chat import Chat, render
+from raycore.server.chat.chat import Chat, render
 from raycore.server.completions import Completion
-from raycore.server.document import describe, responses
 from raycore.server.errors import APIError, as_api_error, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.metrics import add_metrics
 from raycore.server.middleware import Admission, KeyCheck, WholeBody
+from raycore.server.openapi.document import describe, responses
+from raycore.server.openapi.response_models import (
+    ChatAnswer,
+    CompletionAnswer,
+    DetokenizedText,
+    Model,
+    ModelList,
+    Tokens,
+    Version,
+)
 from raycore.server.options import ServerOptions
 from raycore.server.preparation import check_model, off_loop, prepare_chat, prepare_completion
 from raycore.server.protocol import (

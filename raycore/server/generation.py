@@ -8,12 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from raycore.client.tokenizer import Tokenizer
 from raycore.errors import InvalidRequest
 from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.constraints import named
+from raycore.text.tokenizer import Tokenizer
 
 
 class ServingEngine(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raycore.client.tokenizer import Tokenizer
 from raycore.outputs import PositionLogprobs
+from raycore.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
 """What stands for minus infinity, which JSON lacks."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raycore.errors import InvalidConfig
-from raycore.server import reasoning_parsers, tool_parsers
+from raycore.server.parsers import reasoning as reasoning_parsers
+from raycore.server.parsers import tool_calls as tool_parsers
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from raycore.server.chat import Chat
+from raycore.server.chat.chat import Chat
 from raycore.server.completions import Completion
 from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.25
+_POLL_INTERVAL_S = 0.25
 _KEEP_ALIVE_S = 5
 _BACKLOG = 4096
 _START_TIMEOUT_S = 30.0
@@ -150,10 +150,10 @@ def serve(
         try:
             server.start()
             on_serving()
-            while not came and not engine.wait_for_completion_or_failure(_LOOK_S):
+            while not came and not engine.wait_for_completion_or_failure(_POLL_INTERVAL_S):
                 server.check()
             # no request is taken any more; those under way end by themselves, or are aborted
-            while not engine.clients.drain(_LOOK_S):
+            while not engine.clients.drain(_POLL_INTERVAL_S):
                 pass
         finally:
             server.stop()

@@ -19,26 +19,26 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.config import DType, EngineConfig
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import NewRequest, StepPlan, StepResult
-from raycore.model.attention import GatherAttention, HeadShape
+from raycore.model.attention.batch_invariant import BatchInvariantAttention
+from raycore.model.attention.gather import GatherAttention, HeadShape
+from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.batch import SlotBatch
 from raycore.model.collectives import Collectives, join
 from raycore.model.decoder import Decoder
 from raycore.model.experts import ExpertParallel
-from raycore.model.invariant_attention import BatchInvariantAttention
-from raycore.model.kv_tensors import KVTensors
 from raycore.model.layers import TensorParallel, can_pack
-from raycore.model.loader import load_decoder_weights, random_decoder_weights
 from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner, threads_for
-from raycore.model.sampler import Sampler
-from raycore.moe_spec import MoeSpec
+from raycore.model.sampling.sampler import Sampler
+from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
+from raycore.node import resources as host
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
-from raycore.worker import host
 from raycore.worker.rank import WorkerRank
 
 logger = logging.getLogger(__name__)

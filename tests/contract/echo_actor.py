@@ -4,7 +4,7 @@ import threading
 
 import ray
 
-from raycore.worker.endpoint import TransportClosed
+from raycore.rpc.endpoint import TransportClosed
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"work": 1, "watch": 1})

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from raycore.worker.endpoint import TransportClosed
+from raycore.rpc.endpoint import TransportClosed
 
 CAPACITY = 4096
 SOON_S = 5.0
@@ -46,9 +46,9 @@ class Link:
 
 @pytest.fixture(params=CASES)
 def link(request, ray_cluster, workers, monkeypatch):
-    from raycore.executor import channel
-    from raycore.executor.actor_call import ActorCallTransport
-    from raycore.executor.channel import ChannelTransport
+    from raycore.rpc import channel
+    from raycore.rpc.actor_call import ActorCallTransport
+    from raycore.rpc.channel import ChannelTransport
 
     if request.param == "actor calls":
         transport = ActorCallTransport(workers)

@@ -22,7 +22,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
     FakeMultiNodeProvider,
 )
 
-from raycore.processes import send_signal, wait_until_gone
+from raycore.node.processes import send_signal, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 STEP_S = 100.0

@@ -22,10 +22,10 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from raycore.control.messages import NAMESPACE
+from raycore.control.commands import NAMESPACE
 from raycore.control.remote import RemoteEngine
 from raycore.errors import ControlError
-from raycore.processes import is_running, wait_until_gone
+from raycore.node.processes import is_running, wait_until_gone
 
 NUM_STREAMS = 16
 ENGINE = "two-servers"

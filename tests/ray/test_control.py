@@ -14,9 +14,9 @@ import pytest
 
 from raycore import LLM, EngineDeadError, SamplingParams
 from raycore.cluster.supervisor import RestartBudget
-from raycore.control.messages import ACTOR_PREFIX, NAMESPACE
+from raycore.control.commands import ACTOR_PREFIX, NAMESPACE
 from raycore.demo import demo_model_path
-from raycore.processes import is_running
+from raycore.node.processes import is_running
 
 LIMITS = {"num_threads": 1, "max_model_len": 1000, "dtype": "float32", "standby_delay_s": None}
 ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)

@@ -14,7 +14,7 @@ from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, RpcTimeout, WorkerDied, WorkerFailed
 from raycore.messages import StepPlan
-from raycore.processes import is_running
+from raycore.node.processes import is_running
 
 AT_ONCE_S = 1.0
 NUM_WORKERS = 2

@@ -9,7 +9,7 @@ import pytest
 
 from raycore import LLM, EngineDeadError, InvalidConfig, PlacementShortage, SamplingParams
 from raycore.demo import demo_model_path
-from raycore.processes import is_running
+from raycore.node.processes import is_running
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 MODEL = demo_model_path()

@@ -27,7 +27,7 @@ from raycore import (
 )
 from raycore.demo import demo_model_path, held_out_problems
 from raycore.errors import InitializationError, InvalidCheckpoint, RequestTooLarge
-from raycore.processes import is_running
+from raycore.node.processes import is_running
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)

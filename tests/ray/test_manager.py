@@ -14,7 +14,7 @@ from placement.reserve import release
 from raycore.cluster.manager import shape_of
 from raycore.config import ExecutorConfig
 from raycore.errors import InitializationError, InvalidConfig, PlacementShortage
-from raycore.processes import is_running
+from raycore.node.processes import is_running
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -24,7 +24,7 @@ from raycore import (
     StructuredOutputsParams,
 )
 from raycore.demo import demo_model_path, held_out_problems
-from raycore.processes import is_running
+from raycore.node.processes import is_running
 from raycore.worker.worker import Worker
 
 LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": "float32"}

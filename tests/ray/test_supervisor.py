@@ -17,7 +17,7 @@ from placement.reserve import release
 from raycore.cluster.supervisor import RestartBudget, Supervisor, WatchView
 from raycore.config import RecoveryConfig
 from raycore.errors import EngineDeadError, InvalidConfig
-from raycore.processes import is_running
+from raycore.node.processes import is_running
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from raycore.cli.main import main
-from raycore.client.tokenizer import Tokenizer
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidConfig
 from raycore.outputs import CompletionOutput, RequestOutput
+from raycore.text.tokenizer import Tokenizer
 
 
 class Engine:

@@ -8,10 +8,10 @@ from configs import SPEC, make_config
 
 from raycore.client.client import EngineClient, _Link
 from raycore.client.inputs import ParsedPrompt
-from raycore.client.tokenizer import Tokenizer
 from raycore.errors import EngineDeadError
 from raycore.messages import EngineInfo
 from raycore.sampling_params import SamplingParams
+from raycore.text.tokenizer import Tokenizer
 
 INFO = EngineInfo(0, 0, "", 1000, 16, 256, "float32", {}, [])
 PROMPTS = [ParsedPrompt(None, [5, 6, 7]), ParsedPrompt(None, [8])]
@@ -55,7 +55,7 @@ class _Outputs:
     def options(self, num_returns: str) -> _Outputs:
         return self
 
-    def remote(self, client_index: int, rings: bool) -> list[bytes]:
+    def remote(self, client_index: int) -> list[bytes]:
         return self._parts
 
 
@@ -68,7 +68,7 @@ def test_a_rank_whose_outputs_make_no_sense_is_reported(client: EngineClient, mo
     monkeypatch.setattr(ray, "get", lambda ref: ref)
     reported: list[tuple[int, str]] = []
     client.on_broken_stream = lambda dp_rank, reason: reported.append((dp_rank, reason))
-    client._receive(_Link(3, _Rank([b"\xc1"]), INFO, None))
+    client._receive(_Link(3, _Rank([b"\xc1"]), INFO))
     ((dp_rank, reason),) = reported
     assert dp_rank == 3
     assert "DecodeError" in reason

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from raycore.client.assembly import OutputAssembler
+from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
 from raycore.messages import NO_LOAD, FinishedRequest, LoadView, OutputBatch
 from raycore.metrics.counts import Histogram
@@ -21,7 +21,7 @@ class Rank:
 
     def __init__(self, tokenizer) -> None:
         self.now_s = 100.0
-        self.assembler = OutputAssembler(tokenizer, clock=lambda: self.now_s)
+        self.assembler = OutputProcessor(tokenizer, clock=lambda: self.now_s)
         self.recorder = Recorder(max_model_len=100)
         self.recorder.add_rank(0)
         self.load = NO_LOAD

@@ -11,7 +11,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from raycore.client.tokenizer import Tokenizer
 from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.engine.core import EngineCore
@@ -19,6 +18,7 @@ from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest, FinishedRequest
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.text.tokenizer import Tokenizer
 
 TOKENS = Tokenizer.from_dir(demo_model_path())
 NUM_REQUESTS = 16

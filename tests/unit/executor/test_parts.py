@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycore.executor.transport import Joiner, split
+from raycore.rpc.transport import Joiner, split
 
 
 @given(messages=st.lists(st.binary(max_size=40)), capacity=st.integers(1, 12))

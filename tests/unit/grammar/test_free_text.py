@@ -15,7 +15,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.structured_outputs import StructuredOutputsParams
-from raycore.tokenizer_files import read_tokenizer_files
+from raycore.text.tokenizer_files import read_tokenizer_files
 
 VOCAB = 352
 """More than the tokenizers know, as models have it."""

@@ -19,7 +19,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.structured_outputs import MAX_CHARACTERS, StructuredOutputsParams
-from raycore.tokenizer_files import read_tokenizer_files
+from raycore.text.tokenizer_files import read_tokenizer_files
 
 VOCAB = 352
 """More than the tokenizer knows, as models have it."""

@@ -11,18 +11,18 @@ import pytest
 import torch
 from small_model import CPU, SPEC, make_weights, new_request, plan, tokens_of
 
+from raycore.checkpoint.model_spec import ModelSpec
 from raycore.messages import StepPlan, TokenLogprobs
-from raycore.model.attention import HeadShape
+from raycore.model.attention.batch_invariant import TILE, BatchInvariantAttention
+from raycore.model.attention.gather import HeadShape
+from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.batch import SlotBatch
 from raycore.model.decoder import Decoder
-from raycore.model.invariant_attention import TILE, BatchInvariantAttention
-from raycore.model.kv_tensors import KVTensors
 from raycore.model.layers import TensorParallel
-from raycore.model.logprobs import prompt_logprobs
 from raycore.model.rows import TILE_ROWS, AllRows, TiledRows, keeps_places
 from raycore.model.runner import ModelRunner
-from raycore.model.sampler import Sampler
-from raycore.model_spec import ModelSpec
+from raycore.model.sampling.logprobs import prompt_logprobs
+from raycore.model.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16

@@ -9,13 +9,13 @@ import torch
 from torch.distributed import HashStore
 from torch.nn import functional
 
+from raycore.checkpoint.moe_spec import ExpertShare, MoeSpec
 from raycore.model.collectives import SharedMemoryCollectives
 from raycore.model.experts import ExpertParallel, SplitExperts
 from raycore.model.feed_forward import SparseFeedForward
 from raycore.model.layers import TensorParallel
-from raycore.model.moe_weights import MoeWeights
 from raycore.model.rows import AllRows
-from raycore.moe_spec import ExpertShare, MoeSpec
+from raycore.model.weights.moe_weights import MoeWeights
 
 CPU = torch.device("cpu")
 HIDDEN = 12

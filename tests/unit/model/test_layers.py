@@ -9,9 +9,9 @@ import pytest
 import torch
 from small_model import CPU, SPEC
 
+from raycore.checkpoint.model_spec import RopeScaling
 from raycore.model.layers import PackedLinear, PlainLinear, RMSNorm, can_pack, make_linear, silu_and_mul
 from raycore.model.rope import Rope, interleave, rotate_
-from raycore.model_spec import RopeScaling
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])

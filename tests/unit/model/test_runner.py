@@ -19,8 +19,8 @@ from small_model import (
 )
 
 from raycore.messages import StepPlan
-from raycore.model.picking import most_likely
 from raycore.model.runner import ModelRunner
+from raycore.model.sampling.picking import most_likely
 from raycore.sampling_params import SamplingParams
 
 PROMPT = [5, 80, 33, 2, 61, 17, 90, 44, 44, 8, 71, 23, 12]

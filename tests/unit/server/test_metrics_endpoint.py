@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from raycore.server import ServerOptions, build_app
 from raycore.server.http_counts import HttpCounts, total
-from raycore.server.messages import Report
+from raycore.server.multi_process.reports import Report
 
 
 class FakeEngine:

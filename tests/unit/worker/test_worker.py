@@ -18,10 +18,10 @@ from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
 from raycore.grammar import compiler
 from raycore.messages import NewRequest, StepPlan
+from raycore.node import resources as host
+from raycore.node.ports import address_of, free_ports
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
-from raycore.worker import host
-from raycore.worker.meeting import address_of, free_ports
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
 

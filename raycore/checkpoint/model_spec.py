@@ -1,0 +1,301 @@
+"""What a checkpoint says about its model: `config.json` and `generation_config.json`, read once and checked.
+
+Owns the difference between the forms that transformers 4 and 5 write and between the families that raycore runs;
+everything below it sees one `ModelSpec`. Keys that are absent mean what transformers' configuration classes take them
+to mean. Knows neither torch nor the weights (those are `raycore.model.weights.loader`'s).
+"""
+
+from __future__ import annotations
+
+__all__ = ["ModelSpec", "RopeScaling", "load_model_spec"]
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.checkpoint.moe_spec import MoeSpec, parse_moe
+from raycore.checkpoint.rope_scaling import RopeScaling, parse_rope
+from raycore.errors import InvalidCheckpoint, InvalidConfig
+
+CheckpointDType = Literal["float32", "bfloat16", "float16"]
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """A decoder's shape and arithmetic, as its checkpoint describes them. Sizes are the whole model's."""
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    layer_windows: list[int | None]
+    """By layer: how many positions a token sees, itself included; None is all of them."""
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    """Whether each query and key head is RMS-normalised before the rotation."""
+    tie_word_embeddings: bool
+    hidden_act: str
+    max_position_embeddings: int
+    dtype: CheckpointDType
+    """What the weights are stored in."""
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    generation_defaults: dict[str, Any]
+    """Sampling values that generation_config.json recommends, by its names; only those it gives."""
+    moe: MoeSpec | None = None
+    """The experts of the layers that have some; `intermediate_size` is that of the others."""
+
+    @property
+    def max_length(self) -> int:
+        """Positions that the model can address: YaRN's stretch is often not yet in `max_position_embeddings`."""
+        if self.rope_scaling is None or self.rope_scaling.rope_type != "yarn":
+            return self.max_position_embeddings
+        stretched = int(self.rope_scaling.factor * self.rope_scaling.original_max_position_embeddings)
+        return max(self.max_position_embeddings, stretched)
+
+    def kv_heads_per_rank(self, tp_size: int) -> int:
+        """Key-value heads of one tensor-parallel rank; ranks beyond `num_kv_heads` hold copies."""
+        return max(1, self.num_kv_heads // tp_size)
+
+    def check_tensor_parallel(self, tp_size: int, expert_parallel: bool = False) -> None:
+        """Raise InvalidConfig, naming the sizes, unless `tp_size` ranks can share the model.
+
+        The vocabulary may be of any size: it is padded. With `expert_parallel` experts stay whole, whatever their size.
+        """
+        sizes = self._split_sizes(expert_parallel)
+        for name, size in sizes.items():
+            if size % tp_size:
+                raise InvalidConfig(
+                    f"tensor_parallel_size={tp_size} doesn't divide the model's {name}={size}: "
+                    f"choose one of {self._tensor_parallel_sizes(sizes)}"
+                )
+        if self.num_kv_heads % tp_size and tp_size % self.num_kv_heads:
+            raise InvalidConfig(
+                f"tensor_parallel_size={tp_size} neither divides the model's num_key_value_heads={self.num_kv_heads} "
+                f"nor is a multiple of it: choose one of {self._tensor_parallel_sizes(sizes)}"
+            )
+
+    def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:
+        """What tensor-parallel ranks divide among them, by its name in config.json."""
+        sizes = {"num_attention_heads": self.num_heads}
+        if self.moe is None or not all(self.moe.sparse_layers):
+            sizes["intermediate_size"] = self.intermediate_size
+        if self.moe is not None and not expert_parallel:
+            own_name = "intermediate_size" if self.architecture == "MixtralForCausalLM" else "moe_intermediate_size"
+            sizes[own_name] = self.moe.intermediate_size
+        return sizes
+
+    def _tensor_parallel_sizes(self, sizes: dict[str, int]) -> list[int]:
+        shared = math.gcd(*sizes.values())
+        return [
+            size
+            for size in range(1, shared + 1)
+            if shared % size == 0 and (self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0)
+        ]
+
+
+class _Family(msgspec.Struct, frozen=True):
+    """What one architecture takes absent keys to mean, and what it fixes without a key."""
+
+    defaults: dict[str, Any]
+    qkv_bias: bool | None = False
+    """None: `attention_bias` says it, and says it of the output projection too."""
+    qk_norm: bool = False
+    windows: Literal["none", "every layer", "every layer if used", "by layer"] = "none"
+    """All but `every layer` only where `use_sliding_window` says so."""
+
+
+_LLAMA_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MISTRAL_DEFAULTS = _LLAMA_DEFAULTS | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+_QWEN2_DEFAULTS = _LLAMA_DEFAULTS | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_MIXTRAL_DEFAULTS = _MISTRAL_DEFAULTS | {
+    "sliding_window": None,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+_QWEN3_MOE_DEFAULTS = _QWEN2_DEFAULTS | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+_FAMILIES = {
+    "LlamaForCausalLM": _Family(_LLAMA_DEFAULTS, qkv_bias=None),
+    "MistralForCausalLM": _Family(_MISTRAL_DEFAULTS, windows="every layer"),
+    "Qwen2ForCausalLM": _Family(_QWEN2_DEFAULTS, qkv_bias=True, windows="by layer"),
+    "Qwen3ForCausalLM": _Family(_QWEN2_DEFAULTS | {"head_dim": 128}, qkv_bias=None, qk_norm=True, windows="by layer"),
+    "MixtralForCausalLM": _Family(_MIXTRAL_DEFAULTS, windows="every layer"),
+    "Qwen3MoeForCausalLM": _Family(_QWEN3_MOE_DEFAULTS, qkv_bias=None, qk_norm=True, windows="every layer if used"),
+}
+_GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+def load_model_spec(path: Path) -> ModelSpec:
+    """Read the description of the checkpoint in the directory `path`.
+
+    Raises:
+        InvalidCheckpoint: no such directory, no config.json, one that can't be read, or a model of a kind that
+            raycore doesn't run. The message names the file, the key and its value.
+    """
+    path = path.expanduser()
+    if not path.is_dir():
+        raise InvalidCheckpoint(
+            f"{path} is not a directory: give the directory of a downloaded checkpoint, "
+            "with its config.json and *.safetensors files"
+        )
+    config = JsonFields.read(path / "config.json")
+    generation_path = path / "generation_config.json"
+    generation = JsonFields.read(generation_path) if generation_path.exists() else JsonFields(str(generation_path), {})
+    architecture, family = _family(config)
+    _refuse_unsupported(config)
+    return _model_spec(architecture, family, config.with_defaults(family.defaults), generation)
+
+
+def _family(config: JsonFields) -> tuple[str, _Family]:
+    for name in map(str, config.list_("architectures") or []):
+        if name in _FAMILIES:
+            return name, _FAMILIES[name]
+    raise config.error("architectures", f"one of {', '.join(_FAMILIES)}")
+
+
+def _refuse_unsupported(config: JsonFields) -> None:
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key) is not None:
+            raise config.error(key, "none: quantized checkpoints aren't supported, use the original one")
+    for key, supported in (("hidden_act", "silu"), ("partial_rotary_factor", 1.0)):
+        if config.get(key) not in (None, supported):
+            raise config.error(key, repr(supported))
+
+
+def _model_spec(architecture: str, family: _Family, config: JsonFields, generation: JsonFields) -> ModelSpec:
+    num_heads = config.int_("num_attention_heads")
+    num_kv_heads = config.optional_int("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads={num_heads}")
+    rope_theta, rope_scaling = parse_rope(config)
+    attention_bias = family.qkv_bias is None and config.bool_("attention_bias")
+    return ModelSpec(
+        architecture=architecture,
+        model_type=str(config.get("model_type") or architecture.removesuffix("ForCausalLM").lower()),
+        vocab_size=config.int_("vocab_size"),
+        hidden_size=config.int_("hidden_size"),
+        intermediate_size=config.int_("intermediate_size"),
+        num_layers=config.int_("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(config, num_heads),
+        rms_norm_eps=config.float_("rms_norm_eps"),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        layer_windows=_layer_windows(family, config),
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        o_bias=attention_bias,
+        mlp_bias=architecture == "LlamaForCausalLM" and config.bool_("mlp_bias"),
+        qk_norm=family.qk_norm,
+        tie_word_embeddings=config.bool_("tie_word_embeddings"),
+        hidden_act="silu",
+        max_position_embeddings=config.int_("max_position_embeddings"),
+        dtype=_dtype(config),
+        bos_token_id=config.optional_int("bos_token_id", low=0),
+        eos_token_ids=_token_ids(generation, "eos_token_id") or _token_ids(config, "eos_token_id"),
+        generation_defaults={key: generation.get(key) for key in _GENERATION_KEYS if generation.get(key) is not None},
+        moe=parse_moe(architecture, config),
+    )
+
+
+def _head_dim(config: JsonFields, num_heads: int) -> int:
+    given = config.optional_int("head_dim")
+    if given is None and config.int_("hidden_size") % num_heads:
+        raise config.error("hidden_size", f"a multiple of num_attention_heads={num_heads}, or head_dim given")
+    head_dim = given or config.int_("hidden_size") // num_heads
+    if head_dim % 2:
+        key = "num_attention_heads" if given is None else "head_dim"
+        raise config.error(key, f"an even head size for the rotary embedding, not {head_dim}")
+    return head_dim
+
+
+def _dtype(config: JsonFields) -> CheckpointDType:
+    key = "torch_dtype" if config.get("dtype") is None else "dtype"
+    name = config.get(key) or "float32"
+    if name not in ("float32", "bfloat16", "float16"):
+        raise config.error(key, "float32, bfloat16 or float16")
+    return name
+
+
+def _token_ids(fields: JsonFields, key: str) -> list[int]:
+    value = fields.get(key)
+    if value is None:
+        return []
+    if isinstance(value, int):
+        return [fields.int_(key, low=0)]
+    token_ids = fields.list_(key) or []
+    if not all(
+        isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 for token_id in token_ids
+    ):
+        raise fields.error(key, "token ids")
+    return token_ids
+
+
+def _layer_windows(family: _Family, config: JsonFields) -> list[int | None]:
+    num_layers = config.int_("num_hidden_layers")
+    full: list[int | None] = [None] * num_layers
+    if family.windows == "none" or (family.windows != "every layer" and not config.bool_("use_sliding_window")):
+        return full
+    window = config.optional_int("sliding_window")
+    if window is None:
+        return full
+    layer_types = config.list_("layer_types")
+    if family.windows != "by layer":
+        if layer_types is not None and any(layer_type != "sliding_attention" for layer_type in layer_types):
+            raise config.error("layer_types", "sliding_attention for every layer of this architecture")
+        return [window] * num_layers
+    if layer_types is None:
+        first = config.int_("max_window_layers", low=0)
+        return [window if layer >= first else None for layer in range(num_layers)]
+    known = ("full_attention", "sliding_attention")
+    if len(layer_types) != num_layers or any(layer_type not in known for layer_type in layer_types):
+        raise config.error("layer_types", f"{num_layers} (num_hidden_layers) of full_attention or sliding_attention")
+    return [window if layer_type == "sliding_attention" else None for layer_type in layer_types]

@@ -1,0 +1,93 @@
+"""How a checkpoint stretches its rotary embedding: the parameters, in every form that config.json gives them.
+
+Knows nothing of the arithmetic on tensors, which is the decoder's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from raycore.checkpoint.json_fields import JsonFields
+
+RopeType = Literal["linear", "llama3", "yarn"]
+
+
+class RopeScaling(msgspec.Struct, frozen=True):
+    """How the rotary frequencies are stretched. Fields that `rope_type` doesn't use keep their defaults."""
+
+    rope_type: RopeType
+    factor: float
+    original_max_position_embeddings: int = 0
+    """llama3, yarn: positions of the model before it was stretched."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float = 1.0
+    """Multiplies cos and sin: what the checkpoint gives, or what the YaRN paper derives from `factor`."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """yarn: whether the bounds of the interpolated dimensions are rounded outwards to whole dimensions."""
+
+
+def parse_rope(config: JsonFields) -> tuple[float, RopeScaling | None]:
+    """The base of the rotary frequencies, and how they are stretched, from a config.json.
+
+    Raises:
+        InvalidCheckpoint: naming the key, where the stretching isn't one of `RopeType` or lacks a parameter.
+    """
+    rope = _rope_parameters(config)
+    return rope.float_("rope_theta"), _rope_scaling(rope, config)
+
+
+def _rope_parameters(config: JsonFields) -> JsonFields:
+    """What transformers 5 calls `rope_parameters`, also where transformers 4 wrote it: beside and in `rope_scaling`."""
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = config.child(key)
+    nested = [rope.child(name) for name in ("full_attention", "sliding_attention") if rope.get(name) is not None]
+    if nested and any(fields.values != nested[0].values for fields in nested):
+        raise config.error(key, "the same parameters for all layer types")
+    return (nested[0] if nested else rope).with_defaults({"rope_theta": config.get("rope_theta")})
+
+
+def _rope_scaling(rope: JsonFields, config: JsonFields) -> RopeScaling | None:
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    if rope.get("partial_rotary_factor") not in (None, 1.0):
+        raise rope.error("partial_rotary_factor", "1.0")
+    if rope_type == "default":
+        return None
+    if rope_type == "linear":
+        return RopeScaling("linear", rope.float_("factor"))
+    max_positions = config.int_("max_position_embeddings")
+    original = config.optional_int("original_max_position_embeddings")
+    original = original or rope.optional_int("original_max_position_embeddings") or max_positions
+    if rope_type == "llama3":
+        low, high = rope.float_("low_freq_factor"), rope.float_("high_freq_factor")
+        return RopeScaling("llama3", rope.float_("factor"), original, low, high)
+    if rope_type == "yarn":
+        return _yarn(rope, rope.optional_float("factor") or max_positions / original, original)
+    raise rope.error("rope_type" if "rope_type" in rope else "type", "default, linear, llama3 or yarn")
+
+
+def _yarn(rope: JsonFields, factor: float, original: int) -> RopeScaling:
+    mscale, mscale_all_dim = rope.optional_float("mscale"), rope.optional_float("mscale_all_dim")
+    derived = _yarn_attention_factor(factor, 1.0)
+    if mscale and mscale_all_dim:
+        derived = _yarn_attention_factor(factor, mscale) / _yarn_attention_factor(factor, mscale_all_dim)
+    given = rope.optional_float("attention_factor")
+    return RopeScaling(
+        "yarn",
+        factor,
+        original,
+        attention_factor=derived if given is None else given,
+        beta_fast=rope.optional_float("beta_fast") or 32.0,
+        beta_slow=rope.optional_float("beta_slow") or 1.0,
+        truncate=rope.bool_("truncate", default=True),
+    )
+
+
+def _yarn_attention_factor(factor: float, mscale: float) -> float:
+    """Section 3.4 of the YaRN paper (arXiv 2309.00071): the square root of its temperature's inverse."""
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

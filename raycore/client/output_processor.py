@@ -1,0 +1,289 @@
+"""From the engines' output batches to what callers get: one client's requests under way. Knows no Ray.
+
+Most requests only want their text at the end. Their tokens are merely collected, one list append each, and decoded
+once; only those that stream or have stop strings are looked at after every batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from raycore.client.request_state import RequestState, SequenceState, position_logprobs
+from raycore.client.updates import Update
+from raycore.errors import InvalidRequest, RequestFailed
+from raycore.messages import FinishedRequest, OutputBatch
+from raycore.outputs import RequestOutput, RequestTrace
+from raycore.sampling_params import SamplingParams
+from raycore.text.tokenizer import Tokenizer
+
+
+class Arrival(NamedTuple):
+    """The tokens of one of the engine's steps."""
+
+    handles: list[int]
+    """Whose they are, each handle once; without those of requests that are not there any more."""
+    made_s: float
+    """When they were made, on this process's clock, as if it had taken no time to send them."""
+    duration_s: float
+    """How long the step took."""
+
+
+@dataclass(slots=True)
+class ProcessedOutputs:
+    """What one batch brought."""
+
+    now_s: float
+    """When that was, on this process's clock."""
+    updates: list[Update] = field(default_factory=list[Update])
+    """One for each request that finished, failed, or streams and has something new."""
+    aborts: list[int] = field(default_factory=list[int])
+    """Handles that engines needn't go on with, because a stop string or an error ended them here."""
+    arrivals: list[Arrival] = field(default_factory=list[Arrival])
+    """The tokens, step by step."""
+    first_tokens: list[SequenceState] = field(default_factory=list[SequenceState])
+    """Sequences whose first token came."""
+    ended: list[SequenceState] = field(default_factory=list[SequenceState])
+    """Sequences that ended."""
+
+
+class OutputProcessor:
+    """The requests of one client that are under way. Not thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._requests: dict[str, RequestState] = {}
+        self._sequences: dict[int, SequenceState] = {}
+        """By handle, like the three below: sequences that haven't finished."""
+        self._token_ids: dict[int, list[int]] = {}
+        """Their tokens: the same lists, one look-up nearer."""
+        self._watched: set[int] = set()
+        """Those to look at whenever they get a token."""
+        self._tokenless: set[int] = set()
+        """Those that haven't got any."""
+        self._traced: set[int] = set()
+        """The first of each request that is traced."""
+        self.is_tracing = False
+        """Whether requests that come from now on are traced."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        handles: Sequence[int],
+        stream: bool = False,
+    ) -> None:
+        """Expect outputs of a request, whose `params.n` sequences the engine knows by `handles`.
+
+        With `stream` it gets an update whenever it has new tokens, else one at its end.
+        """
+        assert request_id not in self._requests, f"request {request_id!r} is under way"
+        assert len(handles) == params.n, f"{len(handles)} handles for n={params.n}"
+        request = RequestState(request_id, prompt, prompt_token_ids, params, stream)
+        request.metrics["arrival_s"] = self._clock()
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = [None for _ in prompt_token_ids]
+        self._requests[request_id] = request
+        for index, handle in enumerate(handles):
+            sequence = SequenceState(index, handle, request, self._tokenizer)
+            request.sequences.append(sequence)
+            self._sequences[handle] = sequence
+            self._token_ids[handle] = sequence.token_ids
+            if sequence.is_watched:
+                self._watched.add(handle)
+        self._tokenless.update(handles)
+        if self.is_tracing:
+            request.trace = RequestTrace()
+            self._traced.add(handles[0])
+
+    def abort(self, request_id: str) -> RequestOutput:
+        """Forget a request. Returns its output so far, finished, with the reason `abort` where it hadn't."""
+        request = self._requests[request_id]
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                self._finish(sequence, "abort", None)
+        self._forget(request)
+        return request.output()
+
+    def rebind(self, handle: int, new_handle: int) -> list[int]:
+        """An engine that goes on with the sequence will know it by `new_handle`; what comes for `handle` is ignored.
+
+        Returns: the tokens so far. What follows them is taken in as if nothing had happened.
+        """
+        sequence = self._sequences.pop(handle)
+        sequence.handle = new_handle
+        self._sequences[new_handle] = sequence
+        self._token_ids[new_handle] = self._token_ids.pop(handle)
+        for handles in (self._watched, self._tokenless, self._traced):
+            if handle in handles:
+                handles.remove(handle)
+                handles.add(new_handle)
+        return sequence.token_ids
+
+    def unfinished(self, request_id: str) -> list[int]:
+        """The indices of the request's sequences that haven't finished."""
+        request = self._requests[request_id]
+        return [sequence.index for sequence in request.sequences if sequence.finish_reason is None]
+
+    def process(self, batch: OutputBatch) -> ProcessedOutputs:
+        """Take in what an engine sent. Requests that it doesn't know, because they have been aborted, are ignored."""
+        step = ProcessedOutputs(self._clock())
+        handles: list[int] = np.frombuffer(batch.handles, np.int64).tolist()
+        self._note_starts(batch)
+        has_strangers = self._collect_tokens(batch, handles)
+        step.arrivals = self._arrivals(batch, handles, step.now_s, has_strangers)
+        self._note_first_tokens(step)
+        if self._traced:
+            self._trace_steps(step.arrivals)
+        self._collect_logprobs(batch, handles)
+        changed = self._follow_watched(batch, handles, step)
+        for end in batch.finished:
+            sequence = self._sequences.get(end.handle)
+            if sequence is not None:
+                self._take_end(sequence, end, step)
+                changed[sequence.request.request_id] = None
+        self._report(changed, step)
+        return step
+
+    def _note_starts(self, batch: OutputBatch) -> None:
+        for handle, num_cached_tokens in batch.started:
+            sequence = self._sequences.get(handle)
+            # a request that goes on elsewhere starts there, too: what counts is how it began
+            if sequence is not None and sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = num_cached_tokens
+                if sequence.index == 0:
+                    sequence.request.num_cached_tokens = num_cached_tokens
+        for handle, queue_s in batch.queued:
+            sequence = self._sequences.get(handle)
+            if sequence is not None and sequence.queue_s is None:
+                sequence.queue_s = queue_s
+                if handle in self._traced and sequence.request.trace is not None:
+                    sequence.request.trace.queue_s = queue_s
+
+    def _collect_tokens(self, batch: OutputBatch, handles: list[int]) -> bool:
+        """Returns whether any were of requests that are not there any more."""
+        token_ids: list[int] = np.frombuffer(batch.token_ids, np.int32).tolist()
+        find = self._token_ids.get
+        has_strangers = False
+        for handle, token_id in zip(handles, token_ids, strict=True):
+            tokens = find(handle)
+            if tokens is not None:
+                tokens.append(token_id)
+            else:
+                has_strangers = True
+        return has_strangers
+
+    def _arrivals(self, batch: OutputBatch, handles: list[int], now_s: float, has_strangers: bool) -> list[Arrival]:
+        arrivals: list[Arrival] = []
+        first = 0
+        for num_tokens, age_s, duration_s in batch.steps:
+            part = handles[first : first + num_tokens]
+            first += num_tokens
+            if has_strangers:
+                part = [handle for handle in part if handle in self._token_ids]
+            if part:
+                arrivals.append(Arrival(part, now_s - age_s, duration_s))
+        return arrivals
+
+    def _trace_steps(self, arrivals: list[Arrival]) -> None:
+        for handles, made_s, duration_s in arrivals:
+            for handle in self._traced.intersection(handles):
+                trace = self._sequences[handle].request.trace
+                assert trace is not None
+                trace.add_step(made_s - duration_s, made_s)
+
+    def _note_first_tokens(self, step: ProcessedOutputs) -> None:
+        for handles, made_s, _ in step.arrivals:
+            if not self._tokenless:
+                return
+            first_tokens = self._tokenless.intersection(handles)
+            self._tokenless -= first_tokens
+            for handle in first_tokens:
+                sequence = self._sequences[handle]
+                sequence.first_token_s = made_s
+                sequence.request.metrics.setdefault("first_token_s", made_s)
+                step.first_tokens.append(sequence)
+
+    def _collect_logprobs(self, batch: OutputBatch, handles: list[int]) -> None:
+        for index, entry in batch.logprobs:
+            sequence = self._sequences.get(handles[index])
+            if sequence is not None:
+                sequence.add_logprobs(entry)
+        for handle, first, entries in batch.prompt_logprobs:
+            sequence = self._sequences.get(handle)
+            if sequence is None or sequence.index != 0 or sequence.request.prompt_logprobs is None:
+                continue
+            positions = [position_logprobs(entry, self._tokenizer) for entry in entries]
+            sequence.request.prompt_logprobs[first : first + len(positions)] = positions
+
+    def _follow_watched(self, batch: OutputBatch, handles: list[int], step: ProcessedOutputs) -> dict[str, None]:
+        """Bring watched sequences' texts up to date. Returns the ids of requests that changed, in the batch's order."""
+        changed: dict[str, None] = {}
+        if not self._watched or self._watched.isdisjoint(handles):
+            return changed
+        ends = {end.handle: end.finish_reason for end in batch.finished}
+        for handle in dict.fromkeys(handles):
+            if handle not in self._watched:
+                continue
+            sequence = self._sequences[handle]
+            if sequence.follow_text(ends_with_stop_token=ends.get(handle) == "stop"):
+                self._drop_handle(handle)
+                step.ended.append(sequence)
+                if handle not in ends:
+                    step.aborts.append(handle)
+            if sequence.request.stream or sequence.finish_reason is not None:
+                changed[sequence.request.request_id] = None
+        return changed
+
+    def _take_end(self, sequence: SequenceState, end: FinishedRequest, step: ProcessedOutputs) -> None:
+        if end.finish_reason not in ("error", "failed"):
+            self._finish(sequence, end.finish_reason, end.stop_reason)
+            step.ended.append(sequence)
+            return
+        request = sequence.request
+        self._forget(request)
+        failed = [each for each in request.sequences if each.finish_reason is None]
+        step.aborts += [other.handle for other in failed if other is not sequence]
+        for each in failed:
+            each.finish_reason = "error"
+        step.ended += failed
+        error = (RequestFailed if end.finish_reason == "failed" else InvalidRequest)(str(end.stop_reason))
+        step.updates.append(Update(request.request_id, error=error))
+
+    def _report(self, changed: Iterable[str], step: ProcessedOutputs) -> None:
+        for request_id in changed:
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            finished = request.finished
+            if finished:
+                request.metrics["finished_s"] = step.now_s
+                self._forget(request)
+            if finished or request.stream:
+                step.updates.append(Update(request_id, request.output()))
+
+    def _finish(self, sequence: SequenceState, reason: str, stop_reason: int | str | None) -> None:
+        sequence.finish(reason, stop_reason)
+        self._drop_handle(sequence.handle)
+
+    def _forget(self, request: RequestState) -> None:
+        del self._requests[request.request_id]
+        for sequence in request.sequences:
+            self._drop_handle(sequence.handle)
+
+    def _drop_handle(self, handle: int) -> None:
+        self._sequences.pop(handle, None)
+        self._token_ids.pop(handle, None)
+        self._watched.discard(handle)
+        self._tokenless.discard(handle)
+        self._traced.discard(handle)

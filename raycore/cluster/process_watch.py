@@ -1,0 +1,110 @@
+"""Waits for the ends of ranks: for their run refs and, on this node, for their processes.
+
+A process that holds a lifeline is seen to end within a millisecond. The kernel's descriptor of a process, for one that
+doesn't, takes tens of them, Ray's word more; but Ray says why, and is all that there is of other nodes. So a process's
+end counts at once, and is explained afterwards.
+"""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from ray.exceptions import RayError
+
+from raycore.cluster.failure_reports import dead_process, describe_loss, describe_rank
+from raycore.cluster.rank import Rank
+from raycore.errors import EngineDeadError
+from raycore.node.lifeline import Watch
+
+_EXPLANATION_S = 1.0
+"""Ray's account of an end follows it by some 20 to 50 ms."""
+
+
+class Ends:
+    """The ends of a unit's ranks. To be closed."""
+
+    def __init__(self, ranks: Sequence[Rank], own_node: str) -> None:
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._processes: dict[int, tuple[Rank, int]] = {}
+        """By the file descriptor that becomes readable when it ends: whose process, and which."""
+        self._lifelines: list[Watch] = []
+        self._ended: deque[tuple[Rank, int]] = deque()
+        self._runs: list[tuple[Rank, Future[Any]]] = []
+        self._is_closed = False
+        self._closing = threading.Lock()
+        self._own_node = own_node
+        for rank in ranks:
+            assert rank.run_ref is not None, "confirm() comes first"
+            run: Future[Any] = rank.run_ref.future()
+            self._runs.append((rank, run))
+            run.add_done_callback(self._wake)
+            for pid in rank.pids_on(own_node):
+                with suppress(OSError, AttributeError):  # it has ended, or this kernel has no such descriptors
+                    self._processes[os.pidfd_open(pid)] = rank, pid
+                lifeline = Watch.start(pid, partial(self._note_end, rank, pid))
+                if lifeline is not None:
+                    self._lifelines.append(lifeline)
+
+    def wait(self, timeout_s: float) -> EngineDeadError | None:
+        """The first end, if there is one within `timeout_s`."""
+        ready, _, _ = select.select([self._wake_r, *self._processes], [], [], timeout_s)
+        if not ready:
+            return None
+        ended = [*self._ended, *(self._processes[fd] for fd in ready if fd in self._processes)]
+        explained = self._explained(0.0)
+        if explained is not None or not ended:
+            return explained
+        rank, pid = ended[0]
+        text = f"{describe_rank(rank.info, rank.dp_rank)} died: its process {pid} ended"
+        return EngineDeadError(text, pid=pid, node=self._own_node)
+
+    def explain(self, error: EngineDeadError) -> EngineDeadError:
+        """Ray's account of `error`, which `wait()` gave; or that itself where Ray has none within a second."""
+        explained = self._explained(_EXPLANATION_S) or error
+        if explained.pid is None:  # what Ray tells may be a consequence: another rank that misses the dead process
+            explained.pid, explained.node = error.pid, error.node
+        return explained
+
+    def close(self) -> None:
+        """Let go of what is watched."""
+        for lifeline in self._lifelines:
+            lifeline.close()
+        with self._closing:
+            self._is_closed = True
+            for fd in (self._wake_r, self._wake_w, *self._processes):
+                os.close(fd)
+
+    def _note_end(self, rank: Rank, pid: int) -> None:
+        self._ended.append((rank, pid))
+        self._wake()
+
+    def _wake(self, _: Any = None) -> None:
+        with self._closing:
+            if not self._is_closed:
+                os.write(self._wake_w, b".")
+
+    def _explained(self, timeout_s: float) -> EngineDeadError | None:
+        runs = {run: rank for rank, run in self._runs}
+        done, _ = futures.wait(runs, timeout_s, futures.FIRST_COMPLETED)
+        return next((_loss(runs[run], run) for run in done), None)
+
+
+def _loss(rank: Rank, run: Future[Any]) -> EngineDeadError:
+    error = run.exception()
+    assert error is None or isinstance(error, RayError), error
+    pid, node = dead_process(error, rank.info)
+    dead = EngineDeadError(describe_loss(error, rank.info, rank.dp_rank), pid=pid, node=node)
+    dead.__cause__ = error
+    return dead

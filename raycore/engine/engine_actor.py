@@ -1,0 +1,204 @@
+"""The Ray actor that hosts one data-parallel rank's engine. Holds no policy.
+
+Four concurrency groups keep its callers apart: `run` is the engine's loop, `io` hands requests in (one thread, so
+that an abort never overtakes its submit), `outputs` streams results out, `utility` waits for answers from the loop. The
+default group stays free: Ray's channels call back into it.
+"""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from raycore.config import EngineConfig
+from raycore.engine.core import EngineCore, decode_requests, run_loop
+from raycore.engine.lockstep import run_lockstep_loop
+from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, StartWave, Submit, Utility
+from raycore.engine.waves import Waves
+from raycore.executor.base import Executor
+from raycore.logs import log_as
+from raycore.messages import EngineInfo
+from raycore.node import lifeline
+
+logger = logging.getLogger(__name__)
+
+MAX_CLIENTS = 16
+"""Each client's output stream has a thread of its own here."""
+
+
+@ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
+    max_restarts=0, concurrency_groups={"run": 1, "io": 1, "outputs": MAX_CLIENTS, "utility": 4}
+)
+class DPEngineCoreActor:
+    """One rank: an `EngineCore`, its mailbox, and the loop between them."""
+
+    def __init__(
+        self,
+        config_bytes: bytes,
+        dp_rank: int,
+        placement_group: PlacementGroup | None,
+        num_local_workers: int,
+        name: str,
+    ) -> None:
+        self._config = EngineConfig.decode(config_bytes)
+        self._dp_rank = dp_rank
+        self._name = name
+        self._group = placement_group
+        self._num_local_workers = num_local_workers
+        log_as(_label(dp_rank), self._config.log_level)
+        self._mailbox = Mailbox()
+        self._executor: Executor | None = None
+        self._core: EngineCore | None = None
+        lifeline.hold()
+
+    def __repr__(self) -> str:
+        return self._name
+
+    @ray.method(concurrency_group="run")
+    def stand_by(self) -> list[int]:
+        """Start the rank's processes before it is known which rank it is. Returns their ids."""
+        self._executor = self._make_executor()
+        self._executor.stand_by()
+        return sorted({os.getpid(), *self._executor.worker_pids()})
+
+    @ray.method(concurrency_group="run")
+    def adopt(self, dp_rank: int, num_local_workers: int, name: str) -> None:
+        """After `stand_by()`: be this rank. `wait_for_init()` comes next."""
+        assert self._executor is not None, "stand_by() comes first"
+        self._dp_rank, self._num_local_workers, self._name = dp_rank, num_local_workers, name
+        log_as(_label(dp_rank), self._config.log_level)
+        self._executor.adopt(dp_rank, num_local_workers)
+
+    @ray.method(concurrency_group="run")
+    def ep_meeting(self) -> str:
+        """Where the workers of all ranks that share experts are to meet; asked of one of them, before the next."""
+        self._executor = self._make_executor()
+        return self._executor.ep_meeting()
+
+    @ray.method(concurrency_group="run")
+    def wait_for_init(self, ep_init: str | None = None) -> bytes:
+        """Bring the rank up. Returns an encoded `EngineInfo`; raises what kept it from coming up.
+
+        `ep_init`: what one rank's `ep_meeting()` said, where ranks share experts; all then come up together.
+        """
+        started_s = time.perf_counter()
+        executor = self._executor = self._executor or self._make_executor()
+        executor.ep_init = ep_init
+        self._core = EngineCore(self._config, executor)
+        executor.register_failure_callback(self._mailbox.fail)
+        self._core.timings_s["engine"] = round(time.perf_counter() - started_s, 3)
+        info = EngineInfo(
+            dp_rank=self._dp_rank,
+            pid=os.getpid(),
+            node_id=ray.get_runtime_context().get_node_id(),
+            num_blocks=self._core.num_blocks,
+            block_size=self._config.cache.block_size,
+            max_model_len=self._config.model.max_model_len,
+            dtype=executor.dtype_name(),
+            timings_s=self._core.timings_s,
+            worker_pids=executor.worker_pids(),
+            gpu_ids=executor.collective_rpc("gpu_id") if self._config.device == "cuda" else [],
+        )
+        return msgspec.msgpack.encode(info)
+
+    def load_progress(self) -> float:
+        """Share of the weights that has been read, 0 to 1, while `wait_for_init()` runs."""
+        return self._executor.load_progress() if self._executor is not None else 0.0
+
+    @ray.method(concurrency_group="run")
+    def run(self, peers: list[Any]) -> None:
+        """The engine's loop. Returns when asked to stop, with its workers stopped.
+
+        `peers`: the other ranks, where ranks share experts.
+
+        Raises, when the rank can't go on, at once: whoever learns of it ends what is left of the rank.
+        """
+        assert self._core is not None, "wait_for_init() comes first"
+        try:
+            if self._config.parallel.is_lockstep:
+                self._run_in_lockstep(self._core, peers)
+            else:
+                run_loop(self._core, self._mailbox)
+        finally:
+            self._mailbox.close()
+        self._core.shutdown()
+
+    @ray.method(concurrency_group="io")
+    def start_wave(self, wave: int) -> None:
+        """A peer has started a wave: take part."""
+        self._mailbox.put(StartWave(wave))
+
+    @ray.method(concurrency_group="io")
+    def step_age_s(self) -> float:
+        """Seconds since the present step began, 0 between steps: what the watchdog asks."""
+        return self._core.step_age_s() if self._core is not None else 0.0
+
+    @ray.method(concurrency_group="io")
+    def submit(self, requests: bytes) -> None:
+        """Take requests on: an encoded list of `EngineRequest`."""
+        try:
+            self._mailbox.put(Submit(decode_requests(requests)))
+        except Exception as error:
+            # nobody looks at what this call gives: the requests would be lost, and their callers wait for ever
+            self._mailbox.fail(error)
+            raise
+
+    @ray.method(concurrency_group="io")
+    def abort(self, handles: list[int]) -> None:
+        """Drop requests."""
+        self._mailbox.put(Abort(handles))
+
+    @ray.method(concurrency_group="io")
+    def forget_client(self, client: int) -> None:
+        """A client's process is gone: drop its requests, and end its output stream."""
+        self._mailbox.put(ForgetClient(client))
+
+    @ray.method(concurrency_group="outputs")
+    def outputs(self, client: int) -> Iterator[bytes]:
+        """The stream of one client's encoded `OutputBatch`es, which ends when the rank does."""
+        yield from self._mailbox.outputs(client)
+
+    @ray.method(concurrency_group="utility")
+    def utility(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
+        """Call one of the engine's utilities between two steps."""
+        command = Utility(method, args, kwargs)
+        self._mailbox.put(command)
+        return command.reply.result(timeout_s)
+
+    @ray.method(concurrency_group="io")
+    def stop(self) -> None:
+        """Have `run()` return after the present step."""
+        self._mailbox.stop()
+
+    def _run_in_lockstep(self, core: EngineCore, peers: list[Any]) -> None:
+        def tell_peers(wave: int) -> None:
+            for peer in peers:
+                peer.start_wave.remote(wave)
+
+        waves = Waves(self._config.parallel.dp_sync_interval)
+        run_lockstep_loop(core, self._mailbox, waves, tell_peers)
+
+    def _make_executor(self) -> Executor:
+        if self._config.executor.backend == "inline":
+            from raycore.executor.inline import InlineExecutor
+
+            host: str = ray.util.get_node_ip_address()
+            return InlineExecutor(self._config, self._dp_rank, self._num_local_workers, host)
+        from raycore.executor.ray_executor import RayExecutor
+
+        return RayExecutor(self._config, self._dp_rank, self._group, self._num_local_workers)
+
+
+def _label(dp_rank: int) -> str:
+    """What log lines call the rank; below 0 it is a standby."""
+    return f"dp{dp_rank}" if dp_rank >= 0 else "standby"

@@ -1,0 +1,189 @@
+"""Attention whose bits for a token depend on the sequence up to it alone, not on what else a step computes.
+
+The unit of work is a *tile*: `TILE` consecutive positions of one slot, aligned, whichever of them the step computes.
+A token's place in its tile is its position modulo `TILE`, so a decode finds itself at the same place as in a prompt of
+any chunking. A tile reads keys in whole stretches of `STRETCH` tokens, as many as its position asks for; what a token
+doesn't see is masked, and rows that aren't in the step are computed from whatever is there and dropped.
+
+One call of SDPA takes tiles with equally many keys: tiles of one slot that read the same keys, or one tile of each of
+several slots. Every tile and head is a matrix of its own in it, so their number makes no difference.
+
+Shape suffixes: T tokens, I tiles, Q rows of a tile, K key-value heads, G query heads for each of those, H head dim,
+L keys of a tile.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from raycore.model.attention.gather import HeadShape
+from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.batch import Ints, StepInputs
+
+TILE = 4
+"""A decode computes this many rows of attention for the one that it wants; a prompt has as many to a product.
+Measured: 8 slows decodes of 16 requests by a fifth and speeds nothing up."""
+STRETCH = 128
+
+
+class BatchInvariantAttention:
+    """Attention of one step at a time: `begin` it, then call it for every layer."""
+
+    def __init__(
+        self, heads: HeadShape, layer_windows: list[int | None], kv: KVTensors, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.heads = heads
+        self.kv = kv
+        self.dtype = dtype
+        self.device = device
+        unit = math.lcm(kv.block_size, TILE)
+        self.stretch = -(-STRETCH // unit) * unit
+        """Whole blocks and whole tiles."""
+        self._windows = layer_windows
+        self._write_rows = torch.empty(0)
+        self._made_for: tuple[bytes, bytes, int] | None = None
+        self._passes = {window: _Pass(self, window) for window in set(layer_windows)}
+
+    def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
+        """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
+        block_ids_T = block_tables[step.token_slots, step.positions // self.kv.block_size]
+        self._write_rows = self.to_device(self.kv.write_rows(block_ids_T, step.positions))
+        tiles_T = step.positions // TILE
+        is_first_T = np.ones(len(tiles_T), np.bool_)
+        is_first_T[1:] = (np.diff(tiles_T) != 0) | (np.diff(step.token_slots) != 0)
+        slots_I, tiles_I = step.token_slots[is_first_T], tiles_T[is_first_T]
+        made_for = (slots_I.tobytes(), tiles_I.tobytes(), step.tables_version)
+        for each in self._passes.values():
+            if made_for != self._made_for:
+                each.group(slots_I, tiles_I, block_tables)
+            each.place(np.cumsum(is_first_T) - 1, step.positions % TILE)
+        self._made_for = made_for
+
+    def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+        """[T, query heads · H], after writing the tokens' keys and values."""
+        kv_start = self.heads.num_heads * self.heads.head_dim
+        kv_rows = qkv_TO[:, kv_start:].reshape(-1, self.heads.head_dim)
+        self.kv.rows[layer].index_copy_(0, self._write_rows, kv_rows)
+        return self._passes[self._windows[layer]].attend(self.kv.blocks[layer], qkv_TO)
+
+    def to_device(self, values: NDArray[np.generic]) -> Tensor:
+        """As a tensor where the model is."""
+        return torch.as_tensor(values, device=self.device)
+
+
+class _Pass:
+    """A step's tiles, as layers with one window see them."""
+
+    def __init__(self, attention: BatchInvariantAttention, window: int | None) -> None:
+        self._attention = attention
+        self._window = window
+        self._groups: list[_Group] = []
+        self._order = np.empty(0, np.int64)
+        """Tiles as they come in the groups."""
+        self._q_rows = self._out_rows = torch.empty(0)
+
+    def group(self, slots_I: Ints, tiles_I: Ints, block_tables: NDArray[np.int32]) -> None:
+        """Which tiles go together, and which keys they read."""
+        stretch, starts_I = self._attention.stretch, tiles_I * TILE
+        first_I = np.zeros_like(starts_I)
+        if self._window is not None:
+            first_I = np.maximum(starts_I - self._window + 1, 0) // stretch * stretch
+        num_keys_I = (starts_I // stretch + 1) * stretch - first_I
+        # torch's kernel for narrower types chooses by the number of tiles whether it repacks the keys
+        is_alone = self._attention.device.type == "cpu" and self._attention.dtype != torch.float32
+        groups = _groups(slots_I, first_I, num_keys_I, is_alone)
+        self._order = np.concatenate(groups)
+        self._groups = [
+            _Group(
+                self._attention, slots_I[g], starts_I[g], first_I[g], int(num_keys_I[g[0]]), self._window, block_tables
+            )
+            for g in groups
+        ]
+
+    def place(self, tile_of_T: Ints, place_T: Ints) -> None:
+        """Where the step's tokens are in the tiles."""
+        heads = self._attention.heads
+        row_IQ = np.zeros((len(self._order), TILE), np.int64)  # row 0 for places that the step leaves empty
+        row_IQ[tile_of_T, place_T] = np.arange(len(tile_of_T))
+        head_KG = np.arange(heads.num_kv_heads)[:, None] * heads.group + np.arange(heads.group)
+        heads_per_row = heads.num_heads + 2 * heads.num_kv_heads
+        q_rows_IKGQ = row_IQ[self._order, None, None] * heads_per_row + head_KG[:, :, None]
+        self._q_rows = self._attention.to_device(q_rows_IKGQ.ravel())
+        order_I = np.empty_like(self._order)
+        order_I[self._order] = np.arange(len(self._order))
+        head_K1, head_1G = np.arange(heads.num_kv_heads)[:, None], np.arange(heads.group)
+        place_T11, first_T11 = place_T[:, None, None], order_I[tile_of_T, None, None] * heads.group
+        out_rows_TKG = ((first_T11 + head_1G) * TILE + place_T11) * heads.num_kv_heads + head_K1
+        self._out_rows = self._attention.to_device(out_rows_TKG.ravel())
+
+    def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
+        """[T, query heads · H]."""
+        heads = self._attention.heads
+        q_rows = qkv_TO.view(-1, heads.head_dim).index_select(0, self._q_rows)
+        q_IKRH = q_rows.view(-1, heads.num_kv_heads, heads.group * TILE, heads.head_dim)
+        parts: list[Tensor] = []
+        first = 0
+        for group in self._groups:
+            parts.append(group.attend(blocks, q_IKRH[first : first + group.num_tiles]))
+            first += group.num_tiles
+        out_rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out_rows.index_select(0, self._out_rows).view(len(qkv_TO), -1)
+
+
+def _groups(slots_I: Ints, first_I: Ints, num_keys_I: Ints, is_alone: bool) -> list[Ints]:
+    """Tiles for one call each: runs that read the same keys, and single ones that read equally many."""
+    if is_alone:
+        return list(np.arange(len(slots_I))[:, None])
+    is_new = (np.diff(slots_I) != 0) | (np.diff(first_I) != 0) | (np.diff(num_keys_I) != 0)
+    runs = np.split(np.arange(len(slots_I)), np.flatnonzero(is_new) + 1)
+    single = np.array([run[0] for run in runs if len(run) == 1], np.int64)
+    together = [single[num_keys_I[single] == num_keys] for num_keys in np.unique(num_keys_I[single])]
+    return [*together, *(run for run in runs if len(run) > 1)]
+
+
+class _Group:
+    """Tiles with equally many keys."""
+
+    def __init__(
+        self,
+        attention: BatchInvariantAttention,
+        slots_I: Ints,
+        starts_I: Ints,
+        first_I: Ints,
+        num_keys: int,
+        window: int | None,
+        block_tables: NDArray[np.int32],
+    ) -> None:
+        self.num_tiles = len(slots_I)
+        self._heads = attention.heads
+        is_shared = self.num_tiles > 1 and slots_I[0] == slots_I[1] and first_I[0] == first_I[1]
+        block_size = attention.kv.block_size
+        readers = slice(0, 1 if is_shared else self.num_tiles)
+        # stretches may reach beyond the table, where nothing is seen
+        columns = first_I[readers, None] // block_size + np.arange(num_keys // block_size)
+        columns = np.minimum(columns, block_tables.shape[1] - 1)
+        block_ids = block_tables[slots_I[readers, None], columns]
+        self._gather_rows = attention.to_device(attention.kv.gather_rows(block_ids))
+        keys_I1L = (first_I[:, None] + np.arange(num_keys))[:, None]
+        queries_IQ1 = (starts_I[:, None] + np.arange(TILE))[:, :, None]
+        is_seen_IQL = keys_I1L <= queries_IQ1
+        if window is not None:
+            is_seen_IQL &= keys_I1L > queries_IQ1 - window
+        mask = torch.zeros(is_seen_IQL.shape, dtype=attention.dtype, device=attention.device)
+        self._mask_I1QL = mask.masked_fill_(attention.to_device(~is_seen_IQL), -torch.inf).unsqueeze(1)
+
+    def attend(self, blocks: Tensor, q_IKRH: Tensor) -> Tensor:
+        """[I·R·K, H], where R is G·Q."""
+        heads = self._heads
+        shape = (2, -1, heads.num_kv_heads, self._mask_I1QL.shape[-1], heads.head_dim)
+        kv_2IKLH = blocks.index_select(0, self._gather_rows).view(shape)
+        keys, values = kv_2IKLH.expand(-1, self.num_tiles, -1, -1, -1).unbind()
+        mask = self._mask_I1QL if heads.group == 1 else self._mask_I1QL.repeat(1, 1, heads.group, 1)
+        out_IKRH = functional.scaled_dot_product_attention(q_IKRH, keys, values, attn_mask=mask)
+        return out_IKRH.transpose(1, 2).reshape(-1, heads.head_dim)

@@ -1,0 +1,253 @@
+"""Attention over paged keys and values, in plain torch: gather the blocks, then ordinary dense attention.
+
+A step's tokens are of two kinds. *Decodes*, one token each and any number of them, go through one batched product
+over all sequences and heads. *Chunks* of prompts go through SDPA, a chunk at a time; whole prompts of equal length that
+follow each other in the batch go together. What depends on the step alone (rows, masks) is made once for all layers.
+
+Shape suffixes: T tokens, B decodes, K key-value heads, G query heads for each of those, H head dim, M blocks of one
+sequence, L their tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.batch import StepInputs
+
+
+@dataclass(slots=True, frozen=True)
+class HeadShape:
+    """The heads of one rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+
+class GatherAttention:
+    """Attention of one step at a time: `begin` it, then call it for every layer."""
+
+    def __init__(
+        self, heads: HeadShape, layer_windows: list[int | None], kv: KVTensors, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._heads = heads
+        self._windows = layer_windows
+        self._kv = kv
+        self._dtype = dtype
+        self._device = device
+        self._num_decodes = 0
+        self._write_rows = torch.empty(0)
+        self._decodes: dict[int | None, _Decodes] = {window: _Decodes(self, window) for window in set(layer_windows)}
+        self._chunks: dict[int | None, list[_Chunk]] = {}
+
+    def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
+        """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
+        block_ids_T = block_tables[step.token_slots, step.positions // self._kv.block_size]
+        self._write_rows = self.to_device(self._kv.write_rows(block_ids_T, step.positions))
+        self._num_decodes = step.num_decodes
+        if step.num_decodes:
+            for decodes in self._decodes.values():
+                decodes.begin(step, block_tables)
+        self._chunks = {}
+        if step.num_decodes < len(step.slots):
+            self._chunks = {window: self._make_chunks(step, block_tables, window) for window in self._decodes}
+
+    def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+        heads = self._heads
+        kv_start = heads.num_heads * heads.head_dim
+        self._kv.rows[layer].index_copy_(0, self._write_rows, qkv_TO[:, kv_start:].reshape(-1, heads.head_dim))
+        blocks, window = self._kv.blocks[layer], self._windows[layer]
+        if not self._chunks:
+            return self._decodes[window].attend(blocks, qkv_TO)
+        parts = [chunk.attend(blocks, qkv_TO) for chunk in self._chunks[window]]
+        if self._num_decodes:
+            parts.insert(0, self._decodes[window].attend(blocks, qkv_TO[: self._num_decodes]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _make_chunks(self, step: StepInputs, block_tables: NDArray[np.int32], window: int | None) -> list[_Chunk]:
+        chunks: list[_Chunk] = []
+        row = step.num_decodes
+        for index in range(step.num_decodes, len(step.slots)):
+            count, start = int(step.counts[index]), int(step.starts[index])
+            is_plain = start == 0 and (window is None or count <= window)
+            last = chunks[-1] if chunks else None
+            if is_plain and isinstance(last, _WholePrompts) and last.count == count:
+                last.num_prompts += 1
+            elif is_plain:
+                chunks.append(_WholePrompts(self.heads, row, count))
+            else:
+                table = block_tables[int(step.slots[index])]
+                chunks.append(_LaterChunk(self, row, count, start, table, window))
+            row += count
+        return chunks
+
+    @property
+    def heads(self) -> HeadShape:
+        return self._heads
+
+    @property
+    def kv(self) -> KVTensors:
+        return self._kv
+
+    def to_device(self, values: NDArray[np.generic]) -> Tensor:
+        """As a tensor where the model is."""
+        return torch.as_tensor(values, device=self._device)
+
+    def additive_mask(self, is_seen: NDArray[np.bool_]) -> Tensor:
+        """0 where seen, minus infinity elsewhere."""
+        mask = torch.zeros(is_seen.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(self.to_device(~is_seen), -torch.inf)
+
+
+def _first_block(positions: NDArray[np.int64], window: int | None, block_size: int) -> NDArray[np.int64]:
+    """The first block that holds anything a token at each position sees."""
+    if window is None:
+        return np.zeros_like(positions)
+    return np.maximum(positions - window + 1, 0) // block_size
+
+
+class _Decodes:
+    """The decodes of a step, as layers with one window see them."""
+
+    def __init__(self, attention: GatherAttention, window: int | None) -> None:
+        self._attention = attention
+        self._window = window
+        self._made_for: tuple[bytes, int, int] | None = None
+        self._gather_rows = torch.empty(0)
+        self._gathered = torch.empty(0)
+        """Room for one layer's keys and values, of which the next two are views."""
+        self._keys_PHL = self._values_PLH = self._gathered
+        self._mask: Tensor | None = None
+        self._num_keys = 0
+        self._scale = attention.heads.head_dim**-0.5
+
+    def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
+        slots_B, positions_B = step.slots[: step.num_decodes], step.starts[: step.num_decodes]
+        block_size = self._attention.kv.block_size
+        first_B = _first_block(positions_B, self._window, block_size)
+        self._gather(slots_B, first_B, int((positions_B // block_size - first_B).max()) + 1, step, block_tables)
+        last_B = positions_B - first_B * block_size
+        self._num_keys = int(last_B.max()) + 1
+        self._mask = self._make_mask(last_B)
+        self._make_room(len(slots_B))
+
+    def _gather(
+        self,
+        slots_B: NDArray[np.int64],
+        first_B: NDArray[np.int64],
+        num_blocks: int,
+        step: StepInputs,
+        block_tables: NDArray[np.int32],
+    ) -> None:
+        """Which rows to gather: as in the step before, while slots and blocks stay."""
+        made_for = (slots_B.tobytes() + first_B.tobytes(), num_blocks, step.tables_version)
+        if made_for == self._made_for:
+            return
+        self._made_for = made_for
+        columns_BM = np.minimum(first_B[:, None] + np.arange(num_blocks), block_tables.shape[1] - 1)
+        kv = self._attention.kv
+        self._gather_rows = self._attention.to_device(kv.gather_rows(block_tables[slots_B[:, None], columns_BM]))
+
+    def _make_mask(self, last_B: NDArray[np.int64]) -> Tensor | None:
+        """[B·K, 1, L], or None where every sequence sees all L keys."""
+        is_seen_BL = np.arange(self._num_keys) <= last_B[:, None]
+        if self._window is not None:
+            is_seen_BL &= np.arange(self._num_keys) > last_B[:, None] - self._window
+        if is_seen_BL.all():
+            return None
+        return self._attention.additive_mask(is_seen_BL).repeat_interleave(self._attention.heads.num_kv_heads, 0)[
+            :, None
+        ]
+
+    def _make_room(self, num_decodes: int) -> None:
+        heads, kv = self._attention.heads, self._attention.kv
+        size = (len(self._gather_rows), kv.block_size * heads.head_dim)
+        if self._gathered.shape != size:
+            self._gathered = kv.blocks[0].new_empty(size)
+        shape = (2, num_decodes * heads.num_kv_heads, -1, heads.head_dim)
+        keys_PLH, self._values_PLH = self._gathered.view(shape)[:, :, : self._num_keys].unbind()
+        self._keys_PHL = keys_PLH.transpose(1, 2)
+
+    def attend(self, blocks: Tensor, qkv_BO: Tensor) -> Tensor:
+        """[B, query heads · H]. P is the pairs of a sequence and a key-value head: one product for each."""
+        heads = self._attention.heads
+        torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
+        q_PGH = qkv_BO[:, : heads.num_heads * heads.head_dim].reshape(-1, heads.group, heads.head_dim)
+        if self._mask is None:
+            scores_PGL = torch.bmm(q_PGH.mul_(self._scale), self._keys_PHL)
+        else:
+            scores_PGL = torch.baddbmm(self._mask, q_PGH, self._keys_PHL, alpha=self._scale)
+        return torch.bmm(torch.softmax(scores_PGL, -1), self._values_PLH).view(len(qkv_BO), -1)
+
+
+class _WholePrompts:
+    """Prompts of equal length that start in this step, next to each other: they see nothing but themselves."""
+
+    def __init__(self, heads: HeadShape, row: int, count: int) -> None:
+        self._heads = heads
+        self._row = row
+        self.count = count
+        self.num_prompts = 1
+
+    def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
+        """[num_prompts · count, query heads · H]."""
+        heads = self._heads
+        rows = qkv_TO[self._row : self._row + self.num_prompts * self.count]
+        heads_BNTH = rows.view(self.num_prompts, self.count, -1, heads.head_dim).transpose(1, 2)
+        q_BNTH, kv_BNTH = heads_BNTH[:, : heads.num_heads], heads_BNTH[:, heads.num_heads :]
+        k_BNTH, v_BNTH = (x_BKTH.repeat_interleave(heads.group, 1) for x_BKTH in kv_BNTH.chunk(2, dim=1))
+        out_BNTH = functional.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=True)
+        return out_BNTH.transpose(1, 2).reshape(len(rows), -1)
+
+
+class _LaterChunk:
+    """A chunk of one prompt that sees keys from before it, or not all of its own."""
+
+    def __init__(
+        self,
+        attention: GatherAttention,
+        row: int,
+        count: int,
+        start: int,
+        block_table: NDArray[np.int32],
+        window: int | None,
+    ) -> None:
+        block_size = attention.kv.block_size
+        first = int(_first_block(np.array([start]), window, block_size)[0])
+        block_ids = block_table[first : -(-(start + count) // block_size)]
+        self._heads = attention.heads
+        self._rows = slice(row, row + count)
+        self._gather_rows = attention.to_device(attention.kv.gather_rows(block_ids[None]))
+        self._num_keys = start + count - first * block_size
+        keys_L = np.arange(self._num_keys) + first * block_size
+        queries_T1 = np.arange(start, start + count)[:, None]
+        is_seen_TL = keys_L <= queries_T1
+        if window is not None:
+            is_seen_TL &= keys_L > queries_T1 - window
+        self._mask = attention.additive_mask(is_seen_TL)
+
+    def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
+        """[count, query heads · H]."""
+        heads = self._heads
+        kv_2KLH = blocks.index_select(0, self._gather_rows).view(2, heads.num_kv_heads, -1, heads.head_dim)
+        # Key-value heads as the batch, so that a group of query heads shares its keys without a copy.
+        keys, values = kv_2KLH[:, :, : self._num_keys].unsqueeze(2).expand(-1, -1, heads.group, -1, -1).unbind()
+        q_TO = qkv_TO[self._rows, : heads.num_heads * heads.head_dim]
+        q_KGTH = q_TO.view(-1, heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)
+        out_KGTH = functional.scaled_dot_product_attention(q_KGTH, keys, values, attn_mask=self._mask)
+        return out_KGTH.permute(2, 0, 1, 3).reshape(q_TO.shape)
+
+
+_Chunk = _WholePrompts | _LaterChunk

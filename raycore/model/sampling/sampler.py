@@ -1,0 +1,178 @@
+"""Picks the next token of each row of logits, as its request's sampling parameters say.
+
+Parameters are kept as arrays by slot, so that a step costs the same few array operations however many requests it
+holds; only those with rules of their own (see `logits.py`) or log probabilities to report are looked at one by one.
+What a row gives depends on its logits, its request's parameters and seed, and its position alone. The order is vLLM's:
+log probabilities of the raw logits, rules and penalties, then the most likely token, or temperature, min-p, top-k,
+top-p and a draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raycore.grammar.compiler import GrammarCompiler
+from raycore.messages import TokenLogprobs
+from raycore.model.sampling import keyed_random, picking
+from raycore.model.sampling.logits import LogitsRules, TokenBatch
+from raycore.model.sampling.logprobs import token_logprobs
+from raycore.sampling_params import SamplingParams
+
+_INITIAL_SLOTS = 64
+_NO_LOGPROBS = -2
+_SLOT = np.dtype(
+    [
+        ("plain_greedy", np.bool_),  # wants nothing but the most likely token
+        ("greedy", np.bool_),
+        ("changes_logits", np.bool_),
+        ("num_logprobs", np.int64),
+        ("temperature", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int64),  # the vocabulary's size where it doesn't limit
+        ("top_p", np.float64),
+        ("stream_state", np.uint64),
+        ("stream_gamma", np.uint64),
+    ],
+    align=True,  # torch takes fields of aligned records only
+)
+
+
+class SampledTokens(NamedTuple):
+    """What `Sampler.sample` gives for R rows."""
+
+    token_ids: NDArray[np.int32]
+    """[R]."""
+    logprobs: list[tuple[int, TokenLogprobs]]
+    """(row, log probabilities), for the rows whose request asked."""
+    failed: list[tuple[int, str]]
+    """(row, why) of requests that can't go on; their tokens mean nothing."""
+
+
+class Sampler:
+    """The sampling parameters of the running requests, by slot. `device` is where the logits are."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        batch_invariant: bool = False,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """
+        Args:
+            batch_invariant: whatever could round otherwise beside other rows is done a row at a time.
+            grammars: for requests with `structured_outputs`.
+        """
+        self._row_by_row = batch_invariant
+        self._vocab_size = vocab_size
+        self._device = torch.device(device)
+        self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS, grammars)
+        self._slots = np.zeros(_INITIAL_SLOTS, _SLOT)
+
+    def add(
+        self,
+        slot: int,
+        params: SamplingParams,
+        seed: int,
+        eos_token_ids: Sequence[int] = (),
+        bad_words_token_ids: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Take in the request that gets `slot`, in place of the one that had it."""
+        if slot >= len(self._slots):
+            num_slots = max(slot + 1, 2 * len(self._slots))
+            self._slots = np.pad(self._slots, (0, num_slots - len(self._slots)))
+            self._rules.grow(num_slots)
+        changes_logits = self._rules.add(slot, params, eos_token_ids, bad_words_token_ids)
+        self._slots[slot] = (
+            params.is_greedy and not changes_logits and params.logprobs is None,
+            params.is_greedy,
+            changes_logits,
+            _NO_LOGPROBS if params.logprobs is None else params.logprobs,
+            params.temperature,
+            params.min_p,
+            min(params.top_k or self._vocab_size, self._vocab_size),
+            params.top_p,
+            *keyed_random.stream_key(seed),
+        )
+
+    def remove(self, slot: int) -> None:
+        """Forget the slot's request."""
+        self._rules.remove(slot)
+        self._slots[slot] = 0
+
+    def is_plain_greedy(self, slots: NDArray[np.integer]) -> bool:
+        """Whether all that these requests want is the most likely token, which a caller may then pick itself."""
+        return bool(self._slots["plain_greedy"][slots].all())
+
+    def sample(
+        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+    ) -> SampledTokens:
+        """One token for each of R rows: row `i` is slot `slots[i]`, its token the sequence's `positions[i]`-th.
+
+        Reads `batch.token_ids[slot, :position]`, and leaves `logits_RV` (any floating type) as it is.
+        """
+        state = self._slots[slots]
+        adjusted_RV = logits_RV
+        if state["changes_logits"].any():
+            adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch)
+        token_ids = self._pick(adjusted_RV, state, positions)
+        rows = np.flatnonzero(state["num_logprobs"] != _NO_LOGPROBS)
+        failed = self._rules.failed(slots)
+        if not len(rows):
+            return SampledTokens(token_ids, [], failed)
+        num_top: list[int] = state["num_logprobs"][rows].tolist()
+        entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top, self._row_by_row)
+        return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)), failed)
+
+    def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
+        """A token for each row, `state` being the rows' records of `_SLOT`."""
+        greedy = state["greedy"]
+        if greedy.all():
+            return _as_token_ids(picking.most_likely(logits_RV))
+        if not greedy.any():
+            return self._draw(logits_RV, state, positions)
+        likely, drawn = np.flatnonzero(greedy), np.flatnonzero(~greedy)
+        token_ids = np.empty(len(state), np.int32)
+        token_ids[likely] = _as_token_ids(picking.most_likely(logits_RV[self._on_device(likely)]))
+        token_ids[drawn] = self._draw(logits_RV[self._on_device(drawn)], state[drawn], positions[drawn])
+        return token_ids
+
+    def _draw(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
+        weights_RV = picking.token_weights(logits_RV, self._on_device(state["temperature"]), self._row_by_row)
+        if state["min_p"].any():
+            picking.drop_below_(weights_RV, self._on_device(state["min_p"]))
+        self._keep_top_(weights_RV, state)
+        uniform_R = keyed_random.uniform(state["stream_state"], state["stream_gamma"], positions)
+        return _as_token_ids(picking.draw(weights_RV, self._on_device(uniform_R)))
+
+    def _keep_top_(self, weights_RV: Tensor, state: NDArray[np.void]) -> None:
+        """Top-k and top-p, in place, for the rows that want them."""
+        has_top_k = state["top_k"] < self._vocab_size
+        rows_K = np.flatnonzero(has_top_k)
+        rows_P = np.flatnonzero((state["top_p"] < 1.0) & ~has_top_k)
+        if not len(rows_K) and not len(rows_P):
+            return
+        threshold_R = torch.zeros_like(weights_RV[:, 0])
+        if len(rows_K):
+            limits = self._on_device(state["top_k"][rows_K]), self._on_device(state["top_p"][rows_K])
+            rows = self._on_device(rows_K)
+            threshold_R[rows] = picking.top_k_thresholds(weights_RV[rows], *limits)
+        if len(rows_P):
+            rows = self._on_device(rows_P)
+            shares = self._on_device(state["top_p"][rows_P])
+            threshold_R[rows] = picking.top_p_thresholds(weights_RV[rows], shares, self._row_by_row)
+        picking.drop_below_(weights_RV, threshold_R)
+
+    def _on_device(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.as_tensor(np.ascontiguousarray(values), device=self._device)
+
+
+def _as_token_ids(ids_R: Tensor) -> NDArray[np.int32]:
+    return ids_R.to("cpu", torch.int32).numpy()

@@ -1,0 +1,135 @@
+"""Reads parts of tensors from a checkpoint's safetensors files, whether there is one or an index of several.
+
+The files are mapped, so only the pages of the parts that are asked for are ever read. Knows the files and their errors,
+not what the tensors are for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.errors import InvalidCheckpoint
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_READABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class CheckpointReader:
+    """The tensors of the checkpoint in a directory, by name. Close it, or use it in a `with` statement.
+
+    Raises:
+        InvalidCheckpoint: from every method, naming the file, the tensor, what was expected and what was found.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open_files: dict[Path, Any] = {}
+        self._file_of_tensor = self._find_tensors()
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the files. Tensors that were read stay valid: they are copies."""
+        self._open_files.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of_tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return tuple(self._slice(name).get_shape())
+
+    def read(
+        self,
+        name: str,
+        expected_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        dim: int | None = None,
+        start: int = 0,
+        length: int | None = None,
+    ) -> torch.Tensor:
+        """A copy of a tensor as `dtype`: whole, or `length` entries from `start` on along `dim` (0 or 1)."""
+        shape = list(expected_shape)
+        part = [slice(None)] * len(shape)
+        if dim is not None:
+            shape[dim] = shape[dim] - start if length is None else length
+            part[dim] = slice(start, start + shape[dim])
+        out = torch.empty(shape, dtype=dtype)
+        self.read_into(out, name, expected_shape, tuple(part))
+        return out
+
+    def read_into(
+        self, out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: tuple[int | slice, ...]
+    ) -> None:
+        """Fill `out` with the part of a tensor that indexing with `part` gives, converted to `out`'s dtype."""
+        found = self._slice(name)
+        if tuple(found.get_shape()) != expected_shape:
+            raise InvalidCheckpoint(
+                f"tensor {name} of {self._file_of_tensor[name]} has shape {tuple(found.get_shape())}, but config.json "
+                f"makes it {expected_shape}: the weights and config.json are of different models"
+            )
+        view: torch.Tensor = found[part]
+        if view.dtype not in _READABLE:
+            raise InvalidCheckpoint(
+                f"tensor {name} of {self._file_of_tensor[name]} is stored as {view.dtype}: "
+                "expected float32, bfloat16 or float16 (quantized checkpoints aren't supported)"
+            )
+        out.copy_(view)
+
+    def _find_tensors(self) -> dict[str, Path]:
+        single = self._path / SINGLE_FILE
+        if single.exists():
+            return dict.fromkeys(self._open(single).keys(), single)
+        index = self._path / INDEX_FILE
+        if not index.exists():
+            raise InvalidCheckpoint(
+                f"{self._path} holds neither {SINGLE_FILE} nor {INDEX_FILE}: found {self._weight_files()}"
+            )
+        fields = JsonFields.read(index)
+        weight_map = fields.child("weight_map").values
+        if not weight_map:
+            raise fields.error("weight_map", "an object with the file of every tensor")
+        return {name: self._path / str(file) for name, file in weight_map.items()}
+
+    def _weight_files(self) -> str:
+        suffixes = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+        names = sorted(file.name for file in self._path.glob("*") if file.suffix in suffixes)
+        return ", ".join(names) or "no weights at all"
+
+    def _slice(self, name: str) -> Any:
+        file = self._file_of_tensor.get(name)
+        if file is None:
+            files = sorted({file.name for file in self._file_of_tensor.values()})
+            raise InvalidCheckpoint(
+                f"tensor {name} is missing from {self._path}: its {', '.join(files)} "
+                f"hold {len(self._file_of_tensor)} others"
+            )
+        try:
+            return self._open(file).get_slice(name)
+        except SafetensorError as error:
+            raise InvalidCheckpoint(
+                f"tensor {name} is missing from {file}, where {INDEX_FILE} has it: {error}"
+            ) from error
+
+    def _open(self, file: Path) -> Any:
+        if file not in self._open_files:
+            try:
+                self._open_files[file] = safe_open(file, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise InvalidCheckpoint(
+                    f"{file} can't be read: {error}. It is damaged or was not downloaded completely: download it again"
+                ) from error
+        return self._open_files[file]

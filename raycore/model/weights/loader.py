@@ -1,0 +1,279 @@
+"""One tensor-parallel rank's weights of a decoder, read from a checkpoint or made up.
+
+Owns the names of the tensors in checkpoints, how they are fused, and which part of each a rank holds. A part is
+converted and copied straight into its place, so a rank never holds more than its own weights. Shape suffixes:
+V this rank's rows of the padded vocabulary, D hidden, O this rank's query, key and value rows, H head, F this rank's
+rows of the feed-forward layer (2F where gate and up are fused). Experts are `moe_weights`' business.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.moe_spec import ExpertShare
+from raycore.model.weights.checkpoint_reader import CheckpointReader
+from raycore.model.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
+
+Progress = Callable[[int, int], None]
+"""Told (tensors filled, tensors in all) after each tensor."""
+
+_DUMMY_STDDEV = 0.02
+
+
+@dataclass
+class MlpWeights:
+    """One dense feed-forward layer's weights on one rank."""
+
+    gate_up_FD: torch.Tensor
+    """This rank's gate rows, then its up rows."""
+    gate_up_bias: torch.Tensor | None
+    down_DF: torch.Tensor
+    down_bias: torch.Tensor | None
+    """Only on tp_rank 0: it must be added once to the sum over ranks."""
+
+
+@dataclass
+class LayerWeights:
+    """One decoder layer's weights on one rank."""
+
+    input_norm_D: torch.Tensor
+    qkv_OD: torch.Tensor
+    """This rank's query rows, then its key rows, then its value rows."""
+    qkv_bias_O: torch.Tensor | None
+    q_norm_H: torch.Tensor | None
+    k_norm_H: torch.Tensor | None
+    o_DO: torch.Tensor
+    """The columns that belong to this rank's query heads."""
+    o_bias: torch.Tensor | None
+    """Only on tp_rank 0, as `MlpWeights.down_bias`."""
+    post_norm_D: torch.Tensor
+    feed_forward: MlpWeights | MoeWeights
+
+
+@dataclass
+class DecoderWeights:
+    """A decoder's weights on one rank."""
+
+    embed_VD: torch.Tensor
+    lm_head_VD: torch.Tensor
+    """The same object as `embed_VD` where the checkpoint ties them."""
+    vocab_start: int
+    """The token that row 0 of the two belongs to. Rows past the vocabulary's end are zero."""
+    final_norm_D: torch.Tensor
+    layers: list[LayerWeights]
+
+
+def load_decoder_weights(
+    spec: ModelSpec,
+    path: Path,
+    tp_rank: int,
+    tp_size: int,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    experts: ExpertShare | None = None,
+) -> DecoderWeights:
+    """Read a rank's part of the checkpoint at `path`, as `dtype`.
+
+    Args:
+        experts: what this rank holds of them. None: tensor-parallel ranks split each.
+
+    Raises:
+        InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what `spec` says.
+    """
+    with CheckpointReader(path) as reader:
+        layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, experts, reader.__contains__)
+        return _fill_decoder(layout, reader.read_into, progress)
+
+
+def random_decoder_weights(
+    spec: ModelSpec,
+    tp_rank: int,
+    tp_size: int,
+    dtype: torch.dtype,
+    seed: int = 0,
+    experts: ExpertShare | None = None,
+) -> DecoderWeights:
+    """Made-up weights: a function of `seed` and the tensors' names, so that the ranks' parts fit together."""
+
+    def fill(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        if name.endswith("norm.weight"):
+            out.fill_(1.0)
+            return
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        bound = _DUMMY_STDDEV * 3**0.5
+        whole = torch.empty(expected_shape).uniform_(-bound, bound, generator=generator)
+        out.copy_(whole[part])
+
+    layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, experts, lambda name: False)
+    return _fill_decoder(layout, fill, progress=None)
+
+
+def _fill_decoder(layout: Callable[[Fill], _RankLayout], fill: Fill, progress: Progress | None) -> DecoderWeights:
+    pending: list[Future[None]] = []
+    with _one_thread_per_operation() as num_threads, ThreadPoolExecutor(num_threads) as pool:
+
+        def submit(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+            pending.append(pool.submit(fill, out, name, expected_shape, part))
+
+        # This thread allocates and the pool only fills: memory freed later must not be stuck in a dead thread's arena.
+        weights = layout(submit).decoder()
+        try:
+            for num_done, future in enumerate(pending, start=1):
+                future.result()
+                if progress is not None:
+                    progress(num_done, len(pending))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return weights
+
+
+@contextmanager
+def _one_thread_per_operation() -> Generator[int]:
+    """Torch's threads, for a pool of our own to use: yields how many.
+
+    Each tensor is then filled by one thread. Where all share each tensor, each ends in a barrier, and beside any other
+    busy process a barrier waits for a time slice: 89 million parameters took 700 ms that way and 50 ms this way.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield num_threads
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@dataclass
+class _Rows:
+    """The rows of a projection that a rank holds."""
+
+    name: str
+    total: int
+    start: int
+    num: int
+
+    @property
+    def part(self) -> slice:
+        return slice(self.start, self.start + self.num)
+
+
+class _RankLayout:
+    """Lays out a rank's weights. `fill` may still be at work on them when the methods return."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tp_rank: int,
+        tp_size: int,
+        dtype: torch.dtype,
+        experts: ExpertShare | None,
+        has_tensor: Callable[[str], bool],
+        fill: Fill,
+    ) -> None:
+        spec.check_tensor_parallel(tp_size, expert_parallel=experts is not None)
+        if spec.moe is not None and experts is None:
+            experts = spec.moe.split_experts(tp_rank, tp_size)
+        self._spec = spec
+        self._tp_rank = tp_rank
+        self._dtype = dtype
+        self._fill = fill
+        self._moe = None if experts is None else MoeLayout(spec, experts, dtype, fill, has_tensor)
+        self._vocab_rows = -(-spec.vocab_size // tp_size)
+        num_q = spec.num_heads // tp_size * spec.head_dim
+        num_kv = spec.kv_heads_per_rank(tp_size) * spec.head_dim
+        # With more ranks than key-value heads, neighbouring ranks hold the same head.
+        kv_start = tp_rank * spec.num_kv_heads // tp_size * spec.head_dim
+        num_ff = spec.intermediate_size // tp_size
+        self._q = _Rows("self_attn.q_proj", spec.num_heads * spec.head_dim, tp_rank * num_q, num_q)
+        self._k = _Rows("self_attn.k_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv)
+        self._v = _Rows("self_attn.v_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv)
+        self._gate = _Rows("mlp.gate_proj", spec.intermediate_size, tp_rank * num_ff, num_ff)
+        self._up = _Rows("mlp.up_proj", spec.intermediate_size, tp_rank * num_ff, num_ff)
+
+    def decoder(self) -> DecoderWeights:
+        spec = self._spec
+        embed_VD = self._vocabulary("model.embed_tokens.weight")
+        return DecoderWeights(
+            embed_VD=embed_VD,
+            lm_head_VD=embed_VD if spec.tie_word_embeddings else self._vocabulary("lm_head.weight"),
+            vocab_start=self._tp_rank * self._vocab_rows,
+            final_norm_D=self._vector("model.norm.weight", spec.hidden_size),
+            layers=[self._layer(index) for index in range(spec.num_layers)],
+        )
+
+    def _layer(self, index: int) -> LayerWeights:
+        spec, hidden, prefix = self._spec, self._spec.hidden_size, f"model.layers.{index}."
+        qkv = [self._q, self._k, self._v]
+        is_first = self._tp_rank == 0
+        return LayerWeights(
+            input_norm_D=self._vector(f"{prefix}input_layernorm.weight", hidden),
+            qkv_OD=self._fused_rows(prefix, qkv),
+            qkv_bias_O=self._fused_bias(prefix, qkv) if spec.qkv_bias else None,
+            q_norm_H=self._vector(f"{prefix}self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
+            k_norm_H=self._vector(f"{prefix}self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+            o_DO=self._columns(f"{prefix}self_attn.o_proj.weight", self._q),
+            o_bias=self._vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and is_first else None,
+            post_norm_D=self._vector(f"{prefix}post_attention_layernorm.weight", hidden),
+            feed_forward=self._feed_forward(index, prefix),
+        )
+
+    def _feed_forward(self, index: int, prefix: str) -> MlpWeights | MoeWeights:
+        spec, gate_up, is_first = self._spec, [self._gate, self._up], self._tp_rank == 0
+        if self._moe is not None and spec.moe is not None and spec.moe.sparse_layers[index]:
+            return self._moe.layer(prefix)
+        return MlpWeights(
+            gate_up_FD=self._fused_rows(prefix, gate_up),
+            gate_up_bias=self._fused_bias(prefix, gate_up) if spec.mlp_bias else None,
+            down_DF=self._columns(f"{prefix}mlp.down_proj.weight", self._gate),
+            down_bias=self._vector(f"{prefix}mlp.down_proj.bias", spec.hidden_size)
+            if spec.mlp_bias and is_first
+            else None,
+        )
+
+    def _fused_rows(self, prefix: str, parts: list[_Rows]) -> torch.Tensor:
+        hidden = self._spec.hidden_size
+        out_RD = torch.empty(sum(part.num for part in parts), hidden, dtype=self._dtype)
+        offset = 0
+        for part in parts:
+            rows_RD = out_RD[offset : offset + part.num]
+            self._fill(rows_RD, f"{prefix}{part.name}.weight", (part.total, hidden), (part.part,))
+            offset += part.num
+        return out_RD
+
+    def _fused_bias(self, prefix: str, parts: list[_Rows]) -> torch.Tensor:
+        out_R = torch.empty(sum(part.num for part in parts), dtype=self._dtype)
+        offset = 0
+        for part in parts:
+            rows_R = out_R[offset : offset + part.num]
+            self._fill(rows_R, f"{prefix}{part.name}.bias", (part.total,), (part.part,))
+            offset += part.num
+        return out_R
+
+    def _columns(self, name: str, inputs: _Rows) -> torch.Tensor:
+        """The columns of the projection `name` that take the outputs of the rows `inputs`."""
+        out_DR = torch.empty(self._spec.hidden_size, inputs.num, dtype=self._dtype)
+        self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), (slice(None), inputs.part))
+        return out_DR
+
+    def _vector(self, name: str, size: int) -> torch.Tensor:
+        out = torch.empty(size, dtype=self._dtype)
+        self._fill(out, name, (size,), (slice(None),))
+        return out
+
+    def _vocabulary(self, name: str) -> torch.Tensor:
+        vocab_size, hidden = self._spec.vocab_size, self._spec.hidden_size
+        start = min(self._tp_rank * self._vocab_rows, vocab_size)
+        num_real = min(self._vocab_rows, vocab_size - start)
+        out_VD = torch.empty(self._vocab_rows, hidden, dtype=self._dtype)
+        if num_real:
+            self._fill(out_VD[:num_real], name, (vocab_size, hidden), (slice(start, start + num_real),))
+        out_VD[num_real:].zero_()
+        return out_VD

@@ -1,0 +1,104 @@
+"""One rank's experts, laid out for a checkpoint reader to fill.
+
+Owns the names that experts' tensors have in checkpoints: each expert's own tensors, as transformers 4 writes them and
+transformers 5 by default, or all experts of a layer stacked, as transformers 5 has them in memory. Shape suffixes: E
+the rank's experts, D hidden, F the rank's rows of each expert (2F where gate and up are fused).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.moe_spec import ExpertShare, MoeSpec
+
+Part = tuple[int | slice, ...]
+"""Which part of a tensor, as it is indexed with it."""
+
+
+class Fill(Protocol):
+    """Fills a buffer with a part of the tensor `name`, whose whole shape is given."""
+
+    def __call__(self, out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
+
+
+@dataclass
+class MoeWeights:
+    """One sparse layer's router and experts on one rank."""
+
+    router_ED: torch.Tensor
+    """Of all experts, also those of other ranks."""
+    first_expert: int
+    gate_up_EFD: torch.Tensor
+    """Each expert's gate rows, then its up rows."""
+    down_EDF: torch.Tensor
+
+
+class _Names(NamedTuple):
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+_NAMES = {
+    "MixtralForCausalLM": _Names("block_sparse_moe", "w1", "w3", "w2"),
+    "Qwen3MoeForCausalLM": _Names("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+class MoeLayout:
+    """Lays out the sparse layers of one rank. `fill` may still be at work on them when `layer()` returns."""
+
+    def __init__(
+        self, spec: ModelSpec, share: ExpertShare, dtype: torch.dtype, fill: Fill, has_tensor: Callable[[str], bool]
+    ) -> None:
+        assert spec.moe is not None
+        self._moe: MoeSpec = spec.moe
+        self._hidden = spec.hidden_size
+        self._share = share
+        self._dtype = dtype
+        self._fill = fill
+        self._names = _NAMES[spec.architecture]
+        first_sparse = self._moe.sparse_layers.index(True)
+        self._is_stacked = has_tensor(f"model.layers.{first_sparse}.mlp.experts.gate_up_proj")
+
+    def layer(self, prefix: str) -> MoeWeights:
+        """The layer whose tensors' names begin with `prefix`."""
+        share, hidden, num_rows = self._share, self._hidden, len(self._share.rows)
+        weights = MoeWeights(
+            router_ED=torch.empty(self._moe.num_experts, hidden, dtype=self._dtype),
+            first_expert=share.experts.start,
+            gate_up_EFD=torch.empty(len(share.experts), 2 * num_rows, hidden, dtype=self._dtype),
+            down_EDF=torch.empty(len(share.experts), hidden, num_rows, dtype=self._dtype),
+        )
+        block = "mlp" if self._is_stacked else self._names.block
+        self._fill(weights.router_ED, f"{prefix}{block}.gate.weight", (self._moe.num_experts, hidden), (slice(None),))
+        fill_expert = self._fill_stacked if self._is_stacked else self._fill_single
+        for expert, gate_up_FD, down_DF in zip(share.experts, weights.gate_up_EFD, weights.down_EDF, strict=True):
+            fill_expert(f"{prefix}{block}.experts", expert, gate_up_FD, down_DF)
+        return weights
+
+    def _fill_single(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
+        rows, size, hidden = _as_slice(self._share.rows), self._moe.intermediate_size, self._hidden
+        gate_FD, up_FD = gate_up_FD.chunk(2)
+        for name, out in ((self._names.gate, gate_FD), (self._names.up, up_FD)):
+            self._fill(out, f"{prefix}.{expert}.{name}.weight", (size, hidden), (rows,))
+        self._fill(down_DF, f"{prefix}.{expert}.{self._names.down}.weight", (hidden, size), (slice(None), rows))
+
+    def _fill_stacked(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
+        moe, hidden = self._moe, self._hidden
+        shape = (moe.num_experts, 2 * moe.intermediate_size, hidden)
+        gate_FD, up_FD = gate_up_FD.chunk(2)
+        for offset, out in ((0, gate_FD), (moe.intermediate_size, up_FD)):
+            self._fill(out, f"{prefix}.gate_up_proj", shape, (expert, _as_slice(self._share.rows, offset)))
+        shape = (moe.num_experts, hidden, moe.intermediate_size)
+        self._fill(down_DF, f"{prefix}.down_proj", shape, (expert, slice(None), _as_slice(self._share.rows)))
+
+
+def _as_slice(rows: range, offset: int = 0) -> slice:
+    return slice(rows.start + offset, rows.stop + offset)

@@ -1,0 +1,49 @@
+"""Whether processes of this machine still run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_POLL_INTERVAL_S = 0.005
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended: one that its parent has yet to reap has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        # gone, or a system without /proc, where there is no telling a zombie
+        return not Path("/proc/self/stat").exists() and _exists(pid)
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
+
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    """Send a signal to those of the processes that have not ended."""
+    for pid in pids:
+        if is_running(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def wait_until_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
+    """Wait until the processes have ended, at most `timeout_s`. Returns those that have not."""
+    deadline_s = time.monotonic() + timeout_s
+    while (running := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_INTERVAL_S)
+    return running
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

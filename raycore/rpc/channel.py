@@ -1,0 +1,330 @@
+"""The transport between an engine and its worker actors over the channels of Ray's compiled graphs.
+
+The only file that knows Ray's channels. They are driven one level below `Channel.read()` and `Channel.write()`, with
+raw bytes: those two convert, check and time what a fixed capacity and one type of value make unnecessary, at
+several times the cost of the transfer itself. A channel holds one message: a writer waits until all readers have
+taken the one before.
+"""
+
+# Ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray._raylet import RawSerializedObject  # pyright: ignore[reportAttributeAccessIssue]
+from ray.exceptions import RayChannelError, RayChannelTimeoutError
+from ray.experimental.channel.shared_memory_channel import Channel
+from ray.experimental.channel.utils import get_self_actor
+
+from raycore.rpc.doorbell import CLOSED, REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
+from raycore.rpc.endpoint import TransportClosed
+from raycore.rpc.transport import Joiner, split
+
+_SHARED_MEMORY = "/dev/shm"
+_SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)\d+-\d+")
+_MAPPED = re.compile(rf" (\d+) +{_SHARED_MEMORY}/sem\.")
+"""The inode in a line of a memory map."""
+
+RAW = b"RAW"
+"""Ray's mark of a value that is bytes and nothing else."""
+MARK_BYTES = 16
+"""Room for that mark in a channel's buffer."""
+TAKE_TIMEOUT_MS = 1000
+"""For a message that is known to be there: only another reader's short lock can be in the way."""
+
+
+def _unlink_semaphores() -> None:
+    """Take away the names of the semaphores that this process has open.
+
+    Each buffer of a channel has two, which Ray opens by name, as files in /dev/shm, and doesn't remove when a process
+    is killed. A channel has a buffer on the writer's node, and one on each other node with readers. Once the writer and
+    all readers are registered everyone has opened them, node daemons included, and the names serve nobody.
+
+    They are told by inode, because who creates a semaphore has it mapped under the passing name that it had until it
+    was ready, and nobody else opens those of a buffer whose readers are all on other nodes.
+    """
+    try:
+        mapped = set(_MAPPED.findall(Path("/proc/self/maps").read_text()))
+        files = list(os.scandir(_SHARED_MEMORY))
+    except OSError:
+        return
+    for file in files:
+        if _SEMAPHORE.fullmatch(file.name) and str(file.inode()) in mapped:
+            with suppress(OSError):
+                os.unlink(file.path)
+
+
+class RawChannel:
+    """Bytes through one Ray channel."""
+
+    def __init__(self, channel: Any, capacity: int) -> None:
+        self.channel = channel
+        self.capacity = capacity
+        self._core: Any = channel._worker.core_worker
+        self._readers: int = channel._num_local_readers
+        self._writer_ref = channel._writer_ref
+        self._reader_refs = [channel._local_reader_ref]
+
+    @staticmethod
+    def create(readers: list[tuple[Any, str]], capacity: int) -> RawChannel:
+        """A channel that this process writes and `readers`, pairs of actor and node id, read."""
+        return RawChannel(Channel(get_self_actor(), readers, capacity + MARK_BYTES), capacity)
+
+    def try_write(self, part: bytes) -> bool:
+        """Write, unless a reader has yet to take the message before."""
+        try:
+            self._core.experimental_channel_put_serialized(
+                RawSerializedObject(part), self._writer_ref, self._readers, 0
+            )
+        except RayChannelTimeoutError:
+            return False
+        except RayChannelError as error:
+            raise TransportClosed from error
+        return True
+
+    def try_read(self, timeout_ms: int = 0) -> bytes | None:
+        """The next part, or None."""
+        try:
+            data, mark, _ = self._core.get_objects(self._reader_refs, timeout_ms)[0]
+        except RayChannelTimeoutError:
+            return None
+        except RayChannelError as error:
+            raise TransportClosed from error
+        if mark != RAW:
+            raise TransportClosed(f"the channel holds no bytes but an error of Ray's, marked {mark!r}")
+        return b"" if data is None else data.to_pybytes()  # a copy: `data` goes, and the writer may write again
+
+    def close(self) -> None:
+        """Have reads and writes fail from now on, here and in the other processes of this node."""
+        self.channel.close()
+
+
+class ChannelInvitation(NamedTuple):
+    """See `endpoint.Invitation`."""
+
+    rank: int
+    requests: Any
+    engine: Any
+    """The engine's actor; None: the engine is the driver."""
+    engine_node: str
+    capacity: int
+    board: BoardAddress | None
+    spin_window_s: float
+
+    def join(self) -> tuple[ChannelEndpoint, tuple[Any, bool]]:
+        """See `endpoint.Invitation`. The answer is the reply channel, and whether this worker sees the board."""
+        board = Board.open(self.board) if self.board is not None else None
+        bell = Bell(board, self.rank) if board is not None else None
+        if bell is not None and board is not None and not bell.knock(board.num_workers):
+            bell.close()
+            board = bell = None
+        # for a reader on the writer's own node the actor's identity makes no difference, and a driver has none
+        reader = self.engine if self.engine is not None else get_self_actor()
+        replies = RawChannel.create([(reader, self.engine_node)], self.capacity)
+        self.requests.ensure_registered_as_reader()
+        requests = RawChannel(self.requests, self.capacity)
+        endpoint = ChannelEndpoint(self.rank, requests, replies, board, bell, self.spin_window_s)
+        return endpoint, (replies.channel, board is not None)
+
+
+class ChannelEndpoint:
+    """See `endpoint.Endpoint`."""
+
+    def __init__(
+        self,
+        rank: int,
+        requests: RawChannel,
+        replies: RawChannel,
+        board: Board | None,
+        bell: Bell | None,
+        spin_window_s: float,
+    ) -> None:
+        self._requests = requests
+        self._replies = replies
+        self._board = board
+        self._bell = bell
+        self._counter = REPLIES + rank
+        self._seen = 0
+        self._joiner = Joiner(replies.capacity)
+        self._closed = False
+        self._waiter = Waiter(spin_window_s, bell, must_poll=board is None)
+        self._writes = Waiter(0.0, None, must_poll=True)
+
+    def settle(self) -> None:
+        _unlink_semaphores()
+
+    def receive(self) -> bytes:
+        message = self._waiter.wait(self._look, float("inf"))
+        assert message is not None
+        return message
+
+    def send(self, message: bytes) -> None:
+        for part in split(message, self._replies.capacity):
+            if not self._try_write(part):
+                self._writes.wait(lambda part=part: self._try_write(part) or None, float("inf"))
+            if self._bell is not None and self._board is not None:
+                self._board.raise_counter(self._counter)
+                self._bell.ring(self._board.num_workers)
+
+    def close(self) -> None:
+        self._closed = True
+        self._requests.close()
+        self._replies.close()
+        if self._bell is not None:
+            self._bell.close()
+
+    def _look(self) -> bytes | None:
+        if self._closed:
+            raise TransportClosed
+        if self._board is None:
+            part = self._requests.try_read()
+        elif self._board.memory[CLOSED]:
+            raise TransportClosed
+        elif self._board.memory[REQUESTS] == self._seen:
+            return None
+        else:
+            part = self._requests.try_read(TAKE_TIMEOUT_MS)
+            if part is not None:
+                self._seen = (self._seen + 1) & 0xFF
+        return None if part is None else self._joiner.add(part)
+
+    def _try_write(self, part: bytes) -> bool:
+        if self._closed or (self._board is not None and self._board.memory[CLOSED]):
+            raise TransportClosed
+        return self._replies.try_write(part)
+
+
+class ChannelTransport:
+    """See `transport.Transport`: one channel to all the workers, one back from each."""
+
+    def __init__(self, workers: Sequence[Any], nodes: Sequence[str], capacity: int, spin_window_s: float) -> None:
+        """`nodes[i]` is the id of the node that `workers[i]`, an actor, runs on.
+
+        Raises:
+            OSError, RayError, ValueError: a channel can't be made between these processes.
+        """
+        self._workers = workers
+        self._engine = get_self_actor()
+        self._node: str = ray.get_runtime_context().get_node_id()
+        if self._engine is None and any(node != self._node for node in nodes):
+            raise ValueError("a driver can't read channels from other nodes: Ray calls back into the reader's actor")
+        self._capacity = capacity
+        self._spin_window_s = spin_window_s
+        self._requests = RawChannel.create(list(zip(workers, nodes, strict=True)), capacity)
+        self._replies: list[RawChannel] = [self._requests] * len(workers)  # until accept()
+        self._joiners = [Joiner(capacity) for _ in workers]
+        self._inbox: deque[tuple[int, bytes]] = deque()
+        self._closed = False
+        self._board: Board | None = None
+        self._board_fd = -1
+        self._bell: Bell | None = None
+        created = Board.create(len(workers))
+        if created is not None:
+            self._board, self._board_fd = created
+            self._bell = Bell(self._board, len(workers))
+        self._seen = bytearray(len(workers))
+        self._on_board: list[int] = []
+        self._off_board: list[int] = []
+
+    def invite(self, rank: int) -> ChannelInvitation:
+        address = None
+        if self._board is not None:
+            address = BoardAddress(os.getpid(), self._board_fd, self._board.token, len(self._workers))
+        return ChannelInvitation(
+            rank, self._requests.channel, self._engine, self._node, self._capacity, address, self._spin_window_s
+        )
+
+    def accept(self, rank: int, answer: tuple[Any, bool]) -> None:
+        channel, sees_board = answer
+        channel.ensure_registered_as_reader()
+        self._replies[rank] = RawChannel(channel, self._capacity)
+        (self._on_board if sees_board else self._off_board).append(rank)
+
+    def settle(self) -> None:
+        if self._board_fd >= 0:
+            os.close(self._board_fd)  # everyone who can see the board has opened it
+            self._board_fd = -1
+        _unlink_semaphores()
+
+    def start(self) -> list[Any]:
+        self._waiter = Waiter(self._spin_window_s, self._bell, must_poll=bool(self._off_board))
+        self._writes = Waiter(0.0, None, must_poll=True)
+        return [worker.serve.remote() for worker in self._workers]
+
+    def send(self, message: bytes, deadline_s: float) -> None:
+        for part in split(message, self._capacity):
+            if not self._try_write(part):
+                self._wait_to_write(part, deadline_s)
+            if self._board is not None and self._bell is not None:
+                self._board.raise_counter(REQUESTS)
+                for rank in self._on_board:
+                    self._bell.ring(rank)
+
+    def receive(self, deadline_s: float) -> tuple[int, bytes] | None:
+        if self._inbox:
+            return self._inbox.popleft()
+        return self._waiter.wait(self._look, deadline_s)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._board is not None and self._bell is not None:
+            self._board.memory[CLOSED] = 1
+            for rank in self._on_board:
+                self._bell.knock(rank)
+        for channel in {id(channel): channel for channel in (self._requests, *self._replies)}.values():
+            channel.close()
+        for rank in self._off_board:
+            self._workers[rank].close.remote()
+        if self._bell is not None:
+            self._bell.close()
+
+    def _try_write(self, part: bytes) -> bool:
+        if self._closed:
+            raise TransportClosed
+        return self._requests.try_write(part)
+
+    def _wait_to_write(self, part: bytes, deadline_s: float) -> None:
+        def look() -> bool | None:
+            reply = self._look()
+            if reply is not None:
+                self._inbox.append(reply)
+            return self._try_write(part) or None
+
+        if self._writes.wait(look, deadline_s) is None:
+            raise TimeoutError("a worker has yet to take the request before this one")
+
+    def _look(self) -> tuple[int, bytes] | None:
+        if self._closed:
+            raise TransportClosed
+        if self._board is not None:
+            counters = self._board.memory[self._board.replies]
+            # bytes do compare with a bytearray
+            if counters != self._seen:  # pyright: ignore[reportUnnecessaryComparison]
+                for rank in self._on_board:
+                    if counters[rank] != self._seen[rank]:
+                        return self._take(rank)
+        for rank in self._off_board:
+            part = self._replies[rank].try_read()
+            message = None if part is None else self._joiners[rank].add(part)
+            if message is not None:
+                return rank, message
+        return None
+
+    def _take(self, rank: int) -> tuple[int, bytes] | None:
+        part = self._replies[rank].try_read(TAKE_TIMEOUT_MS)
+        if part is None:
+            return None
+        self._seen[rank] = (self._seen[rank] + 1) & 0xFF
+        message = self._joiners[rank].add(part)
+        return None if message is None else (rank, message)

@@ -1,0 +1,189 @@
+"""The engine's side of calls and steps: who waits for which reply.
+
+`RpcClient` numbers the calls, reads replies in its own caller's thread while that waits for a result, and gives each
+reply to its call. What the messages look like is in `rpc/wire.py`, the other side in `rpc/server.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from raycore.errors import RpcTimeout, WorkerFailed
+from raycore.messages import StepPlan, StepResult
+from raycore.rpc.endpoint import TransportClosed
+from raycore.rpc.transport import Transport
+from raycore.rpc.wire import CALL, ERRORS, HEADER, HEADER_BYTES, STEP, STEP_ERROR, STOP, decode_result, encode_plan
+
+T = TypeVar("T")
+
+
+def _decode_values(replies: list[bytes]) -> list[Any]:
+    return [pickle.loads(reply) for reply in replies]
+
+
+def _decode_step(replies: list[bytes]) -> StepResult:
+    return decode_result(next(filter(None, replies)))
+
+
+class Call(Generic[T]):
+    """A call or step under way: the `Pending` that its caller gets."""
+
+    __slots__ = ("_client", "_decode", "_value", "deadline_s", "error", "num_missing", "number", "replies", "what")
+
+    def __init__(
+        self, client: RpcClient, number: int, what: str, num_missing: int, decode: Callable[[list[bytes]], T]
+    ) -> None:
+        self._client = client
+        self._decode: Callable[[list[bytes]], T] | None = decode
+        self._value: T | None = None
+        self.number = number
+        self.what = what
+        self.deadline_s = math.inf
+        self.num_missing = num_missing
+        self.replies: list[bytes] = [b""] * client.num_workers
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether `result()` would return or raise at once, looking at what has arrived."""
+        self._client.pump(self, time.monotonic())
+        return not self.num_missing or self.error is not None
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the replies, at most `timeout` seconds and at most until the call's own deadline.
+
+        Raises:
+            WorkerFailed, WorkerDied, RpcTimeout: as `Executor.collective_rpc` says.
+        """
+        if self.num_missing and self.error is None:
+            deadline_s = self.deadline_s if timeout is None else min(self.deadline_s, time.monotonic() + timeout)
+            self._client.pump(self, deadline_s)
+            if self.num_missing and self.error is None:
+                self._client.give_up(self)
+        if self.error is not None:
+            raise self.error
+        if self._decode is not None:
+            self._value = self._decode(self.replies)
+            self._decode = None
+        return self._value  # pyright: ignore[reportReturnType]
+
+
+class RpcClient:
+    """The engine's side. Several threads may call; they take turns."""
+
+    def __init__(self, transport: Transport, num_workers: int, failure: Callable[[], BaseException]) -> None:
+        """`failure` tells why the transport was closed."""
+        self.num_workers = num_workers
+        self.late_failure: Callable[[WorkerFailed], None] = lambda error: None
+        """Told of a worker that failed in a step whose result had come from another."""
+        self._transport = transport
+        self._failure = failure
+        self._turn = threading.Lock()
+        self._calls: dict[int, Call[Any]] = {}
+        self._last_number = 0
+
+    def call(
+        self,
+        method: str | Callable[..., Any],
+        payload: bytes,
+        reply_rank: int | None,
+        aggregate: Callable[[list[Any]], Any] | None,
+        timeout_s: float,
+    ) -> Call[Any]:
+        """Start a call that `encode_call()` encoded. Its result is every value in rank order, or `reply_rank`'s."""
+        decode: Callable[[list[bytes]], Any] = _decode_values
+        if reply_rank is not None:
+            decode = lambda replies: pickle.loads(replies[reply_rank])  # noqa: E731
+        elif aggregate is not None:
+            decode = lambda replies: aggregate(_decode_values(replies))  # noqa: E731
+        what = method if isinstance(method, str) else repr(method)
+        return self._send(CALL, what, payload, self.num_workers, decode, timeout_s)
+
+    def step(self, plan: StepPlan, timeout_s: float) -> Call[StepResult]:
+        """Start a step."""
+        return self._send(STEP, "a step", encode_plan(plan), 1, _decode_step, timeout_s)
+
+    def stop(self, timeout_s: float) -> None:
+        """Ask the workers to stop. They don't reply."""
+        self._send(STOP, "stop", b"", 0, _decode_values, timeout_s)
+
+    def pump(self, call: Call[Any], deadline_s: float) -> None:
+        """Hand out replies until `call` is settled or `deadline_s` has passed."""
+        while call.num_missing and call.error is None and self._take_turn(deadline_s):
+            try:
+                if call.num_missing and call.error is None:  # while waiting for the turn it may have been settled
+                    received = self._receive(call, deadline_s)
+                    if received is None:
+                        return
+                    self._hand_out(*received)
+            finally:
+                self._turn.release()
+
+    def give_up(self, call: Call[Any]) -> None:
+        """Settle a call whose time is up. What still comes for it is discarded."""
+        self._calls.pop(call.number, None)
+        late = [str(rank) for rank, reply in enumerate(call.replies) if not reply]
+        call.error = RpcTimeout(
+            f"{call.what}: no reply from worker {', '.join(late)} within the deadline: "
+            "it may be stuck, or the timeout too short"
+        )
+
+    def _send(
+        self,
+        kind: int,
+        what: str,
+        payload: bytes,
+        num_replies: int,
+        decode: Callable[[list[bytes]], T],
+        timeout_s: float,
+    ) -> Call[T]:
+        deadline_s = time.monotonic() + timeout_s
+        if not self._take_turn(deadline_s):
+            raise RpcTimeout(f"{what}: another thread's call kept the workers busy for {timeout_s:g} s")
+        try:
+            self._last_number = number = self._last_number + 1
+            self._transport.send(HEADER.pack(kind, number) + payload, deadline_s)
+            call = Call(self, number, what, num_replies, decode)  # while the workers are busy with it
+            call.deadline_s = deadline_s
+            if num_replies:
+                self._calls[number] = call
+            return call
+        except TransportClosed as closed:
+            raise self._failure() from closed
+        except TimeoutError as error:
+            raise RpcTimeout(f"{what}: {error}, after {timeout_s:g} s") from error
+        finally:
+            self._turn.release()
+
+    def _take_turn(self, deadline_s: float) -> bool:
+        if self._turn.acquire(False):
+            return True
+        return self._turn.acquire(timeout=min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX))
+
+    def _receive(self, call: Call[Any], deadline_s: float) -> tuple[int, bytes] | None:
+        try:
+            return self._transport.receive(deadline_s)
+        except TransportClosed as closed:
+            call.error = self._failure()
+            call.error.__cause__ = call.error.__cause__ or closed
+            return None
+
+    def _hand_out(self, rank: int, message: bytes) -> None:
+        kind, number = HEADER.unpack_from(message)
+        call = self._calls.get(number)
+        if kind in ERRORS:
+            error = WorkerFailed(rank, *pickle.loads(message[HEADER_BYTES:]))
+            if call is not None:
+                call.error = error
+                del self._calls[number]
+            elif kind == STEP_ERROR:
+                self.late_failure(error)
+        elif call is not None:
+            call.replies[rank] = message[HEADER_BYTES:]
+            call.num_missing -= 1
+            if call.num_missing == 0:
+                del self._calls[number]

@@ -1,0 +1,125 @@
+"""Answers the requests of a file, with the code that answers those of HTTP clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from raycore.errors import EngineDeadError
+from raycore.server.batch.files import NOT_JSON, RequestLine, Response, Result
+from raycore.server.chat.chat import Chat
+from raycore.server.completions import Completion
+from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
+from raycore.server.generation import ServingEngine
+from raycore.server.options import ServerOptions
+from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
+
+logger = logging.getLogger(__name__)
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+async def run_lines(
+    engine: ServingEngine,
+    options: ServerOptions,
+    lines: Iterator[RequestLine],
+    on_result: Callable[[Result], object],
+    *,
+    max_concurrent: int,
+    is_stopping: Callable[[], bool],
+) -> None:
+    """Answer `lines`, `max_concurrent` at a time; results come in the order in which requests end.
+
+    A line that can't be run has a result that says so. Once `is_stopping` no further line is begun, and those that the
+    engine then cuts short or refuses have no result.
+
+    Raises:
+        EngineDeadError: the engine is gone. Lines without a result were not answered.
+        Whatever `on_result` raises.
+    """
+
+    async def work() -> None:
+        while not is_stopping() and (line := next(lines, None)) is not None:
+            try:
+                result = await _answer(engine, options, line)
+            except EngineDeadError:
+                if is_stopping():
+                    return
+                raise
+            if result is not None:
+                on_result(result)
+
+    workers = [asyncio.ensure_future(work()) for _ in range(max_concurrent)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+class _Request(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: dict[str, Any]
+
+
+async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLine) -> Result | None:
+    """The result of a line, None when it was cut short. Raises EngineDeadError."""
+    result_id = uuid.uuid4().hex
+    try:
+        request = _request(line)
+    except APIError as error:
+        failure = {"code": "invalid_line", "message": error.message}
+        return Result(f"batch_req_{result_id}", line.custom_id, None, failure)
+    try:
+        prepared = await off_loop(len(line.text), _prepare, engine, options, request)
+        body = await prepared.answer()
+    except EngineDeadError:
+        raise
+    except Exception as error:  # one request's failure is its result, as over HTTP
+        told = as_api_error(error)
+        if told.status == 500 and told is not error:
+            logger.error("line %d (%r) failed", line.number, line.custom_id, exc_info=error)
+        response = Response(told.status, f"req_{result_id}", told.body())
+        failure = {"code": told.code or told.kind, "message": told.message}
+        return Result(f"batch_req_{result_id}", line.custom_id, response, failure)
+    if any(choice["finish_reason"] == "abort" for choice in body["choices"]):
+        return None
+    return Result(f"batch_req_{result_id}", line.custom_id, Response(200, f"req_{result_id}", body), None)
+
+
+def _request(line: RequestLine) -> _Request:
+    """Raises APIError when the line isn't a request."""
+    try:
+        request = msgspec.json.decode(line.text, type=_Request)
+    except NOT_JSON as error:
+        raise APIError(400, f"line {line.number}: {error}") from error
+    if line.custom_id is None:
+        raise APIError(400, f"line {line.number}: custom_id is empty")
+    if request.method != "POST":
+        raise APIError(400, f"line {line.number}: method {request.method!r}; only 'POST' is there")
+    if request.url not in (COMPLETIONS, CHAT):
+        raise APIError(400, f"line {line.number}: url {request.url!r}; only {COMPLETIONS} and {CHAT} are there")
+    return request
+
+
+def _prepare(engine: ServingEngine, options: ServerOptions, request: _Request) -> Completion | Chat:
+    try:
+        if request.url == CHAT:
+            prepared = prepare_chat(engine, ChatCompletionRequest.model_validate(request.body), options)
+        else:
+            prepared = prepare_completion(engine, CompletionRequest.model_validate(request.body), options)
+    except ValidationError as error:
+        raise invalid_body(error.errors()) from error
+    if prepared.request.stream:
+        raise unsupported("stream", "a batch has whole answers only")
+    return prepared

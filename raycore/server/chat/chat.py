@@ -1,0 +1,220 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from raycore.outputs import PositionLogprobs, RequestOutput
+from raycore.server.chat.choice_reader import ChoiceReader
+from raycore.server.chat.conversation import template_messages
+from raycore.server.chat.reasoning import Thinking, ThoughtCounter
+from raycore.server.chat.tools import ToolUse
+from raycore.server.constraints import close_thought, constraint_param
+from raycore.server.envelope import Envelope
+from raycore.server.errors import APIError
+from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
+from raycore.server.limits import check_length, check_text
+from raycore.server.logprobs import chat_logprobs, prompt_logprobs
+from raycore.server.options import ServerOptions
+from raycore.server.protocol import ChatCompletionRequest, Message, Tool
+from raycore.server.sampling import asked_length, chat_params
+from raycore.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Chat:
+    """One request, checked: it can be run, whole or as a stream."""
+
+    engine: ServingEngine
+    request: ChatCompletionRequest
+    envelope: Envelope
+    job: Job
+    tools: ToolUse | None
+    thinking: Thinking | None
+
+    @staticmethod
+    def prepare(
+        engine: ServingEngine, request: ChatCompletionRequest, options: ServerOptions, model: str, request_id: str
+    ) -> Chat:
+        """Raises APIError when it can't be run."""
+        params = chat_params(request, engine.default_sampling_params, options)
+        kwargs = dict(request.chat_template_kwargs or {})
+        if request.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", request.reasoning_effort)
+            kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
+        text = render(
+            engine.get_tokenizer(),
+            options,
+            request.messages,
+            request.tools if request.tool_choice != "none" else None,
+            request.chat_template,
+            kwargs,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        tools = ToolUse.of(request, engine.get_tokenizer(), options)
+        thinking = Thinking.of(request, text, kwargs, tools, options)
+        if tools is not None and thinking is not None and thinking.is_first:
+            tools = tools.behind_thought()
+        param = constraint_param(request)
+        if params.structured_outputs is not None and thinking is None:
+            text = close_thought(text)
+        if tools is not None:
+            text = tools.begin_message(text)
+            param = "tools" if params.structured_outputs is None or tools.must_call else param
+            params.structured_outputs = tools.constraint(engine.get_tokenizer(), params.structured_outputs, param)
+            params.skip_special_tokens &= not tools.needs_special_tokens(engine.get_tokenizer())
+        if thinking is not None:
+            params.structured_outputs = thinking.postpone(params.structured_outputs)
+            params.skip_special_tokens &= not thinking.needs_special_tokens(engine.get_tokenizer())
+        check_text(engine, text, "messages")
+        token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))
+        name, max_tokens = asked_length(request)
+        check_length(engine, token_ids, max_tokens, name, "messages")
+        engine.check(token_ids, params)
+        job = Job(token_ids, params, request_id, request.priority, param)
+        return Chat(engine, request, Envelope.of(request, model, request_id), job, tools, thinking)
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer."""
+        (output,) = await run(self.engine, [self.job])
+        choices: list[dict[str, Any]] = []
+        for completion in output.outputs:
+            reader = ChoiceReader(self.thinking, self.tools)
+            message: dict[str, Any] = {"role": self._role, "content": None, "refusal": None}
+            message |= reader.message(completion.text, completion.finish_reason)
+            if self._echoed():
+                message["content"] = self._echoed() + (message["content"] or "")
+            choice: dict[str, Any] = {
+                "index": completion.index,
+                "message": message,
+                "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
+                "finish_reason": reader.finish_reason(completion.finish_reason),
+                "stop_reason": completion.stop_reason,
+            }
+            if self.request.return_token_ids:
+                choice["token_ids"] = completion.token_ids
+            choices.append(choice)
+        envelope = self.envelope.around("chat.completion", choices, self._usage(output, self._counters()))
+        if self.request.return_token_ids:
+            envelope["prompt_token_ids"] = output.prompt_token_ids
+        if self.request.prompt_logprobs is not None:
+            envelope["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
+        return envelope
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer's events: the role first, text as it comes, then the reason why it ended."""
+        options = self.request.stream_options
+        counts_always = options is not None and options.continuous_usage_stats
+        progress = [Progress() for _ in range(self.job.params.n)]
+        readers = [ChoiceReader(self.thinking, self.tools) for _ in progress]
+        counters = self._counters()
+        output: RequestOutput | None = None
+        begun = self._echoed() or ("" if self.tools is None else None)
+        roles = [self._delta(i, {"role": self._role, "content": begun}) for i in range(len(progress))]
+        async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
+            async for _, output in outputs:
+                used = self._usage(output, counters) if counts_always else None
+                for role in roles:
+                    first = self.envelope.around("chat.completion.chunk", [role], used)
+                    if self.request.return_token_ids:
+                        first["prompt_token_ids"] = output.prompt_token_ids
+                    yield first
+                roles = []
+                for completion in output.outputs:
+                    new = progress[completion.index].advance(completion)
+                    for choice in self._choices(completion.index, new, readers[completion.index]):
+                        yield self.envelope.around("chat.completion.chunk", [choice], used)
+        if output is not None and self.envelope.has_usage:
+            yield self.envelope.around("chat.completion.chunk", [], self._usage(output, counters))
+
+    @property
+    def _role(self) -> str:
+        return self.request.messages[-1].role if self.request.continue_final_message else "assistant"
+
+    def _echoed(self) -> str:
+        """The beginning of the message, where the client wants it back."""
+        content = self.request.messages[-1].content
+        return content if self.request.echo and isinstance(content, str) else ""
+
+    def _choices(self, index: int, new: New, reader: ChoiceReader) -> list[dict[str, Any]]:
+        """What is new in a sequence, as choices of one event each."""
+        deltas = reader.read(new.text, new.finish_reason)
+        reason = reader.finish_reason(new.finish_reason)
+        if not deltas and (reason or new.logprobs or (new.token_ids and self.request.return_token_ids)):
+            deltas.append({})
+        choices = [self._delta(index, delta) for delta in deltas]
+        if choices:
+            choices[0]["logprobs"] = self._logprobs(new.token_ids, new.logprobs)
+            if self.request.return_token_ids:
+                choices[0]["token_ids"] = new.token_ids
+            choices[-1]["finish_reason"] = reason
+            if new.stop_reason is not None:
+                choices[-1]["stop_reason"] = new.stop_reason
+        return choices
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _logprobs(self, token_ids: list[int], positions: list[PositionLogprobs] | None) -> dict[str, Any] | None:
+        if positions is None:
+            return None
+        return chat_logprobs(self.engine.get_tokenizer(), token_ids, positions, self.request.top_logprobs or 0)
+
+    def _counters(self) -> list[ThoughtCounter] | None:
+        if self.thinking is None:
+            return None
+        return [self.thinking.counter(self.engine.get_tokenizer()) for _ in range(self.job.params.n)]
+
+    def _usage(self, output: RequestOutput, counters: list[ThoughtCounter] | None) -> dict[str, Any]:
+        used = usage([output])
+        if counters is not None:
+            num_thought = sum(counters[completion.index].count(completion) for completion in output.outputs)
+            used["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+        return used
+
+
+def render(
+    tokenizer: Tokenizer,
+    options: ServerOptions,
+    messages: list[Message],
+    tools: list[Tool] | None,
+    chat_template: str | None,
+    chat_template_kwargs: dict[str, Any],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+) -> str:
+    """The conversation as the model's text.
+
+    Raises:
+        APIError: the request brings a template and may not; what it says is no text.
+        InvalidRequest: the template doesn't take the conversation.
+    """
+    if chat_template is not None and not options.trust_request_chat_template:
+        raise APIError(
+            400,
+            "chat_template: this server renders with its own; start it with --trust-request-chat-template to allow it",
+            param="chat_template",
+        )
+    reserved = {"self", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
+    taken = sorted(reserved & chat_template_kwargs.keys())
+    if taken:
+        raise APIError(400, f"chat_template_kwargs has {taken[0]!r}: give it as itself", param="chat_template_kwargs")
+    text = tokenizer.apply_chat_template(
+        template_messages(messages),
+        add_generation_prompt=add_generation_prompt and not continue_final_message,
+        continue_final_message=continue_final_message,
+        chat_template=chat_template or options.chat_template,
+        tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
+        **chat_template_kwargs,
+    )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"{text[error.start]!a} is half of a surrogate pair, which is no character"
+        raise APIError(400, f"messages: {half}", param="messages") from None
+    return text

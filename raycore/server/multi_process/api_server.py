@@ -1,0 +1,187 @@
+"""The Ray actor that hosts one API server: an HTTP server, and a client of the engine's ranks of its own.
+
+The engine's program tells it what becomes of the ranks; what clients ask for goes to the ranks directly.
+"""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import ray
+
+from raycore.client.client import EngineClient
+from raycore.config import EngineConfig
+from raycore.errors import EngineDeadError
+from raycore.messages import NO_LOAD, EngineInfo
+from raycore.metrics.view import MetricsView
+from raycore.server.app import build_app
+from raycore.server.http_counts import HttpCounts, total
+from raycore.server.multi_process.client_engine import ClientEngine
+from raycore.server.multi_process.reports import RankShare, Report
+from raycore.server.options import ServerOptions, TraceOptions
+from raycore.server.serving import HttpServer, listen, prepare_process
+from raycore.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from opentelemetry.sdk.trace import TracerProvider
+
+logger = logging.getLogger(__name__)
+
+_REPORT_S = 1.0
+"""What has changed is reported so often. A broken stream is reported at once."""
+
+_EXPLANATION_S = 3.0
+"""Requests that have failed wait this long for the reason."""
+
+_MAX_EXPLANATIONS = 16
+
+
+@ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
+    num_cpus=0,
+    max_restarts=0,
+    # `ranks` has one thread, which keeps the order of what it is told
+    concurrency_groups={"ranks": 1, "explanations": 1, "leaving": 4, "control": 4, "reports": 1},
+)
+class APIServer:
+    """One of several processes that serve the same port."""
+
+    def __init__(
+        self,
+        config_bytes: bytes,
+        client_index: int,
+        limits: EngineInfo,
+        options: ServerOptions,
+        traces: TraceOptions | None,
+        name: str,
+    ) -> None:
+        self._name = name
+        config = EngineConfig.decode(config_bytes)
+        self._client = EngineClient(config, Tokenizer.from_dir(config.model.tokenizer), client_index, limits)
+        self._client.on_broken_stream = self._note_broken
+        self._engine = ClientEngine(config, self._client)
+        self._tracing: TracerProvider | None = None
+        self._app = self._build_app(options, traces)
+        self._server: HttpServer | None = None
+        self._changed = threading.Condition()
+        self._broken: list[tuple[int, str]] = []
+        self._explanations: dict[int, EngineDeadError] = {}
+
+    def __repr__(self) -> str:
+        return self._name
+
+    @ray.method(concurrency_group="ranks")
+    def serve(self, host: str, port: int) -> int:
+        """Serve, with the ranks of which it has been told before. Returns the process's id.
+
+        Raises:
+            OSError: the address can't be had.
+        """
+        prepare_process()
+        self._server = HttpServer(self._app, listen(host, port, is_shared=True))
+        self._server.start()
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def stop(self) -> None:
+        """Take no connections any more; returns once the answers under way are with their clients, and sends traces."""
+        if self._server is not None:
+            self._server.stop()
+        if self._tracing is not None:
+            self._tracing.shutdown()
+
+    @ray.method(concurrency_group="reports")
+    def reports(self) -> Iterator[bytes]:
+        """Encoded `Report`s, as they change."""
+        last = Report()
+        while True:
+            report = self._report()
+            if report != last:
+                yield msgspec.msgpack.encode(report)
+                last = msgspec.structs.replace(report, broken=[])
+            with self._changed:
+                self._changed.wait_for(lambda: self._broken, _REPORT_S)
+
+    # ---- what becomes of ranks: see `RemoteClient`
+
+    @ray.method(concurrency_group="ranks")
+    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
+        """The rank serves."""
+        self._client.rank_up(dp_rank, actor, info)
+
+    @ray.method(concurrency_group="ranks")
+    def ranks_lost(self, dp_ranks: Sequence[int], loss: int) -> None:
+        """The ranks are gone."""
+        self._client.ranks_lost(dp_ranks, partial(self._explanation, loss))
+
+    @ray.method(concurrency_group="explanations")
+    def explained(self, loss: int, error: EngineDeadError) -> None:
+        """Why they are."""
+        with self._changed:
+            self._explanations[loss] = error
+            self._explanations.pop(loss - _MAX_EXPLANATIONS, None)
+            self._changed.notify_all()
+
+    @ray.method(concurrency_group="leaving")
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
+        """The ranks are to go. Returns once this client needs nothing of them any longer."""
+        self._client.ranks_leaving(dp_ranks, timeout_s)
+
+    @ray.method(concurrency_group="ranks")
+    def engine_lost(self, error: EngineDeadError) -> None:
+        """No rank is left, and none will come."""
+        self._client.engine_lost(error)
+
+    @ray.method(concurrency_group="control")
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse what comes, and wait for what is under way. Returns whether all of it has finished."""
+        return self._client.drain(timeout_s)
+
+    @ray.method(concurrency_group="control")
+    def abort_all(self) -> None:
+        """Have every caller get what there is."""
+        self._client.abort_all()
+
+    @ray.method(concurrency_group="ranks")
+    def show(self, metrics: MetricsView, http: HttpCounts) -> None:
+        """The numbers of the whole engine and of all its servers, for whoever asks this one."""
+        self._engine.metrics = metrics
+        self._app.state.all_http_counts = http
+
+    def _build_app(self, options: ServerOptions, traces: TraceOptions | None) -> FastAPI:
+        if traces is None:
+            return build_app(self._engine, options)
+        os.environ.update(traces.environment)  # before OpenTelemetry reads it
+        from raycore.server.tracing import build_traced_app, start_tracing
+
+        self._tracing = start_tracing(traces.endpoint)
+        return build_traced_app(self._engine, options, self._tracing)
+
+    def _explanation(self, loss: int) -> EngineDeadError:
+        with self._changed:
+            self._changed.wait_for(lambda: loss in self._explanations, _EXPLANATION_S)
+            return self._explanations.get(loss) or EngineDeadError("a rank is gone; the engine's log says why")
+
+    def _note_broken(self, dp_rank: int, reason: str) -> None:
+        with self._changed:
+            self._broken.append((dp_rank, reason))
+            self._changed.notify_all()
+
+    def _report(self) -> Report:
+        with self._changed:
+            broken, self._broken = self._broken, []
+        num_own, links = self._client.num_on_ranks(), self._client.links()
+        loads = {dp_rank: link.load for dp_rank, link in links.items()}
+        ranks = {dp_rank: RankShare(count, loads.get(dp_rank, NO_LOAD)) for dp_rank, count in sorted(num_own.items())}
+        client = self._client
+        http = total([self._app.state.http_counts])
+        return Report(client.num_unfinished_requests, ranks, client.num_waiting_for_rank, client.counts(), http, broken)

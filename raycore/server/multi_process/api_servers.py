@@ -1,0 +1,357 @@
+"""Several processes that serve one port, as the engine's program keeps them: started, watched, started again, ended.
+
+The kernel spreads connections over the processes, each of which has a listening socket of its own. One that dies takes
+its connections with it; the ranks drop its requests, the others go on, and another process takes its place.
+"""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import itertools
+import logging
+import signal
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raycore.cluster.failure_reports import describe_death
+from raycore.cluster.supervisor import RestartBudget
+from raycore.engine.engine_actor import MAX_CLIENTS
+from raycore.errors import EngineDeadError, InitializationError, InvalidConfig
+from raycore.llm import AsyncLLM
+from raycore.messages import NO_LOAD, EngineInfo, LoadView
+from raycore.metrics.counts import RankCounts
+from raycore.metrics.view import MetricsView
+from raycore.node.processes import send_signal, wait_until_gone
+from raycore.server.http_counts import HttpCounts, total
+from raycore.server.multi_process.api_server import APIServer
+from raycore.server.multi_process.reports import RankShare, Report
+from raycore.server.options import ServerOptions, TraceOptions
+from raycore.server.serving import GOODBYE_S
+
+logger = logging.getLogger(__name__)
+
+MAX_API_SERVERS = MAX_CLIENTS - 4
+"""The engine's program is a client of the ranks, too, and so is one that has just died."""
+
+_START_TIMEOUT_S = 120.0
+_ANSWER_S = 30.0
+"""A process that takes longer to hear what it is told is taken for stuck, and replaced."""
+
+_POLL_INTERVAL_S = 0.5
+_END_TIMEOUT_S = 5.0
+
+_SHOW_S = 2.0
+"""Each process is told so often of what all of them have counted, if that has changed."""
+
+_NO_SHARE = RankShare()
+
+
+class _Ended(Exception):
+    """A process is gone, or of no use."""
+
+
+class APIServers:
+    """`count` processes that serve `host:port`, on this node."""
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        options: ServerOptions,
+        host: str,
+        port: int,
+        count: int,
+        traces: TraceOptions | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            traces: where each of them sends its own; None: nowhere.
+
+        Raises:
+            InvalidConfig: there can't be so many.
+        """
+        if not 1 <= count <= MAX_API_SERVERS:
+            raise InvalidConfig(f"api_server_count={count} is not in [1, {MAX_API_SERVERS}]")
+        each = replace(options, max_streams=-(-options.max_streams // count))
+        make = _Factory(engine, each, host, port, traces)
+        self._keepers = [_Keeper(index, make, engine) for index in range(count)]
+
+    def start(self) -> None:
+        """Returns once all of them serve.
+
+        Raises:
+            InitializationError: one of them doesn't, with its own error.
+        """
+        for keeper in self._keepers:
+            keeper.start()
+        for keeper in self._keepers:
+            keeper.wait_until_serving()
+
+    def check(self) -> None:
+        """Raise if none of them serves, or ever will again."""
+        if all(keeper.has_given_up for keeper in self._keepers):
+            raise RuntimeError("no API server is left: each ended too often; the log says why")
+
+    def stop(self) -> None:
+        """Take no connections any more, wait for the answers under way, and end the processes. Idempotent."""
+        for keeper in self._keepers:
+            keeper.leave()
+        for keeper in self._keepers:
+            keeper.join()
+
+
+class _Process:
+    """One API server, a `RemoteClient` of the engine's."""
+
+    def __init__(self, actor: Any, client_index: int) -> None:
+        self.actor = actor
+        self.client_index = client_index
+        self.pid: int | None = None
+        self._report = Report()
+        self._shown: tuple[MetricsView, HttpCounts] | None = None
+        self._lock = threading.Lock()
+        self._calls: dict[ray.ObjectRef[Any], float] = {}
+        """Those that haven't been answered, and when they have to be."""
+
+    # ---- see `RemoteClient`
+
+    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
+        """The rank serves."""
+        self._tell(self.actor.rank_up.remote(dp_rank, actor, info))
+
+    def ranks_lost(self, dp_ranks: Sequence[int], loss: int) -> None:
+        """The ranks are gone."""
+        self._tell(self.actor.ranks_lost.remote(dp_ranks, loss))
+
+    def explained(self, loss: int, error: EngineDeadError) -> None:
+        """Why they are."""
+        self._tell(self.actor.explained.remote(loss, error))
+
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[Any]:
+        """The ranks are to go."""
+        return self.actor.ranks_leaving.remote(dp_ranks, timeout_s).future()
+
+    def engine_lost(self, error: EngineDeadError) -> None:
+        """No rank is left."""
+        self._tell(self.actor.engine_lost.remote(error))
+
+    def drain(self, timeout_s: float) -> Future[bool]:
+        """Refuse what comes, and wait for what is under way."""
+        return self.actor.drain.remote(timeout_s).future()
+
+    def abort_all(self) -> None:
+        """Have every caller get what there is."""
+        self._tell(self.actor.abort_all.remote())
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests under way, as last reported."""
+        return self._report.num_unfinished
+
+    @property
+    def num_waiting_for_rank(self) -> int:
+        """Those of them that no rank has, as last reported."""
+        return self._report.num_waiting_for_rank
+
+    def counts(self) -> dict[int, RankCounts]:
+        """What it has counted of the ranks, as last reported."""
+        return self._report.counts
+
+    def num_own(self, dp_rank: int) -> int:
+        """Its requests on a rank, as last reported."""
+        return self._report.ranks.get(dp_rank, _NO_SHARE).num_own
+
+    def load(self, dp_rank: int) -> LoadView:
+        """The rank's load, as last reported."""
+        return self._report.ranks.get(dp_rank, _NO_SHARE).load if self.num_own(dp_rank) else NO_LOAD
+
+    # ---- the keeper's
+
+    @property
+    def http(self) -> HttpCounts:
+        """What it has counted of HTTP, as last reported."""
+        return self._report.http
+
+    def show(self, metrics: MetricsView, http: HttpCounts) -> None:
+        """Tell it the numbers of the whole engine and all servers, if they aren't those that it was told last."""
+        if (metrics, http) != self._shown:
+            self._shown = metrics, http
+            self._tell(self.actor.show.remote(metrics, http))
+
+    def serve(self, host: str, port: int) -> None:
+        """Returns once it serves. Raises RayError or GetTimeoutError if it doesn't."""
+        self.pid = ray.get(self.actor.serve.remote(host, port), timeout=_START_TIMEOUT_S)
+
+    def reports(self) -> Iterator[Report | None]:
+        """What it says of itself, and None now and then.
+
+        Raises:
+            _Ended: it is gone, or doesn't answer.
+        """
+        stream = self.actor.reports.options(num_returns="streaming").remote()
+        while True:
+            with self._lock:
+                calls = dict(self._calls)
+            done, _ = ray.wait([stream, *calls], num_returns=1, timeout=_POLL_INTERVAL_S)
+            for ready in done:
+                if ready is stream:
+                    self._report = msgspec.msgpack.decode(_get(_next(stream)), type=Report)
+                    yield self._report
+                else:
+                    _get(ready)
+                    with self._lock:
+                        del self._calls[ready]
+            late = [ref for ref, due_s in calls.items() if ref not in done and time.monotonic() > due_s]
+            if late:
+                raise _Ended(f"it hasn't answered for {_ANSWER_S:g} s")
+            yield None
+
+    def kill(self) -> None:
+        """End the process, and wait until it has ended."""
+        ray.kill(self.actor, no_restart=True)
+        if self.pid is not None and wait_until_gone([self.pid], _END_TIMEOUT_S):
+            send_signal([self.pid], signal.SIGKILL)  # one that is stuck hears nothing of Ray
+            if wait_until_gone([self.pid], _END_TIMEOUT_S):
+                logger.warning("API server process %d still runs %g s after it was killed", self.pid, _END_TIMEOUT_S)
+
+    def _tell(self, call: ray.ObjectRef[Any]) -> None:
+        with self._lock:
+            self._calls[call] = time.monotonic() + _ANSWER_S
+
+
+def _next(stream: Any) -> Any:
+    try:
+        return next(stream)
+    except StopIteration:
+        raise _Ended("it has stopped telling how it is") from None
+
+
+def _get(ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except RayError as error:
+        raise _Ended(describe_death(error)) from error
+
+
+class _Factory:
+    """Makes API servers of an engine's."""
+
+    def __init__(
+        self, engine: AsyncLLM, options: ServerOptions, host: str, port: int, traces: TraceOptions | None
+    ) -> None:
+        self.address = host, port
+        self._engine = engine
+        self._options = options
+        self._traces = traces
+        # a process may have to start while no rank is up
+        self._limits = min(engine.engine_infos, key=lambda info: info.num_kv_tokens)
+        self.http: dict[int, HttpCounts] = {}
+        """What each process has counted of HTTP, by client_index; those that are gone are among them."""
+        self._indices = itertools.count(1)
+        """0 is the program's own. No two processes ever have the same: what the ranks still send to a dead one must not
+        reach another."""
+
+    def make(self, index: int) -> _Process:
+        """A process, yet to serve."""
+        client_index = next(self._indices)
+        actor_class: Any = APIServer
+        name = f"raycore_{self._engine.name}_api_server_{index}"
+        actor = actor_class.options(
+            # Ray may not have let go of the name of one that has ended
+            name=f"{name}_{client_index}",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+        ).remote(self._engine.config.encode(), client_index, self._limits, self._options, self._traces, name)
+        return _Process(actor, client_index)
+
+
+class _Keeper:
+    """One API server's thread: another process takes the place of one that has ended."""
+
+    def __init__(self, index: int, factory: _Factory, engine: AsyncLLM) -> None:
+        self.has_given_up = False
+        self._index = index
+        self._factory = factory
+        self._engine = engine
+        self._budget = RestartBudget(engine.config.recovery)
+        self._first: Future[None] = Future()
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"raycore-api-server-{index}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_until_serving(self) -> None:
+        try:
+            self._first.result(_START_TIMEOUT_S + _END_TIMEOUT_S)
+        except (RayError, GetTimeoutError, _Ended) as error:
+            raise InitializationError(f"API server {self._index} didn't start: {describe_death(error)}") from error
+
+    def leave(self) -> None:
+        self._leaving.set()
+
+    def join(self) -> None:
+        if self._thread.is_alive():
+            self._thread.join(2 * GOODBYE_S + 3 * _END_TIMEOUT_S)
+
+    def _keep(self) -> None:
+        delay_s: float | None = 0.0
+        while delay_s is not None and not self._leaving.wait(delay_s):
+            try:
+                with self._running() as process:
+                    self._follow(process)
+            except (RayError, GetTimeoutError, _Ended) as error:
+                if not self._first.done():
+                    self._first.set_exception(error)
+                    return
+                if not self._leaving.is_set():
+                    logger.error("API server %d ended, and its connections with it: %s", self._index, error)
+            delay_s = self._budget.next_delay_s(time.monotonic())
+        if not self._leaving.is_set():
+            self.has_given_up = True
+            logger.error("API server %d ended too often, and is given up", self._index)
+
+    @contextmanager
+    def _running(self) -> Generator[_Process, None, None]:
+        """A process that serves while the block runs."""
+        process = self._factory.make(self._index)
+        try:
+            self._engine.clients.join(process)
+            self._show(process)  # a scrape before it knew of the others would see counters fall
+            process.serve(*self._factory.address)
+            logger.info("API server %d serves, as process %d", self._index, process.pid)
+            if not self._first.done():
+                self._first.set_result(None)
+            yield process
+        finally:
+            self._engine.clients.leave(process)
+            process.kill()
+
+    def _follow(self, process: _Process) -> None:
+        """Until the thread is to end; raises when the process does."""
+        shown_s = 0.0
+        for report in process.reports():
+            if time.monotonic() > shown_s + _SHOW_S:
+                shown_s = time.monotonic()
+                self._show(process)
+            for dp_rank, reason in report.broken if report is not None else []:
+                self._engine.report(dp_rank, reason)
+            if self._leaving.is_set():
+                stopped = process.actor.stop.remote()
+                ray.wait([stopped], timeout=2 * GOODBYE_S)
+                return
+
+    def _show(self, process: _Process) -> None:
+        self._factory.http[process.client_index] = process.http
+        process.show(self._engine.read_metrics(), total(list(self._factory.http.values())))

@@ -1,0 +1,32 @@
+"""Finds the tool calls in what a model writes, each parser in the form that a family of models was trained on.
+
+Names are those of vLLM's `--tool-call-parser`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from raycore.errors import InvalidConfig
+from raycore.server.parsers.tool_calls.base import CallArguments, CallStart, Content, Delta, Schemas, ToolParser
+from raycore.server.parsers.tool_calls.json_calls import HermesParser, Llama3JsonParser
+from raycore.server.parsers.tool_calls.qwen3_coder import Qwen3CoderParser
+
+PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
+    {
+        "hermes": HermesParser,
+        "qwen3_coder": Qwen3CoderParser,
+        "qwen3_xml": Qwen3CoderParser,
+        "llama3_json": Llama3JsonParser,
+    }
+)
+
+__all__ = ["PARSERS", "CallArguments", "CallStart", "Content", "Delta", "Schemas", "ToolParser", "parser_named"]
+
+
+def parser_named(name: str) -> type[ToolParser]:
+    """Raises InvalidConfig when there is none of that name."""
+    if name not in PARSERS:
+        raise InvalidConfig(f"tool_call_parser={name!r}: there are {', '.join(PARSERS)}")
+    return PARSERS[name]

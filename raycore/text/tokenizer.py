@@ -1,0 +1,193 @@
+"""A checkpoint's tokenizer: text to ids and back, and chat to text. Gives what Hugging Face's fast tokenizers give.
+
+Everything is read from the checkpoint's folder: `tokenizer.json` is the tokenizer itself, `tokenizer_config.json` and
+`special_tokens_map.json` name its special tokens, and chat templates stand in the former or in files of their own. What
+goes around a text (a first `<s>`, say) is for `tokenizer.json` alone to say: as in transformers 5, `add_bos_token` and
+`add_eos_token` in the configuration, which older versions wrote for tokenizers without that file, change nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import Tokenizer as NativeTokenizer
+
+from raycore.errors import InvalidRequest
+from raycore.text import chat_template as chat_templates
+from raycore.text.tokenizer_files import read_tokenizer_files
+
+_SENTENCEPIECE_SPACE = "▁"
+_REPLACEMENT = "\ufffd"
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """Which byte each character of a byte-level vocabulary stands for, as GPT-2 has it.
+
+    A printable byte's character is that of the same number; the others have characters from U+0100 on, in order.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES_OF_CHARACTERS = _bytes_of_characters()
+
+
+class Tokenizer:
+    """Made by `Tokenizer.from_dir`."""
+
+    def __init__(
+        self, native: NativeTokenizer, named_tokens: Mapping[str, str], templates: Mapping[str, str], path: Path
+    ) -> None:
+        """`named_tokens` maps `bos_token` and its like to their text; `templates` maps names to Jinja text."""
+        self._native = native
+        self._named_tokens = dict(named_tokens)
+        self._templates = dict(templates)
+        self._path = path
+        self._texts: dict[int, str] = {}
+        self.vocab_size: int = native.get_vocab_size(with_added_tokens=True)
+        """Tokens that have a text; the model's own vocabulary may be padded beyond."""
+        self.special_ids: frozenset[int] = frozenset(
+            token_id for token_id, token in native.get_added_tokens_decoder().items() if token.special
+        )
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+
+    @classmethod
+    def from_dir(cls, path: str | Path) -> Tokenizer:
+        """Read the tokenizer of the checkpoint in `path`.
+
+        Raises:
+            InvalidCheckpoint: `tokenizer.json` or another of its files is missing or damaged.
+        """
+        path = Path(path)
+        files = read_tokenizer_files(path)
+        return cls(files.native, files.named_tokens, _read_templates(path, files.config), path)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; with special tokens, those that the tokenizer puts around a text (such as a first `<s>`)."""
+        # a batch of one: unlike `encode`, it lets other threads run meanwhile, and is faster
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of many texts in one native call, which uses all cores."""
+        encodings = self._native.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the ids together. Ids without a text are left out, bytes that aren't UTF-8 become U+FFFD."""
+        return self._native.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_batch(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """`decode` of several in one native call, during which other threads run."""
+        return self._native.decode_batch([list(ids) for ids in batch], skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters that one token stands for, at most."""
+        return max(map(len, self._native.get_vocab(with_added_tokens=True)))
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token as it reads in the middle of a text, special ones included; empty if the id has none."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self._make_token_text(token_id)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What one token adds to a text, in UTF-8: part of a character, too, of which `token_text` makes U+FFFD.
+
+        None where the tokenizer doesn't say which part.
+        """
+        text = self.token_text(token_id)
+        if _REPLACEMENT not in text:
+            return text.encode()
+        piece = self._native.id_to_token(token_id) or ""
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
+            return bytes.fromhex(piece[3:5])
+        spelled = bytes(_BYTES_OF_CHARACTERS.get(character, 0) for character in piece)
+        return spelled if spelled.decode(errors="replace") == text else None
+
+    def bad_words_token_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """Token sequences that spell the words, at the beginning of a text and after a space.
+
+        The second is left out where it isn't just another first token, since the word is then found within it.
+        """
+        sequences: list[list[int]] = []
+        for word in words:
+            bare = self.encode(word.lstrip(), add_special_tokens=False)
+            spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
+            if bare:
+                sequences.append(bare)
+            if spaced and len(spaced) == len(bare) and spaced[0] != bare[0]:
+                sequences.append(spaced)
+        return sequences
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[chat_templates.Message],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as the text that the model was trained on; encode it with `add_special_tokens=False`.
+
+        `chat_template` is Jinja text or the name of one of the checkpoint's templates. Further keywords are the
+        template's own (`enable_thinking`, say).
+
+        Raises:
+            InvalidRequest: there is no such template, or the messages don't suit it.
+        """
+        return chat_templates.render(
+            self._find_template(chat_template, has_tools=tools is not None),
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables={**self._named_tokens, "tools": tools, "documents": None, **kwargs},
+        )
+
+    def _find_template(self, asked: str | None, has_tools: bool) -> str:
+        if asked is not None:
+            return self._templates.get(asked, asked)
+        for name in ("tool_use", "default") if has_tools else ("default",):
+            if name in self._templates:
+                return self._templates[name]
+        found = f"only templates named {', '.join(sorted(self._templates))}" if self._templates else "none"
+        raise InvalidRequest(
+            f"the tokenizer in {self._path} has no default chat template (found: {found}): "
+            "pass chat_template=..., or give the model plain text"
+        )
+
+    def _named_id(self, name: str) -> int | None:
+        token = self._named_tokens.get(name)
+        return None if token is None else self._native.token_to_id(token)
+
+    def _make_token_text(self, token_id: int) -> str:
+        piece = self._native.id_to_token(token_id)
+        if piece is None:
+            return ""
+        text = self.decode([token_id], skip_special_tokens=False)
+        # such a decoder takes away the space that begins a text
+        return " " + text if piece.startswith(_SENTENCEPIECE_SPACE) and not text.startswith(" ") else text
+
+
+def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name. Files of their own win over `tokenizer_config.json`."""
+    templates: dict[str, str] = {}
+    given: Any = config.get("chat_template")
+    if isinstance(given, str):
+        templates["default"] = given
+    elif isinstance(given, list):
+        named = cast("list[dict[str, str]]", given)
+        templates.update({entry["name"]: entry["template"] for entry in named if {"name", "template"} <= entry.keys()})
+    files = {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    if (path / "chat_template.jinja").is_file():
+        files["default"] = path / "chat_template.jinja"
+    templates.update({name: file.read_text(encoding="utf-8") for name, file in files.items()})
+    return templates

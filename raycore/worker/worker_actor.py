@@ -1,0 +1,119 @@
+"""The Ray actor that hosts one worker. Holds no policy.
+
+Everything that touches the worker runs in the concurrency group `work`, whose one thread owns its device. `hold` waits
+in `watch`. The default group stays free: Ray's channels call back into it, and `close` must get through.
+"""
+
+# Ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, NamedTuple
+
+import ray
+
+from raycore.config import EngineConfig
+from raycore.logs import log_as
+from raycore.node import lifeline
+from raycore.node.ports import free_ports
+from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
+from raycore.rpc.server import RpcServer
+from raycore.worker.rank import WorkerRank, load_worker_class
+
+
+class WorkerAddress(NamedTuple):
+    """Where a worker lives."""
+
+    pid: int
+    node_id: str
+    host: str
+    free_port: int
+    """Free a moment ago: where the workers of an engine meet, if this is their first."""
+    ep_port: int
+    """The same for the workers of all engines, if they share experts."""
+
+
+# Ray's stubs know no concurrency groups
+@ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
+    max_restarts=0, concurrency_groups={"work": 1, "watch": 1}
+)
+class WorkerActor:
+    """One worker's process."""
+
+    def __init__(self, config_bytes: bytes, name: str) -> None:
+        self._config = EngineConfig.decode(config_bytes)
+        self._name = name
+        self._stopping = threading.Event()
+        self._endpoint: Endpoint | None = None
+        self._worker: Any = None
+        lifeline.hold()
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def address(self) -> WorkerAddress:
+        """Where this process is."""
+        host: str = ray.util.get_node_ip_address()
+        return WorkerAddress(os.getpid(), ray.get_runtime_context().get_node_id(), host, *free_ports(host, 2))
+
+    @ray.method(concurrency_group="work")
+    def preload(self) -> None:
+        """Import the worker's class, which takes seconds, while the other processes start."""
+        load_worker_class(self._config.parallel)
+
+    @ray.method(concurrency_group="work")
+    def join(self, invitation: Invitation) -> Any:
+        """Connect to the engine. Returns what its `Transport.accept()` takes."""
+        self._endpoint, answer = invitation.join()
+        return answer
+
+    @ray.method(concurrency_group="work")
+    def start(self, rank: WorkerRank) -> None:
+        """Make the worker and load its model, once all of the engine's workers have joined."""
+        if self._endpoint is not None:
+            self._endpoint.settle()
+        log_as(f"dp{rank.dp_rank} tp{rank.tp_rank}", self._config.log_level)
+        worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
+        self._server = RpcServer(worker, rank.tp_rank)
+        worker.init_device()
+        worker.load_model()
+
+    def load_progress(self) -> float:
+        """Share of the weights that has been read, 0 to 1, while `start()` runs; 0 of a worker that doesn't count."""
+        return getattr(self._worker, "load_progress", 0.0)
+
+    @ray.method(concurrency_group="work")
+    def serve(self) -> None:
+        """Handle requests from the channel until told to stop, or until it is closed."""
+        assert self._endpoint is not None, "join() comes first"
+        try:
+            while not self._server.stopped:
+                reply = self._server.handle(self._endpoint.receive())
+                if reply is not None:
+                    self._endpoint.send(reply)
+        except TransportClosed:
+            return  # the engine has its reasons, and knows them
+        finally:
+            self._endpoint.close()
+
+    @ray.method(concurrency_group="work")
+    def call(self, message: bytes) -> bytes | None:
+        """Handle one request that came without a channel."""
+        reply = self._server.handle(message)
+        if self._server.stopped:
+            self._stopping.set()
+        return reply
+
+    @ray.method(concurrency_group="watch")
+    def hold(self) -> None:
+        """Return when the worker has stopped: what `serve()` does where there is no channel."""
+        self._stopping.wait()
+
+    def close(self) -> None:
+        """Have `serve()` or `hold()` return."""
+        self._stopping.set()
+        if self._endpoint is not None:
+            self._endpoint.close()

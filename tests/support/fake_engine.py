@@ -1,0 +1,139 @@
+"""A `ServingEngine` without an engine: it goes on with a fixed text, token by token, through the real assembly."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import numpy as np
+
+from raycore.client.inputs import ParsedPrompt, check_request, parse_prompts
+from raycore.client.output_processor import OutputProcessor
+from raycore.demo import demo_model_path
+from raycore.messages import EngineInfo, FinishedRequest, OutputBatch, TokenLogprobs
+from raycore.metrics.view import MetricsView
+from raycore.outputs import RequestOutput
+from raycore.sampling_params import SamplingParams
+from raycore.text.tokenizer import Tokenizer
+
+VOCAB_SIZE = 320
+END_OF_TEXT = 0
+
+
+class FakeEngine:
+    """`text` is what follows every prompt, then the end of sequence. It notes what was asked for, and aborted."""
+
+    def __init__(self, text: str = " 85 is the answer", max_model_len: int = 200) -> None:
+        self.trouble: str | None = None
+        self.default_sampling_params: dict[str, Any] = {}
+        self.max_model_len = max_model_len
+        self.params: list[SamplingParams] = []
+        self.request_ids: list[str] = []
+        self.num_underway = 0
+        self.aborted: list[str] = []
+        self.at_token: Callable[[int], Any] = lambda index: None
+        """Called before each token; may raise, or return an awaitable."""
+        self._tokenizer = Tokenizer.from_dir(demo_model_path())
+        self._text = text
+        self._handles = itertools.count()
+        self._info = EngineInfo(0, 0, "", 1000, 16, max_model_len, "float32", {}, [])
+
+    def read_metrics(self) -> MetricsView:
+        return MetricsView([], {}, [], 0)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
+        check_request(ParsedPrompt(None, prompt_token_ids), sampling_params, VOCAB_SIZE, self._info)
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        params = sampling_params or SamplingParams()
+        (parsed,) = parse_prompts([prompt], self._tokenizer)
+        request_id = request_id or uuid.uuid4().hex
+        self.params.append(params)
+        self.request_ids.append(request_id)
+        handles = [next(self._handles) for _ in range(params.n)]
+        assembler = OutputProcessor(self._tokenizer)
+        assembler.add(request_id, None, parsed.token_ids, params, handles, stream)
+        self.num_underway += 1
+        is_finished = False
+        try:
+            for index, batch in enumerate(self._batches(parsed.token_ids, params, handles)):
+                pause = self.at_token(index)
+                await (pause if pause is not None else asyncio.sleep(0))
+                for update in assembler.process(batch).updates:
+                    if update.error is not None:
+                        raise update.error
+                    assert update.output is not None
+                    is_finished = update.output.finished
+                    yield update.output
+                if is_finished:
+                    return
+        finally:
+            self.num_underway -= 1
+            if not is_finished:
+                self.aborted.append(request_id)
+
+    def _batches(self, prompt: list[int], params: SamplingParams, handles: list[int]):
+        """One for each step; the sequences of a request with `n` end one step after the other."""
+        text_ids = self._tokenizer.encode(self._text, add_special_tokens=False)
+        most = min(params.max_tokens or self.max_model_len, self.max_model_len - len(prompt))
+        length = most if params.ignore_eos else min(most, len(text_ids) + 1)
+        for index in range(length + len(handles)):
+            tokens: list[tuple[int, int]] = []
+            ends: list[FinishedRequest] = []
+            for number, handle in enumerate(handles):
+                position = index - number
+                if not 0 <= position < length:
+                    continue
+                token_id = text_ids[position] if position < len(text_ids) else END_OF_TEXT
+                tokens.append((handle, token_id))
+                if token_id == END_OF_TEXT and not params.ignore_eos:
+                    ends.append(FinishedRequest(handle, "stop"))
+                elif position == most - 1:
+                    ends.append(FinishedRequest(handle, "length"))
+            if tokens:
+                yield self._batch(prompt if index == 0 else [], params, tokens, ends, handles[0])
+
+    def _batch(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        tokens: list[tuple[int, int]],
+        ends: list[FinishedRequest],
+        first: int,
+    ) -> OutputBatch:
+        batch = OutputBatch(
+            handles=np.array([handle for handle, _ in tokens], np.int64).tobytes(),
+            token_ids=np.array([token_id for _, token_id in tokens], np.int32).tobytes(),
+            finished=ends,
+        )
+        if params.logprobs is not None:
+            batch.logprobs = [(i, _logprobs(token_id, params.logprobs)) for i, (_, token_id) in enumerate(tokens)]
+        if params.prompt_logprobs is not None and len(prompt) > 1:
+            entries = [_logprobs(token_id, params.prompt_logprobs) for token_id in prompt[1:]]
+            batch.prompt_logprobs = [(first, 1, entries)]
+        if prompt:
+            batch.started = [(first, 0)]
+        return batch
+
+
+def _logprobs(token_id: int, num_top: int) -> TokenLogprobs:
+    """The token is the most likely one; the next ids follow it, the last of them at minus infinity."""
+    others = [(token_id + i) % VOCAB_SIZE for i in range(num_top)]
+    logprobs = [-0.5 - i for i in range(num_top)]
+    if num_top > 1:
+        logprobs[-1] = float("-inf")
+    return TokenLogprobs([token_id, *others], [-0.5, *logprobs], 1)

@@ -1,0 +1,147 @@
+"""A decoder small enough for tests, a runner around it, and the same decoder written the slow and obvious way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.messages import NewRequest, StepPlan, StepResult
+from raycore.model.attention.gather import GatherAttention, HeadShape
+from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.batch import SlotBatch
+from raycore.model.decoder import Decoder
+from raycore.model.layers import TensorParallel
+from raycore.model.runner import ModelRunner
+from raycore.model.sampling.sampler import Sampler
+from raycore.model.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
+from raycore.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+CPU = torch.device("cpu")
+BLOCK_SIZE = 4
+NUM_BLOCKS = 64
+MAX_MODEL_LEN = 96
+
+SPEC = ModelSpec(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    rope_scaling=None,
+    layer_windows=[None, 7, None],
+    qkv_bias=True,
+    o_bias=True,
+    mlp_bias=True,
+    qk_norm=True,
+    tie_word_embeddings=False,
+    hidden_act="silu",
+    max_position_embeddings=MAX_MODEL_LEN,
+    dtype="float32",
+    bos_token_id=None,
+    eos_token_ids=[],
+    generation_defaults={},
+)
+
+
+def make_weights(spec: ModelSpec = SPEC) -> DecoderWeights:
+    """Weights large enough that tokens differ, norms that aren't all ones."""
+    weights = random_decoder_weights(spec, 0, 1, torch.float32, seed=3)
+    generator = torch.Generator().manual_seed(4)
+    for layer in weights.layers:
+        assert isinstance(layer.feed_forward, MlpWeights)
+        for matrix in (layer.qkv_OD, layer.o_DO, layer.feed_forward.gate_up_FD, layer.feed_forward.down_DF):
+            matrix.mul_(10)
+        for vector in (layer.input_norm_D, layer.q_norm_H, layer.k_norm_H, layer.post_norm_D, layer.qkv_bias_O):
+            if vector is not None:
+                vector.add_(torch.randn(vector.shape, generator=generator) * 0.2)
+    return weights
+
+
+def make_runner(spec: ModelSpec = SPEC, weights: DecoderWeights | None = None) -> ModelRunner:
+    heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+    kv = KVTensors(spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
+    return ModelRunner(
+        Decoder(spec, weights or make_weights(spec), TensorParallel(), MAX_MODEL_LEN + 1, CPU),
+        GatherAttention(heads, spec.layer_windows, kv, torch.float32, CPU),
+        SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE),
+        Sampler(spec.vocab_size, CPU),
+        CPU,
+    )
+
+
+def new_request(
+    slot: int,
+    token_ids: Sequence[int],
+    block_ids: Sequence[int],
+    num_computed: int = 0,
+    params: SamplingParams = GREEDY,
+) -> NewRequest:
+    return NewRequest(slot, int32(token_ids), len(token_ids), num_computed, int32(block_ids), params, seed=slot)
+
+
+def plan(slots: Sequence[int], num_tokens: Sequence[int] | None = None, **fields: object) -> StepPlan:
+    return StepPlan(0, int32(slots), b"" if num_tokens is None else int32(num_tokens), **fields)  # pyright: ignore
+
+
+def int32(values: Sequence[int]) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def tokens_of(result: StepResult) -> list[int]:
+    return np.frombuffer(result.token_ids, np.int32).tolist()
+
+
+def reference_logits(token_ids: Sequence[int], spec: ModelSpec = SPEC) -> torch.Tensor:
+    """[T, V], straight from the formulas: no cache, no fusing, a dense mask, float64."""
+    weights = make_weights(spec)
+    num_q, num_kv, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    positions = torch.arange(len(token_ids), dtype=torch.float64)
+    frequencies = spec.rope_theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.cat([positions[:, None] * frequencies] * 2, dim=1)
+    behind = positions[:, None] - positions[None, :]
+
+    def norm(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        assert weight is not None
+        return x / (x.square().mean(-1, keepdim=True) + spec.rms_norm_eps).sqrt() * weight.double()
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return x @ weight.double().t() + (0 if bias is None else bias.double())
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * angles.cos()[:, None] + torch.cat([-second, first], -1) * angles.sin()[:, None]
+
+    h = weights.embed_VD[list(token_ids)].double()
+    for layer, window in zip(weights.layers, spec.layer_windows, strict=True):
+        heads = linear(norm(h, layer.input_norm_D), layer.qkv_OD, layer.qkv_bias_O).view(len(h), -1, head_dim)
+        q, k, v = heads.split([num_q, num_kv, num_kv], dim=1)
+        q, k = rotate(norm(q, layer.q_norm_H)), rotate(norm(k, layer.k_norm_H))
+        k, v = (x.repeat_interleave(num_q // num_kv, 1) for x in (k, v))
+        scores = torch.einsum("tnh,snh->nts", q, k) / head_dim**0.5
+        is_seen = (behind >= 0) & (behind < (window or len(h)))
+        weights_NTS = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+        out = torch.einsum("nts,snh->tnh", weights_NTS, v).reshape(len(h), -1)
+        h = h + linear(out, layer.o_DO, layer.o_bias)
+        mlp = layer.feed_forward
+        gate, up = linear(norm(h, layer.post_norm_D), mlp.gate_up_FD, mlp.gate_up_bias).chunk(2, -1)
+        h = h + linear(functional.silu(gate) * up, mlp.down_DF, mlp.down_bias)
+    return linear(norm(h, weights.final_norm_D), weights.lm_head_VD, None)
+
+
+def reference_tokens(prompt: Sequence[int], num_tokens: int, spec: ModelSpec = SPEC) -> list[int]:
+    """What greedy decoding gives."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(int(reference_logits(token_ids, spec)[-1].argmax()))
+    return token_ids[len(prompt) :]

@@ -1,0 +1,342 @@
+"""What raycore takes a checkpoint's config.json and generation_config.json to mean."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from raycore.checkpoint.model_spec import ModelSpec, RopeScaling, load_model_spec
+from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.demo import DEMO_MODEL_DIR
+from raycore.errors import InvalidCheckpoint, InvalidConfig
+
+LLAMA31_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def spec_of(
+    path: Path, architecture: str = "LlamaForCausalLM", generation: dict[str, Any] | None = None, **config: Any
+) -> ModelSpec:
+    (path / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    return load_model_spec(path)
+
+
+def test_demo_model() -> None:
+    spec = load_model_spec(DEMO_MODEL_DIR)
+    assert (spec.architecture, spec.model_type, spec.dtype) == ("LlamaForCausalLM", "llama", "bfloat16")
+    assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 4, 4, 32)
+    assert spec.tie_word_embeddings
+    assert spec.eos_token_ids == [0, 3], "generation_config.json's, not config.json's"
+    assert spec.bos_token_id == 0
+
+
+def test_both_forms_of_transformers_mean_the_same(tmp_path: Path) -> None:
+    version4 = spec_of(
+        tmp_path,
+        torch_dtype="bfloat16",
+        rope_theta=500000.0,
+        rope_scaling={"rope_type": "llama3", **LLAMA31_SCALING},
+    )
+    version5 = spec_of(
+        tmp_path, dtype="bfloat16", rope_parameters={"rope_theta": 500000.0, "rope_type": "llama3", **LLAMA31_SCALING}
+    )
+    assert version4 == version5
+    assert version4.dtype == "bfloat16"
+    assert version4.rope_theta == 500000.0
+    assert version4.rope_scaling == RopeScaling("llama3", 8.0, 8192, 1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("LlamaForCausalLM", (32000, 11008, 32, 128, 2048, [2])),
+        ("MistralForCausalLM", (32000, 14336, 8, 128, 131072, [2])),
+        ("Qwen2ForCausalLM", (151936, 22016, 32, 128, 32768, [])),
+        ("Qwen3ForCausalLM", (151936, 22016, 32, 128, 32768, [])),
+    ],
+)
+def test_absent_keys_mean_what_transformers_takes_them_to_mean(
+    tmp_path: Path, architecture: str, expected: tuple[Any, ...]
+) -> None:
+    spec = spec_of(tmp_path, architecture)
+    assert (
+        spec.vocab_size,
+        spec.intermediate_size,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.max_position_embeddings,
+        spec.eos_token_ids,
+    ) == expected
+    assert (spec.hidden_size, spec.num_layers, spec.num_heads) == (4096, 32, 32)
+    assert (spec.rms_norm_eps, spec.rope_theta, spec.rope_scaling) == (1e-6, 10000.0, None)
+    assert not spec.tie_word_embeddings
+    assert spec.dtype == "float32"
+
+
+def test_head_dim_is_derived_except_for_qwen3(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    assert spec_of(tmp_path, **sizes).head_dim == 16
+    assert spec_of(tmp_path, "MistralForCausalLM", **sizes, head_dim=None).head_dim == 16
+    assert spec_of(tmp_path, "MistralForCausalLM", **sizes, head_dim=32).head_dim == 32
+    assert spec_of(tmp_path, "Qwen3ForCausalLM", **sizes).head_dim == 128
+
+
+def test_kv_heads_that_are_null_are_as_many_as_heads(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, "MistralForCausalLM", num_key_value_heads=None).num_kv_heads == 32
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "expected"),
+    [
+        ("LlamaForCausalLM", {}, (False, False, False, False)),
+        ("LlamaForCausalLM", {"attention_bias": True}, (True, True, False, False)),
+        ("LlamaForCausalLM", {"mlp_bias": True}, (False, False, True, False)),
+        ("MistralForCausalLM", {"attention_bias": True, "mlp_bias": True}, (False, False, False, False)),
+        ("Qwen2ForCausalLM", {"attention_bias": True}, (True, False, False, False)),
+        ("Qwen3ForCausalLM", {}, (False, False, False, True)),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, (True, True, False, True)),
+    ],
+)
+def test_biases_and_norms(
+    tmp_path: Path, architecture: str, config: dict[str, Any], expected: tuple[bool, ...]
+) -> None:
+    spec = spec_of(tmp_path, architecture, **config)
+    assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm) == expected
+
+
+SLIDING = {"use_sliding_window": True, "sliding_window": 8}
+TYPES = ["full_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "expected"),
+    [
+        ("LlamaForCausalLM", {"sliding_window": 8}, [None, None, None]),
+        ("MistralForCausalLM", {}, [4096, 4096, 4096]),
+        ("MistralForCausalLM", {"sliding_window": None}, [None, None, None]),
+        ("MistralForCausalLM", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3}, [8, 8, 8]),
+        ("Qwen2ForCausalLM", {"sliding_window": 8, "layer_types": TYPES}, [None, None, None]),
+        ("Qwen2ForCausalLM", SLIDING, [None, None, None]),
+        ("Qwen2ForCausalLM", SLIDING | {"max_window_layers": 1}, [None, 8, 8]),
+        ("Qwen3ForCausalLM", SLIDING | {"max_window_layers": 0}, [8, 8, 8]),
+        ("Qwen3ForCausalLM", SLIDING | {"max_window_layers": 0, "layer_types": TYPES}, [None, 8, None]),
+        ("Qwen3ForCausalLM", SLIDING | {"sliding_window": None, "layer_types": TYPES}, [None, None, None]),
+    ],
+)
+def test_windows(tmp_path: Path, architecture: str, config: dict[str, Any], expected: list[int | None]) -> None:
+    assert spec_of(tmp_path, architecture, num_hidden_layers=3, **config).layer_windows == expected
+
+
+def test_linear_rope_under_its_old_name(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, rope_scaling={"type": "linear", "factor": 2}).rope_scaling == RopeScaling("linear", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 0.1 * math.log(4.0) + 1.0),
+        ({"attention_factor": 0.5}, 0.5),
+        ({"mscale": 2.0, "mscale_all_dim": 1.0}, (0.2 * math.log(4.0) + 1.0) / (0.1 * math.log(4.0) + 1.0)),
+        ({"mscale": 2.0}, 0.1 * math.log(4.0) + 1.0),
+    ],
+)
+def test_yarn_attention_factor(tmp_path: Path, given: dict[str, float], expected: float) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, **given}
+    scaling = spec_of(tmp_path, "Qwen3ForCausalLM", rope_scaling=rope).rope_scaling
+    assert scaling is not None
+    assert scaling.attention_factor == pytest.approx(expected)
+    assert (scaling.beta_fast, scaling.beta_slow, scaling.truncate) == (32.0, 1.0, True)
+
+
+def test_yarn_stretches_the_positions_that_may_be_used(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert spec_of(tmp_path, max_position_embeddings=40960, rope_scaling=rope).max_length == 131072
+    assert spec_of(tmp_path, max_position_embeddings=200000, rope_scaling=rope).max_length == 200000
+    llama3 = {"rope_type": "llama3", **LLAMA31_SCALING}
+    assert spec_of(tmp_path, max_position_embeddings=131072, rope_scaling=llama3).max_length == 131072
+
+
+def test_original_positions_default_to_the_models_and_the_top_level_wins(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0}
+    scaling = spec_of(tmp_path, max_position_embeddings=1000, rope_scaling=rope).rope_scaling
+    assert scaling is not None
+    assert scaling.original_max_position_embeddings == 1000
+    rope["original_max_position_embeddings"] = 500
+    scaling = spec_of(tmp_path, original_max_position_embeddings=250, rope_scaling=rope).rope_scaling
+    assert scaling is not None
+    assert scaling.original_max_position_embeddings == 250
+
+
+def test_rope_parameters_by_layer_type(tmp_path: Path) -> None:
+    plain = {"rope_theta": 5000.0, "rope_type": "default"}
+    only = spec_of(tmp_path, rope_parameters={"full_attention": plain, "sliding_attention": None})
+    assert (only.rope_theta, only.rope_scaling) == (5000.0, None)
+    assert spec_of(tmp_path, rope_parameters={"full_attention": plain, "sliding_attention": plain}).rope_theta == 5000.0
+    with pytest.raises(InvalidCheckpoint, match=r"rope_parameters.*all layer types"):
+        spec_of(tmp_path, rope_parameters={"full_attention": plain, "sliding_attention": plain | {"rope_theta": 1.0}})
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"eos_token_id": 5}, None, [5]),
+        ({"eos_token_id": [5, 6]}, None, [5, 6]),
+        ({"eos_token_id": 5}, {"eos_token_id": 7}, [7]),
+        ({"eos_token_id": 5}, {"eos_token_id": [7, 8]}, [7, 8]),
+        ({"eos_token_id": 5}, {"eos_token_id": None}, [5]),
+        ({"eos_token_id": 5}, {"bos_token_id": 1}, [5]),
+        ({"eos_token_id": None}, None, []),
+    ],
+)
+def test_end_of_sequence(
+    tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, expected: list[int]
+) -> None:
+    assert spec_of(tmp_path, generation=generation, **config).eos_token_ids == expected
+
+
+def test_generation_defaults_are_what_the_file_gives(tmp_path: Path) -> None:
+    generation = {"temperature": 0.6, "top_k": 20, "top_p": None, "do_sample": True, "max_new_tokens": 64}
+    spec = spec_of(tmp_path, generation=generation)
+    assert spec.generation_defaults == {"temperature": 0.6, "top_k": 20, "max_new_tokens": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "fragments"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["architectures=['GPT2LMHeadModel']", "Qwen3ForCausalLM"]),
+        ({"architectures": None}, ["architectures is missing", "LlamaForCausalLM"]),
+        ({"hidden_act": "gelu"}, ["hidden_act='gelu'", "'silu'"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor=0.5"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "type='dynamic'", "yarn"]),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "rope_type='longrope'"]),
+        ({"rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor is missing"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["low_freq_factor is missing"]),
+        ({"rope_scaling": "linear"}, ["rope_scaling='linear'", "an object"]),
+        ({"torch_dtype": "float8_e4m3fn"}, ["torch_dtype='float8_e4m3fn'"]),
+        ({"hidden_size": None}, ["hidden_size is missing"]),
+        ({"hidden_size": "4096"}, ["hidden_size='4096'", "an integer"]),
+        ({"hidden_size": 100, "num_attention_heads": 3}, ["hidden_size=100", "num_attention_heads=3"]),
+        ({"head_dim": 33}, ["head_dim=33", "even"]),
+        ({"num_attention_heads": 8, "num_key_value_heads": 3}, ["num_key_value_heads=3", "num_attention_heads=8"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers=0", "at least 1"]),
+        ({"rms_norm_eps": -1.0}, ["rms_norm_eps=-1.0", "positive"]),
+        ({"tie_word_embeddings": "no"}, ["tie_word_embeddings='no'", "true or false"]),
+        ({"eos_token_id": [2, "</s>"]}, ["eos_token_id", "token ids"]),
+        ({"eos_token_id": "</s>"}, ["eos_token_id='</s>'"]),
+    ],
+)
+def test_what_cant_be_run_is_named(tmp_path: Path, config: dict[str, Any], fragments: list[str]) -> None:
+    with pytest.raises(InvalidCheckpoint) as raised:
+        spec_of(tmp_path, **config)
+    for fragment in [str(tmp_path / "config.json"), *fragments]:
+        assert fragment in str(raised.value)
+
+
+def test_layer_types_that_contradict_the_family(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCheckpoint, match="layer_types"):
+        spec_of(tmp_path, "MistralForCausalLM", num_hidden_layers=3, layer_types=TYPES)
+    with pytest.raises(InvalidCheckpoint, match=r"layer_types.*4"):
+        spec_of(tmp_path, "Qwen2ForCausalLM", num_hidden_layers=4, layer_types=TYPES, **SLIDING)
+
+
+def test_files_that_cant_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCheckpoint, match="nowhere is not a directory"):
+        load_model_spec(tmp_path / "nowhere")
+    with pytest.raises(InvalidCheckpoint, match=r"config\.json can't be read: No such file"):
+        load_model_spec(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InvalidCheckpoint, match=r"config\.json isn't valid JSON"):
+        load_model_spec(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(InvalidCheckpoint, match=r"config\.json holds a list"):
+        load_model_spec(tmp_path)
+    (tmp_path / "generation_config.json").write_text("nonsense")
+    with pytest.raises(InvalidCheckpoint, match=r"generation_config\.json isn't valid JSON"):
+        spec_of(tmp_path)
+
+
+def test_tensor_parallel_sizes(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, num_attention_heads=8, num_key_value_heads=2, intermediate_size=48, hidden_size=64)
+    for tp_size, kv_heads in ((1, 2), (2, 1), (4, 1), (8, 1)):
+        spec.check_tensor_parallel(tp_size)
+        assert spec.kv_heads_per_rank(tp_size) == kv_heads
+    with pytest.raises(InvalidConfig, match=r"tensor_parallel_size=3.*num_attention_heads=8.*\[1, 2, 4, 8\]"):
+        spec.check_tensor_parallel(3)
+    with pytest.raises(InvalidConfig, match=r"tensor_parallel_size=8.*intermediate_size=44.*\[1, 2, 4\]"):
+        msgspec.structs.replace(spec, intermediate_size=44).check_tensor_parallel(8)
+    with pytest.raises(InvalidConfig, match=r"tensor_parallel_size=2.*num_key_value_heads=3.*\[1, 3, 6\]"):
+        msgspec.structs.replace(spec, num_heads=6, num_kv_heads=3).check_tensor_parallel(2)
+
+
+def test_crosses_processes(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, rope_scaling={"rope_type": "llama3", **LLAMA31_SCALING}, generation={"top_k": 5})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=ModelSpec) == spec
+
+
+MOE_SIZES = {"num_hidden_layers": 4, "num_experts_per_tok": 2}
+
+
+def test_experts_of_mixtral(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "MixtralForCausalLM")
+    assert spec.moe == MoeSpec(8, 2, 14336, True, [True] * 32)
+    assert (spec.rms_norm_eps, spec.rope_theta, spec.num_kv_heads) == (1e-5, 1e6, 8)
+    assert spec.layer_windows == [None] * 32
+    assert spec_of(tmp_path, "MixtralForCausalLM", **MOE_SIZES, sliding_window=7).layer_windows == [7] * 4
+
+
+def test_experts_of_qwen3_moe(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "Qwen3MoeForCausalLM")
+    assert spec.moe == MoeSpec(128, 8, 768, False, [True] * 24)
+    assert (spec.hidden_size, spec.num_kv_heads, spec.head_dim, spec.qk_norm) == (2048, 4, 64, True)
+    given = {"num_experts": 6, "moe_intermediate_size": 16, "norm_topk_prob": True, **MOE_SIZES}
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **given).moe == MoeSpec(6, 2, 16, True, [True] * 4)
+    renamed = {key: value for key, value in given.items() if key != "num_experts"} | {"num_local_experts": 6}
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **renamed).moe == MoeSpec(6, 2, 16, True, [True] * 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"mlp_only_layers": [0, 2]}, [False, True, False, True]),
+        ({"decoder_sparse_step": 2}, [False, True, False, True]),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, [False, False, False, True]),
+    ],
+)
+def test_dense_layers_among_sparse_ones(tmp_path: Path, config: dict[str, Any], expected: list[bool]) -> None:
+    moe = spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, **config).moe
+    assert moe is not None
+    assert moe.sparse_layers == expected
+
+
+def test_a_model_without_sparse_layers_has_no_experts(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, mlp_only_layers=[0, 1, 2, 3]).moe is None
+    assert spec_of(tmp_path, "Qwen3ForCausalLM", num_experts=8).moe is None
+
+
+def test_sliding_windows_of_qwen3_moe_are_every_layers(tmp_path: Path) -> None:
+    window = {"sliding_window": 9, "max_window_layers": 3}
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, **window).layer_windows == [None] * 4
+    used = spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, **window, use_sliding_window=True)
+    assert used.layer_windows == [9] * 4
+
+
+def test_more_chosen_experts_than_there_are(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCheckpoint, match=r"num_experts_per_tok=9.*at most the 8"):
+        spec_of(tmp_path, "MixtralForCausalLM", num_experts_per_tok=9)
+
+
+def test_ranks_divide_experts_only_where_they_split_them(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, moe_intermediate_size=7, intermediate_size=9)
+    with pytest.raises(InvalidConfig, match="moe_intermediate_size=7"):
+        spec.check_tensor_parallel(2)
+    spec.check_tensor_parallel(2, expert_parallel=True)

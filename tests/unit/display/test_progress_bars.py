@@ -1,0 +1,43 @@
+"""Progress bars, as a terminal gets them."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycore.display import progress_bars as bars
+
+
+def on_screen(written: str) -> str:
+    """What a line shows after all that was written to it."""
+    shown = ""
+    for part in written.split("\r"):
+        shown = part + shown[len(part) :]
+    return shown.rstrip()
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(bars, "LOADING_BAR_DELAY_S", 1e-9)
+    monkeypatch.setattr(bars.tqdm, "__init__", _unthrottled(bars.tqdm.__init__))
+
+
+def _unthrottled(init):
+    return lambda self, *args, **options: init(self, *args, mininterval=0, **options)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_loading_bar_goes_up_and_down_and_then_away(capsys):
+    written = ""
+    with bars.loading_bar(True) as bar:
+        for share, shown in ((0.0, "0%"), (0.5, "50%"), (0.25, "25%"), (1.0, "100%")):
+            bar.show(share)
+            written += capsys.readouterr().err
+            assert on_screen(written).startswith(f"Loading: {shown:>4}|")
+    assert on_screen(written + capsys.readouterr().err) == ""
+
+
+def test_a_start_that_is_fast_or_silent_shows_nothing(capsys):
+    for is_shown in (True, False):
+        with bars.loading_bar(is_shown) as bar:
+            bar.show(0.5)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,85 @@
+"""The end of a process that holds a lifeline is seen, however it ends, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from raycore.node.lifeline import Watch
+
+PROCESS = """
+import sys
+from raycore.node import lifeline
+
+lifeline.hold()
+lifeline.hold()
+print(flush=True)
+sys.stdin.readline()
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="robust mutexes are found through /proc")
+
+
+@contextmanager
+def running(code: str = PROCESS) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_process_is_seen_to_end(number: signal.Signals):
+    ended, twice = threading.Event(), threading.Event()
+    with running() as process:
+        assert Watch.start(process.pid, ended.set) is not None
+        assert Watch.start(process.pid, twice.set) is not None
+        assert not ended.wait(1.5), "it lives: longer than a watch waits at a time"
+        process.send_signal(number)
+        assert ended.wait(5)
+        assert twice.wait(5), "every watch sees it"
+
+
+def test_a_process_that_exits_is_seen_to_end():
+    ended = threading.Event()
+    with running() as process:
+        assert Watch.start(process.pid, ended.set) is not None
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert ended.wait(5)
+
+
+def test_a_stopped_process_has_not_ended():
+    ended = threading.Event()
+    with running() as process:
+        assert Watch.start(process.pid, ended.set) is not None
+        process.send_signal(signal.SIGSTOP)
+        assert not ended.wait(0.3)
+        process.kill()
+        assert ended.wait(5), "stopped processes can be killed"
+
+
+def test_a_closed_watch_says_nothing():
+    ended = threading.Event()
+    with running() as process:
+        watch = Watch.start(process.pid, ended.set)
+        assert watch is not None
+        watch.close()
+    assert not ended.wait(0.3)
+
+
+def test_a_process_without_a_lifeline_is_not_watched():
+    with running("print(flush=True); input()") as process:
+        assert Watch.start(process.pid, lambda: None) is None
+    assert Watch.start(process.pid, lambda: None) is None, "it is gone"

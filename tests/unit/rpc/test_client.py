@@ -1,0 +1,186 @@
+"""Calls and replies, over a transport that is a list."""
+
+import time
+from collections import deque
+
+import pytest
+
+from raycore.errors import EngineDeadError, RpcTimeout, WorkerFailed
+from raycore.messages import StepPlan, StepResult
+from raycore.rpc.client import RpcClient
+from raycore.rpc.endpoint import TransportClosed
+from raycore.rpc.server import RpcServer
+from raycore.rpc.wire import STEP, encode_call
+
+
+class Worker:
+    def __init__(self, rank):
+        self.rank = rank
+        self.is_shut_down = False
+
+    def add(self, a, b=0):
+        return a + b
+
+    def who(self):
+        return self.rank
+
+    def fail(self, rank):
+        if rank == self.rank:
+            raise ValueError(f"no {rank}")
+
+    def execute_model(self, plan):
+        if self.rank in plan.freed_slots:
+            raise ValueError("no step")
+        return StepResult(plan.step) if self.rank == 0 else None
+
+    def shutdown(self):
+        self.is_shut_down = True
+
+
+class Wire:
+    """A transport to workers in the same thread."""
+
+    def __init__(self, num_workers):
+        self.workers = [Worker(rank) for rank in range(num_workers)]
+        self.servers = [RpcServer(worker, worker.rank) for worker in self.workers]
+        self.replies = deque()
+        self.is_closed = False
+
+    def send(self, message, deadline_s):
+        if self.is_closed:
+            raise TransportClosed
+        for rank, server in enumerate(self.servers):
+            reply = server.handle(message)
+            if reply is not None:
+                self.replies.append((rank, reply))
+
+    def receive(self, deadline_s):
+        if self.is_closed:
+            raise TransportClosed
+        return self.replies.popleft() if self.replies else None
+
+
+@pytest.fixture
+def wire():
+    return Wire(3)
+
+
+@pytest.fixture
+def client(wire):
+    return RpcClient(wire, 3, lambda: EngineDeadError("it was closed"))
+
+
+def call(client, method, *args, reply_rank=None, aggregate=None, timeout_s=5.0, **kwargs):
+    return client.call(method, encode_call(method, args, kwargs, reply_rank), reply_rank, aggregate, timeout_s)
+
+
+def test_values_come_in_rank_order(client):
+    assert call(client, "add", 1, b=2).result() == [3, 3, 3]
+    assert call(client, "who").result() == [0, 1, 2]
+    assert call(client, lambda worker: worker.rank * 2).result() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("value", [None, 1.5, "text", b"bytes", (1, "a"), [None, True], {"a": [1, (2,)]}, {1, 2}])
+def test_values_arrive_as_they_are(client, value):
+    first, *_ = call(client, lambda worker, x: x, value).result()
+    assert first == value
+    assert type(first) is type(value)
+
+
+def test_one_reply(client):
+    assert call(client, "who", reply_rank=2).result() == 2
+
+
+def test_an_aggregate(client):
+    assert call(client, "who", aggregate=sum).result() == 3
+
+
+def test_results_may_be_asked_for_in_any_order_and_twice(client):
+    first, second = call(client, "add", 1), call(client, "add", 2)
+    assert second.result() == [2, 2, 2]
+    assert first.done()
+    assert first.result() == first.result() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_any_workers_failure_is_the_calls(client, rank):
+    pending = call(client, "fail", rank, reply_rank=0)
+    with pytest.raises(WorkerFailed, match=f"ValueError: no {rank}") as raised:
+        pending.result()
+    assert raised.value.rank == rank
+    assert "in fail" in raised.value.traceback
+    assert call(client, "who").result() == [0, 1, 2]
+
+
+def test_a_failure_is_known_before_the_other_replies(client, wire):
+    pending = call(client, "fail", 0)
+    others = [wire.replies.pop(), wire.replies.pop()]
+    with pytest.raises(WorkerFailed):
+        pending.result()
+    wire.replies.extend(others)
+    assert call(client, "who").result() == [0, 1, 2]
+
+
+def test_late_replies_are_discarded(client, wire):
+    pending = call(client, "add", 1)
+    late = [wire.replies.pop(), wire.replies.pop()]
+    with pytest.raises(RpcTimeout, match="add: no reply from worker 1, 2"):
+        pending.result(0.01)
+    with pytest.raises(RpcTimeout):
+        pending.result()
+    wire.replies.extend(late)
+    assert call(client, "add", 2).result() == [2, 2, 2]
+
+
+def test_the_calls_own_deadline_holds_for_its_result(client, wire):
+    pending = call(client, "add", 1, timeout_s=0.02)
+    wire.replies.clear()
+    start = time.monotonic()
+    with pytest.raises(RpcTimeout):
+        pending.result(60)
+    assert time.monotonic() - start < 1
+
+
+def test_a_step_has_one_reply(client, wire):
+    pending = client.step(StepPlan(7), 5.0)
+    assert len(wire.replies) == 1
+    assert pending.result().step == 7
+
+
+def test_a_step_fails_with_any_worker(client, wire):
+    pending = client.step(StepPlan(7, freed_slots=[2]), 5.0)
+    wire.replies.popleft()
+    with pytest.raises(WorkerFailed, match="no step") as raised:
+        pending.result()
+    assert raised.value.rank == 2
+
+
+def test_a_step_that_fails_after_its_result_is_reported_elsewhere(client, wire):
+    reported = []
+    client.late_failure = reported.append
+    client.step(StepPlan(7, freed_slots=[1]), 5.0).result()
+    assert not reported
+    call(client, "who").result()
+    assert [error.rank for error in reported] == [1]
+
+
+def test_a_closed_transport_ends_calls_with_its_reason(client, wire):
+    pending = call(client, "who")
+    wire.is_closed = True
+    with pytest.raises(EngineDeadError, match="it was closed"):
+        pending.result()
+    with pytest.raises(EngineDeadError, match="it was closed"):
+        call(client, "who")
+
+
+def test_stop_shuts_the_workers_down(client, wire):
+    client.stop(5.0)
+    assert all(worker.is_shut_down for worker in wire.workers)
+    assert all(server.stopped for server in wire.servers)
+    assert not wire.replies
+
+
+def test_a_request_too_short_to_read_is_an_error_of_the_step(wire):
+    reply = wire.servers[0].handle(bytes([STEP]) + bytes(8) + b"\xff")
+    assert reply is not None
+    assert b"ValidationError" in reply

@@ -1,0 +1,149 @@
+"""The shared page, the bells, and the ways of waiting, between threads of one process."""
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from raycore.rpc.doorbell import REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="boards exist on Linux only")
+SOON_S = 2.0
+
+
+@pytest.fixture
+def board():
+    created = Board.create(3)
+    assert created is not None
+    board, fd = created
+    yield board, BoardAddress(os.getpid(), fd, board.token, 3)
+    os.close(fd)
+
+
+def test_both_sides_see_one_page(board):
+    ours, address = board
+    theirs = Board.open(address)
+    ours.raise_counter(REQUESTS)
+    theirs.raise_counter(REPLIES + 2)
+    assert theirs.memory[REQUESTS] == 1
+    assert ours.memory[ours.replies] == b"\0\0\1"
+
+
+def test_a_counter_starts_again_after_255(board):
+    ours, _ = board
+    for _ in range(257):
+        ours.raise_counter(REQUESTS)
+    assert ours.memory[REQUESTS] == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"pid": 2**22 + 1}, {"fd": 10**6}, {"token": b"0" * 16}, {"num_workers": 10_000}], ids=str
+)
+def test_another_file_is_not_taken_for_the_board(board, changes):
+    assert Board.open(board[1]._replace(**changes)) is None
+
+
+def test_a_file_that_is_no_board(board, tmp_path):
+    with (tmp_path / "file").open("wb+") as file:
+        file.truncate(4096)
+        assert Board.open(board[1]._replace(fd=file.fileno())) is None
+
+
+@pytest.fixture
+def bells(board):
+    bells = [Bell(board[0], member) for member in range(4)]
+    yield bells
+    for bell in bells:
+        bell.close()
+
+
+class Flag:
+    """Something to look for."""
+
+    def __init__(self):
+        self.found = None
+
+    def look(self):
+        return self.found
+
+
+@pytest.mark.parametrize("window_s", [0.0, 100e-6, float("inf")])
+def test_a_wait_ends_with_what_is_found(bells, window_s):
+    flag = Flag()
+
+    def put():
+        time.sleep(0.02)
+        flag.found = "it"
+        bells[0].ring(3)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    start = time.monotonic()
+    assert Waiter(window_s, bells[3], must_poll=False).wait(flag.look, start + SOON_S) == "it"
+    assert time.monotonic() - start < SOON_S / 2
+    thread.join()
+
+
+@pytest.mark.parametrize("has_bell", [True, False])
+def test_a_wait_ends_at_its_deadline(bells, has_bell):
+    waiter = Waiter(100e-6, bells[1] if has_bell else None, must_poll=not has_bell)
+    start = time.monotonic()
+    assert waiter.wait(Flag().look, start + 0.05) is None
+    assert 0.05 <= time.monotonic() - start < SOON_S
+
+
+def test_what_is_there_already_is_found_after_the_deadline():
+    assert Waiter(0.0, None, must_poll=True).wait(lambda: "it", time.monotonic() - 1) == "it"
+
+
+def test_what_the_look_raises_ends_the_wait(bells):
+    def look():
+        raise KeyError("closed")
+
+    with pytest.raises(KeyError):
+        Waiter(0.0, bells[1], must_poll=False).wait(look, time.monotonic() + SOON_S)
+
+
+def test_a_sleeper_uses_no_processor(bells):
+    start_s, start_cpu_s = time.monotonic(), time.thread_time()
+    Waiter(100e-6, bells[1], must_poll=False).wait(Flag().look, start_s + 0.3)
+    assert time.thread_time() - start_cpu_s < 0.02
+
+
+def test_only_sleepers_are_rung(bells, board):
+    bells[0].ring(1)
+    bells[1]._socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        bells[1]._socket.recv(1)
+    board[0].memory[board[0].sleeper(1)] = 1
+    bells[0].ring(1)
+    bells[2].ring(1)  # it has been rung
+    assert bells[1]._socket.recv(1) == b""
+    with pytest.raises(BlockingIOError):
+        bells[1]._socket.recv(1)
+
+
+def test_a_bell_that_is_gone_is_not_reached(bells):
+    assert bells[0].knock(1)
+    bells[1].close()
+    assert not bells[0].knock(1)
+
+
+def test_closing_wakes_the_sleeper(bells):
+    flag = Flag()
+    woken_s = []
+
+    def sleep():
+        Waiter(0.0, bells[1], must_poll=False).wait(flag.look, time.monotonic() + SOON_S)
+        woken_s.append(time.monotonic())
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    time.sleep(0.05)
+    flag.found = "closed"
+    closed_s = time.monotonic()
+    bells[1].close()
+    thread.join()
+    assert woken_s[0] - closed_s < SOON_S / 2

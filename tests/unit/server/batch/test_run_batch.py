@@ -1,0 +1,231 @@
+"""What becomes of each line of a batch, on an engine that answers at once, when it is told to, or never."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raycore.demo import demo_model_path
+from raycore.errors import EngineDeadError, RequestFailed
+from raycore.outputs import CompletionOutput, RequestOutput
+from raycore.server import ServerOptions
+from raycore.server.batch.files import RequestFile, Result
+from raycore.server.batch.runner import run_lines
+from raycore.text.tokenizer import Tokenizer
+
+OPTIONS = ServerOptions(("demo", "other"))
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+class Engine:
+    """Continues each prompt with its own text, once it may."""
+
+    max_model_len = 64
+    trouble = None
+    default_sampling_params: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.num_running = self.most_running = 0
+        self.error: BaseException | None = None
+        self.finish_reason = "stop"
+        self._tokenizer = Tokenizer.from_dir(demo_model_path())
+
+    def check(self, prompt_token_ids, sampling_params) -> None:
+        pass
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    async def generate(self, prompt, sampling_params=None, request_id=None, priority=0, *, stream=True):
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        try:
+            await self.may_answer.wait()
+            if self.error is not None:
+                raise self.error
+            ids = prompt["prompt_token_ids"]
+            output = CompletionOutput(0, self._tokenizer.decode(ids), ids, finish_reason=self.finish_reason)
+            yield RequestOutput(request_id, None, ids, [output], finished=True)
+        finally:
+            self.num_running -= 1
+
+
+def line(custom_id: str, url: str = "/v1/completions", method: str = "POST", **body: Any) -> str:
+    body = body or {"prompt": f"{custom_id} ="}
+    return json.dumps({"custom_id": custom_id, "method": method, "url": url, "body": body})
+
+
+class Batch:
+    """A batch under way, or done."""
+
+    def __init__(self, path: Path, *lines: str, max_concurrent: int = 4) -> None:
+        path.write_text("".join(f"{line}\n" for line in lines))
+        self.engine = Engine()
+        self.results: list[Result] = []
+        self.is_stopping = False
+        self._lines = RequestFile(path).lines(set())
+        self._max_concurrent = max_concurrent
+
+    async def run(self, options: ServerOptions = OPTIONS) -> None:
+        await run_lines(
+            self.engine,
+            options,
+            self._lines,
+            self.results.append,
+            max_concurrent=self._max_concurrent,
+            is_stopping=lambda: self.is_stopping,
+        )
+
+    async def until_running(self, count: int) -> None:
+        while self.engine.num_running < count:
+            await asyncio.sleep(0)
+
+    @property
+    def ids(self) -> list[str | None]:
+        return [result.custom_id for result in self.results]
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "in.jsonl"
+
+
+def test_answers_are_those_of_the_server(path):
+    async def test():
+        chat = {"messages": [{"role": "user", "content": "1 + 2 ="}], "model": "other"}
+        batch = Batch(path, line("a", prompt="27 + 58 ="), line("b", "/v1/chat/completions", **chat), max_concurrent=1)
+        await batch.run(ServerOptions(("demo", "other"), chat_template=TEMPLATE))
+        first, second = batch.results
+        assert (first.custom_id, first.error, first.response.status_code) == ("a", None, 200)
+        assert first.response.body["object"] == "text_completion"
+        assert first.response.body["model"] == "demo"
+        assert first.response.body["choices"][0]["text"] == "27 + 58 ="
+        assert first.response.body["usage"]["total_tokens"] == 2 * first.response.body["usage"]["prompt_tokens"] > 0
+        assert second.response.body["object"] == "chat.completion"
+        assert second.response.body["model"] == "other"
+        assert second.response.body["choices"][0]["message"]["content"] == "1 + 2 ="
+        assert len({first.id, second.id, first.response.request_id, second.response.request_id}) == 4
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not JSON", "line 1: JSON is malformed"),
+        ("[1]", "line 1: Expected `object`, got `array`"),
+        ('{"method": "POST"}', "line 1: Object missing required field `custom_id`"),
+        ('{"custom_id": 7}', "line 1: Expected `str`, got `int` - at `$.custom_id`"),
+        ('{"custom_id": "", "method": "POST", "url": "/v1/completions", "body": {}}', "line 1: custom_id is empty"),
+        ('{"custom_id": "bad", "method": "POST", "url": "/v1/completions"}', "missing required field `body`"),
+        ('{"custom_id": "bad", "method": "POST", "url": "/v1/completions", "body": []}', "at `$.body`"),
+        (line("bad", method="GET"), "line 1: method 'GET'"),
+        (line("bad", url="/v1/embeddings"), "line 1: url '/v1/embeddings'"),
+    ],
+)
+def test_a_line_that_is_no_request_has_a_result_that_says_so_and_the_others_are_answered(path, text, message):
+    async def test():
+        batch = Batch(path, text, line("good"), max_concurrent=1)
+        await batch.run()
+        bad, good = batch.results
+        assert bad.custom_id == ("bad" if '"bad"' in text else None)
+        assert (bad.response, bad.error["code"]) == (None, "invalid_line")
+        assert message in bad.error["message"]
+        assert (good.custom_id, good.error) == ("good", None)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"prompt": ""}, 400, "nothing to continue"),
+        ({"prompt": "1", "temperature": -1}, 400, "temperature=-1"),
+        ({"prompt": "1", "temprature": 1}, 400, "unrecognized request argument: temprature"),
+        ({"prompt": "1", "max_tokens": "many"}, 400, "max_tokens: "),
+        ({"prompt": "1", "max_tokens": 9999}, 400, "maximum context length is 64 tokens"),
+        ({"prompt": "1", "stream": True}, 400, "whole answers only"),
+        ({"prompt": "1", "model": "gpt"}, 404, "served here: demo, other"),
+    ],
+)
+def test_a_request_that_cannot_be_run_has_the_servers_error(path, body, status, message):
+    async def test():
+        batch = Batch(path, line("bad", **body), line("good"), max_concurrent=1)
+        await batch.run()
+        bad, good = batch.results
+        assert (bad.custom_id, bad.response.status_code) == ("bad", status)
+        assert message in bad.response.body["error"]["message"]
+        assert bad.error["message"] == bad.response.body["error"]["message"]
+        assert bad.error["code"]
+        assert good.error is None
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+@pytest.mark.parametrize("error", [RequestFailed("3 ranks failed"), ZeroDivisionError("a bug")])
+def test_a_request_that_fails_alone_leaves_the_others(path, error):
+    async def test():
+        batch = Batch(path, line("a"), line("b"), max_concurrent=1)
+        batch.engine.error = error
+        batch.engine.may_answer.clear()
+        running = asyncio.ensure_future(batch.run())
+        await batch.until_running(1)
+        batch.engine.may_answer.set()
+        while not batch.results:
+            await asyncio.sleep(0)
+        batch.engine.error = None
+        await running
+        assert [result.response.status_code for result in batch.results] == [500, 200]
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_few_are_under_way_at_a_time_and_all_are_answered(path):
+    async def test():
+        batch = Batch(path, *(line(str(number)) for number in range(300)), max_concurrent=7)
+        batch.engine.may_answer.clear()
+        running = asyncio.ensure_future(batch.run())
+        await batch.until_running(7)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        batch.engine.may_answer.set()
+        await running
+        assert batch.engine.most_running == 7
+        assert sorted(map(int, batch.ids)) == list(range(300))
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+@pytest.mark.parametrize("end", ["finish", "abort", "refuse"])
+def test_a_batch_that_is_stopped_keeps_what_was_finished_and_begins_nothing(path, end):
+    async def test():
+        batch = Batch(path, *(line(str(number)) for number in range(9)), max_concurrent=2)
+        batch.engine.may_answer.clear()
+        running = asyncio.ensure_future(batch.run())
+        await batch.until_running(2)
+        batch.is_stopping = True
+        batch.engine.finish_reason = "abort" if end == "abort" else "stop"
+        batch.engine.error = EngineDeadError("draining") if end == "refuse" else None
+        batch.engine.may_answer.set()
+        await running
+        assert batch.ids == (["0", "1"] if end == "finish" else [])
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_an_engine_that_dies_ends_the_batch_and_leaves_lines_undone(path):
+    async def test():
+        batch = Batch(path, *(line(str(number)) for number in range(9)), max_concurrent=3)
+        batch.engine.error = EngineDeadError("dp0 died")
+        with pytest.raises(EngineDeadError, match="dp0 died"):
+            await batch.run()
+        assert batch.results == []
+        assert batch.engine.num_running == 0
+
+    asyncio.run(asyncio.wait_for(test(), 30))

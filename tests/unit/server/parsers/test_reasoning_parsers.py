@@ -1,0 +1,90 @@
+"""A thought is told from what is said in any piecemeal text, and nothing is lost or told twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycore.errors import InvalidConfig
+from raycore.server.parsers.reasoning import PARSERS, Parts, parser_named
+
+CALL = "<tool_call>"
+BOTH = list(PARSERS)
+
+
+def parse(name, pieces, is_thinking=True, call=None):
+    parser = PARSERS[name](is_thinking, call)
+    parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
+    first_said = next((i for i, part in enumerate(parts) if part.content), len(parts))
+    assert not any(part.reasoning for part in parts[first_said + 1 :]), "a thought comes first"
+    return Parts("".join(part.reasoning for part in parts), "".join(part.content for part in parts))
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("Hm.</think>Yes.", "Hm.", "Yes."),
+        ("<think>Hm.</think>Yes.", "Hm.", "Yes."),
+        ("\n <think>\nHm.\n</think>\n\nYes.\n", "\nHm.\n", "\n\nYes.\n"),
+        ("<think></think>Yes.", "", "Yes."),
+        ("</think>", "", ""),
+        ("", "", ""),
+        ("\n ", "\n ", ""),
+        ("never closed", "never closed", ""),
+        ("<think>never closed</thin", "never closed</thin", ""),
+        ("<thin", "<thin", ""),
+        ("<think>Write <think> first.</think>Yes.", "Write <think> first.", "Yes."),
+        ("a < b </ c </think>It ends with </think>.", "a < b </ c ", "It ends with </think>."),
+        ("<</think>/</think>", "<", "/</think>"),
+    ],
+)
+def test_what_is_thought_and_what_is_said(name, text, reasoning, content):
+    assert parse(name, [text]) == (reasoning, content)
+    assert parse(name, text) == (reasoning, content)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_message_that_begins_behind_its_thought_is_all_said(name):
+    text = "<think>Yes.</think>"
+    assert parse(name, [text], is_thinking=False) == ("", text)
+
+
+def test_a_call_ends_a_thought_where_models_do_that():
+    text = "I need it.<tool_call>\n{}</tool_call></think>"
+    assert parse("qwen3", text, call=CALL) == ("I need it.", "<tool_call>\n{}</tool_call></think>")
+    assert parse("qwen3", text) == ("I need it.<tool_call>\n{}</tool_call>", "")
+    assert parse("deepseek_r1", text, call=CALL) == ("I need it.<tool_call>\n{}</tool_call>", "")
+    assert parse("qwen3", "Hm.</think>Now <tool_call>", call=CALL) == ("Hm.", "Now <tool_call>")
+    assert parse("qwen3", "Hm.<tool_cal", call=CALL) == ("Hm.<tool_cal", "")
+
+
+TEXTS = st.lists(
+    st.sampled_from(["<think>", "</think>", "<tool_call>", "<", "</", "think>", "<tool_", " ", "\n", "é", "x"]),
+    max_size=8,
+).map("".join)
+
+
+@given(name=st.sampled_from(BOTH), text=TEXTS, is_thinking=st.booleans(), data=st.data())
+def test_the_same_text_gives_the_same_parts_in_any_pieces(name, text, is_thinking, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse(name, [text], is_thinking, CALL)
+    assert parse(name, pieces, is_thinking, CALL) == whole
+    assert text.endswith(whole.content)
+    assert whole.reasoning in text
+
+
+@given(text=TEXTS)
+def test_a_thoughts_length_is_where_what_is_said_begins(text):
+    parser = PARSERS["qwen3"](True, CALL)
+    content = parser.feed(text).content
+    if parser.is_thinking:
+        parser.finish()
+    assert parser.thought_length == len(text) - len(content)
+
+
+def test_an_unknown_parser_is_refused_with_the_known_ones():
+    with pytest.raises(InvalidConfig, match="reasoning_parser='granite': there are deepseek_r1, qwen3"):
+        parser_named("granite")

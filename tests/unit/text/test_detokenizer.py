@@ -1,0 +1,146 @@
+import random
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raycore.sampling_params import SamplingParams
+from raycore.text.detokenizer import IncrementalDetokenizer, SequenceText, StopStrings
+
+
+def feed(detokenizer, ids, chunk=1):
+    """The text after each chunk, and at the end."""
+    texts = []
+    for start in range(0, len(ids), chunk):
+        detokenizer.append(ids[start : start + chunk])
+        texts.append(detokenizer.text)
+    detokenizer.finish()
+    return [*texts, detokenizer.text]
+
+
+TEXT = "the  quick <b>naïve</b> fox 你好, 世界 🎉🎉🎉 said:\n\n Hello, world! " * 3
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 50])
+def test_text_grows_to_what_decoding_at_once_gives(any_tokenizer, chunk):
+    ids = any_tokenizer.encode(TEXT)
+    texts = feed(IncrementalDetokenizer(any_tokenizer), ids, chunk)
+    assert texts[-1] == any_tokenizer.decode(ids) == TEXT
+    for earlier, later in pairwise(texts):
+        assert later.startswith(earlier)
+    assert not any("\ufffd" in text for text in texts)
+
+
+def test_text_comes_as_soon_as_it_is_complete(tokenizer):
+    ids = tokenizer.encode("Hello あり")
+    texts = feed(IncrementalDetokenizer(tokenizer), ids)
+    assert "Hello あ" in texts
+    assert texts[-2] == "Hello あり"
+
+
+def test_special_tokens_are_skipped_or_shown(any_tokenizer):
+    ids = [*any_tokenizer.encode("the fox"), any_tokenizer.eos_token_id, *any_tokenizer.encode(" jumps")] * 8
+    for skip in (True, False):
+        assert feed(IncrementalDetokenizer(any_tokenizer, skip), ids)[-1] == any_tokenizer.decode(ids, skip)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 399), max_size=80), st.integers(1, 5))
+def test_any_tokens_grow_to_what_decoding_at_once_gives(tokenizer, ids, chunk):
+    texts = feed(IncrementalDetokenizer(tokenizer), ids, chunk)
+    assert texts[-1] == tokenizer.decode(ids)
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+
+
+def test_an_endless_run_of_broken_bytes_costs_no_more_each_time(tokenizer):
+    broken = [token_id for token_id in range(tokenizer.vocab_size) if tokenizer.token_text(token_id) == "\ufffd"]
+    assert len(broken) > 100
+    ids = random.Random(0).choices(broken, k=1000)
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    texts = feed(detokenizer, ids)
+    assert texts[-1] == tokenizer.decode(ids)
+    assert len(texts[500]) > 200
+    assert len(detokenizer._window) < 40
+
+
+# ---- stop strings
+
+
+def text_with_stops(tokenizer, ids, stop, **kwargs):
+    text = SequenceText(tokenizer, SamplingParams(stop=stop, **kwargs))
+    return text, text.append(ids)
+
+
+def test_a_stop_string_ends_the_text_in_the_token_that_completes_it(tokenizer):
+    ids = tokenizer.encode("the quick brown fox jumps")
+    text, num_taken = text_with_stops(tokenizer, ids, ["ick br", "fox"])
+    assert text.stop == "ick br"
+    assert text.text == "the qu"
+    assert tokenizer.decode(ids[:num_taken]).startswith("the quick br")
+    assert "ick br" not in tokenizer.decode(ids[: num_taken - 1])
+    text, _ = text_with_stops(tokenizer, ids, "ick br", include_stop_str_in_output=True)
+    assert text.text == "the quick br"
+
+
+def test_without_a_stop_string_all_of_the_text_is_there(tokenizer):
+    ids = tokenizer.encode("the quick brown fox")
+    text, num_taken = text_with_stops(tokenizer, ids, ["fox jumps"])
+    assert num_taken == len(ids)
+    assert text.text == "the quick brown "
+    text.finish()
+    assert text.text == "the quick brown fox"
+    assert text.stop is None
+
+
+def test_min_tokens_put_off_stop_strings(tokenizer):
+    ids = tokenizer.encode("STOP the fox STOP")
+    first = next(n for n in range(len(ids)) if "STOP" in tokenizer.decode(ids[:n]))
+    assert text_with_stops(tokenizer, ids, "STOP")[0].text == ""
+    text, _ = text_with_stops(tokenizer, ids, "STOP", min_tokens=first)
+    assert text.text == "STOP the fox "
+    text, _ = text_with_stops(tokenizer, ids, "STOP", min_tokens=first - 1)
+    assert text.text == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text("ab", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.data())
+def test_finding_stop_strings_piece_by_piece(text, stops, data):
+    """However the text is cut into pieces, what is shown never has to be taken back."""
+    checker = StopStrings(stops)
+    shown, searched, match = "", 0, None
+    while searched < len(text) and match is None:
+        length = data.draw(st.integers(searched + 1, len(text)))
+        match = checker.find(text[searched:length])
+        searched = length
+        if match is None:
+            beginnings = [stop[:size] for stop in stops for size in range(len(stop))]
+            assert checker.num_held_back == max(len(each) for each in beginnings if text[:length].endswith(each))
+        else:
+            assert match.start == min(text.index(stop) for stop in stops if stop in text[:length])
+            assert text.startswith(match.stop, match.start)
+        visible = text[: match.start] if match else text[: length - checker.num_held_back]
+        assert visible.startswith(shown)
+        shown = visible
+    assert (match is not None) == any(stop in text for stop in stops)
+
+
+def test_a_long_run_of_special_tokens_does_not_hold_the_window(tokenizer):
+    special = min(tokenizer.special_ids)
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer.append(tokenizer.encode("the fox"))
+    for _ in range(1000):
+        detokenizer.append([special])
+    detokenizer.append(tokenizer.encode(" jumps"))
+    assert detokenizer.text == "the fox jumps"
+    assert len(detokenizer._window) < 20
+
+
+def test_long_stop_strings_cost_no_more_than_short_ones():
+    checker = StopStrings(["a" * 1000 + str(number) for number in range(16)])
+    begun_s = time.thread_time()
+    for piece in ["a"] * 2000 + [" the", " fox"] * 500:
+        assert checker.find(piece) is None
+    assert checker.num_held_back == 0
+    assert time.thread_time() - begun_s < 2.0

@@ -1,0 +1,212 @@
+import pytest
+from tokenizers import Tokenizer as NativeTokenizer
+from tokenizers_for_tests import byte_level, sentencepiece_like, write
+
+from raycore.errors import InvalidCheckpoint, InvalidRequest
+from raycore.text.tokenizer import Tokenizer
+from raycore.text.tokenizer_files import read_tokenizer_text
+
+TEXTS = ["Hello, world!", "the  quick\n\nfox ", "你好 wörld 🎉", "x"]
+
+
+def test_text_survives_the_round_trip(any_tokenizer):
+    for text in TEXTS:
+        ids = any_tokenizer.encode(text, add_special_tokens=False)
+        assert any_tokenizer.decode(ids) == text
+
+
+def test_a_batch_is_its_texts(any_tokenizer):
+    assert any_tokenizer.encode_batch(TEXTS) == [any_tokenizer.encode(text) for text in TEXTS]
+    plain = any_tokenizer.encode_batch(TEXTS, add_special_tokens=False)
+    assert plain == [any_tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
+    assert plain == [any_tokenizer._native.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    assert any_tokenizer.encode_batch([]) == []
+    assert any_tokenizer.decode_batch(plain) == [any_tokenizer.decode(ids) for ids in plain]
+
+
+def test_no_token_stands_for_more_than_the_longest(any_tokenizer):
+    texts = [any_tokenizer.token_text(token_id) for token_id in range(any_tokenizer.vocab_size)]
+    assert max(map(len, texts)) <= any_tokenizer.longest_token
+
+
+def test_special_tokens_go_around_a_text_as_tokenizer_json_says(tokenizer, llama3_tokenizer, llama2_tokenizer):
+    for with_bos in (llama3_tokenizer, llama2_tokenizer):
+        ids = with_bos.encode("the fox", add_special_tokens=False)
+        assert with_bos.encode("the fox") == [with_bos.bos_token_id, *ids]
+    assert tokenizer.encode("the fox") == tokenizer.encode("the fox", add_special_tokens=False)
+
+
+def test_special_tokens_are_read_and_skipped(tokenizer):
+    ids = tokenizer.encode("<|im_start|>the fox</s>")
+    assert ids[0] in tokenizer.special_ids
+    assert ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(ids) == "the fox"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>the fox</s>"
+
+
+def test_special_tokens_come_from_whichever_file_names_them(tmp_path):
+    config = {"bos_token": {"content": "<s>"}, "eos_token": None, "additional_special_tokens": ["<extra>"]}
+    path = write(tmp_path, byte_level(), config, special_tokens_map_json={"eos_token": {"content": "<|im_end|>"}})
+    config_first = Tokenizer.from_dir(path)
+    assert config_first.bos_token_id == config_first.encode("<s>")[0]
+    assert config_first.encode("<extra>")[0] in config_first.special_ids
+    (path / "tokenizer_config.json").unlink()
+    map_only = Tokenizer.from_dir(path)
+    assert map_only.bos_token_id is None
+    assert map_only.eos_token_id == map_only.encode("<|im_end|>")[0]
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
+def test_another_library_gets_the_same_tokenizer(make, tmp_path):
+    native = make()
+    path = write(tmp_path, native)
+    text, num_ids = read_tokenizer_text(path)
+    assert text == (path / "tokenizer.json").read_text(), "nothing has to be added"
+    assert num_ids == native.get_vocab_size() == len(native.get_vocab())
+    native.enable_truncation(2)
+    write(tmp_path, native, {"pad_token": "<pad>"})
+    text, num_ids = read_tokenizer_text(path)
+    made = NativeTokenizer.from_str(text)
+    assert num_ids == native.get_vocab_size() + 1
+    assert made.get_added_tokens_decoder()[num_ids - 1].content == "<pad>"
+    assert len(made.encode("the the the the").ids) > 2
+    (path / "tokenizer.json").write_text("{")
+    with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json is not a tokenizer"):
+        read_tokenizer_text(path)
+
+
+def test_token_text_keeps_the_space_of_a_word(tokenizer, llama2_tokenizer):
+    for one in (tokenizer, llama2_tokenizer):
+        ids = one.encode("x the the", add_special_tokens=False)
+        assert one.token_text(ids[-1]) == " the"
+        assert "".join(map(one.token_text, ids)).strip() == "x the the"
+    assert tokenizer.token_text(tokenizer.eos_token_id) == "</s>"
+    assert tokenizer.token_text(10**6) == ""
+
+
+def test_bad_words_are_spelled_with_and_without_a_space(tokenizer):
+    assert tokenizer.encode("the") != tokenizer.encode(" the")
+    assert tokenizer.bad_words_token_ids(["the"]) == [tokenizer.encode("the"), tokenizer.encode(" the")]
+    assert tokenizer.bad_words_token_ids([" the"]) == tokenizer.bad_words_token_ids(["the"])
+    # where the space is a token of its own, the word is found behind it
+    assert tokenizer.encode(" ~")[-1:] == tokenizer.encode("~")
+    assert tokenizer.bad_words_token_ids(["~"]) == [tokenizer.encode("~")]
+
+
+def test_damaged_files_are_named(tmp_path):
+    with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json doesn't exist.*AutoTokenizer"):
+        Tokenizer.from_dir(tmp_path)
+    path = write(tmp_path, byte_level())
+    (path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(InvalidCheckpoint, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.from_dir(path)
+    (path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(InvalidCheckpoint, match="holds a list"):
+        Tokenizer.from_dir(path)
+    (path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json is not a tokenizer"):
+        Tokenizer.from_dir(path)
+
+
+CHAT = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": "Hello"}]
+TEMPLATE = """{{ bos_token }}
+    {%- for m in messages %}
+        {%- if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}
+        {%- elif loop.index > 2 %}{% break %}
+        {%- else %}[{{ m.content }}]{% endif %}
+    {%- endfor %}{% if add_generation_prompt %}>{% endif %}"""
+
+
+def chat(tokenizer, messages=CHAT, template=TEMPLATE, **kwargs):
+    return tokenizer.apply_chat_template(messages, chat_template=template, **kwargs)
+
+
+def test_a_chat_becomes_text(tokenizer):
+    assert chat(tokenizer) == "<s>[Hi <b>]Hello</s>>"
+    assert chat(tokenizer, add_generation_prompt=False) == "<s>[Hi <b>]Hello</s>"
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert chat(tokenizer, [{"role": "user", "content": parts}]) == "<s>[one\ntwo]>"
+
+
+def test_the_last_message_can_be_continued(tokenizer):
+    kwargs = {"add_generation_prompt": False, "continue_final_message": True}
+    assert chat(tokenizer, **kwargs) == "<s>[Hi <b>]Hello"
+    spaced = [*CHAT[:1], {"role": "assistant", "content": " so far "}]
+    assert chat(tokenizer, spaced, **kwargs) == "<s>[Hi <b>] so far "
+    assert chat(tokenizer, spaced, "{{ messages[-1].content | trim }}!", **kwargs) == "so far"
+    assert spaced[1]["content"] == " so far "
+    with pytest.raises(InvalidRequest, match="leaves it out"):
+        chat(tokenizer, CHAT, "nothing", **kwargs)
+    with pytest.raises(InvalidRequest, match="only one of them"):
+        chat(tokenizer, continue_final_message=True)
+
+
+def test_templates_find_what_hugging_faces_offer_them(tokenizer):
+    assert chat(tokenizer, template="{{ messages[0] | tojson }}") == '{"role": "user", "content": "Hi <b>"}'
+    assert (
+        chat(tokenizer, [{"role": "u", "content": "é"}], "{{ messages | tojson }}") == '[{"role": "u", "content": "é"}]'
+    )
+    assert chat(tokenizer, template="{{ strftime_now('%Y') }}").isdigit()
+    assert chat(tokenizer, template="{{ tools[0].name }}{{ flag }}", tools=[{"name": "f"}], flag=3) == "f3"
+    assert chat(tokenizer, template="{{ tools is none }}") == "True"
+
+
+def test_templates_are_found_in_every_place(tmp_path):
+    def text_of(tokenizer, **kwargs):
+        return tokenizer.apply_chat_template(CHAT, **kwargs)
+
+    path = write(tmp_path, byte_level())
+    with pytest.raises(InvalidRequest, match=r"no default chat template \(found: none\)"):
+        text_of(Tokenizer.from_dir(path))
+    write(path, byte_level(), {"chat_template": "from config"})
+    assert text_of(Tokenizer.from_dir(path)) == "from config"
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    write(path, byte_level(), {"chat_template": named})
+    tokenizer = Tokenizer.from_dir(path)
+    assert [text_of(tokenizer), text_of(tokenizer, tools=[])] == ["plain", "tools"]
+    assert text_of(tokenizer, chat_template="tool_use") == "tools"
+    write(path, byte_level(), {"chat_template": named}, chat_template_jinja="from file")
+    assert text_of(Tokenizer.from_dir(path)) == "from file"
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ("Hi", "messages is a str"),
+        ({"role": "user"}, "messages is a dict"),
+        ([], "messages is empty"),
+        (["Hi"], r"messages\[0\] is 'Hi'"),
+        ([CHAT[0], {"content": "Hi"}], r"messages\[1\] has role None"),
+        ([CHAT[0], {"role": "user"}], r"messages\[1\] .*has no 'content'"),
+        ([{"role": "user", "content": 3}], r"messages\[0\] has content 3"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\] has a content part"),
+    ],
+)
+def test_messages_of_the_wrong_shape_are_named(tokenizer, messages, says):
+    with pytest.raises(InvalidRequest, match=says):
+        chat(tokenizer, messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[9].content }}", "has no element 9"),
+        ("{% if %}", "chat template refuses"),
+        ("{{ messages[0].content + 3 }}", "TypeError"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+def test_templates_that_fail_say_why(tokenizer, template, says):
+    with pytest.raises(InvalidRequest, match=says):
+        chat(tokenizer, template=template)
+
+
+def test_the_bytes_of_tokens_spell_the_text(any_tokenizer):
+    text = "naïve 你好 🙂 schön"
+    ids = any_tokenizer.encode(text, add_special_tokens=False)
+    spelled = [any_tokenizer.token_bytes(token_id) for token_id in ids]
+    assert b"".join(spelled).decode().lstrip() == text
+    assert any("\ufffd" in any_tokenizer.token_text(token_id) for token_id in ids)
+    special = any_tokenizer.encode("", add_special_tokens=True)
+    assert all(any_tokenizer.token_bytes(i) == any_tokenizer.token_text(i).encode() for i in special)
