@@ -47,7 +47,7 @@ def measure(num_requests: int) -> Timing:
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     for i in range(num_requests):
         prompt = [(i * 7 + j) % 8000 for j in range(32)]
-        scheduler.submit(EngineRequest(handle=i, request_id=str(i), prompt_token_ids=prompt, params=params, seed=i))
+        scheduler.submit(EngineRequest(seq_id=i, request_id=str(i), prompt_token_ids=prompt, params=params, seed=i))
     tokens = np.full(num_requests, 5, np.int32).tobytes()
     samples: list[float] = []
     for _ in range(NUM_STEPS):

@@ -153,7 +153,7 @@ class _Engine:
         groups = None if placement_groups is None else list(placement_groups)
         with _keeping:
             old = _kept.get(config.engine_name)
-            was_serving = old is not None and old.trouble is None
+            was_serving = old is not None and old.unavailable_reason is None
             if old is not None:
                 changed = old._differences(cls, config, groups)
                 if was_serving and not changed and isinstance(old, cls):
@@ -170,11 +170,12 @@ class _Engine:
 
     def __repr__(self) -> str:
         status = self._read_status()
-        return f"<{type(self).__name__} {self.name}, model {status.model}: {self.trouble or num_serving(status)}>"
+        state = self.unavailable_reason or num_serving(status)
+        return f"<{type(self).__name__} {self.name}, model {status.model}: {state}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it: the ranks as they were last heard of."""
-        return engine_html(type(self).__name__, self._read_status(), self.trouble)
+        return engine_html(type(self).__name__, self._read_status(), self.unavailable_reason)
 
     @property
     def engine_infos(self) -> list[EngineInfo]:
@@ -248,9 +249,9 @@ class _Engine:
         return self.clients.num_unfinished_requests
 
     @property
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why the engine takes no requests; None when it does. Asks nobody."""
-        return self._client.trouble
+        return self._client.unavailable_reason
 
     def collective_rpc(
         self,

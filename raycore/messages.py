@@ -5,26 +5,43 @@ Three conversations, none of which carries a tensor:
 * client → engine: `EngineRequest`, a batch at a time; engine → client: `OutputBatch`, one for each flush.
 * engine → workers: `StepPlan`, a delta; workers → engine: `StepResult`.
 
-A *handle* is the integer by which a client and an engine name one request; the client chooses it (its
-`client_index` in the upper 24 bits, a running number in the lower 40). A *slot* is the row that a running request
+A `seq_id` is the integer that identifies one sequence of a request. The client assigns it: its `client_index` in the
+upper 24 bits, a running number in the lower 40. A *slot* is the row that a running request
 has in the engine's and the workers' arrays, from its admission until it finishes or is preempted. Arrays travel as the
 raw bytes of C-contiguous little-endian numpy arrays, whose element type each field states.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
+
 import msgspec
 
 from raycore.sampling_params import SamplingParams
 
-HANDLE_CLIENT_SHIFT = 40
-"""`handle >> HANDLE_CLIENT_SHIFT` is the index of the client that made the handle."""
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_CLIENT_SHIFT = 40
+
+_SeqIdsT = TypeVar("_SeqIdsT", int, "NDArray[np.int64]")
+
+
+def client_of(seq_id: _SeqIdsT) -> _SeqIdsT:
+    """The index of the client that assigned this id, or of each of an array of them."""
+    return seq_id >> _CLIENT_SHIFT
+
+
+def first_seq_id(client_index: int) -> int:
+    """The first id that a client assigns; its others follow."""
+    return client_index << _CLIENT_SHIFT
 
 
 class EngineRequest(msgspec.Struct, array_like=True):
     """A request as a client hands it to an engine: one sequence (`n` is expanded by the client)."""
 
-    handle: int
+    seq_id: int
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
@@ -110,7 +127,7 @@ class StepResult(msgspec.Struct, array_like=True):
 class FinishedRequest(msgspec.Struct, array_like=True):
     """The end of a request. No output follows it."""
 
-    handle: int
+    seq_id: int
     finish_reason: str
     """`stop`, `length`, `abort`, `error` if it was refused, or `failed` if it can't go on."""
     stop_reason: int | str | None = None
@@ -138,22 +155,22 @@ NO_LOAD = LoadView(0, 0, 0.0)
 class OutputBatch(msgspec.Struct, array_like=True):
     """What one flush sends to one client: tokens in the order in which they were made, then what finished."""
 
-    handles: bytes = b""
-    """int64[k]: whose `token_ids[i]` is; a handle may occur more than once."""
+    seq_ids: bytes = b""
+    """int64[k]: whose `token_ids[i]` is; a seq_id may occur more than once."""
     token_ids: bytes = b""
     """int32[k]."""
     steps: list[tuple[int, float, float]] = []
     """(tokens, seconds, seconds) of each step that is in here, in order: how many of the tokens it made, each for
-    another handle; how long before the batch was sent; and how long it took, from its plan to its result."""
+    another seq_id; how long before the batch was sent; and how long it took, from its plan to its result."""
     started: list[tuple[int, int]] = []
-    """(handle, num_cached_tokens) of requests that were scheduled for the first time."""
+    """(seq_id, num_cached_tokens) of requests that were scheduled for the first time."""
     queued: list[tuple[int, float]] = []
-    """(handle, seconds) of the same requests: from their arrival in the engine to their first step."""
+    """(seq_id, seconds) of the same requests: from their arrival in the engine to their first step."""
     finished: list[FinishedRequest] = []
     logprobs: list[tuple[int, TokenLogprobs]] = []
     """(index into `token_ids`, logprobs of that token)."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
-    """(handle, first position, one entry for each position from there on)."""
+    """(seq_id, first position, one entry for each position from there on)."""
     load: LoadView = NO_LOAD
     """The rank's, when the batch was sent."""
 

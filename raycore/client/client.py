@@ -33,7 +33,7 @@ from raycore.client.updates import Sink, Update
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.grammar.compiler import GrammarCompiler
-from raycore.messages import HANDLE_CLIENT_SHIFT, NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
+from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch, first_seq_id
 from raycore.metrics.counts import RankCounts
 from raycore.sampling_params import MAX_SEED, SamplingParams
 from raycore.text.tokenizer import Tokenizer
@@ -70,9 +70,9 @@ class _Underway:
     """How many ranks failed with it."""
 
     @property
-    def handles(self) -> list[int]:
+    def seq_ids(self) -> list[int]:
         """By which its rank knows its sequences, finished ones included."""
-        return [sequence.handle for sequence in self.sequences]
+        return [sequence.seq_id for sequence in self.sequences]
 
 
 @dataclass(eq=False, slots=True)
@@ -116,7 +116,7 @@ class EngineClient:
         self._underway: dict[str, _Underway] = {}
         self._parked: dict[str, None] = {}
         """Requests without a rank, in the order in which they came."""
-        self._handles = itertools.count(client_index << HANDLE_CLIENT_SHIFT)
+        self._seq_ids = itertools.count(first_seq_id(client_index))
         self._failure: BaseException | None = None
         self._is_draining = False
         self._tightest = limits
@@ -166,7 +166,7 @@ class EngineClient:
                         request_id, prompt, param, bad_words[i], flush_interval_s, priorities[i] if priorities else 0
                     )
                     underway = self._underway[request_id] = _Underway(sink, sequences)
-                    self._assembler.add(request_id, prompt.text, prompt.token_ids, param, underway.handles, stream)
+                    self._assembler.add(request_id, prompt.text, prompt.token_ids, param, underway.seq_ids, stream)
                 self._dispatch(ids)
             except BaseException:
                 self._abort(ids)
@@ -224,7 +224,7 @@ class EngineClient:
         return len(self._underway)
 
     @property
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why no requests are taken; None when they are."""
         if self._failure is not None:
             return str(self._failure).partition("\n")[0]
@@ -318,7 +318,7 @@ class EngineClient:
             for link in links:
                 # one that isn't aborted would go on until the rank is stopped
                 own = [request_id for request_id in left if self._underway[request_id].dp_rank == link.dp_rank]
-                link.actor.abort.remote([handle for each in own for handle in self._underway[each].handles])
+                link.actor.abort.remote([seq_id for each in own for seq_id in self._underway[each].seq_ids])
             self._move(left)
 
     def is_busy(self, dp_rank: int) -> bool:
@@ -404,10 +404,10 @@ class EngineClient:
             if request is None:
                 continue
             if request.dp_rank is not None:
-                by_rank[request.dp_rank] += request.handles
+                by_rank[request.dp_rank] += request.seq_ids
             self._drop(request_id)
             output = self._assembler.abort(request_id)
-            self._recorder.drop(request.dp_rank, request.handles, output, "abort")
+            self._recorder.drop(request.dp_rank, request.seq_ids, output, "abort")
             aborted.append((request.sink, Update(request_id, output)))
         self._send_aborts(by_rank)
         return aborted
@@ -434,11 +434,11 @@ class EngineClient:
             request.dp_rank = None
             for index in self._assembler.unfinished(request_id):
                 old = request.sequences[index]
-                # under a new handle, so that what the old rank may still send is recognised, and ignored
-                handle = next(self._handles)
-                tokens = self._assembler.rebind(old.handle, handle)
-                self._recorder.rebind(old.handle, handle)
-                request.sequences[index] = msgspec.structs.replace(old, handle=handle, output_token_ids=list(tokens))
+                # under a new seq_id, so that what the old rank may still send is recognised, and ignored
+                seq_id = next(self._seq_ids)
+                tokens = self._assembler.rebind(old.seq_id, seq_id)
+                self._recorder.rebind(old.seq_id, seq_id)
+                request.sequences[index] = msgspec.structs.replace(old, seq_id=seq_id, output_token_ids=list(tokens))
         self._dispatch(request_ids)
 
     def _on_ranks(self, dp_ranks: Sequence[int]) -> list[str]:
@@ -452,10 +452,10 @@ class EngineClient:
         self._drained.notify_all()
 
     def _send_aborts(self, by_rank: dict[int, list[int]]) -> None:
-        for rank, handles in by_rank.items():
+        for rank, seq_ids in by_rank.items():
             link = self._links.get(rank)
-            if handles and link is not None and self._failure is None:
-                link.actor.abort.remote(handles)
+            if seq_ids and link is not None and self._failure is None:
+                link.actor.abort.remote(seq_ids)
 
     # ---- details
 
@@ -467,7 +467,7 @@ class EngineClient:
                 request = self._underway.get(request_id)
                 if request is not None:
                     self._drop(request_id)
-                    self._recorder.drop(request.dp_rank, request.handles, self._assembler.abort(request_id), "error")
+                    self._recorder.drop(request.dp_rank, request.seq_ids, self._assembler.abort(request_id), "error")
                     failed.append((request.sink, Update(request_id, error=_request_failed(request_id, request, error))))
         for sink, update in failed:
             sink([update])
@@ -480,7 +480,7 @@ class EngineClient:
                 for request_id, request in self._underway.items()
             ]
             for request_id, request in self._underway.items():
-                self._recorder.drop(request.dp_rank, request.handles, self._assembler.abort(request_id), "error")
+                self._recorder.drop(request.dp_rank, request.seq_ids, self._assembler.abort(request_id), "error")
             self._underway.clear()
             self._parked.clear()
             self._drained.notify_all()
@@ -501,28 +501,28 @@ class EngineClient:
         Only the first has the prompt's log probabilities made, which are the same for all; the others can then take
         the prompt from the prefix cache.
         """
-        handles = [next(self._handles) for _ in range(params.n)]
+        seq_ids = [next(self._seq_ids) for _ in range(params.n)]
         later = params if params.prompt_logprobs is None else msgspec.structs.replace(params, prompt_logprobs=None)
         return [
             EngineRequest(
-                handle=handle,
+                seq_id=seq_id,
                 request_id=request_id,
                 prompt_token_ids=prompt.token_ids,
                 params=later if index else params,
-                seed=self._seed(params, index, handle),
+                seed=self._seed(params, index, seq_id),
                 eos_token_ids=self._config.model.spec.eos_token_ids,
                 bad_words_token_ids=bad_words,
                 priority=priority,
                 flush_interval_s=flush_interval_s,
             )
-            for index, handle in enumerate(handles)
+            for index, seq_id in enumerate(seq_ids)
         ]
 
-    def _seed(self, params: SamplingParams, index: int, handle: int) -> int:
+    def _seed(self, params: SamplingParams, index: int, seq_id: int) -> int:
         if params.seed is not None:
             return (params.seed + index) & MAX_SEED
-        # an odd multiplier spreads consecutive handles over all seeds, so that none is a neighbour's
-        return (self._config.model.seed + 0x9E3779B97F4A7C15 * (handle + 1)) & MAX_SEED
+        # an odd multiplier spreads consecutive seq_ids over all seeds, so that none is a neighbour's
+        return (self._config.model.seed + 0x9E3779B97F4A7C15 * (seq_id + 1)) & MAX_SEED
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:

@@ -25,8 +25,8 @@ from raycore.text.tokenizer import Tokenizer
 class Arrival(NamedTuple):
     """The tokens of one of the engine's steps."""
 
-    handles: list[int]
-    """Whose they are, each handle once; without those of requests that are not there any more."""
+    seq_ids: list[int]
+    """Whose they are, each seq_id once; without those of requests that are not there any more."""
     made_s: float
     """When they were made, on this process's clock, as if it had taken no time to send them."""
     duration_s: float
@@ -42,7 +42,7 @@ class ProcessedOutputs:
     updates: list[Update] = field(default_factory=list[Update])
     """One for each request that finished, failed, or streams and has something new."""
     aborts: list[int] = field(default_factory=list[int])
-    """Handles that engines needn't go on with, because a stop string or an error ended them here."""
+    """Sequence ids that engines needn't go on with, because a stop string or an error ended them here."""
     arrivals: list[Arrival] = field(default_factory=list[Arrival])
     """The tokens, step by step."""
     first_tokens: list[SequenceState] = field(default_factory=list[SequenceState])
@@ -59,7 +59,7 @@ class OutputProcessor:
         self._clock = clock
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[int, SequenceState] = {}
-        """By handle, like the three below: sequences that haven't finished."""
+        """By seq_id, like the three below: sequences that haven't finished."""
         self._token_ids: dict[int, list[int]] = {}
         """Their tokens: the same lists, one look-up nearer."""
         self._watched: set[int] = set()
@@ -80,31 +80,31 @@ class OutputProcessor:
         prompt: str | None,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        handles: Sequence[int],
+        seq_ids: Sequence[int],
         stream: bool = False,
     ) -> None:
-        """Expect outputs of a request, whose `params.n` sequences the engine knows by `handles`.
+        """Expect outputs of a request, whose `params.n` sequences the engine knows by `seq_ids`.
 
         With `stream` it gets an update whenever it has new tokens, else one at its end.
         """
         assert request_id not in self._requests, f"request {request_id!r} is under way"
-        assert len(handles) == params.n, f"{len(handles)} handles for n={params.n}"
+        assert len(seq_ids) == params.n, f"{len(seq_ids)} seq_ids for n={params.n}"
         request = RequestState(request_id, prompt, prompt_token_ids, params, stream)
         request.metrics["arrival_s"] = self._clock()
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None for _ in prompt_token_ids]
         self._requests[request_id] = request
-        for index, handle in enumerate(handles):
-            sequence = SequenceState(index, handle, request, self._tokenizer)
+        for index, seq_id in enumerate(seq_ids):
+            sequence = SequenceState(index, seq_id, request, self._tokenizer)
             request.sequences.append(sequence)
-            self._sequences[handle] = sequence
-            self._token_ids[handle] = sequence.token_ids
+            self._sequences[seq_id] = sequence
+            self._token_ids[seq_id] = sequence.token_ids
             if sequence.is_watched:
-                self._watched.add(handle)
-        self._tokenless.update(handles)
+                self._watched.add(seq_id)
+        self._tokenless.update(seq_ids)
         if self.is_tracing:
             request.trace = RequestTrace()
-            self._traced.add(handles[0])
+            self._traced.add(seq_ids[0])
 
     def abort(self, request_id: str) -> RequestOutput:
         """Forget a request. Returns its output so far, finished, with the reason `abort` where it hadn't."""
@@ -115,19 +115,19 @@ class OutputProcessor:
         self._forget(request)
         return request.output()
 
-    def rebind(self, handle: int, new_handle: int) -> list[int]:
-        """An engine that goes on with the sequence will know it by `new_handle`; what comes for `handle` is ignored.
+    def rebind(self, seq_id: int, new_seq_id: int) -> list[int]:
+        """An engine that goes on with the sequence will know it by `new_seq_id`; what comes for `seq_id` is ignored.
 
         Returns: the tokens so far. What follows them is taken in as if nothing had happened.
         """
-        sequence = self._sequences.pop(handle)
-        sequence.handle = new_handle
-        self._sequences[new_handle] = sequence
-        self._token_ids[new_handle] = self._token_ids.pop(handle)
-        for handles in (self._watched, self._tokenless, self._traced):
-            if handle in handles:
-                handles.remove(handle)
-                handles.add(new_handle)
+        sequence = self._sequences.pop(seq_id)
+        sequence.seq_id = new_seq_id
+        self._sequences[new_seq_id] = sequence
+        self._token_ids[new_seq_id] = self._token_ids.pop(seq_id)
+        for seq_ids in (self._watched, self._tokenless, self._traced):
+            if seq_id in seq_ids:
+                seq_ids.remove(seq_id)
+                seq_ids.add(new_seq_id)
         return sequence.token_ids
 
     def unfinished(self, request_id: str) -> list[int]:
@@ -138,17 +138,17 @@ class OutputProcessor:
     def process(self, batch: OutputBatch) -> ProcessedOutputs:
         """Take in what an engine sent. Requests that it doesn't know, because they have been aborted, are ignored."""
         step = ProcessedOutputs(self._clock())
-        handles: list[int] = np.frombuffer(batch.handles, np.int64).tolist()
+        seq_ids: list[int] = np.frombuffer(batch.seq_ids, np.int64).tolist()
         self._note_starts(batch)
-        has_strangers = self._collect_tokens(batch, handles)
-        step.arrivals = self._arrivals(batch, handles, step.now_s, has_strangers)
+        has_strangers = self._collect_tokens(batch, seq_ids)
+        step.arrivals = self._arrivals(batch, seq_ids, step.now_s, has_strangers)
         self._note_first_tokens(step)
         if self._traced:
             self._trace_steps(step.arrivals)
-        self._collect_logprobs(batch, handles)
-        changed = self._follow_watched(batch, handles, step)
+        self._collect_logprobs(batch, seq_ids)
+        changed = self._follow_watched(batch, seq_ids, step)
         for end in batch.finished:
-            sequence = self._sequences.get(end.handle)
+            sequence = self._sequences.get(end.seq_id)
             if sequence is not None:
                 self._take_end(sequence, end, step)
                 changed[sequence.request.request_id] = None
@@ -156,91 +156,91 @@ class OutputProcessor:
         return step
 
     def _note_starts(self, batch: OutputBatch) -> None:
-        for handle, num_cached_tokens in batch.started:
-            sequence = self._sequences.get(handle)
+        for seq_id, num_cached_tokens in batch.started:
+            sequence = self._sequences.get(seq_id)
             # a request that goes on elsewhere starts there, too: what counts is how it began
             if sequence is not None and sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = num_cached_tokens
                 if sequence.index == 0:
                     sequence.request.num_cached_tokens = num_cached_tokens
-        for handle, queue_s in batch.queued:
-            sequence = self._sequences.get(handle)
+        for seq_id, queue_s in batch.queued:
+            sequence = self._sequences.get(seq_id)
             if sequence is not None and sequence.queue_s is None:
                 sequence.queue_s = queue_s
-                if handle in self._traced and sequence.request.trace is not None:
+                if seq_id in self._traced and sequence.request.trace is not None:
                     sequence.request.trace.queue_s = queue_s
 
-    def _collect_tokens(self, batch: OutputBatch, handles: list[int]) -> bool:
+    def _collect_tokens(self, batch: OutputBatch, seq_ids: list[int]) -> bool:
         """Returns whether any were of requests that are not there any more."""
         token_ids: list[int] = np.frombuffer(batch.token_ids, np.int32).tolist()
         find = self._token_ids.get
         has_strangers = False
-        for handle, token_id in zip(handles, token_ids, strict=True):
-            tokens = find(handle)
+        for seq_id, token_id in zip(seq_ids, token_ids, strict=True):
+            tokens = find(seq_id)
             if tokens is not None:
                 tokens.append(token_id)
             else:
                 has_strangers = True
         return has_strangers
 
-    def _arrivals(self, batch: OutputBatch, handles: list[int], now_s: float, has_strangers: bool) -> list[Arrival]:
+    def _arrivals(self, batch: OutputBatch, seq_ids: list[int], now_s: float, has_strangers: bool) -> list[Arrival]:
         arrivals: list[Arrival] = []
         first = 0
         for num_tokens, age_s, duration_s in batch.steps:
-            part = handles[first : first + num_tokens]
+            part = seq_ids[first : first + num_tokens]
             first += num_tokens
             if has_strangers:
-                part = [handle for handle in part if handle in self._token_ids]
+                part = [seq_id for seq_id in part if seq_id in self._token_ids]
             if part:
                 arrivals.append(Arrival(part, now_s - age_s, duration_s))
         return arrivals
 
     def _trace_steps(self, arrivals: list[Arrival]) -> None:
-        for handles, made_s, duration_s in arrivals:
-            for handle in self._traced.intersection(handles):
-                trace = self._sequences[handle].request.trace
+        for seq_ids, made_s, duration_s in arrivals:
+            for seq_id in self._traced.intersection(seq_ids):
+                trace = self._sequences[seq_id].request.trace
                 assert trace is not None
                 trace.add_step(made_s - duration_s, made_s)
 
     def _note_first_tokens(self, step: ProcessedOutputs) -> None:
-        for handles, made_s, _ in step.arrivals:
+        for seq_ids, made_s, _ in step.arrivals:
             if not self._tokenless:
                 return
-            first_tokens = self._tokenless.intersection(handles)
+            first_tokens = self._tokenless.intersection(seq_ids)
             self._tokenless -= first_tokens
-            for handle in first_tokens:
-                sequence = self._sequences[handle]
+            for seq_id in first_tokens:
+                sequence = self._sequences[seq_id]
                 sequence.first_token_s = made_s
                 sequence.request.metrics.setdefault("first_token_s", made_s)
                 step.first_tokens.append(sequence)
 
-    def _collect_logprobs(self, batch: OutputBatch, handles: list[int]) -> None:
+    def _collect_logprobs(self, batch: OutputBatch, seq_ids: list[int]) -> None:
         for index, entry in batch.logprobs:
-            sequence = self._sequences.get(handles[index])
+            sequence = self._sequences.get(seq_ids[index])
             if sequence is not None:
                 sequence.add_logprobs(entry)
-        for handle, first, entries in batch.prompt_logprobs:
-            sequence = self._sequences.get(handle)
+        for seq_id, first, entries in batch.prompt_logprobs:
+            sequence = self._sequences.get(seq_id)
             if sequence is None or sequence.index != 0 or sequence.request.prompt_logprobs is None:
                 continue
             positions = [position_logprobs(entry, self._tokenizer) for entry in entries]
             sequence.request.prompt_logprobs[first : first + len(positions)] = positions
 
-    def _follow_watched(self, batch: OutputBatch, handles: list[int], step: ProcessedOutputs) -> dict[str, None]:
+    def _follow_watched(self, batch: OutputBatch, seq_ids: list[int], step: ProcessedOutputs) -> dict[str, None]:
         """Bring watched sequences' texts up to date. Returns the ids of requests that changed, in the batch's order."""
         changed: dict[str, None] = {}
-        if not self._watched or self._watched.isdisjoint(handles):
+        if not self._watched or self._watched.isdisjoint(seq_ids):
             return changed
-        ends = {end.handle: end.finish_reason for end in batch.finished}
-        for handle in dict.fromkeys(handles):
-            if handle not in self._watched:
+        ends = {end.seq_id: end.finish_reason for end in batch.finished}
+        for seq_id in dict.fromkeys(seq_ids):
+            if seq_id not in self._watched:
                 continue
-            sequence = self._sequences[handle]
-            if sequence.follow_text(ends_with_stop_token=ends.get(handle) == "stop"):
-                self._drop_handle(handle)
+            sequence = self._sequences[seq_id]
+            if sequence.follow_text(ends_with_stop_token=ends.get(seq_id) == "stop"):
+                self._drop_seq_id(seq_id)
                 step.ended.append(sequence)
-                if handle not in ends:
-                    step.aborts.append(handle)
+                if seq_id not in ends:
+                    step.aborts.append(seq_id)
             if sequence.request.stream or sequence.finish_reason is not None:
                 changed[sequence.request.request_id] = None
         return changed
@@ -253,7 +253,7 @@ class OutputProcessor:
         request = sequence.request
         self._forget(request)
         failed = [each for each in request.sequences if each.finish_reason is None]
-        step.aborts += [other.handle for other in failed if other is not sequence]
+        step.aborts += [other.seq_id for other in failed if other is not sequence]
         for each in failed:
             each.finish_reason = "error"
         step.ended += failed
@@ -274,16 +274,16 @@ class OutputProcessor:
 
     def _finish(self, sequence: SequenceState, reason: str, stop_reason: int | str | None) -> None:
         sequence.finish(reason, stop_reason)
-        self._drop_handle(sequence.handle)
+        self._drop_seq_id(sequence.seq_id)
 
     def _forget(self, request: RequestState) -> None:
         del self._requests[request.request_id]
         for sequence in request.sequences:
-            self._drop_handle(sequence.handle)
+            self._drop_seq_id(sequence.seq_id)
 
-    def _drop_handle(self, handle: int) -> None:
-        self._sequences.pop(handle, None)
-        self._token_ids.pop(handle, None)
-        self._watched.discard(handle)
-        self._tokenless.discard(handle)
-        self._traced.discard(handle)
+    def _drop_seq_id(self, seq_id: int) -> None:
+        self._sequences.pop(seq_id, None)
+        self._token_ids.pop(seq_id, None)
+        self._watched.discard(seq_id)
+        self._tokenless.discard(seq_id)
+        self._traced.discard(seq_id)

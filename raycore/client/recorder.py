@@ -44,38 +44,38 @@ class Recorder:
         """
         counts = self._ranks[dp_rank]
         prompts = _prompt_tokens(step.first_tokens)
-        for handles, made_s, _ in step.arrivals:
-            counts.num_output_tokens += len(handles)
-            counts.step_tokens.observe(len(handles) + prompts[made_s])
-            self._gaps.observe(dp_rank, handles, made_s, counts.between_tokens_s)
+        for seq_ids, made_s, _ in step.arrivals:
+            counts.num_output_tokens += len(seq_ids)
+            counts.step_tokens.observe(len(seq_ids) + prompts[made_s])
+            self._gaps.observe(dp_rank, seq_ids, made_s, counts.between_tokens_s)
         counts.num_preemptions += load.num_preemptions - before.num_preemptions
         counts.num_prefix_queries += load.prefix_cache_queries - before.prefix_cache_queries
         counts.num_prefix_hits += load.prefix_cache_hits - before.prefix_cache_hits
         for sequence in step.first_tokens:
             _count_first_token(counts, sequence)
         if step.ended:
-            self._gaps.forget([sequence.handle for sequence in step.ended])
+            self._gaps.forget([sequence.seq_id for sequence in step.ended])
         for sequence in step.ended:
             _count_end(counts, sequence, step.now_s)
         for request in {sequence.request: None for sequence in step.ended if sequence.finish_reason != "error"}:
             if request.finished:
                 _count_request(counts, request)
 
-    def drop(self, dp_rank: int | None, handles: list[int], output: RequestOutput, reason: str) -> None:
+    def drop(self, dp_rank: int | None, seq_ids: list[int], output: RequestOutput, reason: str) -> None:
         """A request, cut short by its client or by a failure, has ended with this output for this finish reason.
 
         Args:
             dp_rank: the rank that had it; None where it waited for one, and is nobody's.
-            handles: of all its sequences.
+            seq_ids: of all its sequences.
         """
-        self._gaps.forget(handles)
+        self._gaps.forget(seq_ids)
         if dp_rank is not None:
             num_cut_short = sum(completion.finish_reason == "abort" for completion in output.outputs)
             self._ranks[dp_rank].num_finished[reason] += num_cut_short
 
-    def rebind(self, handle: int, new_handle: int) -> None:
-        """A sequence goes on elsewhere under another handle."""
-        self._gaps.rebind(handle, new_handle)
+    def rebind(self, seq_id: int, new_seq_id: int) -> None:
+        """A sequence goes on elsewhere under another seq_id."""
+        self._gaps.rebind(seq_id, new_seq_id)
 
 
 def _prompt_tokens(first_tokens: list[SequenceState]) -> Counter[float | None]:

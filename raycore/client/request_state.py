@@ -51,11 +51,11 @@ class RequestState:
 
 
 class SequenceState:
-    """One of a request's sequences: what the engine knows by one handle."""
+    """One of a request's sequences: what the engine knows by one seq_id."""
 
-    def __init__(self, index: int, handle: int, request: RequestState, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, seq_id: int, request: RequestState, tokenizer: Tokenizer) -> None:
         self.index = index
-        self.handle = handle
+        self.seq_id = seq_id
         self.request = request
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None

@@ -55,15 +55,15 @@ class _Printer:
         self._num_shown = len(text)
 
 
-def engine_html(kind: str, status: EngineStatus, trouble: str | None) -> str:
+def engine_html(kind: str, status: EngineStatus, unavailable_reason: str | None) -> str:
     """An engine's headline and the table of its ranks.
 
     Args:
         kind: what it is: the name of its class.
-        trouble: why it takes no requests; None if it does.
+        unavailable_reason: why it takes no requests; None if it does.
     """
     name, model = f"<b>{escape(kind)} {escape(status.name)}</b>", f"model <code>{escape(status.model)}</code>"
-    headline = f"{name}, {model}: {escape(trouble or num_serving(status))}"
+    headline = f"{name}, {model}: {escape(unavailable_reason or num_serving(status))}"
     return f"<div>{headline}</div>{_table(status.ranks) if status.ranks else ''}"
 
 

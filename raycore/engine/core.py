@@ -61,7 +61,7 @@ class EngineCore:
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
         """Plans with their results to come, and when they were made."""
         self._arrived_s: dict[int, float] = {}
-        """By handle: when the requests came that no step has begun."""
+        """By seq_id: when the requests came that no step has begun."""
         self._step_started_s: float | None = None
         logger.info(
             "the KV cache holds %d tokens (%d blocks of %d)",
@@ -79,19 +79,19 @@ class EngineCore:
         asked = request.params.structured_outputs
         self.scheduler.submit(request, is_held=asked is not None)
         if asked is not None:
-            self._grammars.add(request.handle, asked)
-        self._arrived_s[request.handle] = time.monotonic()
+            self._grammars.add(request.seq_id, asked)
+        self._arrived_s[request.seq_id] = time.monotonic()
 
-    def abort(self, handles: list[int]) -> None:
+    def abort(self, seq_ids: list[int]) -> None:
         """Drop requests. No output of theirs follows."""
-        self.scheduler.abort(handles)
-        for handle in handles:
-            self._grammars.drop(handle)
-            self._arrived_s.pop(handle, None)
+        self.scheduler.abort(seq_ids)
+        for seq_id in seq_ids:
+            self._grammars.drop(seq_id)
+            self._arrived_s.pop(seq_id, None)
 
     def abort_client(self, client: int) -> None:
         """Drop all requests of a client. No output of theirs follows."""
-        self.abort(self.scheduler.handles_of(client))
+        self.abort(self.scheduler.seq_ids_of(client))
 
     def release_prepared(self) -> None:
         """Let requests be scheduled whose grammars the workers have compiled: what a loop does before it steps."""
@@ -137,7 +137,7 @@ class EngineCore:
     def _update(self, plan: StepPlan, result: StepResult, planned_s: float) -> StepOutputs:
         outputs = self.scheduler.update(plan, result)
         outputs.duration_s = time.monotonic() - planned_s
-        outputs.queued = [(handle, planned_s - self._arrived_s.pop(handle)) for handle, _ in outputs.started]
+        outputs.queued = [(seq_id, planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
         return outputs
 
     def lockstep_step(self) -> tuple[StepOutputs | None, bool]:
@@ -241,14 +241,14 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
     """Do what a caller asked for."""
     if isinstance(command, Submit):
         for request in command.requests:
-            if mailbox.is_forgotten(request.handle):
+            if mailbox.is_forgotten(request.seq_id):
                 continue
             try:
                 core.submit(request)
             except InvalidRequest as error:
-                mailbox.refuse(request.handle, str(error))
+                mailbox.refuse(request.seq_id, str(error))
     elif isinstance(command, Abort):
-        core.abort(command.handles)
+        core.abort(command.seq_ids)
     elif isinstance(command, ForgetClient):
         core.abort_client(command.client)
         mailbox.forget_client(command.client)

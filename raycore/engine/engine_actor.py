@@ -154,9 +154,9 @@ class DPEngineCoreActor:
             raise
 
     @ray.method(concurrency_group="io")
-    def abort(self, handles: list[int]) -> None:
+    def abort(self, seq_ids: list[int]) -> None:
         """Drop requests."""
-        self._mailbox.put(Abort(handles))
+        self._mailbox.put(Abort(seq_ids))
 
     @ray.method(concurrency_group="io")
     def forget_client(self, client: int) -> None:

@@ -15,7 +15,7 @@ HOLD_TIMEOUT_S = 30.0
 
 
 class GrammarsUnderWay:
-    """By the handles of the requests that are held for them. Asks all workers, and waits for none."""
+    """By the seq_ids of the requests that are held for them. Asks all workers, and waits for none."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -28,29 +28,29 @@ class GrammarsUnderWay:
     def __bool__(self) -> bool:
         return bool(self._deadlines_s)
 
-    def add(self, handle: int, asked: StructuredOutputsParams) -> None:
+    def add(self, seq_id: int, asked: StructuredOutputsParams) -> None:
         """Have the workers compile it."""
-        self._new[handle] = asked
-        self._deadlines_s[handle] = time.monotonic() + HOLD_TIMEOUT_S
+        self._new[seq_id] = asked
+        self._deadlines_s[seq_id] = time.monotonic() + HOLD_TIMEOUT_S
 
-    def drop(self, handle: int) -> None:
+    def drop(self, seq_id: int) -> None:
         """Nobody waits for it any more; there may be no such request."""
-        self._new.pop(handle, None)
-        self._deadlines_s.pop(handle, None)
+        self._new.pop(seq_id, None)
+        self._deadlines_s.pop(seq_id, None)
 
     def take_done(self) -> list[int]:
         """The requests that need not be held any longer, each once."""
         if not self._deadlines_s:
             return []
         now_s = time.monotonic()
-        done = {handle for handle, deadline_s in self._deadlines_s.items() if now_s > deadline_s}
+        done = {seq_id for seq_id, deadline_s in self._deadlines_s.items() if now_s > deadline_s}
         answer = self._answer = self._answer or self._ask()
         if answer.done():
-            under_way = {handle for each in answer.result() for handle in each}
+            under_way = {seq_id for each in answer.result() for seq_id in each}
             self._answer = None
             done |= self._deadlines_s.keys() - under_way - self._new.keys()
-        for handle in done:
-            self.drop(handle)
+        for seq_id in done:
+            self.drop(seq_id)
         return sorted(done)
 
     def _ask(self) -> Pending[list[list[int]]]:

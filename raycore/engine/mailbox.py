@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from raycore.messages import HANDLE_CLIENT_SHIFT, NO_LOAD, EngineRequest, FinishedRequest, LoadView, OutputBatch
+from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
 from raycore.scheduler.outputs import StepOutputs
 
 IDLE_CHECK_S = 1.0
@@ -36,7 +36,7 @@ class Submit:
 class Abort:
     """Drop these requests; unknown ones have finished already."""
 
-    handles: list[int]
+    seq_ids: list[int]
 
 
 @dataclass(slots=True)
@@ -138,11 +138,11 @@ class Mailbox:
         for client, part in _split_by_client(outputs):
             self._outboxes.setdefault(client, _Outbox()).add(part, load)
 
-    def refuse(self, handle: int, error: str) -> None:
+    def refuse(self, seq_id: int, error: str) -> None:
         """Tell a request's client that it can't be run."""
-        outbox = self._outboxes.setdefault(handle >> HANDLE_CLIENT_SHIFT, _Outbox())
+        outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
         nothing = np.empty(0, np.int64), np.empty(0, np.int32)
-        outbox.add(StepOutputs(*nothing, finished=[FinishedRequest(handle, "error", error)]), None)
+        outbox.add(StepOutputs(*nothing, finished=[FinishedRequest(seq_id, "error", error)]), None)
 
     def forget_client(self, client: int) -> None:
         """End a client's output stream, and take no requests of its any more."""
@@ -151,9 +151,9 @@ class Mailbox:
         if outbox is not None:
             outbox.close()
 
-    def is_forgotten(self, handle: int) -> bool:
+    def is_forgotten(self, seq_id: int) -> bool:
         """Whether a request's client is gone."""
-        return handle >> HANDLE_CLIENT_SHIFT in self._forgotten
+        return client_of(seq_id) in self._forgotten
 
     def close(self) -> None:
         """End every output stream once it has been drained, and refuse what was never answered."""
@@ -218,16 +218,16 @@ def _merge(steps: list[tuple[StepOutputs, float]], load: LoadView, now_s: float)
         batch.prompt_logprobs += step.prompt_logprobs
         batch.logprobs += [(num_tokens + i, logprobs) for i, logprobs in step.logprobs]
         num_tokens += len(step.token_ids)
-    batch.handles = b"".join(step.handles.tobytes() for step, _ in steps)
+    batch.seq_ids = b"".join(step.seq_ids.tobytes() for step, _ in steps)
     batch.token_ids = b"".join(step.token_ids.tobytes() for step, _ in steps)
     return batch
 
 
 def _split_by_client(outputs: StepOutputs) -> list[tuple[int, StepOutputs]]:
     """The parts of a step's outputs by client, usually one: the arrays are split only when there are several."""
-    clients = outputs.handles >> HANDLE_CLIENT_SHIFT
-    named = {h >> HANDLE_CLIENT_SHIFT for h, *_ in outputs.started + outputs.prompt_logprobs}
-    named |= {f.handle >> HANDLE_CLIENT_SHIFT for f in outputs.finished}
+    clients = client_of(outputs.seq_ids)
+    named = {client_of(seq_id) for seq_id, *_ in outputs.started + outputs.prompt_logprobs}
+    named |= {client_of(f.seq_id) for f in outputs.finished}
     if len(clients):
         low, high = int(clients.min()), int(clients.max())
         named |= {low} if low == high else set(np.unique(clients).tolist())
@@ -240,13 +240,13 @@ def _only(client: int, clients: np.ndarray[Any, np.dtype[np.int64]], outputs: St
     kept = np.flatnonzero(clients == client)
     new_index = {int(old): new for new, old in enumerate(kept)}
     return StepOutputs(
-        handles=outputs.handles[kept],
+        seq_ids=outputs.seq_ids[kept],
         token_ids=outputs.token_ids[kept],
-        started=[s for s in outputs.started if s[0] >> HANDLE_CLIENT_SHIFT == client],
-        queued=[q for q in outputs.queued if q[0] >> HANDLE_CLIENT_SHIFT == client],
-        finished=[f for f in outputs.finished if f.handle >> HANDLE_CLIENT_SHIFT == client],
+        started=[s for s in outputs.started if client_of(s[0]) == client],
+        queued=[q for q in outputs.queued if client_of(q[0]) == client],
+        finished=[f for f in outputs.finished if client_of(f.seq_id) == client],
         logprobs=[(new_index[i], logprobs) for i, logprobs in outputs.logprobs if i in new_index],
-        prompt_logprobs=[p for p in outputs.prompt_logprobs if p[0] >> HANDLE_CLIENT_SHIFT == client],
+        prompt_logprobs=[p for p in outputs.prompt_logprobs if client_of(p[0]) == client],
         flush_interval_s=outputs.flush_interval_s,
         duration_s=outputs.duration_s,
     )

@@ -15,14 +15,14 @@ from raycore.messages import FinishedRequest, TokenLogprobs
 class StepOutputs:
     """One step's outputs. The arrays are read-only and may be shared with the scheduler."""
 
-    handles: NDArray[np.int64]
-    """int64[k]: whose `token_ids[i]` is; each handle occurs once."""
+    seq_ids: NDArray[np.int64]
+    """int64[k]: whose `token_ids[i]` is; each seq_id occurs once."""
     token_ids: NDArray[np.int32]
     """int32[k]."""
     started: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(handle, num_cached_tokens) of requests that were scheduled for the first time."""
+    """(seq_id, num_cached_tokens) of requests that were scheduled for the first time."""
     queued: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
-    """(handle, seconds) of the same requests: from their arrival to their first step. The engine adds it."""
+    """(seq_id, seconds) of the same requests: from their arrival to their first step. The engine adds it."""
     duration_s: float = 0.0
     """From the step's plan to its result. The engine adds it."""
     finished: list[FinishedRequest] = field(default_factory=list[FinishedRequest])
@@ -32,6 +32,6 @@ class StepOutputs:
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = field(
         default_factory=list[tuple[int, int, list[TokenLogprobs]]]
     )
-    """(handle, first position, one entry for each position from there on); no position comes twice."""
+    """(seq_id, first position, one entry for each position from there on); no position comes twice."""
     flush_interval_s: float = math.inf
     """The smallest flush interval among the requests with new tokens; infinite when there is no new token."""

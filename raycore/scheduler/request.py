@@ -16,7 +16,7 @@ from raycore.sampling_params import SamplingParams
 class Request:
     """A request from `submit` to its end. Its counts while it runs stand in `SlotTable`."""
 
-    handle: int
+    seq_id: int
     arrival: int
     """A running number: smaller came earlier."""
     priority: int
@@ -96,7 +96,7 @@ class RequestLimits:
         self._check_ids("logit_bias", list(params.logit_bias or {}))
         stops = {*(params.stop_token_ids or []), *(() if params.ignore_eos else message.eos_token_ids)}
         return Request(
-            handle=message.handle,
+            seq_id=message.seq_id,
             arrival=arrival,
             priority=message.priority,
             params=params,

@@ -27,13 +27,13 @@ from raycore.errors import InvalidRequest
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.prefix_cache import PrefixCache
-from raycore.messages import HANDLE_CLIENT_SHIFT, EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult
+from raycore.messages import EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult, client_of
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.request import Request, RequestLimits
 from raycore.scheduler.slots import DECODE, LAST, PREFILL, SlotTable
-from raycore.scheduler.step_builder import Chunk, Draft, InFlight
+from raycore.scheduler.step_builder import Chunk, InFlight, StepBuilder
 
 
 class Scheduler:
@@ -78,40 +78,40 @@ class Scheduler:
 
         Raises:
             RequestTooLarge: it could never run; the message has the numbers.
-            InvalidRequest: an empty prompt, a token that isn't in the vocabulary, a handle in use.
+            InvalidRequest: an empty prompt, a token that isn't in the vocabulary, a seq_id in use.
         """
-        if request.handle in self._requests:
-            raise InvalidRequest(f"request {request.request_id}: handle {request.handle} belongs to a running request")
+        if request.seq_id in self._requests:
+            raise InvalidRequest(f"request {request.request_id}: seq_id {request.seq_id} belongs to a running request")
         admitted = self._limits.admit(request, self._num_submitted)
         self._num_submitted += 1
-        self._requests[request.handle] = admitted
+        self._requests[request.seq_id] = admitted
         if is_held:
-            self._held[request.handle] = admitted
+            self._held[request.seq_id] = admitted
         else:
             self._waiting.push(admitted)
 
-    def release(self, handles: Iterable[int]) -> None:
+    def release(self, seq_ids: Iterable[int]) -> None:
         """Queue requests that were held, as if they had been queued when they came."""
-        for handle in handles:
-            self._waiting.push(self._held.pop(handle))
+        for seq_id in seq_ids:
+            self._waiting.push(self._held.pop(seq_id))
 
-    def abort(self, handles: Iterable[int]) -> None:
-        """End requests without a further output. Handles that are not there, or not any more, are ignored."""
-        for handle in handles:
-            request = self._requests.pop(handle, None)
+    def abort(self, seq_ids: Iterable[int]) -> None:
+        """End requests without a further output. Sequence ids that are not there, or not any more, are ignored."""
+        for seq_id in seq_ids:
+            request = self._requests.pop(seq_id, None)
             if request is None:
                 continue
             request.is_aborted = True
-            if self._held.pop(handle, None) is not None:
+            if self._held.pop(seq_id, None) is not None:
                 continue
             if request.slot < 0:
                 self._waiting.discard(request)
             else:
                 self._vacate(request)
 
-    def handles_of(self, client: int) -> list[int]:
+    def seq_ids_of(self, client: int) -> list[int]:
         """The requests of one client that wait or run."""
-        return [handle for handle in self._requests if handle >> HANDLE_CLIENT_SHIFT == client]
+        return [seq_id for seq_id in self._requests if client_of(seq_id) == client]
 
     def has_work(self) -> bool:
         """Whether any request that isn't held waits or runs."""
@@ -139,37 +139,37 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do before a result or a request comes in."""
-        draft, has_preempted = self._fit_running()
-        self._advance_decodes(draft)
-        budget = self._config.max_num_batched_tokens - len(draft.decodes.slots)
-        for chunk in draft.chunks:
+        step, has_preempted = self._fit_running()
+        self._advance_decodes(step)
+        budget = self._config.max_num_batched_tokens - len(step.decodes.slots)
+        for chunk in step.chunks:
             budget -= chunk.num_tokens
-            self._advance_chunk(chunk, draft)
+            self._advance_chunk(chunk, step)
         # a victim would be the first to be admitted, and would take back what it just gave up
         if not has_preempted:
-            self._admit_waiting(draft, budget)
-        if draft.is_empty:
+            self._admit_waiting(step, budget)
+        if step.is_empty:
             return None
-        plan, in_flight = draft.finish(self._num_steps, self._freed_slots, self._slots)
+        plan, in_flight = step.finish(self._num_steps, self._freed_slots, self._slots)
         self._num_steps += 1
         self._freed_slots = []
         self._in_flight.append(in_flight)
         return plan
 
-    def _fit_running(self) -> tuple[Draft, bool]:
+    def _fit_running(self) -> tuple[StepBuilder, bool]:
         """What the running requests compute, after preempting as many as it takes to have blocks for it."""
         has_preempted = False
         while True:
-            draft = Draft(self._slots.decodes())
-            slots = draft.decodes.slots
+            step = StepBuilder(self._slots.decodes())
+            slots = step.decodes.slots
             is_full = self._slots.computed[slots] >= self._blocks.capacity[slots]
-            draft.block_slots = slots[is_full.nonzero()[0]].tolist()
-            needed = len(draft.block_slots)
+            step.block_slots = slots[is_full.nonzero()[0]].tolist()
+            needed = len(step.block_slots)
             if self._prefills:
-                draft.chunks = self._running_chunks(self._config.max_num_batched_tokens - len(slots))
-                needed += sum(self._num_missing_blocks(chunk) for chunk in draft.chunks)
+                step.chunks = self._running_chunks(self._config.max_num_batched_tokens - len(slots))
+                needed += sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
             if needed <= self._pool.num_free:
-                return draft, has_preempted
+                return step, has_preempted
             self._preempt_one()
             has_preempted = True
 
@@ -204,33 +204,33 @@ class Scheduler:
         self._vacate(victim)
         self._waiting.push(victim)
 
-    def _advance_decodes(self, draft: Draft) -> None:
+    def _advance_decodes(self, step: StepBuilder) -> None:
         """One token for each decode, and a block for each that starts on one."""
-        table, batch = self._slots, draft.decodes
-        if draft.block_slots:
+        table, batch = self._slots, step.decodes
+        if step.block_slots:
             # what they filled before, they can show now
-            self._publish(draft.block_slots)
-            draft.block_ids = self._blocks.grow_each(np.array(draft.block_slots)).tolist()
+            self._publish(step.block_slots)
+            step.block_ids = self._blocks.grow_each(np.array(step.block_slots)).tolist()
         num_computed = table.computed[batch.slots] + 1
         table.computed[batch.slots] = num_computed
         at_end = (num_computed + 1 >= batch.max_tokens).nonzero()[0]
         if len(at_end):
             table.set_phase(batch.slots[at_end], LAST)
 
-    def _advance_chunk(self, chunk: Chunk, draft: Draft) -> None:
+    def _advance_chunk(self, chunk: Chunk, step: StepBuilder) -> None:
         """Tokens for a request in PREFILL, which has its blocks or will have them by this."""
         slot = chunk.request.slot
         computed = int(self._slots.computed[slot]) + chunk.num_tokens
         added = self._blocks.grow(slot, computed)
-        draft.block_slots += [slot] * len(added)
-        draft.block_ids += added
+        step.block_slots += [slot] * len(added)
+        step.block_ids += added
         self._slots.computed[slot] = computed
         if chunk.is_final:
             self._prefills.remove(chunk.request)
             self._slots.set_phase(slot, LAST if computed + 1 == chunk.request.max_tokens else DECODE)
         self._publish([slot])
 
-    def _admit_waiting(self, draft: Draft, budget: int) -> None:
+    def _admit_waiting(self, step: StepBuilder, budget: int) -> None:
         """Start waiting requests, in order, until one finds no budget, no slot, or too few blocks."""
         while budget and len(self._waiting) and self._slots.num_free:
             request = self._waiting.peek()
@@ -241,7 +241,7 @@ class Scheduler:
                 self._refused = (request, self._pool.num_free)
                 return
             self._waiting.pop()
-            chunk = self._start(request, cached, budget, draft)
+            chunk = self._start(request, cached, budget, step)
             budget -= chunk.num_tokens
 
     def _has_blocks_for(self, request: Request, cached: list[int]) -> bool:
@@ -255,24 +255,24 @@ class Scheduler:
         spoken_for = promised + self._slots.num_running + self._pool.num_free_among(cached)
         return missing + spoken_for <= self._pool.num_free
 
-    def _start(self, request: Request, cached: list[int], budget: int, draft: Draft) -> Chunk:
+    def _start(self, request: Request, cached: list[int], budget: int, step: StepBuilder) -> Chunk:
         num_cached = len(cached) * self._block_size
         chunk = self._chunk(request, num_cached, len(request.tokens), budget)
         self._slots.enter(request, num_cached)
         self._blocks.begin(request.slot, cached)
         self._prefills.append(request)
         request.num_published_blocks = len(cached)
-        # the first blocks travel with the request, the draft's lists are for those that follow
+        # the first blocks travel with the request, the step's lists are for those that follow
         self._blocks.grow(request.slot, num_cached + chunk.num_tokens)
-        draft.new_requests.append(request.for_workers(num_cached, self._blocks.row(request.slot)))
-        draft.chunks.append(chunk)
-        self._advance_chunk(chunk, draft)
+        step.new_requests.append(request.for_workers(num_cached, self._blocks.row(request.slot)))
+        step.chunks.append(chunk)
+        self._advance_chunk(chunk, step)
         if not request.was_started:
             request.was_started = True
             if self._prefixes is not None and request.reads_prefix_cache:
                 self._num_queried_tokens += len(request.tokens)
                 self._num_cached_tokens += num_cached
-            draft.started.append((request, num_cached))
+            step.started.append((request, num_cached))
         return chunk
 
     def _publish(self, slots: list[int]) -> None:
@@ -299,13 +299,13 @@ class Scheduler:
         token_ids = np.frombuffer(result.token_ids, np.int32)
         rows = step.live_rows(table)
         if rows is None:
-            outputs = StepOutputs(batch.handles, token_ids, flush_interval_s=batch.flush_interval_s)
+            outputs = StepOutputs(batch.seq_ids, token_ids, flush_interval_s=batch.flush_interval_s)
             slots, max_tokens = batch.slots, batch.max_tokens
         else:
             token_ids = token_ids[rows]
             slots, max_tokens = batch.slots[rows], batch.max_tokens[rows]
             flush_interval_s = float(table.flush_interval_s[slots].min(initial=np.inf))
-            outputs = StepOutputs(batch.handles[rows], token_ids, flush_interval_s=flush_interval_s)
+            outputs = StepOutputs(batch.seq_ids[rows], token_ids, flush_interval_s=flush_interval_s)
         if step.started or result.logprobs or result.prompt_logprobs:
             step.add_extras(outputs, result, rows, table)
         failures = step.failures(result, rows) if result.failed else {}
@@ -334,7 +334,7 @@ class Scheduler:
             assert request is not None
             end = request.end_of(int(token_ids[index]), int(received[index]))
             if end is not None:
-                finished.append(FinishedRequest(request.handle, *end))
+                finished.append(FinishedRequest(request.seq_id, *end))
                 self._drop(request)
         return finished
 
@@ -343,13 +343,13 @@ class Scheduler:
         for index, why in failures.items():
             request = self._slots.requests[int(slots[index])]
             assert request is not None
-            finished.append(FinishedRequest(request.handle, "failed", why))
+            finished.append(FinishedRequest(request.seq_id, "failed", why))
             self._drop(request)
         return finished
 
     def _drop(self, request: Request) -> None:
         self._vacate(request)
-        del self._requests[request.handle]
+        del self._requests[request.seq_id]
 
     def check_integrity(self) -> None:
         """Assert our own invariants; for tests, and for when there is nothing else to do."""
@@ -357,7 +357,7 @@ class Scheduler:
         self._blocks.check_integrity()
         running = self._slots.running()
         assert len(running) + len(self._waiting) + len(self._held) == len(self._requests)
-        assert all(self._requests[request.handle] is request for request in running)
+        assert all(self._requests[request.seq_id] is request for request in running)
         assert {id(request) for request in self._prefills} == {
             id(request) for request in running if self._slots.phase[request.slot] == PREFILL
         }

@@ -30,7 +30,7 @@ class Batch:
     slots: NDArray[np.int64]
     slot_bytes: bytes
     """`slots` as int32, for the plan."""
-    handles: NDArray[np.int64]
+    seq_ids: NDArray[np.int64]
     max_tokens: NDArray[np.int64]
     generations: NDArray[np.int64]
     flush_interval_s: float
@@ -50,7 +50,7 @@ class SlotTable:
         """How many requests have left the slot: results of an earlier generation are ignored."""
         self.num_departures = 0
         """How many requests have left any slot: while it stays, no generation has changed."""
-        self.handle = np.zeros(num_slots, np.int64)
+        self.seq_id = np.zeros(num_slots, np.int64)
         self.flush_interval_s = np.zeros(num_slots, np.float64)
         # not touched before it is written: the kernel gives pages only to what requests fill
         self.tokens = np.empty((num_slots, max_model_len), np.int32)
@@ -83,7 +83,7 @@ class SlotTable:
         self.computed[slot] = num_computed
         self.received[slot] = num_tokens
         self.max_tokens[slot] = request.max_tokens
-        self.handle[slot] = request.handle
+        self.seq_id[slot] = request.seq_id
         self.flush_interval_s[slot] = request.flush_interval_s
         self.tokens[slot, :num_tokens] = request.tokens
         self.num_stoppers[list(request.stop_token_ids)] += 1
@@ -113,12 +113,12 @@ class SlotTable:
 
     def batch(self, slots: NDArray[np.int64]) -> Batch:
         """These slots, in this order."""
-        handles = self.handle[slots]
-        handles.flags.writeable = False
+        seq_ids = self.seq_id[slots]
+        seq_ids.flags.writeable = False
         return Batch(
             slots=slots,
             slot_bytes=slots.astype(np.int32).tobytes(),
-            handles=handles,
+            seq_ids=seq_ids,
             max_tokens=self.max_tokens[slots],
             generations=self.generation[slots],
             flush_interval_s=float(self.flush_interval_s[slots].min(initial=math.inf)),
@@ -134,7 +134,7 @@ class SlotTable:
             request, phase = self.requests[slot], self.phase[slot]
             assert request is not None
             assert request.slot == slot
-            assert request.handle == self.handle[slot]
+            assert request.seq_id == self.seq_id[slot]
             computed, received = int(self.computed[slot]), int(self.received[slot])
             known = received if phase == PREFILL else computed + 1
             assert received <= known <= request.max_tokens

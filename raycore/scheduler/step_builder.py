@@ -24,7 +24,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Draft:
+class StepBuilder:
     """What the next plan does, as far as it is decided."""
 
     decodes: Batch
@@ -106,7 +106,7 @@ class InFlight:
         Args:
             rows: what `live_rows` said; `outputs` has these rows' tokens.
         """
-        outputs.started = [(request.handle, cached) for request, cached in self.started if not request.is_aborted]
+        outputs.started = [(request.seq_id, cached) for request, cached in self.started if not request.is_aborted]
         if rows is None:
             outputs.logprobs = result.logprobs
         elif result.logprobs:
@@ -120,4 +120,4 @@ class InFlight:
             fresh = entries[max(0, request.num_prompt_logprobs - position) :]
             if fresh:
                 request.num_prompt_logprobs = position + len(entries)
-                outputs.prompt_logprobs.append((request.handle, position + len(entries) - len(fresh), fresh))
+                outputs.prompt_logprobs.append((request.seq_id, position + len(entries) - len(fresh), fresh))

@@ -169,9 +169,9 @@ def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions
 
     async def health() -> Response:
         """200 while requests are taken; 503 when the engine is gone or draining."""
-        trouble = engine.trouble
-        if trouble is not None:
-            raise APIError(503, trouble, code="engine_unavailable", kind="service_unavailable_error")
+        unavailable_reason = engine.unavailable_reason
+        if unavailable_reason is not None:
+            raise APIError(503, unavailable_reason, code="engine_unavailable", kind="service_unavailable_error")
         return Response()
 
     for path in ("/health", "/ping"):

@@ -48,7 +48,7 @@ class ServingEngine(Protocol):
         ...
 
     @property
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why it takes no requests; None when it does."""
         ...
 

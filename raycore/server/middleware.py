@@ -141,9 +141,9 @@ class Admission:
             self._num_streams -= 1
 
     def _check_room(self) -> None:
-        trouble = self._engine.trouble
-        if trouble is not None:
-            raise APIError(503, trouble, code="engine_unavailable", kind="service_unavailable_error")
+        unavailable_reason = self._engine.unavailable_reason
+        if unavailable_reason is not None:
+            raise APIError(503, unavailable_reason, code="engine_unavailable", kind="service_unavailable_error")
         if self._num_streams >= self._max_streams:
             raise _too_many(f"{self._num_streams} requests are under way")
 

@@ -124,9 +124,9 @@ class Raycore:
 
     def check_health(self) -> None:
         """Called by Serve, which replaces a replica that raises."""
-        trouble = self._engine.trouble
-        if trouble is not None:
-            raise EngineDeadError(trouble)
+        unavailable_reason = self._engine.unavailable_reason
+        if unavailable_reason is not None:
+            raise EngineDeadError(unavailable_reason)
 
     async def __del__(self) -> None:
         if hasattr(self, "_engine"):

@@ -67,7 +67,7 @@ class Worker:
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         self._grammars_under_way: dict[int, Future[Any]] = {}
-        """By the handles of the requests that wait for them."""
+        """By the seq_ids of the requests that wait for them."""
         self._prepared: Future[Any] | None = None
         """Done once no constraint has to wait for what all of them need."""
 
@@ -230,14 +230,14 @@ class Worker:
         return result if self.rank.tp_rank == 0 else None
 
     def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
-        """Begin to compile what requests to come ask for, by their handles, on a thread, while steps go on.
+        """Begin to compile what requests to come ask for, by their seq_ids, on a thread, while steps go on.
 
-        Returns the handles of all that isn't done, whenever it was begun. What can't be compiled is done, too: the
+        Returns the seq_ids of all that isn't done, whenever it was begun. What can't be compiled is done, too: the
         step that gets its request says why.
         """
-        self._grammars_under_way |= {handle: self._grammars.begin(each) for handle, each in asked.items()}
-        for handle in [handle for handle, future in self._grammars_under_way.items() if future.done()]:
-            del self._grammars_under_way[handle]
+        self._grammars_under_way |= {seq_id: self._grammars.begin(each) for seq_id, each in asked.items()}
+        for seq_id in [seq_id for seq_id, future in self._grammars_under_way.items() if future.done()]:
+            del self._grammars_under_way[seq_id]
         return list(self._grammars_under_way)
 
     def check_health(self) -> None:

@@ -120,13 +120,13 @@ def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family)
 
 def _generate(core: EngineCore) -> list[list[int]]:
     tokens: list[list[int]] = [[] for _ in prompts()]
-    for handle, prompt in enumerate(prompts()):
-        core.submit(EngineRequest(handle, str(handle), prompt, PARAMS, seed=0))
+    for seq_id, prompt in enumerate(prompts()):
+        core.submit(EngineRequest(seq_id, str(seq_id), prompt, PARAMS, seed=0))
     while core.has_work():
         outputs = core.step()
         if outputs is not None:
-            for handle, token in zip(outputs.handles.tolist(), outputs.token_ids.tolist(), strict=True):
-                tokens[handle].append(token)
+            for seq_id, token in zip(outputs.seq_ids.tolist(), outputs.token_ids.tolist(), strict=True):
+                tokens[seq_id].append(token)
     return tokens
 
 

@@ -27,7 +27,7 @@ class FakeEngine:
     """`text` is what follows every prompt, then the end of sequence. It notes what was asked for, and aborted."""
 
     def __init__(self, text: str = " 85 is the answer", max_model_len: int = 200) -> None:
-        self.trouble: str | None = None
+        self.unavailable_reason: str | None = None
         self.default_sampling_params: dict[str, Any] = {}
         self.max_model_len = max_model_len
         self.params: list[SamplingParams] = []
@@ -38,7 +38,7 @@ class FakeEngine:
         """Called before each token; may raise, or return an awaitable."""
         self._tokenizer = Tokenizer.from_dir(demo_model_path())
         self._text = text
-        self._handles = itertools.count()
+        self._seq_ids = itertools.count()
         self._info = EngineInfo(0, 0, "", 1000, 16, max_model_len, "float32", {}, [])
 
     def read_metrics(self) -> MetricsView:
@@ -64,13 +64,13 @@ class FakeEngine:
         request_id = request_id or uuid.uuid4().hex
         self.params.append(params)
         self.request_ids.append(request_id)
-        handles = [next(self._handles) for _ in range(params.n)]
+        seq_ids = [next(self._seq_ids) for _ in range(params.n)]
         assembler = OutputProcessor(self._tokenizer)
-        assembler.add(request_id, None, parsed.token_ids, params, handles, stream)
+        assembler.add(request_id, None, parsed.token_ids, params, seq_ids, stream)
         self.num_underway += 1
         is_finished = False
         try:
-            for index, batch in enumerate(self._batches(parsed.token_ids, params, handles)):
+            for index, batch in enumerate(self._batches(parsed.token_ids, params, seq_ids)):
                 pause = self.at_token(index)
                 await (pause if pause is not None else asyncio.sleep(0))
                 for update in assembler.process(batch).updates:
@@ -86,26 +86,26 @@ class FakeEngine:
             if not is_finished:
                 self.aborted.append(request_id)
 
-    def _batches(self, prompt: list[int], params: SamplingParams, handles: list[int]):
+    def _batches(self, prompt: list[int], params: SamplingParams, seq_ids: list[int]):
         """One for each step; the sequences of a request with `n` end one step after the other."""
         text_ids = self._tokenizer.encode(self._text, add_special_tokens=False)
         most = min(params.max_tokens or self.max_model_len, self.max_model_len - len(prompt))
         length = most if params.ignore_eos else min(most, len(text_ids) + 1)
-        for index in range(length + len(handles)):
+        for index in range(length + len(seq_ids)):
             tokens: list[tuple[int, int]] = []
             ends: list[FinishedRequest] = []
-            for number, handle in enumerate(handles):
+            for number, seq_id in enumerate(seq_ids):
                 position = index - number
                 if not 0 <= position < length:
                     continue
                 token_id = text_ids[position] if position < len(text_ids) else END_OF_TEXT
-                tokens.append((handle, token_id))
+                tokens.append((seq_id, token_id))
                 if token_id == END_OF_TEXT and not params.ignore_eos:
-                    ends.append(FinishedRequest(handle, "stop"))
+                    ends.append(FinishedRequest(seq_id, "stop"))
                 elif position == most - 1:
-                    ends.append(FinishedRequest(handle, "length"))
+                    ends.append(FinishedRequest(seq_id, "length"))
             if tokens:
-                yield self._batch(prompt if index == 0 else [], params, tokens, ends, handles[0])
+                yield self._batch(prompt if index == 0 else [], params, tokens, ends, seq_ids[0])
 
     def _batch(
         self,
@@ -116,7 +116,7 @@ class FakeEngine:
         first: int,
     ) -> OutputBatch:
         batch = OutputBatch(
-            handles=np.array([handle for handle, _ in tokens], np.int64).tobytes(),
+            seq_ids=np.array([seq_id for seq_id, _ in tokens], np.int64).tobytes(),
             token_ids=np.array([token_id for _, token_id in tokens], np.int32).tobytes(),
             finished=ends,
         )

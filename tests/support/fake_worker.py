@@ -161,21 +161,21 @@ class FakeEngine:
         self.aborted: set[int] = set()
         self.plans: list[StepPlan] = []
 
-    def submit(self, prompt: list[int], *, handle: int | None = None, **options: object) -> int:
+    def submit(self, prompt: list[int], *, seq_id: int | None = None, **options: object) -> int:
         """Submit a request; what isn't an option of `EngineRequest` is a sampling parameter."""
-        handle = len(self.requests) if handle is None else handle
+        seq_id = len(self.requests) if seq_id is None else seq_id
         own = {name: options.pop(name) for name in list(options) if name in EngineRequest.__struct_fields__}
         params = SamplingParams(temperature=1.0, **options)  # type: ignore[arg-type]
-        request = EngineRequest(handle, f"r{handle}", prompt, params, **{"seed": 7, **own})  # type: ignore[arg-type]
+        request = EngineRequest(seq_id, f"r{seq_id}", prompt, params, **{"seed": 7, **own})  # type: ignore[arg-type]
         self.scheduler.submit(request)
-        self.requests[handle] = request
-        self.tokens[handle] = []
-        return handle
+        self.requests[seq_id] = request
+        self.tokens[seq_id] = []
+        return seq_id
 
-    def abort(self, *handles: int) -> None:
+    def abort(self, *seq_ids: int) -> None:
         """Abort requests; those that have finished stay finished."""
-        self.scheduler.abort(handles)
-        self.aborted |= set(handles) - set(self.finished)
+        self.scheduler.abort(seq_ids)
+        self.aborted |= set(seq_ids) - set(self.finished)
 
     def step(self) -> bool:
         """Fill the pipeline, then take in its oldest result; False when there was nothing to do."""
@@ -197,40 +197,40 @@ class FakeEngine:
         assert not self.scheduler.has_work()
         load = self.scheduler.load()
         assert (load.num_waiting, load.num_running, load.kv_usage) == (0, 0, 0.0)
-        for handle, request in self.requests.items():
+        for seq_id, request in self.requests.items():
             tokens, *end = reference(request, self.max_model_len)
-            if handle in self.aborted:
-                assert handle not in self.finished
-                assert self.tokens[handle] == tokens[: len(self.tokens[handle])]
+            if seq_id in self.aborted:
+                assert seq_id not in self.finished
+                assert self.tokens[seq_id] == tokens[: len(self.tokens[seq_id])]
             else:
-                assert self.tokens[handle] == tokens
-                assert self.finished[handle] == tuple(end)
-                assert handle in self.started
+                assert self.tokens[seq_id] == tokens
+                assert self.finished[seq_id] == tuple(end)
+                assert seq_id in self.started
 
     def _take_in(self, plan: StepPlan, result: StepResult) -> None:
         outputs = self.scheduler.update(plan, result)
-        handles = outputs.handles.tolist()
-        assert len(set(handles)) == len(handles)
-        for handle, cached in outputs.started:
-            assert handle not in self.started
-            self.started[handle] = cached
-            self.start_order.append(handle)
-        for handle, token in zip(handles, outputs.token_ids.tolist(), strict=True):
-            assert handle not in self.aborted
-            assert handle not in self.finished
-            assert handle in self.started
-            self.tokens[handle].append(token)
+        seq_ids = outputs.seq_ids.tolist()
+        assert len(set(seq_ids)) == len(seq_ids)
+        for seq_id, cached in outputs.started:
+            assert seq_id not in self.started
+            self.started[seq_id] = cached
+            self.start_order.append(seq_id)
+        for seq_id, token in zip(seq_ids, outputs.token_ids.tolist(), strict=True):
+            assert seq_id not in self.aborted
+            assert seq_id not in self.finished
+            assert seq_id in self.started
+            self.tokens[seq_id].append(token)
         for index, entry in outputs.logprobs:
             assert entry.token_ids == [outputs.token_ids[index]]
-            self.logprobs.setdefault(handles[index], []).extend(entry.token_ids)
-        for handle, position, entries in outputs.prompt_logprobs:
-            seen = self.prompt_logprobs.setdefault(handle, [])
+            self.logprobs.setdefault(seq_ids[index], []).extend(entry.token_ids)
+        for seq_id, position, entries in outputs.prompt_logprobs:
+            seen = self.prompt_logprobs.setdefault(seq_id, [])
             assert position == len(seen)
             seen.extend(entry.token_ids[0] for entry in entries)
         for end in outputs.finished:
-            assert end.handle in handles
-            self.finished[end.handle] = (end.finish_reason, end.stop_reason)
-        intervals = [self.requests[handle].flush_interval_s for handle in handles]
+            assert end.seq_id in seq_ids
+            self.finished[end.seq_id] = (end.finish_reason, end.stop_reason)
+        intervals = [self.requests[seq_id].flush_interval_s for seq_id in seq_ids]
         assert outputs.flush_interval_s == min(intervals, default=float("inf"))
 
 

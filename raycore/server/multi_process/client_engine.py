@@ -65,6 +65,6 @@ class ClientEngine:
         return self._client.max_model_len
 
     @property
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why it takes no requests; None when it does."""
-        return self._client.trouble
+        return self._client.unavailable_reason

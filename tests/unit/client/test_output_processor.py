@@ -12,10 +12,10 @@ PROMPT = [5, 6, 7]
 
 
 def batch(tokens=(), finished=(), **kwargs):
-    """`tokens` are (handle, token id) pairs, `finished` (handle, reason[, stop reason]) tuples."""
-    handles, ids = zip(*tokens, strict=True) if tokens else ((), ())
+    """`tokens` are (seq_id, token id) pairs, `finished` (seq_id, reason[, stop reason]) tuples."""
+    seq_ids, ids = zip(*tokens, strict=True) if tokens else ((), ())
     return OutputBatch(
-        handles=np.array(handles, np.int64).tobytes(),
+        seq_ids=np.array(seq_ids, np.int64).tobytes(),
         token_ids=np.array(ids, np.int32).tobytes(),
         steps=[(1, 0.0, 0.01)] * len(ids),
         finished=[FinishedRequest(*end) for end in finished],
@@ -28,9 +28,9 @@ def assembler(tokenizer):
     return OutputProcessor(tokenizer)
 
 
-def add(assembler, handles=(1,), stream=False, request_id="r", **params):
-    params = SamplingParams(n=len(handles), **params)
-    assembler.add(request_id, "prompt", PROMPT, params, list(handles), stream)
+def add(assembler, seq_ids=(1,), stream=False, request_id="r", **params):
+    params = SamplingParams(n=len(seq_ids), **params)
+    assembler.add(request_id, "prompt", PROMPT, params, list(seq_ids), stream)
 
 
 def test_a_request_is_reported_once_at_its_end(assembler, tokenizer):
@@ -122,15 +122,15 @@ def test_sequences_of_one_request_finish_together(assembler, tokenizer):
     assert update.output.num_cached_tokens == 4
 
 
-def test_interleaved_handles_are_told_apart(assembler):
+def test_interleaved_seq_ids_are_told_apart(assembler):
     rng = np.random.default_rng(0)
-    tokens = [(int(handle), int(token)) for handle, token in rng.integers(0, 50, (2000, 2))]
-    for handle in range(50):
-        add(assembler, [handle], request_id=str(handle))
-    step = assembler.process(batch(tokens, [(handle, "length") for handle in range(50)]))
-    for handle, update in enumerate(step.updates):
-        assert update.request_id == str(handle)
-        assert update.output.outputs[0].token_ids == [token for h, token in tokens if h == handle]
+    tokens = [(int(seq_id), int(token)) for seq_id, token in rng.integers(0, 50, (2000, 2))]
+    for seq_id in range(50):
+        add(assembler, [seq_id], request_id=str(seq_id))
+    step = assembler.process(batch(tokens, [(seq_id, "length") for seq_id in range(50)]))
+    for seq_id, update in enumerate(step.updates):
+        assert update.request_id == str(seq_id)
+        assert update.output.outputs[0].token_ids == [token for h, token in tokens if h == seq_id]
 
 
 def test_logprobs_are_by_token_with_text_and_rank(assembler, tokenizer):

@@ -26,18 +26,18 @@ class Rank:
         self.recorder.add_rank(0)
         self.load = NO_LOAD
 
-    def add(self, *handles: int, **params) -> None:
-        params = SamplingParams(n=len(handles), **params)
-        self.assembler.add(f"r{handles[0]}", None, PROMPT, params, list(handles))
+    def add(self, *seq_ids: int, **params) -> None:
+        params = SamplingParams(n=len(seq_ids), **params)
+        self.assembler.add(f"r{seq_ids[0]}", None, PROMPT, params, list(seq_ids))
 
-    def take(self, now_s: float, handles=(), finished=(), load=None, earlier=(), **fields) -> None:
-        """A batch comes: `handles` have a token each of just now, `earlier` has (handles, age) of steps before."""
+    def take(self, now_s: float, seq_ids=(), finished=(), load=None, earlier=(), **fields) -> None:
+        """A batch comes: `seq_ids` have a token each of just now, `earlier` has (seq_ids, age) of steps before."""
         self.now_s = now_s
-        steps = [*((len(each), age_s, 0.01) for each, age_s in earlier), (len(handles), 0.0, 0.01)]
-        handles = [handle for each, _ in earlier for handle in each] + list(handles)
+        steps = [*((len(each), age_s, 0.01) for each, age_s in earlier), (len(seq_ids), 0.0, 0.01)]
+        seq_ids = [seq_id for each, _ in earlier for seq_id in each] + list(seq_ids)
         batch = OutputBatch(
-            handles=np.array(handles, np.int64).tobytes(),
-            token_ids=np.full(len(handles), 9, np.int32).tobytes(),
+            seq_ids=np.array(seq_ids, np.int64).tobytes(),
+            token_ids=np.full(len(seq_ids), 9, np.int32).tobytes(),
             steps=steps,
             finished=[FinishedRequest(*end) for end in finished],
             load=load or self.load,
@@ -142,23 +142,23 @@ def test_tokens_of_aborted_requests_are_not_counted_or_remembered(rank):
 def test_gaps_are_those_of_each_sequence_whatever_the_batches_hold(tokenizer):
     random = Random(3)
     rank = Rank(tokenizer)
-    handles = list(range(1, 9))
-    for handle in handles:
-        rank.add(handle)
+    seq_ids = list(range(1, 9))
+    for seq_id in seq_ids:
+        rank.add(seq_id)
     last_s: dict[int, float] = {}
     expected = []
     for now_s in range(101, 161):
-        steps = [[handle for handle in handles if random.random() < 0.95] for _ in range(random.randrange(1, 4))]
+        steps = [[seq_id for seq_id in seq_ids if random.random() < 0.95] for _ in range(random.randrange(1, 4))]
         earlier = [(step, 0.25 * (len(steps) - 1 - i)) for i, step in enumerate(steps[:-1])]
-        ended = [random.choice(handles)] if len(handles) > 2 and random.random() < 0.1 else []
-        rank.take(float(now_s), steps[-1], [(handle, "stop") for handle in ended], earlier=earlier)
+        ended = [random.choice(seq_ids)] if len(seq_ids) > 2 and random.random() < 0.1 else []
+        rank.take(float(now_s), steps[-1], [(seq_id, "stop") for seq_id in ended], earlier=earlier)
         for step, age_s in [*earlier, (steps[-1], 0.0)]:
-            expected += [now_s - age_s - last_s[handle] for handle in step if handle in last_s]
+            expected += [now_s - age_s - last_s[seq_id] for seq_id in step if seq_id in last_s]
             last_s |= dict.fromkeys(step, now_s - age_s)
-        handles = [handle for handle in handles if handle not in ended]
+        seq_ids = [seq_id for seq_id in seq_ids if seq_id not in ended]
     histogram = rank.counts.between_tokens_s
     assert values(histogram) == (len(expected), sum(expected))
-    assert len(rank.recorder._gaps) == len(handles) < 8
+    assert len(rank.recorder._gaps) == len(seq_ids) < 8
 
 
 def test_a_sequence_that_moves_keeps_its_clock(rank):

@@ -17,7 +17,7 @@ PROMPT = ParsedPrompt(None, [5, 6, 7])
 
 
 class Rank:
-    """An actor's handle: it keeps what is submitted, and says nothing."""
+    """An actor's seq_id: it keeps what is submitted, and says nothing."""
 
     def __init__(self) -> None:
         self.got: list[EngineRequest] = []

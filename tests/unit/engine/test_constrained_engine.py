@@ -53,14 +53,14 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
 def requests(seed: int) -> list[EngineRequest]:
     rng = random.Random(seed)
     constraints = [{"json": random_schema(rng), "disable_any_whitespace": True} for _ in range(NUM_REQUESTS)]
-    return [request(handle, seed, **constraint) for handle, constraint in enumerate(constraints)]
+    return [request(seq_id, seed, **constraint) for seq_id, constraint in enumerate(constraints)]
 
 
-def request(handle: int, seed: int, **constraint: Any) -> EngineRequest:
+def request(seq_id: int, seed: int, **constraint: Any) -> EngineRequest:
     asked = StructuredOutputsParams(**constraint)
     params = SamplingParams(temperature=1.5, max_tokens=400, structured_outputs=asked)
-    prompt = TOKENS.encode(f"{handle} + {seed} =")
-    return EngineRequest(handle, str(handle), prompt, params, seed=handle + 100 * seed, eos_token_ids=[0, 3])
+    prompt = TOKENS.encode(f"{seq_id} + {seed} =")
+    return EngineRequest(seq_id, str(seq_id), prompt, params, seed=seq_id + 100 * seed, eos_token_ids=[0, 3])
 
 
 def make_core(**options: Any) -> EngineCore:
@@ -72,7 +72,7 @@ def make_core(**options: Any) -> EngineCore:
 
 
 def run(core: EngineCore, made: list[EngineRequest]) -> tuple[dict[int, list[int]], dict[int, FinishedRequest]]:
-    outputs: dict[int, list[int]] = {request.handle: [] for request in made}
+    outputs: dict[int, list[int]] = {request.seq_id: [] for request in made}
     ends: dict[int, FinishedRequest] = {}
     for request in made:
         core.submit(request)
@@ -82,9 +82,9 @@ def run(core: EngineCore, made: list[EngineRequest]) -> tuple[dict[int, list[int
         if step is None:
             time.sleep(core.idle_wait_s())
             continue
-        for handle, token_id in zip(step.handles.tolist(), step.token_ids.tolist(), strict=True):
-            outputs[handle].append(token_id)
-        ends |= {end.handle: end for end in step.finished}
+        for seq_id, token_id in zip(step.seq_ids.tolist(), step.token_ids.tolist(), strict=True):
+            outputs[seq_id].append(token_id)
+        ends |= {end.seq_id: end for end in step.finished}
     return outputs, ends
 
 
@@ -103,12 +103,12 @@ def test_every_output_is_valid(core, seed):
     for request in made:
         asked = request.params.structured_outputs
         assert asked is not None
-        text = TOKENS.decode(outputs[request.handle])
+        text = TOKENS.decode(outputs[request.seq_id])
         jsonschema.validate(json.loads(text), json.loads(str(asked.json)))
 
 
 def test_preempted_requests_give_the_same(core):
-    made = [request(handle, seed=7, regex="([a-z]{3,9} ){12}") for handle in range(NUM_REQUESTS)]
+    made = [request(seq_id, seed=7, regex="([a-z]{3,9} ){12}") for seq_id in range(NUM_REQUESTS)]
     tight = make_core(num_gpu_blocks_override=64, block_size=8)
     outputs, _ = run(tight, made)
     assert tight.load().num_preemptions > 0
@@ -118,7 +118,7 @@ def test_preempted_requests_give_the_same(core):
 
 def test_a_constraint_begins_behind_a_thought_also_after_preemptions_and_on_another_engine(core):
     """The thought is whatever the model writes up to a 7."""
-    made = [request(handle, seed=8, regex="([a-z]{3,9} ){15}", after="7") for handle in range(NUM_REQUESTS)]
+    made = [request(seq_id, seed=8, regex="([a-z]{3,9} ){15}", after="7") for seq_id in range(NUM_REQUESTS)]
     for each in made:
         each.params.min_tokens = 60  # so that few end before it
     tight = make_core(num_gpu_blocks_override=64, block_size=8)
@@ -126,24 +126,24 @@ def test_a_constraint_begins_behind_a_thought_also_after_preemptions_and_on_anot
     assert tight.load().num_preemptions > 0
     tight.shutdown()
     assert outputs == run(core, made)[0]
-    texts = [TOKENS.decode(outputs[each.handle]) for each in made]
+    texts = [TOKENS.decode(outputs[each.seq_id]) for each in made]
     assert sum("7" in text for text in texts) > NUM_REQUESTS // 4
     for each, text in zip(made[:6], texts, strict=False):
         thought, seven, said = text.partition("7")
         assert not seven or re.fullmatch("([a-z]{3,9} ){15}", said)
         for length in (len(TOKENS.encode(thought)) - 1, len(TOKENS.encode(thought + seven)) + 3):
-            if 0 < length < len(outputs[each.handle]):
-                each.output_token_ids = outputs[each.handle][:length]
-                assert run(core, [each])[0][each.handle] == outputs[each.handle][length:]
+            if 0 < length < len(outputs[each.seq_id]):
+                each.output_token_ids = outputs[each.seq_id][:length]
+                assert run(core, [each])[0][each.seq_id] == outputs[each.seq_id][length:]
 
 
 def test_a_request_goes_on_where_another_engine_left_it(core):
     (request, *_) = sorted(requests(5), key=lambda request: -len(str(request.params.structured_outputs)))
-    whole = run(core, [request])[0][request.handle]
+    whole = run(core, [request])[0][request.seq_id]
     half = len(whole) // 2
     request.output_token_ids = whole[:half]
     assert half > 0
-    assert run(core, [request])[0][request.handle] == whole[half:]
+    assert run(core, [request])[0][request.seq_id] == whole[half:]
 
 
 def test_one_that_cannot_be_followed_fails_alone(core):

@@ -13,7 +13,7 @@ from configs import make_config
 from raycore.engine.core import EngineCore, apply_command, run_loop
 from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, Submit, Utility
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput, WorkerDied
-from raycore.messages import HANDLE_CLIENT_SHIFT, EngineRequest, OutputBatch, StepPlan, StepResult
+from raycore.messages import EngineRequest, OutputBatch, StepPlan, StepResult, first_seq_id
 from raycore.sampling_params import SamplingParams
 
 TOKEN = 5
@@ -84,9 +84,9 @@ class _Pending:
         return self.executor.result(self.plan)
 
 
-def request(handle: int, prompt: int = 4, max_tokens: int = 3) -> EngineRequest:
+def request(seq_id: int, prompt: int = 4, max_tokens: int = 3) -> EngineRequest:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    return EngineRequest(handle, f"request-{handle}", list(range(1, prompt + 1)), params, seed=0)
+    return EngineRequest(seq_id, f"request-{seq_id}", list(range(1, prompt + 1)), params, seed=0)
 
 
 def run_to_end(core: EngineCore) -> dict[int, list[int]]:
@@ -96,16 +96,16 @@ def run_to_end(core: EngineCore) -> dict[int, list[int]]:
             return tokens
         outputs = core.step()
         if outputs is not None:
-            for handle, token in zip(outputs.handles.tolist(), outputs.token_ids.tolist(), strict=True):
-                tokens.setdefault(handle, []).append(token)
+            for seq_id, token in zip(outputs.seq_ids.tolist(), outputs.token_ids.tolist(), strict=True):
+                tokens.setdefault(seq_id, []).append(token)
     raise AssertionError("the engine never ran out of work")
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_requests_run_to_their_length(depth):
     core = EngineCore(make_config(), FakeExecutor(max_concurrent_batches=depth))
-    for handle in range(5):
-        core.submit(request(handle, max_tokens=handle + 1))
+    for seq_id in range(5):
+        core.submit(request(seq_id, max_tokens=seq_id + 1))
     assert {h: len(t) for h, t in run_to_end(core).items()} == {h: h + 1 for h in range(5)}
     assert core.executor.most_in_flight == depth
 
@@ -124,8 +124,8 @@ def test_it_says_how_long_requests_waited_for_their_first_step(monkeypatch, dept
     clock = SimpleNamespace(now_s=0.0, perf_counter=time.perf_counter, monotonic=lambda: clock.now_s)
     monkeypatch.setattr("raycore.engine.core.time", clock)
     core = EngineCore(make_config(max_num_seqs=1), FakeExecutor(max_concurrent_batches=depth))
-    for handle in range(3):
-        core.submit(request(handle, max_tokens=3))
+    for seq_id in range(3):
+        core.submit(request(seq_id, max_tokens=3))
         clock.now_s += 1.0
     core.abort([1])
     queued: dict[int, float] = {}
@@ -133,7 +133,7 @@ def test_it_says_how_long_requests_waited_for_their_first_step(monkeypatch, dept
         outputs = core.step()
         if outputs is not None:
             queued |= dict(outputs.queued)
-            assert [handle for handle, _ in outputs.queued] == [handle for handle, _ in outputs.started]
+            assert [seq_id for seq_id, _ in outputs.queued] == [seq_id for seq_id, _ in outputs.started]
         clock.now_s += 1.0
     assert queued[0] == 3.0
     # it came 2 s after the first, which then ran for three steps
@@ -183,7 +183,7 @@ def test_the_loop_serves_refuses_and_stops():
     mailbox.put(Submit([request(0, prompt=1000), request(1)]))
     finished = {}
     for data in mailbox.outputs(0):
-        finished |= {f.handle: f for f in msgspec.msgpack.decode(data, type=OutputBatch).finished}
+        finished |= {f.seq_id: f for f in msgspec.msgpack.decode(data, type=OutputBatch).finished}
         if len(finished) == 2:
             break
     assert finished[0].finish_reason == "error"
@@ -195,7 +195,7 @@ def test_the_loop_serves_refuses_and_stops():
 
 def test_a_client_that_is_gone_leaves_nothing_running_whatever_still_comes_of_it():
     core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
-    gone, other = 3 << HANDLE_CLIENT_SHIFT, 4 << HANDLE_CLIENT_SHIFT
+    gone, other = first_seq_id(3), first_seq_id(4)
     for command in (
         Submit([request(gone), request(other, max_tokens=50)]),
         ForgetClient(3),

@@ -34,13 +34,13 @@ class CompilingExecutor(FakeExecutor):
             each.update(args[0])
         return SimpleNamespace(done=lambda: self.answers, result=lambda: [list(each) for each in self.under_way])
 
-    def finish(self, worker: int, handle: int) -> None:
-        self.under_way[worker].discard(handle)
+    def finish(self, worker: int, seq_id: int) -> None:
+        self.under_way[worker].discard(seq_id)
 
 
-def constrained(handle: int) -> EngineRequest:
-    asked = StructuredOutputsParams(regex=f"number {handle}")
-    made = request(handle)
+def constrained(seq_id: int) -> EngineRequest:
+    asked = StructuredOutputsParams(regex=f"number {seq_id}")
+    made = request(seq_id)
     made.params = msgspec.structs.replace(made.params, structured_outputs=asked)
     return made
 
@@ -52,7 +52,7 @@ def test_others_run_meanwhile_and_it_runs_when_all_workers_are_ready(depth):
     core.submit(constrained(1))
     core.submit(request(2))
     core.release_prepared()
-    assert {handle: asked.regex for handle, asked in executor.asked.items()} == {1: "number 1"}
+    assert {seq_id: asked.regex for seq_id, asked in executor.asked.items()} == {1: "number 1"}
     assert core.load().num_waiting == 2
     assert list(run_to_end(core)) == [2]
     for worker in range(2):
@@ -138,7 +138,7 @@ def test_both_loops_hold_and_release(loop):
     ended = loop(core, mailbox)
     mailbox.put(Submit([constrained(1), constrained(2), request(3)]))
     outputs = (msgspec.msgpack.decode(data, type=OutputBatch) for data in mailbox.outputs(0))
-    finished = (end.handle for batch in outputs for end in batch.finished)
+    finished = (end.seq_id for batch in outputs for end in batch.finished)
     assert next(finished) == 3
     mailbox.put(Abort([2]))
     executor.finish(0, 1), executor.finish(1, 1)

@@ -17,7 +17,7 @@ from raycore.engine.lockstep import run_lockstep_loop
 from raycore.engine.mailbox import Mailbox, StartWave, Submit
 from raycore.engine.waves import Waves
 from raycore.errors import RpcTimeout
-from raycore.messages import HANDLE_CLIENT_SHIFT, OutputBatch, StepPlan, StepResult
+from raycore.messages import OutputBatch, StepPlan, StepResult, client_of, first_seq_id
 
 DEADLINE_S = 20.0
 
@@ -96,12 +96,12 @@ class Group:
                 self.timers.append(threading.Timer(self.rng.random() * 2e-3, mailbox.put, [StartWave(wave)]))
                 self.timers[-1].start()
 
-    def serve(self, rank: int, handles: list[int], max_tokens: int) -> None:
+    def serve(self, rank: int, seq_ids: list[int], max_tokens: int) -> None:
         """Submit and wait for the end of all; a client of its own for each call."""
-        self.mailboxes[rank].put(Submit([request(handle, max_tokens=max_tokens) for handle in handles]))
-        missing = set(handles)
-        for data in self.mailboxes[rank].outputs(handles[0] >> HANDLE_CLIENT_SHIFT):
-            missing -= {finished.handle for finished in msgspec.msgpack.decode(data, type=OutputBatch).finished}
+        self.mailboxes[rank].put(Submit([request(seq_id, max_tokens=max_tokens) for seq_id in seq_ids]))
+        missing = set(seq_ids)
+        for data in self.mailboxes[rank].outputs(client_of(seq_ids[0])):
+            missing -= {finished.seq_id for finished in msgspec.msgpack.decode(data, type=OutputBatch).finished}
             if not missing:
                 return
         raise AssertionError(f"{missing} weren't finished")
@@ -131,8 +131,8 @@ def test_every_request_is_served_wherever_it_comes(size, sync_interval):
         served = []
         for _ in range(rng.randint(1, 3)):
             client += 1
-            handles = [(client << HANDLE_CLIENT_SHIFT) + i for i in range(rng.randint(1, 3))]
-            served.append(group.pool.submit(group.serve, rng.randrange(size), handles, rng.randint(1, 6)))
+            seq_ids = [first_seq_id(client) + i for i in range(rng.randint(1, 3))]
+            served.append(group.pool.submit(group.serve, rng.randrange(size), seq_ids, rng.randint(1, 6)))
         for waiting in served:
             waiting.result(DEADLINE_S)
     group.wait_for_rest()
@@ -189,7 +189,7 @@ def test_a_step_says_whether_anyone_was_busy():
     outputs, is_anyone_busy = core.lockstep_step()
     assert is_anyone_busy
     assert outputs is not None
-    assert [finished.handle for finished in outputs.finished] == [1]
+    assert [finished.seq_id for finished in outputs.finished] == [1]
     assert core.executor.plans[0].step != StepPlan(-1).step
     while core.executor.num_dummies == 0:  # it may have something to tell the workers yet
         outputs, is_anyone_busy = core.lockstep_step()

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from raycore.engine.mailbox import Abort, Mailbox, Utility
-from raycore.messages import HANDLE_CLIENT_SHIFT, FinishedRequest, LoadView, OutputBatch, TokenLogprobs
+from raycore.messages import FinishedRequest, LoadView, OutputBatch, TokenLogprobs, first_seq_id
 from raycore.scheduler.outputs import StepOutputs
 
 LOAD = LoadView(1, 2, 0.5)
 
 
-def step(handles: list[int], tokens: list[int], interval: float = 0.0, **fields) -> StepOutputs:
+def step(seq_ids: list[int], tokens: list[int], interval: float = 0.0, **fields) -> StepOutputs:
     return StepOutputs(
-        handles=np.array(handles, np.int64), token_ids=np.array(tokens, np.int32), flush_interval_s=interval, **fields
+        seq_ids=np.array(seq_ids, np.int64), token_ids=np.array(tokens, np.int32), flush_interval_s=interval, **fields
     )
 
 
@@ -25,22 +25,22 @@ def next_batch(stream) -> OutputBatch:
 
 
 def tokens_of(batch: OutputBatch) -> list[tuple[int, int]]:
-    handles, token_ids = np.frombuffer(batch.handles, np.int64), np.frombuffer(batch.token_ids, np.int32)
-    return list(zip(handles.tolist(), token_ids.tolist(), strict=True))
+    seq_ids, token_ids = np.frombuffer(batch.seq_ids, np.int64), np.frombuffer(batch.token_ids, np.int32)
+    return list(zip(seq_ids.tolist(), token_ids.tolist(), strict=True))
 
 
 def test_commands_come_out_in_order():
     mailbox = Mailbox()
     mailbox.put(Abort([1]))
     mailbox.put(Abort([2]))
-    assert [c.handles for c in mailbox.take()] == [[1], [2]]
+    assert [c.seq_ids for c in mailbox.take()] == [[1], [2]]
     assert mailbox.take() == []
 
 
 def test_a_command_wakes_a_waiting_loop():
     mailbox = Mailbox()
     threading.Timer(0.05, mailbox.put, [Abort([7])]).start()
-    assert [c.handles for c in mailbox.take(wait_s=30)] == [[7]]
+    assert [c.seq_ids for c in mailbox.take(wait_s=30)] == [[7]]
 
 
 def test_a_failure_wakes_the_loop_and_the_first_one_stands():
@@ -57,7 +57,7 @@ def test_tokens_wait_for_company_until_something_finishes():
     mailbox.publish(step([1, 2], [11, 21], interval=60.0, finished=[FinishedRequest(2, "length")]), LOAD)
     batch = next_batch(mailbox.outputs(0))
     assert tokens_of(batch) == [(1, 10), (2, 20), (1, 11), (2, 21)]
-    assert [f.handle for f in batch.finished] == [2]
+    assert [f.seq_id for f in batch.finished] == [2]
     assert batch.load == LOAD
 
 
@@ -84,7 +84,7 @@ def test_logprobs_keep_pointing_at_their_tokens_when_steps_are_merged():
 
 def test_clients_get_only_what_is_theirs():
     mailbox = Mailbox()
-    other = 1 << HANDLE_CLIENT_SHIFT
+    other = first_seq_id(1)
     logprobs = TokenLogprobs([20], [-1.0], 1)
     outputs = step(
         [1, other + 1, 2],
@@ -107,7 +107,7 @@ def test_a_refusal_reaches_its_client():
     mailbox = Mailbox()
     mailbox.refuse(5, "too long")
     (finished,) = next_batch(mailbox.outputs(0)).finished
-    assert (finished.handle, finished.finish_reason, finished.stop_reason) == (5, "error", "too long")
+    assert (finished.seq_id, finished.finish_reason, finished.stop_reason) == (5, "error", "too long")
 
 
 def test_closing_ends_streams_after_what_is_left_and_refuses_calls():
@@ -125,13 +125,13 @@ def test_a_forgotten_clients_stream_ends_and_stays_ended():
     mailbox = Mailbox()
     gone, other = 3, 4
     stream = mailbox.outputs(gone)
-    mailbox.publish(step([gone << HANDLE_CLIENT_SHIFT, other << HANDLE_CLIENT_SHIFT], [1, 2]), LOAD)
+    mailbox.publish(step([first_seq_id(gone), first_seq_id(other)], [1, 2]), LOAD)
     assert len(tokens_of(next_batch(stream))) == 1
     mailbox.forget_client(gone)
     assert next(stream, None) is None
     assert next(mailbox.outputs(gone), None) is None
-    assert mailbox.is_forgotten((gone << HANDLE_CLIENT_SHIFT) + 5)
-    assert not mailbox.is_forgotten(other << HANDLE_CLIENT_SHIFT)
+    assert mailbox.is_forgotten(first_seq_id(gone) + 5)
+    assert not mailbox.is_forgotten(first_seq_id(other))
     assert len(tokens_of(next_batch(mailbox.outputs(other)))) == 1
 
 

@@ -16,10 +16,10 @@ def ints(data: bytes) -> list[int]:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_one_request(depth: int) -> None:
     engine = FakeEngine(depth=depth)
-    handle = engine.submit([1, 2, 3], max_tokens=9)
+    seq_id = engine.submit([1, 2, 3], max_tokens=9)
     engine.run()
-    assert len(engine.tokens[handle]) == 9
-    assert engine.started == {handle: 0}
+    assert len(engine.tokens[seq_id]) == 9
+    assert engine.started == {seq_id: 0}
 
 
 def test_steady_decode_sends_only_slots() -> None:
@@ -192,14 +192,14 @@ def test_abort_frees_at_once_and_silences(depth: int) -> None:
     assert set(engine.finished) == {1}
 
 
-def test_a_handle_can_be_used_again_after_an_abort() -> None:
+def test_a_seq_id_can_be_used_again_after_an_abort() -> None:
     engine = FakeEngine(depth=2)
-    engine.submit([1, 2, 3], max_tokens=10, handle=5)
+    engine.submit([1, 2, 3], max_tokens=10, seq_id=5)
     engine.step()
     engine.abort(5)
     engine.aborted.clear()
     engine.started.clear()
-    engine.submit([4, 5, 6], max_tokens=10, handle=5)
+    engine.submit([4, 5, 6], max_tokens=10, seq_id=5)
     engine.run()
 
 
@@ -247,13 +247,13 @@ def test_a_request_goes_on_from_another_engines_tokens() -> None:
 
 def test_refusals_disturb_nobody() -> None:
     engine = FakeEngine(num_blocks=8)
-    handle = engine.submit([1, 2, 3], max_tokens=6)
+    seq_id = engine.submit([1, 2, 3], max_tokens=6)
     with pytest.raises(RequestTooLarge):
         engine.submit([1] * 30, max_tokens=30)
     with pytest.raises(InvalidRequest, match="empty"):
         engine.submit([])
-    with pytest.raises(InvalidRequest, match=f"handle {handle}"):
-        engine.submit([1], handle=handle)
+    with pytest.raises(InvalidRequest, match=f"seq_id {seq_id}"):
+        engine.submit([1], seq_id=seq_id)
     assert engine.scheduler.load().num_waiting == 1
     engine.run()
     assert engine.tokens[0] == reference(engine.requests[0], 64)[0]

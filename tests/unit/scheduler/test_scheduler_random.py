@@ -61,12 +61,12 @@ def test_batching_changes_nothing(engine: FakeEngine, operations: list[tuple[Any
             engine.abort(arguments[0])
         engine.scheduler.check_integrity()
     engine.run()
-    for handle, request in engine.requests.items():
-        if handle not in engine.aborted:
+    for seq_id, request in engine.requests.items():
+        if seq_id not in engine.aborted:
             if request.params.prompt_logprobs is not None:
-                assert engine.prompt_logprobs[handle] == request.prompt_token_ids
+                assert engine.prompt_logprobs[seq_id] == request.prompt_token_ids
             if request.params.logprobs is not None:
-                assert engine.logprobs[handle] == engine.tokens[handle]
+                assert engine.logprobs[seq_id] == engine.tokens[seq_id]
 
 
 def submit(engine: FakeEngine, prompt: list[int], options: dict[str, Any]) -> None:

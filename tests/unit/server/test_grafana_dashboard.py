@@ -19,7 +19,7 @@ SELECTOR = re.compile(r"((?:vllm:|raycore_|http_)\w+)\{([^}]*)\}")
 
 
 class FakeEngine:
-    trouble = None
+    unavailable_reason = None
     max_model_len = 100
 
     def read_metrics(self):

@@ -164,7 +164,7 @@ def test_long_bodies_are_prepared_on_a_thread_of_their_own(
     "path", ["/health", "/ping", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
 )
 def test_an_engine_in_trouble_takes_nothing(client, engine, path):
-    engine.trouble = "the engine is draining"
+    engine.unavailable_reason = "the engine is draining"
     answer = client.get(path) if path in ("/health", "/ping") else client.post(path, asking(path, "1"))
     assert answer.error == (503, "service_unavailable_error", None)
     assert "draining" in answer.json["error"]["message"]

@@ -15,7 +15,7 @@ from raycore.server.multi_process.reports import Report
 
 
 class FakeEngine:
-    trouble = None
+    unavailable_reason = None
     max_model_len = 100
 
     def read_metrics(self):

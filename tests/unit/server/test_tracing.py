@@ -23,7 +23,7 @@ PARENT_ID = "b7ad6b7169203331"
 
 
 class FakeEngine:
-    trouble = None
+    unavailable_reason = None
     max_model_len = 100
     default_sampling_params = {}  # noqa: RUF012
     is_tracing = False

@@ -25,7 +25,7 @@ class Engine:
     """Continues each prompt with its own text, once it may."""
 
     max_model_len = 64
-    trouble = None
+    unavailable_reason = None
     default_sampling_params: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self) -> None:
