@@ -26,6 +26,7 @@ SHARED = {
     "text",
     "checkpoint",
     "display",
+    "notebook",
 }
 """Values, and what needs no layer: everything may import them."""
 
