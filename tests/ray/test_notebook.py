@@ -122,7 +122,7 @@ def test_the_same_call_gives_the_same_engine_and_another_one_replaces_it(example
 ENGINE = """
 from raycore import LLM, AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path
-from raycore.display.notebook import echo
+from raycore.notebook import echo
 llm = LLM.get_or_create(demo_model_path())
 endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
 """
