@@ -436,7 +436,8 @@ class LLM(_Engine):
         """Answer one conversation, or several, rendered with the model's chat template.
 
         Args:
-            messages: `[{"role": "user", "content": "…"}, …]`, or a list of such lists.
+            messages: `[{"role": "user", "content": "…"}, …]`, or a list of such lists. They become what the same
+                messages become in a chat request to the server (`raycore.text.conversation`).
         """
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         tokenizer = self._client.tokenizer

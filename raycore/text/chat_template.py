@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -15,13 +15,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from raycore.errors import InvalidRequest
+from raycore.text.conversation import Message, normalize_messages
 
-Message = Mapping[str, Any]
 _CONTINUE_HERE = "\ue000continue here\ue001 "
 """Ends the message to continue while the template is rendered. Characters of private use set it apart; a template that
 strips the message takes away its last space."""
-_TEXT_PARTS = ("text", "input_text", "output_text")
-"""What OpenAI's APIs call a part of a message that is text."""
+_PROBE = "raycore_probe"
+_DEVELOPER = "developer"
 
 
 class _GenerationTag(Extension):
@@ -41,27 +41,51 @@ def render(
     *,
     add_generation_prompt: bool,
     continue_final_message: bool,
+    special_tokens: Mapping[str, str],
     variables: Mapping[str, Any],
 ) -> str:
-    """The conversation as one text.
+    """The conversation as one text. A developer's messages become the system's if the template would drop them.
 
     Args:
         continue_final_message: end the text where the last message's content ends, so that the model goes on with it.
-        variables: what the template may use besides `messages` and `add_generation_prompt`.
+        special_tokens: the texts of `bos_token` and its like, by these names.
+        variables: what the template may use besides these, `messages` and `add_generation_prompt`.
 
     Raises:
         InvalidRequest: the messages or options are of the wrong shape, or the template refuses them.
     """
-    plain = [_check_message(index, message) for index, message in enumerate(_check_list(messages))]
+    normal = normalize_messages(messages)
+    if any(message["role"] == _DEVELOPER for message in normal):
+        role = _developer_role(template, tuple(special_tokens.items()))
+        normal = [{**message, "role": role} if message["role"] == _DEVELOPER else message for message in normal]
     if continue_final_message:
-        _mark_end(plain, add_generation_prompt)
+        _mark_end(normal, add_generation_prompt)
+    text = _render(
+        template, {**special_tokens, **variables, "messages": normal, "add_generation_prompt": add_generation_prompt}
+    )
+    return _cut_at_mark(text) if continue_final_message else text
+
+
+def _render(template: str, variables: Mapping[str, Any]) -> str:
     try:
-        text = _compile(template).render(messages=plain, add_generation_prompt=add_generation_prompt, **variables)
+        return _compile(template).render(**variables)
     except jinja2.TemplateError as error:
         raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
-    return _cut_at_mark(text) if continue_final_message else text
+
+
+@functools.lru_cache(maxsize=32)
+def _developer_role(template: str, special_tokens: tuple[tuple[str, str], ...]) -> str:
+    """The role by which a template renders a developer's messages: `developer` unless it drops or refuses that."""
+    messages = [{"role": _DEVELOPER, "content": _PROBE}, {"role": "user", "content": "Probe."}]
+    variables = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None}
+    try:
+        is_rendered = _PROBE in _render(template, {**dict(special_tokens), **variables})
+    except InvalidRequest:
+        # it may need variables that only requests have
+        is_rendered = _DEVELOPER in template
+    return _DEVELOPER if is_rendered else "system"
 
 
 @functools.lru_cache(maxsize=32)
@@ -93,53 +117,12 @@ def _strftime_now(date_format: str) -> str:
     return datetime.now().strftime(date_format)
 
 
-def _check_list(messages: object) -> Sequence[object]:
-    if not isinstance(messages, list | tuple):
-        kind = type(messages).__name__
-        raise InvalidRequest(f"messages is a {kind}: it must be a list of mappings with 'role' and 'content'")
-    messages = cast("Sequence[object]", messages)
-    if not messages:
-        raise InvalidRequest("messages is empty: there is nothing to answer")
-    return messages
-
-
-def _check_message(index: int, message: object) -> dict[str, Any]:
-    """A copy of the message whose content is text, or None where it calls tools instead."""
-    if not isinstance(message, Mapping):
-        raise InvalidRequest(f"messages[{index}] is {message!r}: it must be a mapping with 'role' and 'content'")
-    plain: dict[str, Any] = dict(cast("Message", message))
-    if not isinstance(plain.get("role"), str):
-        raise InvalidRequest(f"messages[{index}] has role {plain.get('role')!r}: it must be text, such as 'user'")
-    content = plain.get("content")
-    if content is None and not plain.get("tool_calls"):
-        raise InvalidRequest(f"messages[{index}] (role {plain['role']!r}) has no 'content'")
-    if content is not None and not isinstance(content, str):
-        plain["content"] = _join_parts(index, content)
-    return plain
-
-
-def _join_parts(index: int, content: object) -> str:
-    """Content given as a list of `{"type": "text", "text": …}` parts, joined by newlines."""
-    if not isinstance(content, list | tuple):
-        raise InvalidRequest(f"messages[{index}] has content {content!r}: it must be text, or a list of text parts")
-    texts: list[str] = []
-    for part in cast("Sequence[object]", content):
-        fields = cast("Message", part) if isinstance(part, Mapping) else {"text": part}
-        text = fields.get("text")
-        if not isinstance(text, str) or fields.get("type", "text") not in _TEXT_PARTS:
-            raise InvalidRequest(f"messages[{index}] has a content part {part!r}: only text parts are supported")
-        texts.append(text)
-    return "\n".join(texts)
-
-
 def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> None:
     if add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message=True goes on with the last message, add_generation_prompt=True begins a new one: "
             "only one of them can be had"
         )
-    if messages[-1].get("content") is None:
-        raise InvalidRequest("continue_final_message=True, but the last message has no content to continue")
     messages[-1]["content"] += _CONTINUE_HERE
 
 

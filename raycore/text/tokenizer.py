@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as NativeTokenizer
 
 from raycore.errors import InvalidRequest
 from raycore.text import chat_template as chat_templates
+from raycore.text.conversation import Message
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 _SENTENCEPIECE_SPACE = "▁"
@@ -129,7 +130,7 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[chat_templates.Message],
+        messages: Sequence[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -138,8 +139,8 @@ class Tokenizer:
     ) -> str:
         """The conversation as the text that the model was trained on; encode it with `add_special_tokens=False`.
 
-        `chat_template` is Jinja text or the name of one of the checkpoint's templates. Further keywords are the
-        template's own (`enable_thinking`, say).
+        Messages are normalized first (`raycore.text.conversation`). `chat_template` is Jinja text or the name of one of
+        the checkpoint's templates. Further keywords are the template's own (`enable_thinking`, say).
 
         Raises:
             InvalidRequest: there is no such template, or the messages don't suit it.
@@ -149,7 +150,8 @@ class Tokenizer:
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            variables={**self._named_tokens, "tools": tools, "documents": None, **kwargs},
+            special_tokens=self._named_tokens,
+            variables={"tools": tools, "documents": None, **kwargs},
         )
 
     def _find_template(self, asked: str | None, has_tools: bool) -> str:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tool_templates
 
 from raycore import (
     LLM,
@@ -65,6 +66,24 @@ def test_a_prompt_may_be_text_or_ids(llm):
 def test_chat_answers(llm):
     (output,) = llm.chat([{"role": "user", "content": "What is 27 + 58?"}], GREEDY, use_tqdm=False)
     assert "85" in output.outputs[0].text
+
+
+def test_chat_normalizes_messages(llm):
+    call = {"id": "1", "type": "function", "function": {"name": "get_time", "arguments": '{"city": "Ulm"}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Late?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+
+    def prompt(template):
+        (output,) = llm.chat(messages, GREEDY, use_tqdm=False, chat_template=template)
+        return llm.get_tokenizer().decode(output.prompt_token_ids, skip_special_tokens=False)
+
+    assert prompt(tool_templates.QWEN2_5).startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    assert '<|im_start|>assistant\n<tool_call>\n{"name": "get_time", "arguments": {"city": "Ulm"}}' in prompt(
+        tool_templates.HERMES
+    )
 
 
 def test_each_prompt_has_its_own_parameters(llm):

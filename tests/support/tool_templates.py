@@ -38,3 +38,10 @@ QWEN3 = (
     "<think>\n\n</think>\n\n{% endif %}"
 )
 """The model opens its thoughts itself, unless it is told not to think."""
+QWEN2_5 = (
+    "<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}"
+    "You are Qwen.{% endif %}<|im_end|>\n" + _TOOLS + "{% for message in messages %}"
+    "{% if message.role in ('user', 'assistant') or (message.role == 'system' and not loop.first) %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}" + _END
+)
+"""Leaves out messages of roles that it doesn't name, as Qwen 2.5's does."""
