@@ -15,15 +15,15 @@ from raycore.errors import InvalidRequest
 
 MAX_CHARACTERS = 1 << 18
 """Of a constraint's text. The slowest of that size to compile, with some thousand patterns, took a second."""
-MAX_MARK_CHARACTERS = 64
-"""Of the text that ends a thought. Such texts are compared at every token."""
+MAX_TAG_CHARACTERS = 64
+"""Limit of the tag that closes the reasoning, which is searched for at every token."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _SHOWN = 100
 """Characters of a value in an error."""
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One kind of constraint, exactly, for all of an output, or all behind a thought. Needs llguidance:
+    """Exactly one kind of constraint, on all of an output or on what follows the reasoning. Needs llguidance:
     `pip install 'raycore[structured]'`.
 
     Raises:
@@ -44,11 +44,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether JSON is written without white space between its parts; else there may be up to 32 characters of it."""
 
     after: str | None = None
-    """Text that ends a thought, such as `</think>`: what comes before the first of it is free, as is an output without
-    it. None: nothing is free."""
+    """The tag that closes the reasoning, such as `</think>`: the output is unconstrained up to the first one. None:
+    all of the output is constrained."""
     or_from: str | None = None
-    """With `after`: text that ends the free part, too, if it comes first, and begins the other. It has no effect where
-    nothing that is asked for begins so."""
+    """With `after`: a tag that also ends the reasoning, and begins the constrained part. It has no effect if the
+    constraint doesn't allow it there."""
 
     def __post_init__(self) -> None:
         if self.json_object is False:
@@ -63,7 +63,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _check_text("regex", self.regex)
         _check_text("grammar", self.grammar)
         self._check_choice()
-        self._check_marks()
+        self._check_tags()
         for name in ("json_object", "disable_any_whitespace"):
             if getattr(self, name) not in (None, True, False):
                 raise InvalidRequest(f"structured_outputs.{name}={getattr(self, name)!r} is not a boolean")
@@ -74,14 +74,14 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         value = repr(getattr(self, name))
         return f"structured_outputs.{name}={value[:_SHOWN]}{'…' if len(value) > _SHOWN else ''}"
 
-    def _check_marks(self) -> None:
+    def _check_tags(self) -> None:
         for name in ("after", "or_from"):
-            mark: Any = getattr(self, name)
-            if mark is not None and (not isinstance(mark, str) or not 0 < len(mark) <= MAX_MARK_CHARACTERS):
+            tag: Any = getattr(self, name)
+            if tag is not None and (not isinstance(tag, str) or not 0 < len(tag) <= MAX_TAG_CHARACTERS):
                 raise InvalidRequest(
-                    f"structured_outputs.{name}={mark!r} is not text of 1 to {MAX_MARK_CHARACTERS} characters"
+                    f"structured_outputs.{name}={tag!r} is not text of 1 to {MAX_TAG_CHARACTERS} characters"
                 )
-            _check_text(name, mark)
+            _check_text(name, tag)
         if self.or_from is not None and self.after is None:
             raise InvalidRequest(f"structured_outputs.or_from={self.or_from!r} needs after")
 

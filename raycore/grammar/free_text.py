@@ -1,7 +1,7 @@
-"""The beginning of an output that no grammar holds: up to a mark, such as the end of a thought.
+"""The unconstrained beginning of an output: up to a tag, such as the one that closes the reasoning.
 
-Marks are looked for in the text that tokens spell, since a model may have a token for one or write it in pieces. What
-follows a mark begins with a token of its own: tokens that would go on behind the mark are forbidden.
+Tags are searched for in the text of the tokens, since a model may have one token for a tag or write it in several. The
+constrained part begins with a new token: tokens with text after the end of a tag are forbidden.
 """
 
 from __future__ import annotations
@@ -17,89 +17,92 @@ if TYPE_CHECKING:
 
 _NO_IDS = np.empty(0, np.int64)
 _NUM_KEPT = 16
-"""Marks to remember: a model has one or two."""
+"""Cached tags: a model has one or two."""
 
 
-class Mark:
-    """A text that ends what is free. Shared by all outputs."""
+class Tag:
+    """A text that ends the unconstrained part. Shared by all outputs."""
 
     def __init__(self, text: str, texts: Sequence[bytes], kept_ids: Sequence[int]) -> None:
         """
         Args:
-            texts: the tokens', by id.
-            kept_ids: tokens that spell the mark, where it is the first of what follows; else none.
+            texts: the tokens' texts, by id.
+            kept_ids: the tag's tokens if the constrained part begins with the tag, otherwise none.
         """
         self.text = text.encode()
         self.kept_ids = kept_ids
         self._overruns = _find_overruns(self.text, texts)
 
     def overruns(self, tail: bytes) -> list[NDArray[np.int64]]:
-        """Tokens that complete the mark and go on, behind a text that ends with `tail`."""
+        """Tokens that complete the tag after `tail` and have text after it."""
         return [ids for num_begun, ids in self._overruns.items() if tail.endswith(self.text[:num_begun])]
 
 
 class FreeText:
-    """Follows one output through its free part."""
+    """Follows one output through its unconstrained part."""
 
-    def __init__(self, marks: Sequence[Mark], texts: Sequence[bytes]) -> None:
-        self._marks = marks
+    def __init__(self, tags: Sequence[Tag], texts: Sequence[bytes]) -> None:
+        self._tags = tags
         self._texts = texts
-        self._num_kept = max(len(mark.text) for mark in marks)
+        self._num_kept = max(len(tag.text) for tag in tags)
         self._tail = b""
 
     def copy(self) -> FreeText:
-        """The same for another output."""
-        return FreeText(self._marks, self._texts)
+        """A fresh one for another output."""
+        return FreeText(self._tags, self._texts)
 
-    def advance(self, token_id: int) -> Mark | None:
-        """Go on behind this token. Returns the mark that it completes: then the free part is over."""
+    def advance(self, token_id: int) -> Tag | None:
+        """Take the next token. Returns the tag that it completes, which ends the unconstrained part."""
         self._tail = (self._tail + self._texts[token_id])[-self._num_kept :]
-        return next((mark for mark in self._marks if self._tail.endswith(mark.text)), None)
+        return next((tag for tag in self._tags if self._tail.endswith(tag.text)), None)
 
     def forbidden_ids(self) -> NDArray[np.int64]:
         """Tokens that may not come next."""
-        found = [ids for mark in self._marks for ids in mark.overruns(self._tail)]
+        found = [ids for tag in self._tags for ids in tag.overruns(self._tail)]
         return np.concatenate(found) if found else _NO_IDS
 
 
 class FreeTexts:
-    """Makes them, for one tokenizer. Reads all of its tokens when the first is asked for."""
+    """Makes a `FreeText` for each constraint, for one tokenizer, whose tokens are read at the first call."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: list[bytes] = []
-        self._marks: dict[tuple[str, bool], Mark] = {}
+        self._tags: dict[tuple[str, bool], Tag] = {}
 
     def before(self, native: LLMatcher, after: str, or_from: str | None) -> FreeText:
-        """What comes before an output of `native`, ending behind `after`, or before `or_from` where it may begin so."""
+        """The text before the part that `native` constrains.
+
+        It ends after `after`, or before `or_from` if the constrained part may begin with that.
+        """
         if not self._texts:
             self._texts = [self._tokenizer.decode_bytes([token_id]) for token_id in range(self._tokenizer.vocab_size)]
-        marks = [self._mark(after, is_kept=False)]
-        kept = None if or_from is None else self._mark(or_from, is_kept=True)
+        tags = [self._tag(after, is_kept=False)]
+        kept = None if or_from is None else self._tag(or_from, is_kept=True)
         if kept is not None and native.validate_tokens(list(kept.kept_ids)) == len(kept.kept_ids):
-            marks.append(kept)
-        return FreeText(marks, self._texts)
+            tags.append(kept)
+        return FreeText(tags, self._texts)
 
-    def _mark(self, text: str, *, is_kept: bool) -> Mark:
-        mark = self._marks.get((text, is_kept))
-        if mark is None:
-            if len(self._marks) == _NUM_KEPT:
-                self._marks.clear()
+    def _tag(self, text: str, *, is_kept: bool) -> Tag:
+        tag = self._tags.get((text, is_kept))
+        if tag is None:
+            if len(self._tags) == _NUM_KEPT:
+                self._tags.clear()
             kept_ids = self._tokenizer.tokenize_str(text) if is_kept else []
-            mark = self._marks[text, is_kept] = Mark(text, self._texts, kept_ids)
-        return mark
+            tag = self._tags[text, is_kept] = Tag(text, self._texts, kept_ids)
+        return tag
 
 
-def _find_overruns(mark: bytes, texts: Sequence[bytes]) -> dict[int, NDArray[np.int64]]:
-    """Tokens that complete the mark and go on, by how many of its bytes have to stand before them."""
+def _find_overruns(tag: bytes, texts: Sequence[bytes]) -> dict[int, NDArray[np.int64]]:
+    """Tokens that complete the tag and have text after it, by how many of its bytes come before them."""
     found: dict[int, list[int]] = {}
-    last = mark[-1:]
+    last = tag[-1:]
     for token_id, text in enumerate(texts):
         if last not in text[:-1]:
             continue
-        for num_begun in range(1, len(mark)):
-            if len(text) > len(mark) - num_begun and text.startswith(mark[num_begun:]):
+        for num_begun in range(1, len(tag)):
+            if len(text) > len(tag) - num_begun and text.startswith(tag[num_begun:]):
                 found.setdefault(num_begun, []).append(token_id)
-        if mark in text[:-1]:
+        if tag in text[:-1]:
             found.setdefault(0, []).append(token_id)
     return {num_begun: np.array(token_ids, np.int64) for num_begun, token_ids in found.items()}

@@ -17,8 +17,8 @@ SpecialTokens = Mapping[str, int]
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 
-def mark(text: str, special: SpecialTokens) -> str:
-    """A text that may be a special token, as part of a rule."""
+def tag_rule(text: str, special: SpecialTokens) -> str:
+    """A tag as part of a rule: a special token or plain text."""
     return f"<[{special[text]}]>" if text in special else json.dumps(text)
 
 

@@ -51,10 +51,10 @@ class TokenMatcher:
         if self._free_text is None:
             self._follow(token_id)
             return
-        mark = self._free_text.advance(token_id)
-        if mark is not None:
+        tag = self._free_text.advance(token_id)
+        if tag is not None:
             self._free_text = None
-            for kept_id in mark.kept_ids:
+            for kept_id in tag.kept_ids:
                 self._follow(kept_id)
 
     def _follow(self, token_id: int) -> None:

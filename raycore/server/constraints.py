@@ -40,8 +40,8 @@ def named(error: InvalidRequest, param: str) -> APIError:
     return APIError(400, said if said.startswith(param) else f"{param}: {said}", param=param)
 
 
-def close_thought(prompt: str) -> str:
-    """The prompt, behind the end of a thought that it leaves open: what follows is not to be thought."""
+def close_reasoning(prompt: str) -> str:
+    """The prompt; if it ends with an open `<think>`, that is closed, so that content follows."""
     return f"{prompt}\n</think>\n\n" if prompt.rstrip().endswith("<think>") else prompt
 
 

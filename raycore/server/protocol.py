@@ -234,10 +234,12 @@ class Message(BaseModel):
     role: str
     content: TextOrParts | None = None
     tool_calls: List[dict[str, Any]] | None = None
+    refusal: str | None = None
+    """An assistant's refusal. It is the content if there is no other."""
     reasoning: str | None = None
-    """What an assistant thought before it said this."""
+    """An assistant's reasoning before this message."""
     reasoning_content: str | None = None
-    """An older name of the same."""
+    """An older name of `reasoning`."""
 
 
 class ChatCompletionRequest(SamplingRequest):
@@ -272,7 +274,7 @@ class ChatCompletionRequest(SamplingRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     include_reasoning: bool = True
-    """Whether to tell what the model thinks, where the server tells that from what it says."""
+    """Whether the answer includes the reasoning, if the server separates it from the content."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

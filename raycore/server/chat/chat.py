@@ -7,12 +7,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from raycore.outputs import PositionLogprobs, RequestOutput
 from raycore.server.chat.choice_reader import ChoiceReader
-from raycore.server.chat.conversation import template_messages
-from raycore.server.chat.reasoning import Thinking, ThoughtCounter
-from raycore.server.chat.tools import ToolUse
-from raycore.server.constraints import close_thought, constraint_param
+from raycore.server.chat.plan import MessagePlan
+from raycore.server.chat.reasoning import ReasoningCounter
 from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
@@ -21,6 +21,7 @@ from raycore.server.logprobs import chat_logprobs, prompt_logprobs
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, Tool
 from raycore.server.sampling import asked_length, chat_params
+from raycore.text.conversation import content_text
 from raycore.text.tokenizer import Tokenizer
 
 
@@ -32,60 +33,45 @@ class Chat:
     request: ChatCompletionRequest
     envelope: Envelope
     job: Job
-    tools: ToolUse | None
-    thinking: Thinking | None
+    plan: MessagePlan
 
     @staticmethod
     def prepare(
         engine: ServingEngine, request: ChatCompletionRequest, options: ServerOptions, model: str, request_id: str
     ) -> Chat:
         """Raises APIError when it can't be run."""
-        params = chat_params(request, engine.default_sampling_params, options)
-        kwargs = dict(request.chat_template_kwargs or {})
-        if request.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", request.reasoning_effort)
-            kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
-        text = render(
-            engine.get_tokenizer(),
+        tokenizer = engine.get_tokenizer()
+        asked = chat_params(request, engine.default_sampling_params, options)
+        template_kwargs = _template_kwargs(request)
+        conversation = render(
+            tokenizer,
             options,
             request.messages,
             request.tools if request.tool_choice != "none" else None,
             request.chat_template,
-            kwargs,
+            template_kwargs,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
-        tools = ToolUse.of(request, engine.get_tokenizer(), options)
-        thinking = Thinking.of(request, text, kwargs, tools, options)
-        if tools is not None and thinking is not None and thinking.is_first:
-            tools = tools.behind_thought()
-        param = constraint_param(request)
-        if params.structured_outputs is not None and thinking is None:
-            text = close_thought(text)
-        if tools is not None:
-            text = tools.begin_message(text)
-            param = "tools" if params.structured_outputs is None or tools.must_call else param
-            params.structured_outputs = tools.constraint(engine.get_tokenizer(), params.structured_outputs, param)
-            params.skip_special_tokens &= not tools.needs_special_tokens(engine.get_tokenizer())
-        if thinking is not None:
-            params.structured_outputs = thinking.postpone(params.structured_outputs)
-            params.skip_special_tokens &= not thinking.needs_special_tokens(engine.get_tokenizer())
-        check_text(engine, text, "messages")
-        token_ids = engine.get_tokenizer().encode(text, bool(request.add_special_tokens))
-        name, max_tokens = asked_length(request)
-        check_length(engine, token_ids, max_tokens, name, "messages")
+        plan = MessagePlan.of(request, conversation, template_kwargs, asked.structured_outputs, tokenizer, options)
+        params = msgspec.structs.replace(
+            asked,
+            structured_outputs=plan.constraint(tokenizer),
+            skip_special_tokens=asked.skip_special_tokens and not plan.needs_special_tokens(tokenizer),
+        )
+        token_ids = _encode(engine, request, plan.prompt(conversation))
         engine.check(token_ids, params)
-        job = Job(token_ids, params, request_id, request.priority, param)
-        return Chat(engine, request, Envelope.of(request, model, request_id), job, tools, thinking)
+        job = Job(token_ids, params, request_id, request.priority, plan.constraint_param)
+        return Chat(engine, request, Envelope.of(request, model, request_id), job, plan)
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""
         (output,) = await run(self.engine, [self.job])
         choices: list[dict[str, Any]] = []
         for completion in output.outputs:
-            reader = ChoiceReader(self.thinking, self.tools)
+            reader = self.plan.reader()
             message: dict[str, Any] = {"role": self._role, "content": None, "refusal": None}
-            message |= reader.message(completion.text, completion.finish_reason)
+            message |= reader.message(completion.text, completion.finish_reason, completion.stop_reason)
             if self._echoed():
                 message["content"] = self._echoed() + (message["content"] or "")
             choice: dict[str, Any] = {
@@ -106,14 +92,14 @@ class Chat:
         return envelope
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer's events: the role first, text as it comes, then the reason why it ended."""
+        """The answer's events: the role, then the text as it arrives, then the finish reason."""
         options = self.request.stream_options
         counts_always = options is not None and options.continuous_usage_stats
         progress = [Progress() for _ in range(self.job.params.n)]
-        readers = [ChoiceReader(self.thinking, self.tools) for _ in progress]
+        readers = [self.plan.reader() for _ in progress]
         counters = self._counters()
         output: RequestOutput | None = None
-        begun = self._echoed() or ("" if self.tools is None else None)
+        begun = self._echoed() or ("" if self.plan.tools is None else None)
         roles = [self._delta(i, {"role": self._role, "content": begun}) for i in range(len(progress))]
         async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
             async for _, output in outputs:
@@ -136,13 +122,13 @@ class Chat:
         return self.request.messages[-1].role if self.request.continue_final_message else "assistant"
 
     def _echoed(self) -> str:
-        """The beginning of the message, where the client wants it back."""
-        content = self.request.messages[-1].content
-        return content if self.request.echo and isinstance(content, str) else ""
+        """The beginning of the message, if the client wants it back."""
+        last = self.request.messages[-1]
+        return content_text(last.role, last.content) if self.request.echo else ""
 
     def _choices(self, index: int, new: New, reader: ChoiceReader) -> list[dict[str, Any]]:
-        """What is new in a sequence, as choices of one event each."""
-        deltas = reader.read(new.text, new.finish_reason)
+        """A sequence's news as choices, each for an event of its own."""
+        deltas = reader.read(new.text, new.finish_reason, new.stop_reason)
         reason = reader.finish_reason(new.finish_reason)
         if not deltas and (reason or new.logprobs or (new.token_ids and self.request.return_token_ids)):
             deltas.append({})
@@ -164,17 +150,34 @@ class Chat:
             return None
         return chat_logprobs(self.engine.get_tokenizer(), token_ids, positions, self.request.top_logprobs or 0)
 
-    def _counters(self) -> list[ThoughtCounter] | None:
-        if self.thinking is None:
+    def _counters(self) -> list[ReasoningCounter] | None:
+        reasoning = self.plan.reasoning
+        if reasoning is None:
             return None
-        return [self.thinking.counter(self.engine.get_tokenizer()) for _ in range(self.job.params.n)]
+        return [reasoning.counter(self.engine.get_tokenizer()) for _ in range(self.job.params.n)]
 
-    def _usage(self, output: RequestOutput, counters: list[ThoughtCounter] | None) -> dict[str, Any]:
+    def _usage(self, output: RequestOutput, counters: list[ReasoningCounter] | None) -> dict[str, Any]:
         used = usage([output])
         if counters is not None:
-            num_thought = sum(counters[completion.index].count(completion) for completion in output.outputs)
-            used["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+            num_tokens = sum(counters[completion.index].count(completion) for completion in output.outputs)
+            used["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
         return used
+
+
+def _template_kwargs(request: ChatCompletionRequest) -> dict[str, Any]:
+    """The variables for the chat template. `reasoning_effort` sets those that models have for it."""
+    effort = request.reasoning_effort
+    derived = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return derived | (request.chat_template_kwargs or {})
+
+
+def _encode(engine: ServingEngine, request: ChatCompletionRequest, prompt: str) -> list[int]:
+    """The prompt's tokens. Raises APIError when it is too long."""
+    check_text(engine, prompt, "messages")
+    token_ids = engine.get_tokenizer().encode(prompt, bool(request.add_special_tokens))
+    name, max_tokens = asked_length(request)
+    check_length(engine, token_ids, max_tokens, name, "messages")
+    return token_ids
 
 
 def render(
@@ -188,24 +191,26 @@ def render(
     add_generation_prompt: bool,
     continue_final_message: bool,
 ) -> str:
-    """The conversation as the model's text.
+    """The conversation as text, by the request's chat template, the server's or the checkpoint's.
 
     Raises:
-        APIError: the request brings a template and may not; what it says is no text.
-        InvalidRequest: the template doesn't take the conversation.
+        APIError: the request has a template, which the server doesn't allow; or the text can't be encoded.
+        InvalidRequest: the messages have the wrong shape, or the template refuses them.
     """
     if chat_template is not None and not options.trust_request_chat_template:
         raise APIError(
             400,
-            "chat_template: this server renders with its own; start it with --trust-request-chat-template to allow it",
+            "chat_template: this server doesn't allow a request's own; start it with --trust-request-chat-template",
             param="chat_template",
         )
     reserved = {"self", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
     taken = sorted(reserved & chat_template_kwargs.keys())
     if taken:
-        raise APIError(400, f"chat_template_kwargs has {taken[0]!r}: give it as itself", param="chat_template_kwargs")
+        raise APIError(
+            400, f"chat_template_kwargs has {taken[0]!r}, which is set by the server", param="chat_template_kwargs"
+        )
     text = tokenizer.apply_chat_template(
-        template_messages(messages),
+        [message.model_dump(exclude_unset=True) for message in messages],
         add_generation_prompt=add_generation_prompt and not continue_final_message,
         continue_final_message=continue_final_message,
         chat_template=chat_template or options.chat_template,
@@ -215,6 +220,6 @@ def render(
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        half = f"{text[error.start]!a} is half of a surrogate pair, which is no character"
+        half = f"{text[error.start]!a} is half of a surrogate pair, not a character"
         raise APIError(400, f"messages: {half}", param="messages") from None
     return text

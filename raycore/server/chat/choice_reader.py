@@ -1,51 +1,62 @@
-"""A sequence's text as a chat message: what is thought is taken off before tool calls are looked for."""
+"""A choice's text as a chat message. Reasoning is separated first, then tool calls are found in the rest."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from raycore.server.chat.reasoning import Thinking
-from raycore.server.chat.tools import MessageReader, ToolUse
+from raycore.server.chat.reasoning import Reasoning
+from raycore.server.chat.tools import End, MessageReader
 from raycore.server.parsers.reasoning import Parts
 
 
 class ChoiceReader:
-    """Turns the text of one choice, while it comes, into what clients are told."""
+    """Turns the text of one choice into what clients get, while the text arrives."""
 
-    def __init__(self, thinking: Thinking | None, tools: ToolUse | None) -> None:
-        self._thoughts = None if thinking is None else thinking.reader()
-        self._tells_thoughts = thinking is not None and thinking.is_told
-        self._calls = None if tools is None else MessageReader(tools)
+    def __init__(self, reasoning: Reasoning | None, calls: MessageReader | None) -> None:
+        self._reasoning = None if reasoning is None else reasoning.reader()
+        self._includes_reasoning = reasoning is not None and reasoning.is_included
+        self._calls = calls
 
-    def read(self, text: str, finish_reason: str | None) -> list[dict[str, Any]]:
-        """What is new, as values of a streamed choice's `delta`, once more text has come.
+    def read(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> list[dict[str, Any]]:
+        """The news as values of a streamed choice's `delta`, once more text has arrived.
 
         Raises:
-            APIError: a function had to be called, and none was.
+            APIError: a required call was not made.
         """
-        thought, said = self._split(text, finish_reason)
-        deltas: list[dict[str, Any]] = [{"reasoning": thought}] if thought and self._tells_thoughts else []
+        end = _end_of(finish_reason, stop_reason)
+        reasoning, content = self._split(text, is_last=end is not None)
+        deltas: list[dict[str, Any]] = [{"reasoning": reasoning}] if reasoning and self._includes_reasoning else []
         if self._calls is not None:
-            return deltas + self._calls.read(said, finish_reason)
-        return [*deltas, {"content": said}] if said else deltas
+            return deltas + self._calls.read(content, end)
+        return [*deltas, {"content": content}] if content else deltas
 
-    def message(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        """A message that is complete, without its role. Raises APIError as `read` does."""
-        thought, said = self._split(text, finish_reason)
-        message: dict[str, Any] = {"content": said} if self._calls is None else self._calls.message(said, finish_reason)
-        if thought and not message["content"]:
+    def message(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> dict[str, Any]:
+        """The complete message without its role.
+
+        Raises:
+            APIError: a required call was not made.
+        """
+        reasoning, content = self._split(text, is_last=True)
+        end = _end_of(finish_reason, stop_reason) or End.COMPLETE
+        message: dict[str, Any] = {"content": content} if self._calls is None else self._calls.message(content, end)
+        if reasoning and not message["content"]:
             message["content"] = None
-        return {"reasoning": thought or None, **message} if self._tells_thoughts else message
+        return {"reasoning": reasoning or None, **message} if self._includes_reasoning else message
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """A message that ended by itself and called tools ended for that."""
+        """`tool_calls` instead of `stop` if there are calls."""
         return reason if self._calls is None else self._calls.finish_reason(reason)
 
-    def _split(self, text: str, finish_reason: str | None) -> Parts:
-        if self._thoughts is None:
+    def _split(self, text: str, is_last: bool) -> Parts:
+        if self._reasoning is None:
             return Parts("", text)
-        thought, said = self._thoughts.feed(text)
-        if not finish_reason:
-            return Parts(thought, said)
-        rest = self._thoughts.finish()
-        return Parts(thought + rest.reasoning, said + rest.content)
+        parts = self._reasoning.feed(text)
+        rest = self._reasoning.finish() if is_last else Parts("", "")
+        return Parts(parts.reasoning + rest.reasoning, parts.content + rest.content)
+
+
+def _end_of(finish_reason: str | None, stop_reason: int | str | None) -> End | None:
+    """Whether and how the text has ended. Only a token of the model's completes it: a stop string cuts it off."""
+    if finish_reason is None:
+        return None
+    return End.COMPLETE if finish_reason == "stop" and not isinstance(stop_reason, str) else End.CUT_OFF

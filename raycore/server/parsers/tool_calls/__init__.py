@@ -1,6 +1,6 @@
-"""Finds the tool calls in what a model writes, each parser in the form that a family of models was trained on.
+"""Finds the tool calls in a model's text, with a parser for the format of each family of models.
 
-Names are those of vLLM's `--tool-call-parser`.
+The parsers have the names of vLLM's `--tool-call-parser`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["PARSERS", "CallArguments", "CallStart", "Content", "Delta", "Schemas
 
 
 def parser_named(name: str) -> type[ToolParser]:
-    """Raises InvalidConfig when there is none of that name."""
+    """Raises InvalidConfig when there is no parser of that name."""
     if name not in PARSERS:
         raise InvalidConfig(f"tool_call_parser={name!r}: there are {', '.join(PARSERS)}")
     return PARSERS[name]

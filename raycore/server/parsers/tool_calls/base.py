@@ -1,4 +1,4 @@
-"""What all tool parsers share: text in, deltas out, and text held back while it may become a call. Pure."""
+"""The base of all tool parsers: text in, deltas out. Text that may become a call is held back. Pure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
-from raycore.grammar.lark import SpecialTokens, mark
+from raycore.grammar.lark import SpecialTokens, tag_rule
 from raycore.server.parsers.tags import num_begun
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's parameters, by the function's name."""
 _SPACE = r"[ \n]{1,2}"
-"""What models write between the parts of a call, at most."""
+"""White space between the parts of a call. Models write no more of it."""
 _SPACE_BEFORE = r"[ \n]{1,4}"
-"""Between a thought and a call: more than models write, so that the call's own token may always begin it."""
+"""White space between reasoning and a call: more than models write, so that none of it keeps them from the tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """More of the message's text."""
+    """The next piece of the message's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call, of which the arguments follow. Calls are counted from 0."""
+    """The beginning of a call; its arguments follow. The index counts calls from 0."""
 
     index: int
     name: str
@@ -36,7 +36,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments, which are JSON if the model wrote JSON."""
+    """The next piece of a call's arguments: valid JSON only if the model wrote valid JSON."""
 
     index: int
     text: str
@@ -48,42 +48,43 @@ Delta = Content | CallStart | CallArguments
 class ToolParser(ABC):
     """Reads one message. The same text gives the same message, however it is split into pieces.
 
-    What looks like the beginning of a call is held back until it is one, or turns out to be text. From then on it isn't
-    taken back: what a model writes as a call's arguments is passed on as it comes, even if that ends as broken JSON.
-    White space around calls belongs to them.
+    Text that looks like the beginning of a call is held back until its name is complete, or it turns out to be content.
+    A call that was reported stays: its arguments are passed on as they arrive, even if they end as broken JSON. White
+    space around calls belongs to them. If the message is cut off, the beginning of a call at its end is left out.
     """
 
     opening: ClassVar[str]
-    """Announces a call."""
+    """The tag before a call."""
     closing: ClassVar[str]
-    """May follow a call, and is part of it."""
-    is_announced: ClassVar[bool] = True
-    """Whether `opening` stands before every call."""
+    """The tag that may follow a call, and is part of it."""
+    needs_opening: ClassVar[bool] = True
+    """Whether every call begins with `opening`."""
 
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
         self._held = ""
-        """Text that came and of which nothing has been told yet."""
+        """Text that was fed but not reported yet."""
         self._opening_end = 0
-        """How much of it announces the call that it may be."""
+        """Length of the opening tag at its beginning, with the white space before the tag."""
         self._num_calls = 0
-        self._is_behind_call = False
-        """Whether a call is the last that was told."""
+        self._follows_call = False
+        """Whether the last delta belongs to a call."""
         self._deltas: list[Delta] = []
         self._state: Callable[[bool], bool] = self._in_text
-        """Takes what it understands off `_held`, and says whether to go on. Told that nothing follows, it decides."""
+        """Takes what it can of `_held` and returns whether to go on. Its argument says that no more text follows."""
+        self._is_cut_off = False
 
     @classmethod
     @abstractmethod
     def prefill(cls, name: str | None) -> str:
-        """The beginning of a call: up to the arguments, or, without a name, up to the name.
+        """The beginning of a call, up to its arguments; without a name, up to the name.
 
-        It ends where the model's own tokens end, so that the model goes on as it would have.
+        It ends at a token boundary of the model's, so that the model continues as usual.
         """
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """Whether calls of these functions can be said by one. The methods that make grammars want that to be so."""
+        """Whether a grammar can express calls of these functions. Precondition of the methods that return grammars."""
         return True
 
     @classmethod
@@ -96,33 +97,36 @@ class ToolParser(ABC):
         only_first: bool,
         is_prefilled: bool = True,
     ) -> str:
-        """What may follow `prefill(name)`, in Lark: a call, or several, with arguments by their functions' schemas.
+        """A Lark grammar of one or more calls whose arguments follow their functions' schemas.
 
-        Unless it `is_prefilled`, that comes first. `special` are those of `opening` and `closing` that are special
-        tokens.
+        Args:
+            name: the function of the first call; None allows any.
+            special: those of `opening` and `closing` that are special tokens.
+            only_first: allow one call only.
+            is_prefilled: the output begins after `prefill(name)`.
         """
         index = 0 if name is None else list(schemas).index(name)
         first = "call" if name is None else f"rest_{index}"
         if not is_prefilled:
             call = "call" if name is None else f"name_{index} rest_{index}"
-            first = f"/{_SPACE_BEFORE}/? {cls._announcement()} {call}"
+            first = f"/{_SPACE_BEFORE}/? {cls._introduction()} {call}"
         return cls._grammar([f"start: {first} {_more(only_first)}"], schemas, special)
 
     @classmethod
     def calls_or_grammar(cls, schemas: Schemas, other: str, special: SpecialTokens, *, only_first: bool) -> str:
-        """The same of a whole message, which is such calls, or what the rule `other` says."""
+        """A grammar of a whole message that is either such calls or what the expression `other` allows."""
         rules = ["start: calls | other", f"calls: announced {_more(only_first)}", f"other: {other}"]
         return cls._grammar(rules, schemas, special)
 
     @classmethod
     def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
-        """The same of a whole message, which may be text alone, or text with such calls.
+        """A grammar of a whole message: text that may contain such calls. Whatever follows an opening tag is a call.
 
-        Whatever follows the announcement of a call is one. None where calls have no such mark.
+        None if calls may come without an opening tag.
         """
-        if not cls.is_announced:
+        if not cls.needs_opening:
             return None
-        until_opening = f"until_opening: TEXT {mark(cls.opening, special)}"
+        until_opening = f"until_opening: TEXT {tag_rule(cls.opening, special)}"
         if cls.opening not in special:
             until_opening = until_opening.replace(":", "[lazy]:", 1)
         rules = ["start: (until_opening SPACE? head call closing)* TEXT", until_opening]
@@ -131,9 +135,9 @@ class ToolParser(ABC):
     @classmethod
     def _grammar(cls, rules: list[str], schemas: Schemas, special: SpecialTokens) -> str:
         rules += [
-            f"opening: {mark(cls.opening, special)}",
-            f"closing: SPACE? {mark(cls.closing, special)}",
-            f"announced: {cls._announcement()} call",
+            f"opening: {tag_rule(cls.opening, special)}",
+            f"closing: SPACE? {tag_rule(cls.closing, special)}",
+            f"announced: {cls._introduction()} call",
             f"head: {json.dumps(cls.prefill(None).removeprefix(cls.opening).lstrip())}",
             f"call: {' | '.join(f'name_{index} rest_{index}' for index in range(len(schemas)))}",
             f"SPACE: /{_SPACE}/",
@@ -142,33 +146,38 @@ class ToolParser(ABC):
         return "\n".join([*rules, *cls._call_rules(schemas)])
 
     @classmethod
-    def _announcement(cls) -> str:
-        return f"{'opening' if cls.is_announced else 'opening?'} SPACE? head"
+    def _introduction(cls) -> str:
+        return f"{'opening' if cls.needs_opening else 'opening?'} SPACE? head"
 
     @classmethod
     @abstractmethod
     def _call_rules(cls, schemas: Schemas) -> list[str]:
-        """Rules for each function, by its place: `name_N` and `rest_N` are a call from behind `prefill(None)` on.
+        """Rules `name_N` and `rest_N` for each function, N being its position: together, a call after `prefill(None)`.
 
-        The name ends where `prefill` with it does, the rest before `closing`.
+        `name_N` ends where `prefill` of that name ends, `rest_N` before `closing`.
         """
 
     @abstractmethod
     def begin(self, name: str) -> list[Delta]:
-        """Go on behind `prefill(name)`: what follows are the arguments, whatever it is."""
+        """Continue after `prefill(name)`: all that follows is arguments."""
 
     def feed(self, text: str) -> list[Delta]:
-        """What is known once `text` has come."""
+        """What is certain once `text` has arrived."""
         self._held += text
         return self._run(is_last=False)
 
-    def finish(self) -> list[Delta]:
-        """What remains when nothing follows."""
+    def finish(self, is_cut_off: bool = False) -> list[Delta]:
+        """The rest, when no more text follows.
+
+        Args:
+            is_cut_off: whether the model would have gone on, so that the beginning of a call is not content.
+        """
+        self._is_cut_off = is_cut_off
         return self._run(is_last=True)
 
     @abstractmethod
     def _in_head(self, is_last: bool) -> bool:
-        """State: an announcement is at the beginning of what is held."""
+        """State: what is held begins with an opening tag, or with what may be a call without one."""
 
     def _run(self, is_last: bool) -> list[Delta]:
         while self._held and self._state(is_last):
@@ -180,13 +189,16 @@ class ToolParser(ABC):
         found = self._held.find(self.opening)
         if found >= 0:
             end = len(self._held[:found].rstrip())
-            self._tell_content(end)
+            self._report_content(end)
             self._opening_end = found + len(self.opening) - end
             self._state = self._in_head
             return True
-        if is_last and self._is_behind_call and self._held.isspace():
+        num_left = num_undecided(self._held, self.opening)
+        if is_last and self._is_cut_off and num_begun(self._held, self.opening):
+            self._held = self._held[:-num_left]
+        if is_last and self._follows_call and self._held.isspace():
             self._held = ""
-        self._tell_content(len(self._held) if is_last else len(self._held) - num_undecided(self._held, self.opening))
+        self._report_content(len(self._held) - (0 if is_last else num_left))
         return False
 
     def _before_closing(self, is_last: bool) -> bool:
@@ -205,22 +217,22 @@ class ToolParser(ABC):
         return True
 
     def _give_up(self, num_read: int) -> None:
-        """It is no call: the first `num_read` characters are text, and the next call is looked for behind them."""
-        self._tell_content(num_read)
+        """What is held is no call: report `num_read` characters as content and look for a call in the rest."""
+        self._report_content(num_read)
         self._state = self._in_text
 
-    def _tell_content(self, num: int) -> None:
+    def _report_content(self, num: int) -> None:
         if num:
             self._deltas.append(Content(self._held[:num]))
             self._held = self._held[num:]
-            self._is_behind_call = False
+            self._follows_call = False
 
     def _start_call(self, name: str) -> None:
         self._deltas.append(CallStart(self._num_calls, name))
         self._num_calls += 1
-        self._is_behind_call = True
+        self._follows_call = True
 
-    def _tell_arguments(self, text: str) -> None:
+    def _report_arguments(self, text: str) -> None:
         if text:
             self._deltas.append(CallArguments(self._num_calls - 1, text))
 
@@ -229,18 +241,18 @@ def _more(only_first: bool) -> str:
     return "closing?" if only_first else "(closing SPACE? announced)* closing?"
 
 
-def num_undecided(text: str, marker: str) -> int:
-    """Characters at the end of `text` that may begin the marker, with the white space before them."""
-    return len(text) - len(text[: len(text) - num_begun(text, marker)].rstrip())
+def num_undecided(text: str, tag: str) -> int:
+    """Characters at the end of `text` that may begin the tag, with the white space before them."""
+    return len(text) - len(text[: len(text) - num_begun(text, tag)].rstrip())
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Whether a function can be called that."""
+    """Whether this can be a function's name."""
     return isinstance(value, str) and bool(value) and is_text(value)
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be sent: JSON can write halves of characters, too."""
+    """Whether it can be encoded: JSON can also spell halves of surrogate pairs."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -249,6 +261,6 @@ def is_text(value: str) -> bool:
 
 
 def as_json(value: Any) -> str:
-    """JSON with characters as themselves, where all of them are some."""
+    """JSON without escapes, except where the value contains halves of surrogate pairs."""
     written = json.dumps(value, ensure_ascii=False)
     return written if is_text(written) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Calls written as a JSON object with the function's name and its arguments."""
+"""Calls written as JSON objects that hold a function's name and its arguments."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from raycore.server.parsers.tool_calls.json_scanner import JsonScanner
 _HEAD = re.compile(
     r'\{\s*"name"\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
 )
-"""All that stands before the arguments, in the usual order."""
+"""Everything before the arguments, in the usual order of the keys."""
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)["\\]')
 _KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
 
 
 class JsonCallParser(ToolParser):
-    """Passes arguments on as they come, where the name stands before them; else once the object is complete."""
+    """Passes arguments on as they arrive if the name precedes them, and otherwise once the object is complete."""
 
     arguments_key: ClassVar[str]
-    """What the model calls the arguments. Either name is understood."""
+    """The key of the arguments that the model was trained on. The parser accepts either key."""
     needs_arguments: ClassVar[bool]
-    """Whether an object without them is no call."""
+    """Whether only an object with arguments is a call."""
     ends_arguments: ClassVar[str | None] = None
     """A tag that ends broken arguments."""
 
@@ -62,12 +62,25 @@ class JsonCallParser(ToolParser):
     def _in_head(self, is_last: bool) -> bool:
         if self._read_head():
             return True
-        if is_last:
+        if is_last and self._is_cut_off and self._may_be_call():
+            self._held = ""
+        elif is_last:
             self._stop_reading()
         return is_last
 
+    def _may_be_call(self) -> bool:
+        """Whether an object that is cut off is the beginning of a call, and not of content that is JSON."""
+        if self._has_opening() or self._follows_call:
+            return True
+        begun = _compact(self._held[self._opening_end :])
+        heads = [_compact(f'{{"name": {as_json(name)}') for name in self._schemas]
+        return any(head.startswith(begun) or begun.startswith(head) for head in heads)
+
+    def _has_opening(self) -> bool:
+        return self._held[: self._opening_end].endswith(self.opening)
+
     def _read_head(self) -> bool:
-        """Begin the call, or give up. False when that can't be said yet."""
+        """Begin the call, or give up. False if more text is needed to decide."""
         begin = self._opening_end
         while begin < len(self._held) and self._held[begin].isspace():
             begin += 1
@@ -87,7 +100,7 @@ class JsonCallParser(ToolParser):
         return self._read_whole(begin)
 
     def _read_whole(self, begin: int) -> bool:
-        """For objects whose arguments stand first, or that aren't there."""
+        """For objects whose arguments come first, or are missing."""
         if self._scanner is None:
             self._scanner = JsonScanner(begin, strict=True)
         if not self._scanner.advance(self._held):
@@ -100,16 +113,15 @@ class JsonCallParser(ToolParser):
         self._scanner = None
         name, arguments = call
         self._start_call(name)
-        self._tell_arguments(as_json(arguments))
+        self._report_arguments(as_json(arguments))
         self._held = self._held[end:]
         self._state = self._before_closing
         return True
 
     def _stop_reading(self) -> None:
         self._scanner = None
-        is_announced = self._held[: self._opening_end].endswith(self.opening)
-        # an object that nothing announced is text from its bracket on
-        self._give_up(self._opening_end + (0 if is_announced else 1))
+        # without an opening tag, the bracket is content: it would be taken for a call again
+        self._give_up(self._opening_end + (0 if self._has_opening() else 1))
 
     def _call_of(self, text: str) -> tuple[str, dict[str, Any]] | None:
         call = _parsed(text)
@@ -134,15 +146,15 @@ class JsonCallParser(ToolParser):
         assert self._scanner is not None
         has_ended = self._scanner.advance(self._held)
         end = len(self._held) if is_last and not has_ended else self._scanner.position
-        self._tell_arguments(self._held[:end])
+        self._report_arguments(self._held[:end])
         self._held = self._held[end:]
         self._scanner.position = 0
         if has_ended:
             self._scanner = None
-            self._state = self._behind_arguments
+            self._state = self._after_arguments
         return has_ended
 
-    def _behind_arguments(self, is_last: bool) -> bool:
+    def _after_arguments(self, is_last: bool) -> bool:
         rest = self._held.lstrip()
         if rest or is_last:
             self._held = rest[1:] if rest.startswith("}") else self._held
@@ -167,14 +179,14 @@ class HermesParser(JsonCallParser):
 class Llama3JsonParser(JsonCallParser):
     """`{"name": …, "parameters": {…}}`: Llama 3.1 to 3.3.
 
-    Calls stand at the beginning of the message, or behind `<|python_tag|>`; `;` or white space separates them.
+    Calls come at the beginning of the message, or after `<|python_tag|>`; `;` or white space separates them.
     """
 
     opening = "<|python_tag|>"
     closing = ";"
     arguments_key = "parameters"
     needs_arguments = True
-    is_announced = False
+    needs_opening = False
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
@@ -190,8 +202,13 @@ class Llama3JsonParser(JsonCallParser):
 
 
 def _parsed(text: str) -> Any:
-    """The value; None when it isn't JSON."""
+    """The value; None if the text isn't JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _compact(text: str) -> str:
+    """The text without white space."""
+    return "".join(text.split())

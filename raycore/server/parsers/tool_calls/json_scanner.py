@@ -1,4 +1,4 @@
-"""Where a JSON value ends, found while it comes in. Pure."""
+"""Finds the end of a JSON value in text that arrives in pieces. Pure."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ _STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _ANYTHING = re.compile(r'[^"{}\[\]]*')
 _ANYTHING_BUT_TAGS = re.compile(r'[^"{}\[\]<]*')
 _LEGAL = re.compile(r"[\s\w:,.+-]*")
-"""What JSON has outside of strings, besides brackets."""
+"""What valid JSON contains outside of strings, besides brackets."""
 
 
 class JsonScanner:
-    """Follows strings and brackets only: that the value is valid JSON remains to be checked."""
+    """Follows strings and brackets only. It does not check that the value is valid JSON."""
 
     def __init__(self, position: int = 0, *, until: str | None = None, strict: bool = False) -> None:
         """Begin at a position of the text.
 
         Args:
-            until: a tag that ends the value, too, where it doesn't stand in a string.
-            strict: notice what no JSON value can have.
+            until: a tag that ends the value, too, unless it is in a string.
+            strict: also end at a character that no JSON value can contain there.
         """
         self.position = position
-        """How far it has looked; once the value has ended, where that was."""
+        """How far the text was scanned; the value's end once that is found."""
         self.is_broken = False
-        """Whether it ended because it is no JSON."""
+        """Whether the scan ended because the value is not JSON."""
         self._until = until
         self._strict = strict
         self._plain = _LEGAL if strict else _ANYTHING if until is None else _ANYTHING_BUT_TAGS
@@ -32,9 +32,9 @@ class JsonScanner:
         self._depth = 0
 
     def advance(self, text: str) -> bool:
-        """Look at what is new. Returns whether the value has ended.
+        """Scan the new text. Returns whether the value has ended.
 
-        It ends behind its last bracket, or before one that closes what is around it.
+        It ends after its last bracket, or before a bracket that closes what surrounds it.
         """
         while self.position < len(text):
             self.position = _end(_STRING if self._in_string else self._plain, text, self.position)
@@ -42,7 +42,7 @@ class JsonScanner:
                 return False
             character = text[self.position]
             if character == "\\" and self._in_string:
-                return False  # what it escapes is yet to come
+                return False  # the character that it escapes has yet to arrive
             if character == "<" and self._until is not None and not self._in_string:
                 if text.startswith(self._until, self.position):
                     return True
@@ -67,5 +67,5 @@ class JsonScanner:
 
 def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
     match = pattern.match(text, position)
-    assert match is not None, "it matches nothing, too"
+    assert match is not None, "the pattern matches the empty string"
     return match.end()

@@ -12,7 +12,7 @@ from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, a
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
 _OTHER_REF = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
-"""To what a parameter's schema alone doesn't have."""
+"""A reference that can't be resolved within the schema of one parameter."""
 _AFTER_VALUE = f"\n{_END_PARAMETER}\n"
 _NAME = re.compile(r"[^<>\n]*")
 _WRITABLE = re.compile(r"[^<>\n]+")
@@ -22,7 +22,8 @@ _AS_PYTHON_WRITES = {"True": True, "False": False, "None": None}
 class Qwen3CoderParser(ToolParser):
     r"""`<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n…</function>\n</tool_call>`: Qwen3-Coder.
 
-    A value is text, so the function's schema says what it becomes. It is passed on once it is complete.
+    Values are written as text; the function's schema says which JSON type they become. A value is passed on once it is
+    complete.
     """
 
     opening = "<tool_call>"
@@ -31,11 +32,11 @@ class Qwen3CoderParser(ToolParser):
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
         self._properties: Mapping[str, Any] = {}
-        """Of the function that is called."""
+        """The schemas of the parameters of the function that is being called."""
         self._parameter = ""
         self._num_parameters = 0
         self._num_searched = 0
-        """How much of a value is known not to have its end."""
+        """How much of a value was searched for its end."""
 
     @classmethod
     def prefill(cls, name: str | None) -> str:
@@ -43,7 +44,7 @@ class Qwen3CoderParser(ToolParser):
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """A tag can't have just any name."""
+        """Names with `<`, `>` or a newline can't be written in a tag."""
         return all(
             _WRITABLE.fullmatch(each)
             for name, schema in schemas.items()
@@ -52,7 +53,7 @@ class Qwen3CoderParser(ToolParser):
 
     @classmethod
     def _call_rules(cls, schemas: Schemas) -> list[str]:
-        """Parameters come in the schema's order. Texts are free, but for those of an `enum`."""
+        """Parameters come in the schema's order. Strings are unconstrained unless they have an `enum`."""
         rules = [f"text[lazy]: TEXT {json.dumps(_AFTER_VALUE)}"]
         rules.append(rf'parameter: "{_PARAMETER}" /{_WRITABLE.pattern}/ ">\n" text')
         for index, (name, schema) in enumerate(schemas.items()):
@@ -74,7 +75,8 @@ class Qwen3CoderParser(ToolParser):
 
     def _in_head(self, is_last: bool) -> bool:
         name, end = _read_tag(self._held, self._opening_end, _FUNCTION)
-        if name is None and not is_last:
+        if name is None and (self._is_cut_off or not is_last):
+            self._held = "" if is_last else self._held
             return False
         if not name:
             self._give_up(self._opening_end)
@@ -103,9 +105,9 @@ class Qwen3CoderParser(ToolParser):
             self._held = rest[len(_END_FUNCTION) :]
         elif name is None or _END_FUNCTION.startswith(rest):
             if is_last:
-                self._held = ""  # a tag that was cut off leaves JSON that is cut off
+                self._held = ""  # the arguments stay incomplete, like the call
             return False
-        self._tell_arguments("}" if self._num_parameters else "{}")
+        self._report_arguments("}" if self._num_parameters else "{}")
         self._state = self._before_closing
         return True
 
@@ -117,7 +119,7 @@ class Qwen3CoderParser(ToolParser):
         value = self._held.removeprefix("\n") if end < 0 else self._held[:end].removeprefix("\n").removesuffix("\n")
         written = as_json(_typed(value, self._properties.get(self._parameter)))
         separator = ", " if self._num_parameters else "{"
-        self._tell_arguments(f"{separator}{as_json(self._parameter)}: {written[:-1] if end < 0 else written}")
+        self._report_arguments(f"{separator}{as_json(self._parameter)}: {written[:-1] if end < 0 else written}")
         self._num_parameters += 1
         self._held = "" if end < 0 else self._held[end + len(_END_PARAMETER) :]
         self._state = self._between_parameters
@@ -125,20 +127,20 @@ class Qwen3CoderParser(ToolParser):
 
 
 def _read_tag(text: str, begin: int, tag: str) -> tuple[str | None, int]:
-    """The name in a tag such as `<function=NAME>`, and where it ends. None: it may come; "": something else did."""
+    """The name in a tag such as `<function=NAME>`, and where the tag ends. None: incomplete; "": no such tag."""
     while begin < len(text) and text[begin].isspace():
         begin += 1
     if not text.startswith(tag, begin):
         return (None if tag.startswith(text[begin:]) else ""), begin
     name = _NAME.match(text, begin + len(tag))
-    assert name is not None, "it matches nothing, too"
+    assert name is not None, "the pattern matches the empty string"
     if name.end() == len(text):
         return None, begin
     return (name[0] if text[name.end()] == ">" else ""), name.end() + 1
 
 
 def _parameters(schema: Mapping[str, Any]) -> dict[str, object] | None:
-    """The schemas of a function's parameters, by name; None where they may have any names."""
+    """The schemas of a function's parameters, by name; None if the schema doesn't name them."""
     properties: object = schema.get("properties")
     if not isinstance(properties, Mapping):
         return None
@@ -152,7 +154,7 @@ def _required(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _value_rule(schema: object, function: Mapping[str, Any]) -> str:
-    """A parameter's value and the tag behind it, `function` being the schema of all of them."""
+    """A parameter's value and the tag after it. `function` is the schema of all parameters."""
     if not _is_json(schema):
         texts = _texts(schema)
         return f"({' | '.join(map(json.dumps, texts))}) {json.dumps(_AFTER_VALUE)}" if texts else "text"
@@ -164,7 +166,7 @@ def _value_rule(schema: object, function: Mapping[str, Any]) -> str:
 
 
 def _texts(schema: object) -> list[str]:
-    """The texts that are all a value can be; empty if there are others."""
+    """The strings that an `enum` or a `const` allows; empty if the value may be anything else."""
     if not isinstance(schema, Mapping):
         return []
     schema = cast("Mapping[str, Any]", schema)
@@ -187,13 +189,13 @@ def _typed(value: str, schema: object) -> Any:
 
 
 def _is_json(schema: object) -> bool:
-    """Whether a value is written as JSON, not as text."""
+    """Whether a value is written as JSON, and not as plain text."""
     types = _types(schema)
     return bool(types) and "string" not in types
 
 
 def _types(schema: object) -> set[str]:
-    """The types that a schema names, or one of its alternatives does."""
+    """The types that a schema or one of its alternatives names."""
     if not isinstance(schema, Mapping):
         return set()
     schema = cast("Mapping[str, Any]", schema)

@@ -334,6 +334,16 @@ def test_a_thought_may_take_all_tokens_before_a_call_that_has_to_be_made():
     assert answer.json["error"]["code"] == "tool_not_called"
 
 
+@pytest.mark.parametrize("parser", BOTH)
+def test_a_call_that_has_to_be_made_may_be_cut_off_behind_the_thought(parser):
+    text = 'Which?</think>\n\n<tool_call>\n{"name": "get'
+    thinker = Thinker(text + '_time", "arguments": {}}', parser=parser)
+    for num_missing in range(len('\n\n<tool_call>\n{"name": "get')):
+        num_tokens = len(thinker.engine.get_tokenizer().encode(text[: len(text) - num_missing]))
+        body = {"tools": [*TOOLS, OTHER], "tool_choice": "required", "max_tokens": num_tokens}
+        assert thinker.message(**body) == ("Which?", None, "length")
+
+
 UNSAYABLE = [{"type": "function", "function": {"name": "get_time", "parameters": {"properties": {"a<b": {}}}}}]
 
 

@@ -187,6 +187,61 @@ def test_a_call_that_is_cut_off_says_so():
     assert assembled(events) == (None, [("get_weather", arguments)], "length")
 
 
+def written_until(writer, text, **body):
+    """(content, calls, finish reason) of an answer that `max_tokens` ends behind this text: whole and streamed."""
+    body["max_tokens"] = len(writer.engine.get_tokenizer().encode(text))
+    choice = writer.choice(**body)
+    whole = (choice["message"]["content"] or None, calls_of(choice["message"]), choice["finish_reason"])
+    assert assembled(writer.chat(stream=True, **body).events) == whole
+    return whole
+
+
+HEAD = {
+    tool_templates.HERMES: '<tool_call>\n{"name": "get_ti',
+    tool_templates.LLAMA3: '{"name": "get_ti',
+    tool_templates.QWEN3_CODER: "<tool_call>\n<function=get_ti",
+}
+"""A call that is cut off in its name."""
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+def test_a_second_call_that_is_cut_off_before_its_name_is_left_out(template):
+    separator = "; " if template == tool_templates.LLAMA3 else "\n"
+    text = WRITTEN[template] + separator + HEAD[template]
+    for num_missing in range(len(HEAD[template]) + len(separator) + 1):
+        cut = text[: len(text) - num_missing]
+        expected = (None, [("get_weather", '{"city": "Köln"}')], "length")
+        assert written_until(Writer(text + "me", template), cut) == expected, cut
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+def test_a_first_call_that_is_cut_off_before_its_name_is_left_out(template):
+    before = "" if template == tool_templates.LLAMA3 else "Let me look."
+    text = before + HEAD[template]
+    for length in range(len(before), len(text) + 1):
+        expected = (before or None, [], "length")
+        assert written_until(Writer(text + "me", template), text[:length]) == expected if length else True
+
+
+def test_a_stop_string_may_cut_off_a_call():
+    for choice, text in (("auto", f"Sure.{CALL}"), ("required", CALL.removeprefix('<tool_call>\n{"name": "'))):
+        writer = Writer(text)
+        message = writer.choice(stop=["weather"], tool_choice=choice)["message"]
+        assert (message["content"], calls_of(message)) == ("Sure." if choice == "auto" else None, [])
+        events = writer.chat(stop=["weather"], tool_choice=choice, stream=True).events
+        assert assembled(events) == (message["content"], [], "stop")
+
+
+def test_text_that_is_cut_off_and_is_no_call_is_content():
+    for template, text in (
+        (tool_templates.HERMES, "It rains. <b>"),
+        (tool_templates.HERMES, "Write <tool_call> like this. "),
+        (tool_templates.LLAMA3, '{"name": "Bob", "age": 3'),
+        (tool_templates.LLAMA3, '{"id": 5, "values": [1'),
+    ):
+        assert written_until(Writer(text + "…", template), text) == (text, [], "length")
+
+
 def test_log_probabilities_and_token_ids_are_those_of_all_tokens():
     writer = Writer(f"Let me look.\n{CALL}")
     asked = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
@@ -263,6 +318,15 @@ def test_a_call_that_had_to_be_and_is_not_is_an_error(text, is_stream, caplog):
     if is_stream:
         told = [choice["delta"] for event in answer.events[:-1] for choice in event["choices"]]
         assert told == [{"role": "assistant", "content": None}]
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+def test_a_call_that_has_to_be_may_be_cut_off_before_its_name(template):
+    name = "get_time" + REST_OF_CALL[template]
+    for length in range(1, len("get_time") + 1):
+        writer = Writer(name, template)
+        assert written_until(writer, name[:length], tool_choice="required") == (None, [], "length")
+        assert writer.choice(max_tokens=length, tool_choice="required")["message"]["content"] is None
 
 
 def test_a_call_that_has_to_be_ends_the_thought_that_the_template_begins():
@@ -531,7 +595,7 @@ def test_a_call_that_has_to_be_wins_over_what_content_has_to_be(template, choice
             tool_templates.QWEN3_CODER,
             {"response_format": WEATHER_FORMAT, "tools": [tool("a<b")]},
             "response_format",
-            "can't stand in the tags",
+            "can't be written in the tags",
         ),
         (
             tool_templates.HERMES,

@@ -13,8 +13,8 @@ CALL = "<tool_call>"
 BOTH = list(PARSERS)
 
 
-def parse(name, pieces, is_thinking=True, call=None):
-    parser = PARSERS[name](is_thinking, call)
+def parse(name, pieces, is_reasoning=True, call=None):
+    parser = PARSERS[name](is_reasoning, call)
     parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
     first_said = next((i for i, part in enumerate(parts) if part.content), len(parts))
     assert not any(part.reasoning for part in parts[first_said + 1 :]), "a thought comes first"
@@ -48,7 +48,7 @@ def test_what_is_thought_and_what_is_said(name, text, reasoning, content):
 @pytest.mark.parametrize("name", BOTH)
 def test_a_message_that_begins_behind_its_thought_is_all_said(name):
     text = "<think>Yes.</think>"
-    assert parse(name, [text], is_thinking=False) == ("", text)
+    assert parse(name, [text], is_reasoning=False) == ("", text)
 
 
 def test_a_call_ends_a_thought_where_models_do_that():
@@ -66,12 +66,12 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-@given(name=st.sampled_from(BOTH), text=TEXTS, is_thinking=st.booleans(), data=st.data())
-def test_the_same_text_gives_the_same_parts_in_any_pieces(name, text, is_thinking, data):
+@given(name=st.sampled_from(BOTH), text=TEXTS, is_reasoning=st.booleans(), data=st.data())
+def test_the_same_text_gives_the_same_parts_in_any_pieces(name, text, is_reasoning, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = parse(name, [text], is_thinking, CALL)
-    assert parse(name, pieces, is_thinking, CALL) == whole
+    whole = parse(name, [text], is_reasoning, CALL)
+    assert parse(name, pieces, is_reasoning, CALL) == whole
     assert text.endswith(whole.content)
     assert whole.reasoning in text
 
@@ -80,9 +80,9 @@ def test_the_same_text_gives_the_same_parts_in_any_pieces(name, text, is_thinkin
 def test_a_thoughts_length_is_where_what_is_said_begins(text):
     parser = PARSERS["qwen3"](True, CALL)
     content = parser.feed(text).content
-    if parser.is_thinking:
+    if parser.is_reasoning:
         parser.finish()
-    assert parser.thought_length == len(text) - len(content)
+    assert parser.reasoning_length == len(text) - len(content)
 
 
 def test_an_unknown_parser_is_refused_with_the_known_ones():

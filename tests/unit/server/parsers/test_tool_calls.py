@@ -40,10 +40,10 @@ def merged(deltas):
     return result
 
 
-def parse(name, pieces):
+def parse(name, pieces, is_cut_off=False):
     parser = PARSERS[name](SCHEMAS)
     fed = [delta for piece in pieces for delta in parser.feed(piece)]
-    return merged([*fed, *parser.finish()])
+    return merged([*fed, *parser.finish(is_cut_off)])
 
 
 def message(name, text):
@@ -224,6 +224,35 @@ def test_a_message_is_the_same_character_by_character(name, text, content, calls
     assert parse(name, text) == parse(name, [text])
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("hermes", "Well \n<tool_call", "Well"),
+        ("hermes", "Well \n<tool_call>", "Well"),
+        ("hermes", 'Well <tool_call>{"name": "f", "argu', "Well"),
+        ("hermes", 'Well <tool_call>{"arguments": {"a": 1', "Well"),
+        ("hermes", "Well <tool_call> is", "Well <tool_call> is"),
+        ("hermes", "1 < 2 ", "1 < 2 "),
+        ("hermes", f"{HERMES_CALL}\n ", ""),
+        ("hermes", f"{HERMES_CALL}\n<tool_", ""),
+        ("llama3_json", "{", ""),
+        ("llama3_json", '{"name": "ty', ""),
+        ("llama3_json", '{"name" :"typed", "par', ""),
+        ("llama3_json", '{"name": "Bob", "age": 3', '{"name": "Bob", "age": 3'),
+        ("llama3_json", '{"type": "x", "id": 3', '{"type": "x", "id": 3'),
+        ("llama3_json", '<|python_tag|>{"type": "function", "na', ""),
+        ("llama3_json", f'{LLAMA_CALL}; {{"type": "function", "na', ""),
+        ("qwen3_coder", "Well\n<tool_call>\n<functio", "Well"),
+        ("qwen3_coder", "Well\n<tool_call>\n<function=ty", "Well"),
+        ("qwen3_coder", "Well <tool_call> is", "Well <tool_call> is"),
+    ],
+)
+def test_the_beginning_of_a_call_that_is_cut_off_is_no_content(name, text, content):
+    for pieces in ([text], text):
+        deltas = parse(name, pieces, is_cut_off=True)
+        assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == content
+
+
 FRAGMENTS = [
     *(
         "<tool_call>",
@@ -266,6 +295,16 @@ def test_any_split_gives_the_same_message(name, text, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=len(text))))
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert parse(name, pieces) == parse(name, [text])
+
+
+@settings(deadline=None)
+@given(st.sampled_from(["hermes", "llama3_json", "qwen3_coder"]), TEXTS, st.data())
+def test_any_split_of_a_text_that_is_cut_off_gives_the_same_message(name, text, data):
+    cut = data.draw(st.integers(0, len(text)))
+    whole = parse(name, [text], is_cut_off=True)
+    assert parse(name, [text[:cut], text[cut:]], is_cut_off=True) == whole
+    calls = [delta for delta in whole if not isinstance(delta, Content)]
+    assert calls == [delta for delta in parse(name, [text]) if not isinstance(delta, Content)]
 
 
 @given(st.sampled_from(["hermes", "llama3_json", "qwen3_coder"]), TEXTS)

@@ -1,0 +1,92 @@
+"""How the messages that answer one request are written: the prompt's end, and the constraint on the output. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raycore.server.chat.choice_reader import ChoiceReader
+from raycore.server.chat.reasoning import Reasoning
+from raycore.server.chat.tools import MessageReader, ToolUse
+from raycore.server.constraints import close_reasoning, constraint_param
+from raycore.server.options import ServerOptions
+from raycore.server.protocol import ChatCompletionRequest
+from raycore.structured_outputs import StructuredOutputsParams
+from raycore.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class MessagePlan:
+    """Reasoning, then content or tool calls: which of them a request's messages may have, and in which form."""
+
+    tools: ToolUse | None
+    """None: no calls."""
+    reasoning: Reasoning | None
+    """None: reasoning is not separated from the content."""
+    content: StructuredOutputsParams | None
+    """The constraint on the content; None leaves it free."""
+    content_param: str
+    """The request's field that sets it."""
+
+    @staticmethod
+    def of(
+        request: ChatCompletionRequest,
+        conversation: str,
+        template_kwargs: Mapping[str, Any],
+        content: StructuredOutputsParams | None,
+        tokenizer: Tokenizer,
+        options: ServerOptions,
+    ) -> MessagePlan:
+        """`conversation` is the rendered text.
+
+        Raises:
+            APIError: the request's tools can't be used.
+        """
+        tools = ToolUse.of(request, tokenizer, options)
+        reasoning = Reasoning.of(request, conversation, template_kwargs, tools, options)
+        return MessagePlan(tools, reasoning, content, constraint_param(request))
+
+    def prompt(self, conversation: str) -> str:
+        """The conversation, and what the message begins with."""
+        if self.tools is not None and self._is_call_prefilled:
+            return close_reasoning(conversation) + self.tools.prefill()
+        if self.content is not None and self.reasoning is None:
+            return close_reasoning(conversation)
+        return conversation
+
+    def constraint(self, tokenizer: Tokenizer) -> StructuredOutputsParams | None:
+        """The constraint on the output.
+
+        Raises:
+            APIError: the tools are too large for a constraint, or can't be combined with the one on the content.
+        """
+        constraint = self.content
+        if self.tools is not None:
+            constraint = self.tools.constraint(
+                tokenizer, self.content, is_prefilled=self._is_call_prefilled, param=self.constraint_param
+            )
+        return constraint if self.reasoning is None else self.reasoning.postpone(constraint)
+
+    @property
+    def constraint_param(self) -> str:
+        """The request's field that is responsible for the constraint on the output."""
+        if self.tools is not None and (self.content is None or self.tools.must_call):
+            return "tools"
+        return self.content_param
+
+    def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
+        """Whether special tokens have to be part of the output's text, because tags are such tokens."""
+        parts = (self.tools, self.reasoning)
+        return any(part is not None and part.needs_special_tokens(tokenizer) for part in parts)
+
+    def reader(self) -> ChoiceReader:
+        """A reader of one of the messages."""
+        calls = None if self.tools is None else MessageReader(self.tools, is_prefilled=self._is_call_prefilled)
+        return ChoiceReader(self.reasoning, calls)
+
+    @property
+    def _is_call_prefilled(self) -> bool:
+        """Whether the prompt ends with the beginning of a call."""
+        begins_with_reasoning = self.reasoning is not None and self.reasoning.is_first
+        return self.tools is not None and self.tools.must_call and not begins_with_reasoning
