@@ -52,7 +52,7 @@ class Decoder:
         self._rows: Rows = AllRows()
         if batch_invariant:
             self._rows = TiledRows()
-        self._vocab_size = spec.vocab_size
+        self.vocab_size = spec.vocab_size
         self._embed_VD = weights.embed_VD.to(device)
         self._vocab_start = weights.vocab_start
         is_tied = weights.lm_head_VD is weights.embed_VD
@@ -109,7 +109,7 @@ class Decoder:
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """[R, V] of the whole vocabulary, the same on every rank."""
         logits_RV = self._ranks.all_gather_columns(self._rows.apply(self._lm_head, hidden_RD))
-        return logits_RV[:, : self._vocab_size] if self._ranks.size > 1 else logits_RV
+        return logits_RV[:, : self.vocab_size] if self._ranks.size > 1 else logits_RV
 
     def _embed(self, token_ids_T: Tensor) -> Tensor:
         if self._ranks.size == 1:

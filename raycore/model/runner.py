@@ -20,7 +20,7 @@ from raycore.model.experts import ExpertParallel
 from raycore.model.rows import TILE_ROWS
 from raycore.model.sampling.logprobs import prompt_logprobs
 from raycore.model.sampling.picking import most_likely
-from raycore.model.sampling.sampler import Sampler
+from raycore.model.sampling.sampler import Sampler, rows_at_a_time
 
 _MANY_THREADS_FROM = 1 << 26
 """Multiplications in a step, about 1 ms on one core: below this, joining threads costs more than they save."""
@@ -143,11 +143,24 @@ class ModelRunner:
             if slot not in self._prompt_logprobs or first >= end:
                 continue
             row = int(last_rows[index] - step.counts[index] + 1)
-            logits_TV = self._decoder.logits(hidden_TD[row : row + end - first])
+            logprobs = self._prompt_logprobs_of(slot, first, hidden_TD[row : row + end - first])
             if self._reports:
-                next_ids, num_top = self._batch.token_ids[slot, first:end], self._prompt_logprobs[slot]
-                entries.append((index, first, prompt_logprobs(logits_TV, next_ids, num_top, self._batch_invariant)))
+                entries.append((index, first, logprobs))
         return entries
+
+    def _prompt_logprobs_of(self, slot: int, first: int, hidden_TD: Tensor) -> list[TokenLogprobs]:
+        """Log probabilities of a prompt's tokens from `first` on, one for each row, computed some rows at a time.
+
+        Nothing where this rank doesn't report them: it takes part in the logits all the same.
+        """
+        logprobs: list[TokenLogprobs] = []
+        size = rows_at_a_time(self._decoder.vocab_size)
+        for start in range(0, len(hidden_TD), size):
+            logits_TV = self._decoder.logits(hidden_TD[start : start + size])
+            if self._reports:
+                next_ids = self._batch.token_ids[slot, first + start : first + start + len(logits_TV)]
+                logprobs += prompt_logprobs(logits_TV, next_ids, self._prompt_logprobs[slot], self._batch_invariant)
+        return logprobs
 
     def _sample(self, step: StepInputs, logits_RV: Tensor, result: StepResult) -> NDArray[np.int32]:
         """A token for each slot that gets one, made known."""
@@ -156,7 +169,7 @@ class ModelRunner:
             token_ids = most_likely(logits_RV).to("cpu", torch.int32).numpy()
         else:
             positions = step.starts[step.sampled] + step.counts[step.sampled]
-            sampled = self._sampler.sample(logits_RV.float(), slots, positions, self._batch)
+            sampled = self._sampler.sample(logits_RV, slots, positions, self._batch)
             token_ids = sampled.token_ids
             result.logprobs = [(int(step.sampled[row]), entry) for row, entry in sampled.logprobs]
             result.failed = [(int(step.sampled[row]), why) for row, why in sampled.failed]

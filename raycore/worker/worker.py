@@ -19,7 +19,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.config import DType, EngineConfig
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
@@ -27,6 +26,7 @@ from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention.batch_invariant import BatchInvariantAttention
 from raycore.model.attention.gather import GatherAttention, HeadShape
 from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.scratch import GatherScratch
 from raycore.model.batch import SlotBatch
 from raycore.model.collectives import Collectives, join
 from raycore.model.decoder import Decoder
@@ -35,6 +35,7 @@ from raycore.model.layers import TensorParallel, can_pack
 from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner, threads_for
 from raycore.model.sampling.sampler import Sampler
+from raycore.model.step_memory import StepLimits, step_bytes
 from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
 from raycore.node import resources as host
 from raycore.sampling_params import SamplingParams
@@ -145,9 +146,9 @@ class Worker:
         share = self.config.cache.gpu_memory_utilization
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
-            available = int(free - (1 - share) * total) - self._activation_bytes()
+            available = int(free - (1 - share) * total) - self._step_bytes()
         else:
-            per_worker = host.available_memory_bytes() // self.rank.num_local_workers - self._activation_bytes()
+            per_worker = host.available_memory_bytes() // self.rank.num_local_workers - self._step_bytes()
             available = min(int(per_worker * share * _DEFAULT_CPU_SHARE), _MAX_DEFAULT_CACHE_BYTES)
         if available < self.bytes_per_block():
             raise InvalidConfig(
@@ -181,10 +182,12 @@ class Worker:
         )
         batch_invariant = config.model.batch_invariant
         attention = BatchInvariantAttention if batch_invariant else GatherAttention
+        max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
+        scratch = GatherScratch(kv, max_seqs, attention.max_blocks(max_model_len, config.cache.block_size))
         self._runner = ModelRunner(
             self._decoder,
-            attention(heads, spec.layer_windows, kv, self._dtype, self._device),
-            SlotBatch(config.scheduler.max_num_seqs, config.scheduler.max_model_len, config.cache.block_size),
+            attention(heads, spec.layer_windows, kv, scratch, self._dtype, self._device),
+            SlotBatch(max_seqs, max_model_len, config.cache.block_size),
             Sampler(spec.vocab_size, self._device, batch_invariant=batch_invariant, grammars=self._grammars),
             self._device,
             max_threads=self._max_threads,
@@ -284,23 +287,18 @@ class Worker:
         in_rank_order = self.config.model.batch_invariant
         return join(address, rank, size, self._device, timeout_s, in_rank_order=in_rank_order)
 
-    def _activation_bytes(self) -> int:
-        """An upper bound of what a step needs besides weights and KV cache."""
-        spec, scheduler, tp_size = self.config.model.spec, self.config.scheduler, self.rank.tp_size
-        num_tokens = scheduler.max_num_batched_tokens
-        qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        per_token = (6 * spec.hidden_size + (3 * qkv + 4 * spec.intermediate_size) // tp_size) * self._dtype.itemsize
-        if spec.moe is not None:
-            per_token += self._expert_bytes_per_token(spec.moe)
-        logits = 4 * scheduler.max_num_seqs * spec.vocab_size * 4
-        mask = num_tokens * scheduler.max_model_len * (1 + self._dtype.itemsize)
-        return num_tokens * per_token + logits + mask
-
-    def _expert_bytes_per_token(self, moe: MoeSpec) -> int:
-        """A token's copies for its experts, and what these give; with shared experts, of every engine's tokens."""
-        num_rows = 2 * self.config.model.spec.hidden_size + 3 * moe.intermediate_size
-        num_engines = self.config.parallel.data_parallel_size if self.config.parallel.is_lockstep else 1
-        return num_engines * moe.num_experts_per_tok * num_rows * self._dtype.itemsize
+    def _step_bytes(self) -> int:
+        """What a step needs besides weights and KV cache, at most."""
+        config, scheduler = self.config, self.config.scheduler
+        limits = StepLimits(
+            num_tokens=scheduler.max_num_batched_tokens,
+            num_seqs=scheduler.max_num_seqs,
+            max_model_len=scheduler.max_model_len,
+            block_size=config.cache.block_size,
+            num_expert_engines=config.parallel.data_parallel_size if config.parallel.is_lockstep else 1,
+        )
+        batch_invariant = config.model.batch_invariant
+        return step_bytes(config.model.spec, limits, self.rank.tp_size, self._dtype, batch_invariant=batch_invariant)
 
 
 def _cuda_device(local_rank: int) -> torch.device:

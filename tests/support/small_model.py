@@ -12,6 +12,7 @@ from raycore.checkpoint.model_spec import ModelSpec
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention.gather import GatherAttention, HeadShape
 from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.scratch import GatherScratch
 from raycore.model.batch import SlotBatch
 from raycore.model.decoder import Decoder
 from raycore.model.layers import TensorParallel
@@ -68,12 +69,14 @@ def make_weights(spec: ModelSpec = SPEC) -> DecoderWeights:
     return weights
 
 
-def make_runner(spec: ModelSpec = SPEC, weights: DecoderWeights | None = None) -> ModelRunner:
+def make_runner(spec: ModelSpec = SPEC, weights: DecoderWeights | None = None, max_gathered: int = 8) -> ModelRunner:
+    """`max_gathered`: so many of the longest requests fit into attention's scratch memory."""
     heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
     kv = KVTensors(spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
+    scratch = GatherScratch(kv, max_gathered, GatherAttention.max_blocks(MAX_MODEL_LEN, BLOCK_SIZE))
     return ModelRunner(
         Decoder(spec, weights or make_weights(spec), TensorParallel(), MAX_MODEL_LEN + 1, CPU),
-        GatherAttention(heads, spec.layer_windows, kv, torch.float32, CPU),
+        GatherAttention(heads, spec.layer_windows, kv, scratch, torch.float32, CPU),
         SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE),
         Sampler(spec.vocab_size, CPU),
         CPU,

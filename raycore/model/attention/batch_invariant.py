@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from raycore.model.attention.gather import HeadShape
 from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.scratch import GatherScratch
 from raycore.model.batch import Ints, StepInputs
 
 TILE = 4
@@ -36,19 +37,30 @@ class BatchInvariantAttention:
     """Attention of one step at a time: `begin` it, then call it for every layer."""
 
     def __init__(
-        self, heads: HeadShape, layer_windows: list[int | None], kv: KVTensors, dtype: torch.dtype, device: torch.device
+        self,
+        heads: HeadShape,
+        layer_windows: list[int | None],
+        kv: KVTensors,
+        scratch: GatherScratch,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.heads = heads
         self.kv = kv
+        self.scratch = scratch
         self.dtype = dtype
         self.device = device
-        unit = math.lcm(kv.block_size, TILE)
-        self.stretch = -(-STRETCH // unit) * unit
-        """Whole blocks and whole tiles."""
+        self.stretch = _stretch(kv.block_size)
         self._windows = layer_windows
         self._write_rows = torch.empty(0)
         self._made_for: tuple[bytes, bytes, int] | None = None
         self._passes = {window: _Pass(self, window) for window in set(layer_windows)}
+
+    @staticmethod
+    def max_blocks(max_model_len: int, block_size: int) -> int:
+        """Blocks of one request that it may gather: whole stretches, also of a token beyond the longest sequence."""
+        stretch = _stretch(block_size)
+        return (max_model_len // stretch + 1) * stretch // block_size
 
     def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
         """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
@@ -77,6 +89,12 @@ class BatchInvariantAttention:
         return torch.as_tensor(values, device=self.device)
 
 
+def _stretch(block_size: int) -> int:
+    """`STRETCH`, rounded up to whole blocks and whole tiles."""
+    unit = math.lcm(block_size, TILE)
+    return -(-STRETCH // unit) * unit
+
+
 class _Pass:
     """A step's tiles, as layers with one window see them."""
 
@@ -97,7 +115,14 @@ class _Pass:
         num_keys_I = (starts_I // stretch + 1) * stretch - first_I
         # torch's kernel for narrower types chooses by the number of tiles whether it repacks the keys
         is_alone = self._attention.device.type == "cpu" and self._attention.dtype != torch.float32
-        groups = _groups(slots_I, first_I, num_keys_I, is_alone)
+        num_blocks_I = num_keys_I // self._attention.kv.block_size
+        groups = [
+            part
+            for group in _groups(slots_I, first_I, num_keys_I, is_alone)
+            for part in _that_fit(
+                group, _is_shared(slots_I[group], first_I[group]), num_blocks_I, self._attention.scratch.num_blocks
+            )
+        ]
         self._order = np.concatenate(groups)
         self._groups = [
             _Group(
@@ -147,6 +172,19 @@ def _groups(slots_I: Ints, first_I: Ints, num_keys_I: Ints, is_alone: bool) -> l
     return [*together, *(run for run in runs if len(run) > 1)]
 
 
+def _is_shared(slots_I: Ints, first_I: Ints) -> bool:
+    """Whether the tiles of a group read the same keys, which are then gathered once."""
+    return len(slots_I) > 1 and bool(slots_I[0] == slots_I[1] and first_I[0] == first_I[1])
+
+
+def _that_fit(group: Ints, is_shared: bool, num_blocks_I: Ints, capacity: int) -> list[Ints]:
+    """The group in parts whose keys and values fit into `capacity` blocks."""
+    if is_shared:
+        return [group]
+    size = capacity // int(num_blocks_I[group[0]])
+    return [group[start : start + size] for start in range(0, len(group), size)]
+
+
 class _Group:
     """Tiles with equally many keys."""
 
@@ -162,14 +200,14 @@ class _Group:
     ) -> None:
         self.num_tiles = len(slots_I)
         self._heads = attention.heads
-        is_shared = self.num_tiles > 1 and slots_I[0] == slots_I[1] and first_I[0] == first_I[1]
         block_size = attention.kv.block_size
-        readers = slice(0, 1 if is_shared else self.num_tiles)
+        readers = slice(0, 1 if _is_shared(slots_I, first_I) else self.num_tiles)
         # stretches may reach beyond the table, where nothing is seen
         columns = first_I[readers, None] // block_size + np.arange(num_keys // block_size)
         columns = np.minimum(columns, block_tables.shape[1] - 1)
         block_ids = block_tables[slots_I[readers, None], columns]
         self._gather_rows = attention.to_device(attention.kv.gather_rows(block_ids))
+        self._gathered = attention.scratch.rows(len(self._gather_rows))
         keys_I1L = (first_I[:, None] + np.arange(num_keys))[:, None]
         queries_IQ1 = (starts_I[:, None] + np.arange(TILE))[:, :, None]
         is_seen_IQL = keys_I1L <= queries_IQ1
@@ -182,7 +220,8 @@ class _Group:
         """[I·R·K, H], where R is G·Q."""
         heads = self._heads
         shape = (2, -1, heads.num_kv_heads, self._mask_I1QL.shape[-1], heads.head_dim)
-        kv_2IKLH = blocks.index_select(0, self._gather_rows).view(shape)
+        torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
+        kv_2IKLH = self._gathered.view(shape)
         keys, values = kv_2IKLH.expand(-1, self.num_tiles, -1, -1, -1).unbind()
         mask = self._mask_I1QL if heads.group == 1 else self._mask_I1QL.repeat(1, 1, heads.group, 1)
         out_IKRH = functional.scaled_dot_product_attention(q_IKRH, keys, values, attn_mask=mask)

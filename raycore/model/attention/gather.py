@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.scratch import GatherScratch, groups_that_fit
 from raycore.model.batch import StepInputs
 
 
@@ -40,8 +41,15 @@ class GatherAttention:
     """Attention of one step at a time: `begin` it, then call it for every layer."""
 
     def __init__(
-        self, heads: HeadShape, layer_windows: list[int | None], kv: KVTensors, dtype: torch.dtype, device: torch.device
+        self,
+        heads: HeadShape,
+        layer_windows: list[int | None],
+        kv: KVTensors,
+        scratch: GatherScratch,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
+        self.scratch = scratch
         self._heads = heads
         self._windows = layer_windows
         self._kv = kv
@@ -49,8 +57,13 @@ class GatherAttention:
         self._device = device
         self._num_decodes = 0
         self._write_rows = torch.empty(0)
-        self._decodes: dict[int | None, _Decodes] = {window: _Decodes(self, window) for window in set(layer_windows)}
+        self._decodes = {window: _Decodes(self, window) for window in set(layer_windows)}
         self._chunks: dict[int | None, list[_Chunk]] = {}
+
+    @staticmethod
+    def max_blocks(max_model_len: int, block_size: int) -> int:
+        """Blocks of one request that it may gather: one token may be sampled beyond the longest sequence."""
+        return -(-(max_model_len + 1) // block_size)
 
     def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
         """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
@@ -124,72 +137,107 @@ class _Decodes:
     def __init__(self, attention: GatherAttention, window: int | None) -> None:
         self._attention = attention
         self._window = window
-        self._made_for: tuple[bytes, int, int] | None = None
-        self._gather_rows = torch.empty(0)
-        self._gathered = torch.empty(0)
-        """Room for one layer's keys and values, of which the next two are views."""
-        self._keys_PHL = self._values_PLH = self._gathered
-        self._mask: Tensor | None = None
-        self._num_keys = 0
-        self._scale = attention.heads.head_dim**-0.5
+        self._made_for: tuple[bytes, bytes, int] | None = None
+        self._groups: list[_DecodeGroup] = []
+        self._order = self._inverse_order = torch.empty(0)
+        """The decodes as they come in the groups, and back. Of no use where there is one group."""
 
     def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
         slots_B, positions_B = step.slots[: step.num_decodes], step.starts[: step.num_decodes]
         block_size = self._attention.kv.block_size
         first_B = _first_block(positions_B, self._window, block_size)
-        self._gather(slots_B, first_B, int((positions_B // block_size - first_B).max()) + 1, step, block_tables)
-        last_B = positions_B - first_B * block_size
-        self._num_keys = int(last_B.max()) + 1
-        self._mask = self._make_mask(last_B)
-        self._make_room(len(slots_B))
+        num_blocks_B = positions_B // block_size - first_B + 1
+        made_for = (slots_B.tobytes() + first_B.tobytes(), num_blocks_B.tobytes(), step.tables_version)
+        if made_for != self._made_for:
+            self._made_for = made_for
+            self._group(block_tables[slots_B], first_B, num_blocks_B)
+        for group in self._groups:
+            group.begin(positions_B - first_B * block_size)
 
-    def _gather(
+    def attend(self, blocks: Tensor, qkv_BO: Tensor) -> Tensor:
+        """[B, query heads · H]."""
+        heads = self._attention.heads
+        q_BO = qkv_BO[:, : heads.num_heads * heads.head_dim]
+        if len(self._groups) == 1:
+            return self._groups[0].attend(blocks, q_BO)
+        q_BO = q_BO.index_select(0, self._order)
+        parts: list[Tensor] = []
+        first = 0
+        for group in self._groups:
+            parts.append(group.attend(blocks, q_BO[first : first + len(group.members)]))
+            first += len(group.members)
+        out_BO = torch.cat(parts)
+        return out_BO.index_select(0, self._inverse_order)
+
+    def _group(self, tables_BM: NDArray[np.int32], first_B: NDArray[np.int64], num_blocks_B: NDArray[np.int64]) -> None:
+        members = groups_that_fit(num_blocks_B, self._attention.scratch.num_blocks)
+        self._groups = [
+            _DecodeGroup(
+                self._attention, self._window, each, tables_BM[each], first_B[each], int(num_blocks_B[each].max())
+            )
+            for each in members
+        ]
+        order = np.concatenate(members)
+        self._order = self._attention.to_device(order)
+        self._inverse_order = self._attention.to_device(np.argsort(order))
+
+
+class _DecodeGroup:
+    """Decodes whose keys and values are gathered together, padded to the longest. P is B · K in shapes."""
+
+    def __init__(
         self,
-        slots_B: NDArray[np.int64],
+        attention: GatherAttention,
+        window: int | None,
+        members: NDArray[np.int64],
+        tables_BM: NDArray[np.int32],
         first_B: NDArray[np.int64],
         num_blocks: int,
-        step: StepInputs,
-        block_tables: NDArray[np.int32],
     ) -> None:
-        """Which rows to gather: as in the step before, while slots and blocks stay."""
-        made_for = (slots_B.tobytes() + first_B.tobytes(), num_blocks, step.tables_version)
-        if made_for == self._made_for:
-            return
-        self._made_for = made_for
-        columns_BM = np.minimum(first_B[:, None] + np.arange(num_blocks), block_tables.shape[1] - 1)
-        kv = self._attention.kv
-        self._gather_rows = self._attention.to_device(kv.gather_rows(block_tables[slots_B[:, None], columns_BM]))
+        """`members` are the decodes' numbers in the step, the rest is theirs alone."""
+        self.members = members
+        self._attention = attention
+        self._window = window
+        columns_BM = np.minimum(first_B[:, None] + np.arange(num_blocks), tables_BM.shape[1] - 1)
+        block_ids_BM = np.take_along_axis(tables_BM, columns_BM, 1)
+        self._gather_rows = attention.to_device(attention.kv.gather_rows(block_ids_BM))
+        self._gathered = attention.scratch.rows(len(self._gather_rows))
+        self._keys_PHL = self._values_PLH = self._gathered
+        """Views of `_gathered`."""
+        self._mask: Tensor | None = None
+        self._scale = attention.heads.head_dim**-0.5
 
-    def _make_mask(self, last_B: NDArray[np.int64]) -> Tensor | None:
-        """[B·K, 1, L], or None where every sequence sees all L keys."""
-        is_seen_BL = np.arange(self._num_keys) <= last_B[:, None]
+    def begin(self, last_B: NDArray[np.int64]) -> None:
+        """Prepare for a step, in which the token of each of the step's decodes is at `last_B` among its keys."""
+        heads = self._attention.heads
+        last_B = last_B[self.members]
+        num_keys = int(last_B.max()) + 1
+        self._mask = self._make_mask(last_B, num_keys)
+        shape = (2, len(last_B) * heads.num_kv_heads, -1, heads.head_dim)
+        keys_PLH, self._values_PLH = self._gathered.view(shape)[:, :, :num_keys].unbind()
+        self._keys_PHL = keys_PLH.transpose(1, 2)
+
+    def attend(self, blocks: Tensor, q_BO: Tensor) -> Tensor:
+        """[B, query heads · H]; may overwrite `q_BO`. One product for each sequence and key-value head."""
+        heads = self._attention.heads
+        torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
+        q_PGH = q_BO.reshape(-1, heads.group, heads.head_dim)
+        if self._mask is None:
+            scores_PGL = torch.bmm(q_PGH.mul_(self._scale), self._keys_PHL)
+        else:
+            scores_PGL = torch.baddbmm(self._mask, q_PGH, self._keys_PHL, alpha=self._scale)
+        return torch.bmm(torch.softmax(scores_PGL, -1), self._values_PLH).view(len(q_BO), -1)
+
+    def _make_mask(self, last_B: NDArray[np.int64], num_keys: int) -> Tensor | None:
+        """[P, 1, L], or None where every sequence sees all L keys."""
+        is_seen_BL = np.arange(num_keys) <= last_B[:, None]
         if self._window is not None:
-            is_seen_BL &= np.arange(self._num_keys) > last_B[:, None] - self._window
+            is_seen_BL &= np.arange(num_keys) > last_B[:, None] - self._window
         if is_seen_BL.all():
             return None
         return self._attention.additive_mask(is_seen_BL).repeat_interleave(self._attention.heads.num_kv_heads, 0)[
             :, None
         ]
-
-    def _make_room(self, num_decodes: int) -> None:
-        heads, kv = self._attention.heads, self._attention.kv
-        size = (len(self._gather_rows), kv.block_size * heads.head_dim)
-        if self._gathered.shape != size:
-            self._gathered = kv.blocks[0].new_empty(size)
-        shape = (2, num_decodes * heads.num_kv_heads, -1, heads.head_dim)
-        keys_PLH, self._values_PLH = self._gathered.view(shape)[:, :, : self._num_keys].unbind()
-        self._keys_PHL = keys_PLH.transpose(1, 2)
-
-    def attend(self, blocks: Tensor, qkv_BO: Tensor) -> Tensor:
-        """[B, query heads · H]. P is the pairs of a sequence and a key-value head: one product for each."""
-        heads = self._attention.heads
-        torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
-        q_PGH = qkv_BO[:, : heads.num_heads * heads.head_dim].reshape(-1, heads.group, heads.head_dim)
-        if self._mask is None:
-            scores_PGL = torch.bmm(q_PGH.mul_(self._scale), self._keys_PHL)
-        else:
-            scores_PGL = torch.baddbmm(self._mask, q_PGH, self._keys_PHL, alpha=self._scale)
-        return torch.bmm(torch.softmax(scores_PGL, -1), self._values_PLH).view(len(qkv_BO), -1)
 
 
 class _WholePrompts:
@@ -230,6 +278,7 @@ class _LaterChunk:
         self._heads = attention.heads
         self._rows = slice(row, row + count)
         self._gather_rows = attention.to_device(attention.kv.gather_rows(block_ids[None]))
+        self._gathered = attention.scratch.rows(len(self._gather_rows))
         self._num_keys = start + count - first * block_size
         keys_L = np.arange(self._num_keys) + first * block_size
         queries_T1 = np.arange(start, start + count)[:, None]
@@ -241,7 +290,8 @@ class _LaterChunk:
     def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
         """[count, query heads · H]."""
         heads = self._heads
-        kv_2KLH = blocks.index_select(0, self._gather_rows).view(2, heads.num_kv_heads, -1, heads.head_dim)
+        torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
+        kv_2KLH = self._gathered.view(2, heads.num_kv_heads, -1, heads.head_dim)
         # Key-value heads as the batch, so that a group of query heads shares its keys without a copy.
         keys, values = kv_2KLH[:, :, : self._num_keys].unsqueeze(2).expand(-1, -1, heads.group, -1, -1).unbind()
         q_TO = qkv_TO[self._rows, : heads.num_heads * heads.head_dim]

@@ -22,6 +22,9 @@ from raycore.grammar.matcher import TokenMatcher
 from raycore.sampling_params import SamplingParams
 
 _MAX_BIAS = 100.0
+_PENALTY_BYTES = 64 << 20
+"""What penalties may take for the sequences that they look at together, unless one needs more."""
+_PENALTY_BYTES_PER_TOKEN = 72
 _NO_IDS = np.empty(0, np.int64)
 _SLOT = np.dtype(
     [
@@ -34,6 +37,12 @@ _SLOT = np.dtype(
     ],
     align=True,  # torch takes fields of aligned records only
 )
+
+
+def max_penalty_bytes(num_seqs: int, max_model_len: int) -> int:
+    """What penalties take at most, besides the logits."""
+    longest = max_model_len * _PENALTY_BYTES_PER_TOKEN
+    return max(longest, min(num_seqs * longest, _PENALTY_BYTES))
 
 
 class TokenBatch(Protocol):
@@ -123,7 +132,10 @@ class LogitsRules:
         if len(ruled_rows):
             self._apply_rules(logits_RV, ruled_rows, slots, positions, too_early, batch)
         if len(penalised_rows):
-            self._apply_penalties(logits_RV, penalised_rows, slots[penalised_rows], positions[penalised_rows], batch)
+            size = max(1, _PENALTY_BYTES // _PENALTY_BYTES_PER_TOKEN // int(positions[penalised_rows].max()))
+            for first in range(0, len(penalised_rows), size):
+                rows = penalised_rows[first : first + size]
+                self._apply_penalties(logits_RV, rows, slots[rows], positions[rows], batch)
         return logits_RV
 
     def failed(self, slots: NDArray[np.integer]) -> list[tuple[int, str]]:

@@ -11,9 +11,6 @@ from torch import Tensor
 
 from raycore.messages import TokenLogprobs
 
-_CHUNK_ELEMENTS = 1 << 24
-"""Prompts are done in pieces of about this many float32 values, so that a long one takes no gigabytes."""
-
 
 def token_logprobs(
     logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: Sequence[int], row_by_row: bool = False
@@ -49,9 +46,4 @@ def prompt_logprobs(
     logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int, row_by_row: bool = False
 ) -> list[TokenLogprobs]:
     """One entry for each of T positions: `next_token_ids[t]`, which follows there, and the most likely tokens."""
-    chunk = max(1, _CHUNK_ELEMENTS // logits_TV.shape[1])
-    entries: list[TokenLogprobs] = []
-    for start in range(0, len(next_token_ids), chunk):
-        ids = next_token_ids[start : start + chunk]
-        entries += token_logprobs(logits_TV[start : start + chunk], ids, [num_top] * len(ids), row_by_row)
-    return entries
+    return token_logprobs(logits_TV, next_token_ids, [num_top] * len(next_token_ids), row_by_row)

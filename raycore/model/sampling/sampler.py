@@ -24,6 +24,8 @@ from raycore.model.sampling.logits import LogitsRules, TokenBatch
 from raycore.model.sampling.logprobs import token_logprobs
 from raycore.sampling_params import SamplingParams
 
+_LOGITS_AT_A_TIME = 1 << 22
+"""Picking takes up to a dozen float32 copies of the logits that it looks at. This many bound them to 200 MB."""
 _INITIAL_SLOTS = 64
 _NO_LOGPROBS = -2
 _SLOT = np.dtype(
@@ -41,6 +43,11 @@ _SLOT = np.dtype(
     ],
     align=True,  # torch takes fields of aligned records only
 )
+
+
+def rows_at_a_time(vocab_size: int) -> int:
+    """Rows of logits that are looked at together, so that what that takes is bounded."""
+    return max(1, _LOGITS_AT_A_TIME // vocab_size)
 
 
 class SampledTokens(NamedTuple):
@@ -118,11 +125,27 @@ class Sampler:
 
         Reads `batch.token_ids[slot, :position]`, and leaves `logits_RV` (any floating type) as it is.
         """
+        token_ids = np.empty(len(slots), np.int32)
+        result = SampledTokens(token_ids, [], [])
+        size = rows_at_a_time(self._vocab_size)
+        for first in range(0, len(slots), size):
+            rows = slice(first, first + size)
+            part = self._sample_rows(logits_RV[rows].float(), slots[rows], positions[rows], batch)
+            token_ids[rows] = part.token_ids
+            result.logprobs.extend((first + row, entry) for row, entry in part.logprobs)
+            result.failed.extend((first + row, why) for row, why in part.failed)
+        return result
+
+    def _sample_rows(
+        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+    ) -> SampledTokens:
+        """`sample` for as many rows as are computed at a time."""
         state = self._slots[slots]
         adjusted_RV = logits_RV
         if state["changes_logits"].any():
             adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch)
         token_ids = self._pick(adjusted_RV, state, positions)
+        del adjusted_RV
         rows = np.flatnonzero(state["num_logprobs"] != _NO_LOGPROBS)
         failed = self._rules.failed(slots)
         if not len(rows):

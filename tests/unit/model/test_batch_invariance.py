@@ -16,6 +16,7 @@ from raycore.messages import StepPlan, TokenLogprobs
 from raycore.model.attention.batch_invariant import TILE, BatchInvariantAttention
 from raycore.model.attention.gather import HeadShape
 from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.scratch import GatherScratch
 from raycore.model.batch import SlotBatch
 from raycore.model.decoder import Decoder
 from raycore.model.layers import TensorParallel
@@ -68,7 +69,8 @@ def two_threads() -> Iterator[None]:
 class Engine:
     """A runner that remembers the logits of every token, by slot and position."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, tight: bool = False) -> None:
+        """`tight`: attention has scratch memory for one request at a time."""
         heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         kv = KVTensors(
             spec.num_layers,
@@ -85,7 +87,9 @@ class Engine:
         assert decoder.check_tiles()
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
         self.sampler = Sampler(spec.vocab_size, CPU, batch_invariant=True)
-        attention = BatchInvariantAttention(heads, spec.layer_windows, kv, torch.float32, CPU)
+        max_blocks = BatchInvariantAttention.max_blocks(MAX_MODEL_LEN, BLOCK_SIZE)
+        scratch = GatherScratch(kv, 1 if tight else NUM_SLOTS, max_blocks)
+        attention = BatchInvariantAttention(heads, spec.layer_windows, kv, scratch, torch.float32, CPU)
         self.runner = ModelRunner(decoder, attention, self.batch, self.sampler, CPU, batch_invariant=True)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}
         self.logprobs: dict[int, list[TokenLogprobs]] = {slot: [] for slot in range(NUM_SLOTS)}
@@ -138,14 +142,15 @@ def assert_same(engine: Engine, slot: int, expected: Engine) -> None:
     assert engine.logprobs[slot] == expected.logprobs[0]
 
 
+@pytest.mark.parametrize("tight", [False, True])
 @pytest.mark.parametrize(("spec", "seed"), [(LLAMA, 0), (QWEN3, 1)], ids=["llama", "qwen3"])
-def test_a_request_in_any_crowd_equals_the_same_alone(spec: ModelSpec, seed: int) -> None:
+def test_a_request_in_any_crowd_equals_the_same_alone(spec: ModelSpec, seed: int, tight: bool) -> None:
     """Random prompts, chunks, company and preemptions."""
     rng = random.Random(seed)
     num_tokens = 4
     prompts = [[rng.randrange(97) for _ in range(rng.choice([1, 7, 16, 33, 61, 127, 150]))] for _ in range(NUM_SLOTS)]
     params = [rng.choice([GREEDY, DRAWN]) for _ in prompts]
-    engine = Engine(spec)
+    engine = Engine(spec, tight)
     waiting = set(range(NUM_SLOTS))
     while waiting or any(len(engine.logits[slot]) < num_tokens for slot in range(NUM_SLOTS)):
         requests, counts, freed = [], {}, []
@@ -240,5 +245,6 @@ def test_a_decoder_whose_tiles_fail_goes_on_row_by_row(monkeypatch: pytest.Monke
 def test_a_tile_is_whole_stretches_of_whole_blocks() -> None:
     for block_size in (1, 16, 24, 1024):
         kv = KVTensors(1, 1, 1, block_size, 8, torch.float32, CPU)
-        stretch = BatchInvariantAttention(HeadShape(1, 1, 8), [None], kv, torch.float32, CPU).stretch
+        scratch = GatherScratch(kv, 1, 1)
+        stretch = BatchInvariantAttention(HeadShape(1, 1, 8), [None], kv, scratch, torch.float32, CPU).stretch
         assert stretch % block_size == stretch % TILE == 0

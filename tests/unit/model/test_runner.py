@@ -106,6 +106,23 @@ def test_requests_of_all_kinds_share_a_step() -> None:
     assert tokens == {slot: reference_tokens(prompts[slot], len(tokens[slot])) for slot in range(6)}
 
 
+def test_decodes_that_do_not_fit_into_the_scratch_memory_together() -> None:
+    """They go through attention in groups by length, and come back in their own order."""
+    lengths = [20, 80, 3, 41, 60, 9]
+    prompts = [[(7 * slot + 5 * index) % 97 for index in range(length)] for slot, length in enumerate(lengths)]
+    ends = np.cumsum([-(-(length + 4) // BLOCK_SIZE) for length in lengths]).tolist()
+    blocks = [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    requests = [new_request(slot, prompts[slot], blocks[slot]) for slot in range(6)]
+    runner = make_runner(max_gathered=1)
+    tokens = [tokens_of(runner.execute(plan(range(6), lengths, new_requests=requests)))]
+    tokens += [tokens_of(runner.execute(plan(range(6)))) for _ in range(3)]
+    together = make_runner(max_gathered=6)
+    expected = [tokens_of(together.execute(plan(range(6), lengths, new_requests=requests)))]
+    expected += [tokens_of(together.execute(plan(range(6)))) for _ in range(3)]
+    assert tokens == expected
+    assert [step[1] for step in tokens] == reference_tokens(prompts[1], 4)
+
+
 def test_prompt_logprobs_cover_every_chunk_but_the_first_token() -> None:
     params = SamplingParams(temperature=0.0, prompt_logprobs=2, logprobs=1)
     runner = make_runner()

@@ -1,0 +1,108 @@
+"""How much memory a step takes at most, besides weights and KV cache.
+
+What grows with the product of two limits is bounded where it is allocated (`GatherScratch`, `rows_at_a_time`), and
+counted here by the same functions. The rest grows with the tokens of a step, and is counted as the tensors that are
+there at the worst moment; a test compares the sum with what steps allocate.
+
+Not counted: what requests get, such as the log probabilities of a whole vocabulary for every token of a prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.model.attention.batch_invariant import TILE, BatchInvariantAttention
+from raycore.model.attention.gather import GatherAttention
+from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.scratch import num_scratch_blocks
+from raycore.model.sampling.logits import max_penalty_bytes
+from raycore.model.sampling.sampler import rows_at_a_time
+
+_FLOAT32 = 4
+_INT64 = 8
+_LOGITS_COPIES = 8
+"""Float32 copies of the logits that sampling looks at together, while it sorts them for top-p."""
+_FIXED_BYTES = 4 << 20
+"""Constants, and the buffers inside of torch's functions."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a step may be at most."""
+
+    num_tokens: int
+    num_seqs: int
+    max_model_len: int
+    block_size: int
+    num_expert_engines: int = 1
+    """Engines that share their experts, so that each sees the tokens of all."""
+
+
+def step_bytes(
+    spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, batch_invariant: bool = False
+) -> int:
+    """Bytes on one of `tp_size` ranks. An upper bound, meant to be less than three times the worst step."""
+    layer = limits.num_tokens * _token_bytes(spec, limits, tp_size, dtype)
+    logits = _logits_bytes(spec, limits, tp_size, dtype)
+    batch = limits.num_seqs * (limits.max_model_len + 1) * 4
+    return _FIXED_BYTES + batch + _attention_bytes(spec, limits, tp_size, dtype, batch_invariant) + max(layer, logits)
+
+
+def _attention_bytes(
+    spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool
+) -> int:
+    """Scratch memory, and what is made once for a step: rows to gather, and masks, for each kind of window."""
+    attention = BatchInvariantAttention if batch_invariant else GatherAttention
+    num_kv_heads = spec.kv_heads_per_rank(tp_size)
+    group = spec.num_heads // tp_size // num_kv_heads
+    max_blocks = attention.max_blocks(limits.max_model_len, limits.block_size)
+    bytes_per_block = KVTensors.bytes_per_block(1, num_kv_heads, limits.block_size, spec.head_dim, dtype)
+    scratch = num_scratch_blocks(bytes_per_block, limits.num_seqs, max_blocks) * bytes_per_block
+    max_keys = max_blocks * limits.block_size
+    num_readers = min(limits.num_seqs, limits.num_tokens)
+    gather_rows = num_readers * max_blocks * 2 * num_kv_heads * _INT64
+    if batch_invariant:
+        mask_rows = limits.num_tokens + 2 * TILE * num_readers
+        scores = scratch * TILE * group // (2 * spec.head_dim) + TILE * 32 * group * max_keys * dtype.itemsize
+    else:
+        mask_rows = max(limits.num_tokens, num_readers * num_kv_heads)
+        scores = scratch * group // spec.head_dim
+        if dtype != torch.float32:
+            scores += scratch // 2  # a CPU's product copies the keys
+    masks = mask_rows * max_keys * (dtype.itemsize + 1)
+    num_windows = len(set(spec.layer_windows))
+    return scratch + scores + num_windows * (masks + 3 * gather_rows)
+
+
+def _token_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
+    """What one token takes within a layer."""
+    num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
+    attention = (5 * num_heads + 6 * num_kv_heads) * spec.head_dim
+    wide = _FLOAT32 // dtype.itemsize + 1  # norms and rotations compute in float32
+    feed_forward = 0 if spec.moe is not None else 4 * spec.intermediate_size // tp_size
+    numbers = (3 + wide) * spec.hidden_size + wide * attention + feed_forward
+    write_rows = 4 * num_kv_heads * _INT64
+    return numbers * dtype.itemsize + write_rows + _expert_bytes(spec, limits, tp_size, dtype)
+
+
+def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
+    """A token's copies for its experts, and what these give; of every engine's tokens where experts are shared."""
+    if spec.moe is None:
+        return 0
+    pair = (3 * spec.hidden_size + 3 * spec.moe.intermediate_size) * dtype.itemsize + 4 * _INT64
+    routed = spec.moe.num_experts * 3 * _FLOAT32 + 4 * spec.hidden_size * dtype.itemsize
+    return limits.num_expert_engines * (spec.moe.num_experts_per_tok * pair + routed)
+
+
+def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
+    """The logits of a step's samples, and what picking from some of them at a time takes."""
+    num_samples = min(limits.num_seqs, limits.num_tokens)
+    num_rows = min(rows_at_a_time(spec.vocab_size), max(num_samples, limits.num_tokens))
+    copies = 1 if tp_size == 1 else 3
+    logits = copies * max(num_samples, num_rows) * spec.vocab_size * dtype.itemsize
+    hidden = 2 * limits.num_tokens * spec.hidden_size * dtype.itemsize
+    penalties = max_penalty_bytes(num_samples, limits.max_model_len)
+    return logits + hidden + num_rows * spec.vocab_size * _FLOAT32 * _LOGITS_COPIES + penalties

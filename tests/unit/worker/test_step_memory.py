@@ -1,0 +1,132 @@
+"""The memory that a worker sets aside for a step holds the worst step that its limits allow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from peak_memory import peak_bytes
+
+from raycore.config import resolve
+from raycore.messages import NewRequest, StepPlan
+from raycore.sampling_params import SamplingParams
+from raycore.worker.rank import WorkerRank
+from raycore.worker.worker import Worker
+
+ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
+DENSE: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "eos_token_id": 1,
+}
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}
+LARGE_VOCABULARY = {"vocab_size": 60_000, "num_hidden_layers": 1}
+
+BLOCK_SIZE = 16
+MANY = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "max_model_len": 2048}
+"""Requests and their lengths take most."""
+BIG = {"max_num_seqs": 4, "max_num_batched_tokens": 1024, "max_model_len": 1024}
+"""A step's tokens take most."""
+EVERYTHING = SamplingParams(
+    temperature=1.0,
+    top_p=0.9999999,
+    min_p=1e-9,
+    logprobs=20,
+    prompt_logprobs=20,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={3: 1.0},
+)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def plans(name: str, lengths: list[int], counts: list[int], params: SamplingParams = GREEDY) -> tuple[str, StepPlan]:
+    """A step that computes the last `counts` tokens of requests that are so long. All share one block."""
+    requests = [
+        NewRequest(
+            slot,
+            np.full(length, slot % 50, np.int32).tobytes(),
+            length if count > 1 else 1,  # penalties take more for output tokens
+            length - count,
+            bytes(4 * -(-length // BLOCK_SIZE)),
+            GREEDY if slot % 8 == 7 else params,
+            seed=slot,
+        )
+        for slot, (length, count) in enumerate(zip(lengths, counts, strict=True))
+    ]
+    slots = np.arange(len(lengths), dtype=np.int32).tobytes()
+    return name, StepPlan(0, slots, np.array(counts, np.int32).tobytes(), new_requests=requests)
+
+
+def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[tuple[str, StepPlan]]:
+    longest, ones = max_model_len - 1, [1] * num_seqs
+    chunk, share = min(num_tokens, longest), num_tokens // num_seqs
+    lengths = [longest * (slot + 1) // num_seqs for slot in range(num_seqs)]
+    yield plans("one long and many short decodes", [longest, *[20] * (num_seqs - 1)], ones)
+    yield plans("long decodes", [longest] * num_seqs, ones)
+    yield plans("decodes of all lengths", lengths, ones)
+    yield plans("a prompt", [chunk], [chunk])
+    yield plans("equal prompts", [share] * num_seqs, [share] * num_seqs)
+    yield plans("a long prompt's end", [longest], [chunk - 1])
+    yield plans("ends of long prompts", [longest] * num_seqs, [share] * num_seqs)
+    yield plans("decodes and a prompt's end", [longest] * num_seqs, [*ones[1:], num_tokens - num_seqs])
+    yield plans("long requests that ask for everything", [longest] * num_seqs, ones, EVERYTHING)
+    yield plans("a prompt that asks for everything", [chunk], [chunk], EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("shape", "limits", "dtype", "batch_invariant"),
+    [
+        ({}, MANY, "float32", False),
+        ({}, MANY, "bfloat16", False),
+        ({}, MANY, "float32", True),
+        (WINDOWS, MANY, "float32", False),
+        (LARGE_VOCABULARY, MANY, "float32", False),
+        ({}, BIG, "float32", False),
+        ({}, BIG, "bfloat16", False),
+        ({}, BIG, "float32", True),
+        (MIXTURE, BIG, "float32", False),
+        (MIXTURE, BIG, "float32", True),
+    ],
+)
+def test_the_worst_step_fits(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: dict[str, Any],
+    limits: dict[str, int],
+    dtype: str,
+    batch_invariant: bool,
+) -> None:
+    monkeypatch.setattr("raycore.model.attention.scratch.SCRATCH_BYTES", 4 << 20)
+    (tmp_path / "config.json").write_text(json.dumps(DENSE | shape | {"torch_dtype": dtype}))
+    options: dict[str, Any] = {"load_format": "dummy", "num_threads": 1, "dtype": dtype, "block_size": BLOCK_SIZE}
+    worker = Worker(resolve(str(tmp_path), batch_invariant=batch_invariant, **options, **limits), ALONE)
+    worker.init_device()
+    worker.load_model()
+    set_aside = worker._step_bytes()
+    at_start = peak_bytes(lambda: worker.initialize_cache(2))
+    peaks: dict[str, int] = {}
+    for name, plan in worst_steps(*limits.values()):
+        peaks[name] = peak_bytes(lambda plan=plan: worker.execute_model(plan))
+        worker.execute_model(StepPlan(1, freed_slots=list(range(limits["max_num_seqs"]))))
+    worker.shutdown()
+    worst = at_start + max(peaks.values())
+    assert worst <= set_aside < 3 * worst, f"{peaks}, {at_start} of it from the start on; set aside: {set_aside}"
