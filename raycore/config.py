@@ -155,7 +155,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     parallel: ParallelConfig
     executor: ExecutorConfig
     recovery: RecoveryConfig = RecoveryConfig()
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` is decided once for an engine, when it starts, from the GPUs of the Ray cluster: workers never see it."""
     engine_name: str | None = None
     """By which others in the Ray cluster find the engine. None: a random one."""
     log_level: int = logging.WARNING
@@ -222,7 +223,7 @@ def resolve(
     num_threads: int | None = None,
     scheduling_policy: str = "fcfs",
     long_prefill_token_threshold: int = 0,
-    device: str = "cpu",
+    device: str = "auto",
     init_timeout_s: float = 600.0,
     max_request_replays: int = 2,
     max_rank_restarts: int = 5,
@@ -287,7 +288,7 @@ def resolve(
     _require_choice("executor_transport", executor_transport, ("channel", "actor_call"))
     _require_choice("executor_wait", executor_wait, ("adaptive", "spin"))
     _require_choice("scheduling_policy", scheduling_policy, ("fcfs", "priority"))
-    _require_choice("device", device, ("cpu", "cuda"))
+    _require_choice("device", device, ("auto", "cpu", "cuda"))
     if executor_backend == "inline" and tensor_parallel_size > 1:
         raise InvalidConfig(
             f"executor_backend='inline' runs one worker in the engine's process, but "

@@ -35,6 +35,13 @@ def add_chat_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_device_option(command: argparse.ArgumentParser) -> None:
+    """Add the device that workers compute on."""
+    command.add_argument(
+        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="default: auto, which is cpu for now"
+    )
+
+
 def add_wait_option(command: argparse.ArgumentParser) -> None:
     """Add what says how long nodes may take to come."""
     command.add_argument(
@@ -70,7 +77,7 @@ def add_engine_options(command: argparse.ArgumentParser) -> None:
         "--prepare-structured-outputs", action="store_true", help="while it starts, not with the first request for them"
     )
     command.add_argument("--engine-name", default=None, metavar="NAME", help="by which `raycore status` finds it")
-    command.add_argument("--device", default=None, help="cpu or cuda")
+    add_device_option(command)
     add_wait_option(command)
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from raycore.cli.control import add_control_commands
-from raycore.cli.engine_options import add_wait_option
+from raycore.cli.engine_options import add_device_option, add_wait_option
 from raycore.cli.run_batch import add_run_batch_command
 from raycore.cli.serve import add_serve_command
 from raycore.cli.signals import Terminated, raising_on_sigterm
@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--tokenizer", default=None, metavar="DIR", help="default: the model's")
     generate.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N")
     generate.add_argument("-dp", "--data-parallel-size", type=int, default=1, metavar="N")
+    add_device_option(generate)
     add_wait_option(generate)
     generate.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     generate.add_argument("--max-model-len", type=int, default=None, metavar="N")
@@ -87,6 +88,7 @@ def _generate(args: argparse.Namespace) -> int:
         tensor_parallel_size=args.tensor_parallel_size,
         data_parallel_size=args.data_parallel_size,
         wait_for_nodes_s=args.wait_for_nodes_s,
+        device=args.device,
         use_tqdm_on_load=shows_progress,
     ) as llm:
         chosen = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}

@@ -28,6 +28,7 @@ from placement.errors import InvalidPlacementGroup, PlacementShortage, Reservati
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes, release, reserve, validate_group
 from placement.topology import answers, read_cluster
+from raycore.cluster.device import choose_device
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.logs import with_last_lines
@@ -110,7 +111,7 @@ class CoreEngineActorManager:
         self._is_shut_down = False
         self._crashed_nodes: set[str] = set()
         """Nodes that don't answer, whatever Ray still thinks of them."""
-        self._standbys = self._make_standbys()
+        self._standbys: Standbys | None = None
 
     def start(self, on_progress: OnProgress | None = None) -> list[EngineInfo]:
         """Place, create and initialise all ranks, in parallel, and start their loops.
@@ -131,6 +132,8 @@ class CoreEngineActorManager:
             self._uses_ray = True
             if self._is_ray_ours:
                 self._wait_for_nodes_s = 0.0  # nobody would add any
+            self._decide_device()
+            self._standbys = self._make_standbys()
             self.node = ray.get_runtime_context().get_node_id()
             if self._brought_groups is None:
                 groups = self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s)
@@ -396,11 +399,17 @@ class CoreEngineActorManager:
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         ).remote(self._config.encode(), dp_rank, group, num_local_workers, name)
 
+    def _decide_device(self) -> None:
+        """Replace `device="auto"` in the configuration that ranks get, once this process is in the Ray cluster."""
+        if self._config.device == "auto":
+            self._config = msgspec.structs.replace(self._config, device=choose_device(read_cluster()))
+            self._shape = shape_of(self._config)
+
     def _make_standbys(self) -> Standbys | None:
         """None where standbys are not wanted, or can't be: they get no GPU, and ranks in lockstep start together."""
         if (
             self._config.recovery.standby_delay_s is None
-            or self._config.device != "cpu"
+            or self._config.device == "cuda"
             or self._config.parallel.is_lockstep
         ):
             return None

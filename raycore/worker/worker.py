@@ -306,8 +306,8 @@ def _cuda_device(local_rank: int) -> torch.device:
     if count == 0:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise InvalidConfig(
-            f"device='cuda', but torch {torch.__version__} sees no GPU (CUDA_VISIBLE_DEVICES={visible!r}): "
-            "use device='cpu', or install a CUDA build of torch and give the worker a GPU"
+            f"device='cuda', but torch {torch.__version__} sees no GPU here (CUDA_VISIBLE_DEVICES={visible!r}): "
+            "install a CUDA build of torch and the GPU's driver on every node with GPUs, or use device='cpu'"
         )
     device = torch.device("cuda", local_rank if local_rank < count else 0)
     torch.cuda.set_device(device)

@@ -1,0 +1,22 @@
+"""Which device `device="auto"` is: decided once for an engine, from what its Ray cluster declares."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from placement.topology import ClusterView
+
+logger = logging.getLogger(__name__)
+
+
+def choose_device(view: ClusterView) -> Literal["cpu", "cuda"]:
+    """`cpu`, for as long as raycore has not been run on GPUs; warns if the cluster has some."""
+    num_gpus = sum(node.total.get("GPU", 0.0) for node in view.usable_nodes)
+    if num_gpus:
+        logger.warning(
+            "device='auto' runs on CPUs, although the Ray cluster has %g GPUs: raycore's GPU support is untested. "
+            "Pass device='cuda' (--device cuda) to use them, or device='cpu' to silence this warning.",
+            num_gpus,
+        )
+    return "cpu"

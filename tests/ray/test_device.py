@@ -1,0 +1,71 @@
+"""Which device an engine gets. The cluster declares 4 GPUs, the machine has none that this torch sees."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from placement.errors import PlacementShortage
+from raycore import LLM, SamplingParams
+from raycore.cli.main import main
+from raycore.demo import demo_model_path
+from raycore.errors import InitializationError
+
+pytestmark = [
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU"),
+]
+LIMITS = {"max_model_len": 128, "num_threads": 1, "kv_cache_memory_bytes": 1 << 24, "standby_delay_s": None}
+
+
+def test_auto_takes_the_cpu_and_says_that_there_are_gpus(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), LLM(demo_model_path(), data_parallel_size=2, **LIMITS) as llm:
+        assert [info.gpu_ids for info in llm.engine_infos] == [[], []]
+        assert llm.config.device == "auto"
+        assert llm.generate("A", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+    (warning,) = [record.getMessage() for record in caplog.records if "GPU" in record.getMessage()]
+    assert "has 4 GPUs" in warning
+    assert "device='cuda'" in warning
+
+
+def test_cpu_asked_for_is_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), LLM(demo_model_path(), device="cpu", **LIMITS):
+        assert not [record for record in caplog.records if "GPU" in record.getMessage()]
+
+
+def test_the_same_auto_is_the_same_engine() -> None:
+    first = LLM.get_or_create(demo_model_path(), **LIMITS)
+    try:
+        assert LLM.get_or_create(demo_model_path(), device="auto", **LIMITS) is first
+    finally:
+        first.shutdown()
+
+
+@pytest.mark.parametrize("shape", [{"tensor_parallel_size": 8}, {"data_parallel_size": 5}])
+def test_too_few_gpus_are_a_shortage_at_once(tmp_path: Path, shape: dict[str, int]) -> None:
+    description = json.loads((Path(demo_model_path()) / "config.json").read_text())
+    eight_heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
+    (tmp_path / "config.json").write_text(json.dumps(description | eight_heads))
+    started_s = time.monotonic()
+    with pytest.raises(PlacementShortage, match="GPU"):
+        LLM(str(tmp_path), demo_model_path(), device="cuda", load_format="dummy", **shape, **LIMITS)
+    assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.parametrize("shape", [{}, {"executor_backend": "ray"}])
+def test_a_gpu_that_cannot_be_used_fails_the_start_with_the_reason(shape: dict[str, str]) -> None:
+    with pytest.raises(InitializationError) as error_info:
+        LLM(demo_model_path(), device="cuda", **shape, **LIMITS)
+    first_line = str(error_info.value).splitlines()[0]
+    assert "device='cuda', but torch" in first_line
+    assert "sees no GPU" in first_line
+
+
+def test_the_command_line_says_which_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--device", "cuda", "--max-tokens", "1", "A"]) != 0
+    assert "sees no GPU" in capsys.readouterr().err
