@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from ray import PlacementGroupID
 from ray.exceptions import RayError
 from ray.util.placement_group import (
     PlacementGroup,
@@ -100,6 +101,16 @@ def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOU
             time.sleep(0.005)
     if left:
         logger.warning("Ray hasn't removed %d of %d placement groups within %g s", len(left), len(groups), timeout_s)
+
+
+def groups_named(prefix: str) -> list[PlacementGroup]:
+    """The groups of the cluster whose names begin with `prefix`, whoever made them, except those that are removed."""
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    return [
+        PlacementGroup(PlacementGroupID(bytes.fromhex(group_id)))
+        for group_id, group in table.items()
+        if group["name"].startswith(prefix) and group["state"] != "REMOVED"
+    ]
 
 
 def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float = 60.0) -> None:

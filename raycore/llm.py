@@ -25,6 +25,7 @@ from raycore.client.streams import Streams
 from raycore.client.updates import Update, coalescing_s
 from raycore.cluster.local import end_before_ray
 from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.owner import end_with_task
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, changes, resolve
 from raycore.control.program import ControlThread
@@ -124,6 +125,7 @@ class _Engine:
         # runs at the latest when the interpreter exits, while Ray is still there
         self._finalizer = weakref.finalize(self, _stop, self._control, export, self.clients, self._supervisor, manager)
         end_before_ray(self._finalizer)
+        end_with_task(self._finalizer)
         # an interrupt ends a caller's wait for it, but not the work: no engine is left half shut down
         self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
         self._ending = threading.Lock()

@@ -15,8 +15,9 @@ def ray_cluster():
     Gives the `ray` module. Tests that need a placement group or actors of their own remove them again.
     """
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # so Ray spells it
-    helpers = Path(__file__).with_name("ray")  # what tests there name as `worker_cls` has to be found by the workers
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(helpers), os.environ.get("PYTHONPATH")]))
+    # what tests name as `worker_cls`, or have actors use, has to be found by the workers
+    helpers = [str(Path(__file__).with_name(name)) for name in ("ray", "support")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*helpers, os.environ.get("PYTHONPATH")]))
     import ray
 
     ray.init(

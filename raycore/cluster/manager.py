@@ -32,6 +32,7 @@ from raycore.cluster.device import choose_device
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.logs import with_last_lines
+from raycore.cluster.owner import start_reaper
 from raycore.cluster.rank import Rank
 from raycore.cluster.standby import Standbys
 from raycore.config import EngineConfig
@@ -107,6 +108,7 @@ class CoreEngineActorManager:
         """The id of this process's own, once started."""
         self._num_created = 0
         self._uses_ray = False
+        self._reaper: Any | None = None
         self._lock = threading.RLock()
         self._is_shut_down = False
         self._crashed_nodes: set[str] = set()
@@ -136,6 +138,7 @@ class CoreEngineActorManager:
             self._standbys = self._make_standbys()
             self.node = ray.get_runtime_context().get_node_id()
             if self._brought_groups is None:
+                self._reaper = start_reaper(f"raycore_{self.engine_id}_reaper", f"raycore_{self.engine_id}_dp")
                 groups = self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s)
             else:
                 groups = self._validated_groups()
@@ -272,7 +275,9 @@ class CoreEngineActorManager:
             timeout_s = self._config.executor.shutdown_timeout_s if timeout_s is None else timeout_s
             if ray.is_initialized():
                 self.shrink(list(self.ranks), timeout_s)
-            self.ranks = {}
+                if self._reaper is not None:
+                    ray.kill(self._reaper)
+            self.ranks, self._reaper = {}, None
             if self._uses_ray:
                 self._uses_ray = False
                 release_ray()

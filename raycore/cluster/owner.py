@@ -1,0 +1,104 @@
+"""What ends an engine's owner, where that isn't the program: an actor or a task.
+
+Ray removes a placement group when the job that made it ends. An engine that an actor or a task has made goes earlier,
+with the process, and so do its ranks, which Ray counts as that process's. Their groups would stay, with the CPUs and
+GPUs in them, as long as the job runs. A `Reaper` removes them: an actor that belongs to nobody, so that it outlives the
+process. A task may end without its process, which Ray uses again; then the engine is shut down there.
+"""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any
+from weakref import finalize
+
+import ray
+from ray import _raylet  # pyright: ignore[reportAttributeAccessIssue]
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from placement.reserve import groups_named, release
+from placement.topology import read_cluster
+from raycore.node.processes import is_running
+
+logger = logging.getLogger(__name__)
+
+_POLL_INTERVAL_S = 0.5
+"""How often the owner is looked for."""
+
+_LAST_WORD_S = 1.0
+"""What a process asked Ray for before it ended has been done by then."""
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
+class Reaper:
+    """Waits for the end of one process, removes the placement groups that it made for an engine, and ends itself.
+
+    Ray starts it again, elsewhere if need be, when it dies.
+    """
+
+    def __init__(self, name: str, node_id: str, pid: int, prefix: str) -> None:
+        """Watch over the process `pid` of a node. The names of its groups begin with `prefix`."""
+        self._name = name
+        self._node_id = node_id
+        self._pid = pid
+        self._prefix = prefix
+        threading.Thread(target=self._run, name="raycore-reaper", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def _run(self) -> None:
+        try:
+            while self._owner_lives():
+                time.sleep(_POLL_INTERVAL_S)
+            release(groups_named(self._prefix))
+            time.sleep(_LAST_WORD_S)
+            release(groups_named(self._prefix))
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+        except Exception:  # the thread's outermost frame: as a new process it tries again
+            logger.exception("the watch over process %d of node %s failed", self._pid, self._node_id)
+            os._exit(1)
+
+    def _owner_lives(self) -> bool:
+        if ray.get_runtime_context().get_node_id() == self._node_id:
+            return is_running(self._pid)
+        # it was started on the owner's node, so that node has failed
+        return any(node.node_id == self._node_id and node.alive for node in read_cluster().nodes)
+
+
+def start_reaper(name: str, prefix: str) -> Any | None:
+    """Have the placement groups whose names begin with `prefix` removed when this process ends.
+
+    Returns: the reaper, to be ended with `ray.kill` when nothing is left to remove; None in a job's own program, at
+    whose end Ray removes them.
+    """
+    context = ray.get_runtime_context()
+    if context.worker.mode != ray.WORKER_MODE:
+        return None
+    node_id = context.get_node_id()
+    reaper: Any = Reaper
+    return reaper.options(
+        lifetime="detached",
+        # it sees the process there
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True),
+    ).remote(name, node_id, os.getpid(), prefix)
+
+
+def end_with_task(end: finalize[..., Any]) -> None:
+    """Have `end` called when the task that this process runs is over. Does nothing outside of a task."""
+    context = ray.get_runtime_context()
+    if context.worker.mode == ray.WORKER_MODE and context.get_actor_id() is None:
+        task_id = _raylet.current_task_id
+        threading.Thread(target=_wait_for_task, args=(task_id, end), name="raycore-task-watch", daemon=True).start()
+
+
+def _wait_for_task(task_id: object, end: finalize[..., Any]) -> None:
+    while end.alive and _raylet.current_task_id == task_id:
+        time.sleep(_POLL_INTERVAL_S)
+    end()
