@@ -23,7 +23,7 @@ from raycore.client.group import ClientGroup
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
 from raycore.client.streams import Streams
 from raycore.client.updates import Update, coalescing_s
-from raycore.cluster.local import end_before_ray
+from raycore.cluster.local import cancelled_at_exit, end_before_ray, is_exiting
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_task
 from raycore.cluster.supervisor import Supervisor
@@ -38,6 +38,7 @@ from raycore.messages import EngineInfo
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.view import MetricsView
+from raycore.node.signals import ending_signals, forget_signals, is_echo
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.status import EngineStatus, RankStatus, num_serving
@@ -97,7 +98,7 @@ class _Engine:
         self._brought_groups = None if placement_groups is None else list(placement_groups)
         tokens = Tokenizer.from_dir(self.config.model.tokenizer)
         manager = CoreEngineActorManager(self.config, placement_groups)
-        with loading_bar(use_tqdm_on_load) as bar:
+        with cancelled_at_exit(manager.cancel), loading_bar(use_tqdm_on_load) as bar:
             infos = manager.start(bar.show if use_tqdm_on_load else None)
         self._client = EngineClient(self.config, tokens)
         self._streams = Streams(self._client)
@@ -122,7 +123,7 @@ class _Engine:
                 "rank dp%d is up: computes in %s, its KV cache holds %d tokens (%d blocks of %d), started in %s",
                 *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
             )
-        # runs at the latest when the interpreter exits, while Ray is still there
+        # runs at the latest when the interpreter exits
         self._finalizer = weakref.finalize(self, _stop, self._control, export, self.clients, self._supervisor, manager)
         end_before_ray(self._finalizer)
         end_with_task(self._finalizer)
@@ -299,13 +300,15 @@ class _Engine:
 
     @contextmanager
     def draining_on_signals(self, drain_timeout_s: float | None = None) -> Generator[list[int], None, None]:
-        """While the block runs, SIGTERM and SIGINT don't interrupt it: what runs may finish, for `drain_timeout_s`.
+        """While the block runs, SIGTERM, SIGINT and SIGHUP don't interrupt it: what runs may finish.
 
-        After that (None: as configured) requests end with what they have, and the finish reason `abort`; with a second
-        signal, at once. For programs that serve or run a batch; call it on the main thread. `ray job stop` gives a
-        program 3 seconds, unless RAY_JOB_STOP_WAIT_TIME_S says otherwise.
+        It may take `drain_timeout_s` (None: as configured). After that requests end with what they have, and the finish
+        reason `abort`; at a second signal, at once. What follows the first signal within half a second is its echo, and
+        SIGHUP always is: `timeout` signals a process and then its group. An ignored SIGHUP (`nohup`) stays ignored.
+        For programs that serve or run a batch; call it on the main thread. `ray job stop` gives a program 3 seconds,
+        unless RAY_JOB_STOP_WAIT_TIME_S says otherwise.
 
-        Yields: the signals that came.
+        Yields: the signals that came, without echoes.
         """
         timeout_s = self.config.recovery.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         came: list[int] = []
@@ -315,12 +318,15 @@ class _Engine:
                 self.clients.abort_all()
 
         def on_signal(number: int, frame: FrameType | None) -> None:
+            if is_echo(number):
+                return
             came.append(number)
             # not here: the main thread may hold the locks that these take
             work = drain if len(came) == 1 else self.clients.abort_all
             threading.Thread(target=work, name="raycore-drain", daemon=True).start()
 
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        forget_signals()
+        before = {number: signal.signal(number, on_signal) for number in ending_signals()}
         try:
             yield came
         finally:
@@ -638,7 +644,8 @@ def _stop(
     export.stop()
     control.stop()
     supervisor.stop()
-    clients.engine_lost(EngineDeadError("the engine was shut down"))
+    if not is_exiting():  # daemon threads alone could wait then, and print what they get
+        clients.engine_lost(EngineDeadError("the engine was shut down"))
     control.join()
     manager.shutdown()
     supervisor.join(STOP_TIMEOUT_S)

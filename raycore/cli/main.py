@@ -13,7 +13,8 @@ from raycore.cli.control import add_control_commands
 from raycore.cli.engine_options import add_device_option, add_wait_option
 from raycore.cli.run_batch import add_run_batch_command
 from raycore.cli.serve import add_serve_command
-from raycore.cli.signals import Terminated, raising_on_sigterm
+from raycore.cli.signals import Terminated, raising_on_signals
+from raycore.cli.terminal import outlive_terminal
 from raycore.demo import demo_model_path
 from raycore.errors import PlacementShortage, RaycoreError
 from raycore.logs import DATE_FORMAT, line_format
@@ -23,16 +24,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` (the process's own arguments by default) names. Returns the exit status."""
     parser = _parser()
     args = parser.parse_args(argv)
+    outlive_terminal()
     logging.basicConfig(level=args.log_level.upper(), format=line_format(), datefmt=DATE_FORMAT)
     try:
-        with raising_on_sigterm():
+        with raising_on_signals():
             return args.command(args)
     except (RaycoreError, PlacementShortage) as error:
         print(f"raycore: {error}", file=sys.stderr)
         return 1
-    except Terminated:
-        print("raycore: ended by SIGTERM", file=sys.stderr)
-        return 143
+    except Terminated as terminated:
+        print(f"raycore: ended by {signal.Signals(terminated.number).name}", file=sys.stderr)
+        return 128 + terminated.number
     except KeyboardInterrupt:
         print("raycore: interrupted", file=sys.stderr)
         return 130

@@ -88,7 +88,7 @@ def _run_batch(args: argparse.Namespace) -> int:
             try:
                 ended_by = _answer(args, requests, results, tally)
             except KeyboardInterrupt as interrupt:  # there was no engine yet to finish anything
-                ended_by = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
+                ended_by = interrupt.number if isinstance(interrupt, Terminated) else signal.SIGINT
             except (RaycoreError, OSError) as error:
                 if not tally.is_begun:
                     raise  # nothing to add to what is wrong

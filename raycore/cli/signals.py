@@ -1,4 +1,4 @@
-"""SIGTERM, where a program has no more to do about it than to end."""
+"""SIGTERM and SIGHUP, where a program has no more to do about them than to end."""
 
 from __future__ import annotations
 
@@ -8,26 +8,36 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
+from raycore.node.signals import ending_signals, forget_signals, is_echo
+
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came while nothing could be finished first."""
+    """A signal came while nothing could be finished first."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self.number = number
 
 
 @contextmanager
-def raising_on_sigterm() -> Generator[None, None, None]:
-    """While the block runs, SIGTERM does what Ctrl-C does: what was started is stopped on the way out.
+def raising_on_signals() -> Generator[None, None, None]:
+    """While the block runs, SIGTERM and SIGHUP do what Ctrl-C does: what was started is stopped on the way out.
 
     Does nothing outside of the main thread, which alone gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _raise)
+    forget_signals()
+    numbers = set(ending_signals()) - {signal.SIGINT}
+    before = {number: signal.signal(number, _raise) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+    if not is_echo(number):
+        raise Terminated(number)

@@ -3,7 +3,8 @@
 `ray.init()` waits for a dashboard process even when it is told to include none, and starts an autoscaler. Together with
 what their imports cost in this process and in Ray's agent they are 40 % of the 8 CPU seconds that Ray 2.60 takes to
 start, most of it on the way to the first token. There is no option for it, so three of Ray's functions are replaced
-while `ray.init()` runs. What is lost is what nobody asks of a local Ray: metrics, the state API, usage reports.
+while `ray.init()` runs, and two more so that its processes are apart from the program's signals (`own_processes`). What
+is lost is what nobody asks of a local Ray: metrics, the state API, usage reports.
 """
 
 # ray's own types are partial:
@@ -13,12 +14,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
-from ray._private import utils
+from ray._private import services, utils
 from ray._private.node import Node
+
+from raycore.cluster import own_processes
 
 _ENVIRONMENT = {
     # workers compute: at Ray's default niceness of 15 anything else on the machine goes first
@@ -39,7 +42,7 @@ _SPARE_CPUS = 16
 
 def start_lean_ray(num_cpus: int, **options: Any) -> None:
     """`ray.init()` a local Ray with `num_cpus` CPUs, and some to spare."""
-    with _environment(_ENVIRONMENT), _without_cluster_processes():
+    with _environment(_ENVIRONMENT), _without_cluster_processes(), _with_own_processes():
         ray.init(
             address="local",
             num_cpus=num_cpus + max(_SPARE_CPUS, os.cpu_count() or 1),
@@ -79,6 +82,15 @@ def _without_cluster_processes() -> Generator[None, None, None]:
         _replaced(Node, "start_api_server", start_api_server),
         _replaced(utils, "get_dashboard_dependency_error", get_dashboard_dependency_error),
     ):
+        yield
+
+
+@contextmanager
+def _with_own_processes() -> Generator[None, None, None]:
+    with ExitStack() as stack:
+        if own_processes.ARE_SUPPORTED:
+            stack.enter_context(_replaced(services, "ConsolePopen", own_processes.OwnProcess))
+            stack.enter_context(_replaced(Node, "start_raylet", own_processes.start_raylet_and_reaper))
         yield
 
 

@@ -9,18 +9,22 @@ resources, what their nodes run) is theirs and left as it is.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 from weakref import finalize
 
 import ray
+from ray._private import auto_init_hook
 
 from raycore.cluster.lean_ray import start_lean_ray
 from raycore.errors import InitializationError
@@ -29,12 +33,18 @@ logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S = 1.0
 
+_CANCEL_TIMEOUT_S = 5.0
+"""The interpreter's exit waits this long for engines that are still starting. A local Ray takes 1 to 2 s to start."""
+
 _lock = threading.RLock()
 _num_users = 0
 _is_ours = False
 
 _shutdown_ray = ray.shutdown
 _ends: list[finalize[..., Any]] = []
+_starts: dict[threading.Event, Callable[[], object]] = {}
+"""How each start that is under way is cancelled, by what is set when it has ended."""
+_is_exiting = False
 
 
 def acquire_ray(num_cpus: float) -> bool:
@@ -46,13 +56,16 @@ def acquire_ray(num_cpus: float) -> bool:
     Returns: whether the Ray that is connected was started here.
 
     Raises:
-        InitializationError: `RAY_ADDRESS` names a cluster that doesn't answer, or Ray Client is in use.
+        InitializationError: `RAY_ADDRESS` names a cluster that doesn't answer, Ray Client is in use, or the interpreter
+            exits.
     """
     global _num_users, _is_ours
     with _lock:
         if not ray.is_initialized():
             _num_users = 0
             _is_ours = _connect(num_cpus)
+        if _is_exiting:
+            raise InitializationError("the program is ending: no engine can start any more")
         _refuse_ray_client()
         _num_users += 1
         return _is_ours
@@ -70,7 +83,7 @@ def release_ray() -> None:
 
 
 def end_before_ray(end: finalize[..., Any]) -> None:
-    """Have `end` called when the program calls `ray.shutdown()`, as cells do that run again, while Ray is still there.
+    """Have `end` called while Ray is still there: when the program calls `ray.shutdown()`, or when it ends.
 
     What is left running would start another Ray with its next call, and take the whole program down a minute later.
     """
@@ -78,6 +91,47 @@ def end_before_ray(end: finalize[..., Any]) -> None:
         _ends[:] = [other for other in _ends if other.alive]
         _ends.append(end)
         ray.shutdown = _shutdown_after_ends
+
+
+@contextmanager
+def cancelled_at_exit(cancel: Callable[[], object]) -> Generator[None, None, None]:
+    """Have the interpreter's exit call `cancel` if the block runs, and wait for the block's end.
+
+    Only a daemon thread's block can be running then. The thread does not come back from it: what it would raise has
+    nobody to handle it, and would be printed.
+    """
+    has_ended = threading.Event()
+    _starts[has_ended] = cancel
+    try:
+        yield
+    finally:
+        del _starts[has_ended]
+        has_ended.set()
+        if _is_exiting and threading.current_thread().daemon:
+            threading.Event().wait()
+
+
+def is_exiting() -> bool:
+    """Whether the interpreter exits. Only daemon threads still run then, and end with it."""
+    return _is_exiting
+
+
+@atexit.register
+def _end_at_exit() -> None:
+    """End what uses Ray before Ray itself ends: hooks run in reverse, and Ray's was registered when it was imported.
+
+    The hook of `weakref.finalize` is no help: it is registered when the program makes its first `finalize`, of whatever
+    kind, which may be long before that, and then runs after Ray's.
+    """
+    global _is_exiting
+    _is_exiting = True
+    auto_init_hook.enable_auto_connect = False  # a daemon thread's late call would start another Ray
+    deadline_s = time.monotonic() + _CANCEL_TIMEOUT_S
+    for has_ended, cancel in list(_starts.items()):
+        cancel()
+        has_ended.wait(max(0.0, deadline_s - time.monotonic()))
+    for end in _ends.copy():
+        end()
 
 
 @wraps(_shutdown_ray)

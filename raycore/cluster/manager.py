@@ -147,6 +147,10 @@ class CoreEngineActorManager:
             undo.pop_all()
         return self.infos
 
+    def cancel(self) -> None:
+        """Have `start()`, on another thread, raise InitializationError soon, unless it has ended."""
+        self._is_shut_down = True
+
     @property
     def infos(self) -> list[EngineInfo]:
         """What each rank that is up said of itself, in rank order."""

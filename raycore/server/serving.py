@@ -137,9 +137,9 @@ class HttpServer:
 def serve(
     engine: AsyncLLM, server: Server, shutdown_timeout_s: float, on_serving: Callable[[], object] = lambda: None
 ) -> str | None:
-    """Serve until SIGTERM or SIGINT; then what runs may finish, for `shutdown_timeout_s`. Call it on the main thread.
+    """Serve until SIGTERM, SIGINT or SIGHUP; then what runs may finish, for `shutdown_timeout_s`.
 
-    `on_serving` is called once it does.
+    Call it on the main thread. `on_serving` is called once it serves.
 
     Returns: the signal's name; None when the engine was shut down by someone else.
 

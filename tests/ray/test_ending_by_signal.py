@@ -1,0 +1,255 @@
+"""What a program with an engine does when a signal ends it, and what it leaves: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from programs import START_S, Program, raycore, shared_memory
+
+pytestmark = pytest.mark.timeout(400)
+
+DRAIN_S = 4.0
+GRACE_S = 2.0
+"""What ending takes beyond the time that requests get."""
+
+SLACK_S = 6.0
+"""For a machine that does much else. What hangs takes a minute."""
+
+LIMITS = ("--dtype", "float32", "--max-model-len", "256")
+
+PLAIN = """
+from raycore import LLM, SamplingParams
+from raycore.demo import demo_model_path
+
+if __name__ == "__main__":
+    llm = LLM(str(demo_model_path()), dtype="float32", tensor_parallel_size=2, use_tqdm_on_load=False)
+    print("is up", flush=True)
+    while True:
+        llm.generate(["27 + 58 ="] * 8, SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_in_shared_memory() -> Iterator[None]:
+    before = shared_memory()
+    yield
+    assert shared_memory() <= before
+
+
+def serve(*options: str, **settings: object) -> Program:
+    command = raycore("serve", "--port", "0", "--shutdown-timeout", f"{DRAIN_S:g}", *LIMITS, *options)
+    return Program(command, **settings)  # pyright: ignore[reportArgumentType]
+
+
+def batch(tmp_path: Path, num_lines: int) -> Program:
+    requests = tmp_path / "in.jsonl"
+    body = {"prompt": "27 + 58 =", "max_tokens": 60, "ignore_eos": True}
+    lines = [{"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body} for n in range(num_lines)]
+    requests.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    files = ("-i", str(requests), "-o", str(tmp_path / "out.jsonl"))
+    return Program(raycore("run-batch", *files, "--shutdown-timeout", "1", "--no-progress", *LIMITS))
+
+
+def send_to_each(program: Program, number: int) -> None:
+    """As a service manager does, to every process of a service."""
+    for pid in program.living():
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def send_to_group(program: Program, number: int) -> None:
+    os.killpg(program.process.pid, number)
+
+
+def assert_ends(program: Program, status: int, *, drain_s: float = 0.0) -> None:
+    """Soon, with nothing left, and without work for the processor."""
+    program.living()
+    cpu_before_s = program.cpu_s
+    limit_s = drain_s + GRACE_S + SLACK_S
+    started_s = time.monotonic()
+    assert program.wait_for_exit(limit_s) == status, program.output
+    took_s = time.monotonic() - started_s
+    program.wait_until_nothing_is_left(SLACK_S)
+    if not drain_s:
+        assert program.cpu_s - cpu_before_s < 3.0, f"{program.cpu_s - cpu_before_s:.1f} CPU seconds in {took_s:.1f} s"
+    print(f"ended in {took_s:.2f} s, {program.cpu_s - cpu_before_s:.2f} CPU seconds")
+
+
+@pytest.mark.parametrize("send", [send_to_group, send_to_each])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_server_whose_group_is_signalled_ends_as_when_it_alone_is(send, number):
+    with serve("-tp", "2") as program:
+        program.wait_for("serving")
+        send(program, number)
+        assert_ends(program, 0)
+        assert program.output.endswith(f"raycore: ended by {signal.Signals(number).name}, with nothing left to do\n")
+
+
+def test_a_server_under_timeout_ends_when_the_time_is_over():
+    """It gets the signal twice: `timeout` sends it to its child and then to the group."""
+    with Program(["timeout", "-s", "TERM", "1000", *raycore("serve", "--port", "0", *LIMITS)]) as program:
+        program.wait_for("serving")
+        program.process.send_signal(signal.SIGALRM)  # which is how `timeout` knows
+        assert_ends(program, 124)
+        assert program.output.endswith("raycore: ended by SIGTERM, with nothing left to do\n")
+
+
+@contextmanager
+def streaming(program: Program, num_prompts: int) -> Generator[Iterator[str], None, None]:
+    """The events of an answer that has begun. A prompt takes a second or more."""
+    program.wait_for("serving")
+    url = next(word for word in program.output.split() if word.startswith("http://"))
+    body = {"prompt": ["1 + 2 ="] * num_prompts, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=START_S) as answer:
+        events = (line for line in answer.iter_lines() if line)
+        assert "finish_reason" in next(events)
+        yield events
+
+
+def finish_reasons(events: Iterator[str]) -> Counter[str]:
+    """How the choices of an answer end, which has to end properly."""
+    *lines, end = events
+    assert end == "data: [DONE]"
+    choices = [choice for line in lines for choice in json.loads(line.removeprefix("data: "))["choices"]]
+    return Counter(choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_requests_finish_although_the_whole_group_was_signalled(number):
+    with serve("--max-num-seqs", "1", "--shutdown-timeout", f"{START_S:g}") as program:
+        with streaming(program, 2) as events:
+            send_to_group(program, number)
+            send_to_group(program, number)  # an echo
+            assert finish_reasons(events) == {"length": 2}
+        assert_ends(program, 0)
+
+
+def test_a_second_signal_ends_at_once():
+    with serve("--max-num-seqs", "1", "--shutdown-timeout", f"{START_S:g}") as program:
+        with streaming(program, 100) as events:
+            send_to_group(program, signal.SIGTERM)
+            time.sleep(1.0)  # what comes sooner is an echo
+            send_to_group(program, signal.SIGTERM)
+            assert finish_reasons(events)["abort"]
+        assert_ends(program, 0)
+
+
+def test_requests_that_do_not_finish_are_cut_short_in_time():
+    with serve("--max-num-seqs", "1") as program, streaming(program, 100) as events:
+        reasons: Counter[str] = Counter()
+        reader = threading.Thread(target=lambda: reasons.update(finish_reasons(events)))
+        reader.start()
+        send_to_group(program, signal.SIGTERM)
+        assert_ends(program, 0, drain_s=DRAIN_S)
+        reader.join(SLACK_S)
+        assert reasons["abort"]
+
+
+def test_a_server_does_not_wait_for_a_client_that_does_not_read():
+    """More than the sockets' buffers hold is left to be sent."""
+    with serve("--max-num-seqs", "64") as program, streaming(program, 1_000):
+        program.living()
+        send_to_group(program, signal.SIGTERM)
+        assert_ends(program, 0, drain_s=DRAIN_S)
+
+
+def test_a_batch_whose_group_is_signalled_keeps_what_it_has(tmp_path):
+    with batch(tmp_path, 5_000) as program:
+        answers = tmp_path / "out.jsonl"
+        program.wait_for("is up")
+        while not (answers.exists() and answers.stat().st_size):
+            assert program.process.poll() is None, program.output
+            time.sleep(0.02)
+        send_to_group(program, signal.SIGHUP)
+        assert_ends(program, 128 + signal.SIGHUP, drain_s=1.0)
+        assert "raycore: ended by SIGHUP: " in program.output.splitlines()[-1]
+        assert all(json.loads(line) for line in answers.read_text().splitlines())
+
+
+def test_generating_whose_group_is_signalled_gives_what_it_has():
+    prompts = ["27 + 58 ="] * 3_000
+    with Program(raycore("generate", "--drain-timeout", "0.3", "--json", "--dtype", "float32", *prompts)) as program:
+        program.wait_for("is up")
+        send_to_group(program, signal.SIGTERM)
+        assert_ends(program, 128 + signal.SIGTERM, drain_s=1.0)
+        assert "outputs cut short" in program.output
+
+
+@pytest.mark.parametrize("send", [send_to_group, send_to_each])
+def test_a_program_whose_group_is_signalled_ends_as_when_it_alone_is(send):
+    """Ray's own handler of SIGTERM exits with the signal's number."""
+    with Program([sys.executable, "-c", PLAIN]) as program:
+        program.wait_for("is up")
+        send(program, signal.SIGTERM)
+        assert_ends(program, signal.SIGTERM)
+
+
+def test_a_signal_while_a_server_starts_ends_it_there():
+    with serve("-tp", "2") as program:
+        program.wait_for_process("raylet/raylet")
+        send_to_group(program, signal.SIGHUP)
+        send_to_group(program, signal.SIGHUP)
+        assert_ends(program, 128 + signal.SIGHUP)
+        assert program.output.endswith("raycore: ended by SIGHUP\n")
+
+
+def test_a_server_ends_when_its_terminal_hangs_up():
+    """It has nowhere to say so."""
+    master, terminal = pty.openpty()
+    with serve("-tp", "2", terminal=terminal) as program:
+        os.close(terminal)
+        read_until(master, b"serving")
+        os.close(master)
+        assert_ends(program, 0)
+
+
+def read_until(descriptor: int, mark: bytes) -> None:
+    """Read what is printed on a terminal until `mark` is there."""
+    deadline_s, seen = time.monotonic() + START_S, b""
+    while mark not in seen:
+        assert time.monotonic() < deadline_s, seen
+        if select.select([descriptor], [], [], 1.0)[0]:
+            seen += os.read(descriptor, 1 << 16)
+
+
+def test_a_server_under_nohup_outlives_its_terminal():
+    with Program(["nohup", *raycore("serve", "--port", "0", *LIMITS)]) as program:
+        program.wait_for("serving")
+        send_to_group(program, signal.SIGHUP)
+        time.sleep(2.0)
+        assert program.process.poll() is None
+        send_to_group(program, signal.SIGTERM)
+        assert_ends(program, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT], ids=["SIGKILL", "SIGQUIT"])
+def test_nothing_is_left_of_a_group_that_is_killed(number):
+    with serve("-tp", "2") as program:
+        program.wait_for("serving")
+        program.living()
+        send_to_group(program, number)
+        assert program.wait_for_exit(SLACK_S) == -number
+        program.wait_until_nothing_is_left(10.0)
+
+
+def test_nothing_is_left_of_a_program_that_is_killed():
+    with serve() as program:
+        program.wait_for("serving")
+        program.living()
+        program.process.kill()
+        program.wait_until_nothing_is_left(10.0)
