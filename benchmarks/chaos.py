@@ -338,7 +338,7 @@ def run(dp: int, args: argparse.Namespace) -> bool:
     options = {"batch_invariant": True} if args.batch_invariant else {}
     llm = AsyncLLM(
         args.model,
-        dtype="float32",
+        dtype=args.dtype,
         data_parallel_size=dp,
         executor_backend="ray",
         num_threads=1,
@@ -453,6 +453,7 @@ def main() -> None:
     parser.add_argument("--one-node", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout-s", type=float, default=900.0)
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)

@@ -1,10 +1,14 @@
-"""A program on a cluster that begins without a node for ranks: an engine has them come. Run by `test_autoscaler.py`."""
+"""A program on a cluster that begins without a node for ranks: an engine has them come.
+
+Run by `test_autoscaler.py`, with the dtype as its argument.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from raycore.errors import PlacementShortage
 
 OPTIONS = {
     "max_model_len": 256,
-    "dtype": "float32",
+    "dtype": sys.argv[1],
     "num_threads": 1,
     "standby_delay_s": None,
     "use_tqdm_on_load": False,

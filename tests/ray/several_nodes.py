@@ -1,6 +1,7 @@
 """A program on a cluster of several nodes: ranks on each, one that spans two, nodes that are drained and that crash.
 
-Run by `test_multi_node.py`. The head node, the program's own, has no CPUs: everything else is elsewhere.
+Run by `test_multi_node.py`, with the dtype as its argument. The head node, the program's own, has no CPUs: everything
+else is elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from placement.reserve import bundle_nodes
 from raycore import LLM, SamplingParams
 from raycore.demo import demo_model_path, held_out_problems
 
-LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": "float32", "use_tqdm_on_load": False}
+LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": sys.argv[1], "use_tqdm_on_load": False}
 PROBLEMS = list(held_out_problems(2, 60))
 PARAMS = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 RAY_OPTIONS = {"object_store_memory": 80 << 20, "include_dashboard": False}

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from number_formats import DTYPE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from raycore.control.commands import NAMESPACE
@@ -85,7 +86,7 @@ class Program:
 
     def __init__(self, address: str, log: Path, collector: Collector) -> None:
         self.log = log
-        arguments = ["--api-server-count", "2", "-dp", "2", "--port", "0", "--max-model-len", "1024"]
+        arguments = ["--api-server-count", "2", "-dp", "2", "--port", "0", "--max-model-len", "1024", "--dtype", DTYPE]
         arguments += ["--otlp-traces-endpoint", collector.endpoint]
         with log.open("w") as file:
             self.process = subprocess.Popen(

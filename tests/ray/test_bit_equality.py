@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from number_formats import BATCH_INVARIANT
 
 from raycore import LLM, SamplingParams
 from raycore.demo import demo_model_path
@@ -16,7 +17,7 @@ SEEDED = SamplingParams(temperature=1.1, top_p=0.95, seed=5, max_tokens=10, logp
 
 
 def start(**options: object) -> LLM:
-    return LLM(demo_model_path(), batch_invariant=True, block_size=8, num_threads=1, **options)
+    return LLM(demo_model_path(), block_size=8, num_threads=1, standby_delay_s=None, **options)
 
 
 def outcomes(llm: LLM, prompts: list[str], params: SamplingParams) -> list[object]:
@@ -25,10 +26,15 @@ def outcomes(llm: LLM, prompts: list[str], params: SamplingParams) -> list[objec
     return [(output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs) for output in made]
 
 
+@pytest.fixture(scope="module", params=BATCH_INVARIANT)
+def mode(request) -> dict[str, object]:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def expected(ray_cluster) -> dict[str, list[object]]:
+def expected(ray_cluster, mode) -> dict[str, list[object]]:
     """Each request alone on one rank, without prefix caching."""
-    with start(enable_prefix_caching=False) as llm:
+    with start(enable_prefix_caching=False, **mode) as llm:
         return {
             name: [outcomes(llm, [prompt], params)[0] for prompt in PROMPTS]
             for name, params in (("greedy", GREEDY), ("seeded", SEEDED))
@@ -36,14 +42,15 @@ def expected(ray_cluster) -> dict[str, list[object]]:
 
 
 @pytest.mark.parametrize("dp", [1, 2])
-def test_a_crowd_gives_the_same_bits_as_each_alone(ray_cluster, expected, dp) -> None:
-    with start(data_parallel_size=dp, max_num_batched_tokens=24, max_num_seqs=8, num_gpu_blocks_override=24) as llm:
+def test_a_crowd_gives_the_same_bits_as_each_alone(ray_cluster, mode, expected, dp) -> None:
+    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "num_gpu_blocks_override": 24}
+    with start(data_parallel_size=dp, **limits, **mode) as llm:
         for _ in range(2):  # the second time finds prefixes
             assert outcomes(llm, PROMPTS, GREEDY) == expected["greedy"]
             assert outcomes(llm, PROMPTS, SEEDED) == expected["seeded"]
 
 
-def test_tensor_parallel_ranks_keep_the_bits(ray_cluster) -> None:
-    with start(tensor_parallel_size=2, max_num_batched_tokens=24, max_num_seqs=8) as llm:
+def test_tensor_parallel_ranks_keep_the_bits(ray_cluster, mode) -> None:
+    with start(tensor_parallel_size=2, max_num_batched_tokens=24, max_num_seqs=8, **mode) as llm:
         alone = [outcomes(llm, [prompt], GREEDY)[0] for prompt in PROMPTS]
         assert outcomes(llm, PROMPTS, GREEDY) == alone

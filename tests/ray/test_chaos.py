@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from number_formats import DTYPE
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 MIN_FAULTS = 4
@@ -22,6 +23,7 @@ def test_requests_survive_faults_of_several_kinds():
         "--min-faults": MIN_FAULTS,
         "--fault-interval-s": 0.3,
         "--timeout-s": 200,
+        "--dtype": DTYPE,
     }
     arguments = [str(value) for option in options.items() for value in option]
     command = [sys.executable, str(BENCHMARK), *arguments]

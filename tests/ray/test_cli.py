@@ -10,6 +10,7 @@ import time
 from collections import Counter
 
 import pytest
+from number_formats import DTYPE
 
 
 def raycore(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -24,7 +25,7 @@ def raycore(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str
 
 
 def test_prompts_from_standard_input_come_back_as_json_lines():
-    ended = raycore("generate", "--json", "-dp", "2", stdin="27 + 58 =\n\n40 - 9 =\n")
+    ended = raycore("generate", "--json", "-dp", "2", "--dtype", DTYPE, stdin="27 + 58 =\n\n40 - 9 =\n")
     assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [(line["prompt"], line["text"], line["finish_reason"]) for line in lines] == [
@@ -50,7 +51,8 @@ def test_mistakes_are_one_line_and_a_status():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_what_runs_finish_for_a_while_and_then_cuts_it_short(number):
-    command = [sys.executable, "-m", "raycore", "--log-level", "info", "generate", "--drain-timeout", "0.3", "--json"]
+    command = [sys.executable, "-m", "raycore", "--log-level", "info", "generate", "--json"]
+    command += ["--drain-timeout", "0.3", "--dtype", DTYPE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdin.write(b"27 + 58 =\n" * 20_000)
         process.stdin.close()

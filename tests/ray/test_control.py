@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from number_formats import DTYPE
 
 from raycore import LLM, EngineDeadError, SamplingParams
 from raycore.cluster.supervisor import RestartBudget
@@ -18,7 +19,7 @@ from raycore.control.commands import ACTOR_PREFIX, NAMESPACE
 from raycore.demo import demo_model_path
 from raycore.node.processes import is_running
 
-LIMITS = {"num_threads": 1, "max_model_len": 1000, "dtype": "float32", "standby_delay_s": None}
+LIMITS = {"num_threads": 1, "max_model_len": 1000, "dtype": DTYPE, "standby_delay_s": None}
 ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
 
 

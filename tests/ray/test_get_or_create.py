@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from number_formats import DTYPE
 
 from raycore import LLM, EngineDeadError, InvalidConfig, PlacementShortage, SamplingParams
 from raycore.demo import demo_model_path
@@ -13,7 +14,7 @@ from raycore.node.processes import is_running
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 MODEL = demo_model_path()
-LIMITS = {"num_threads": 1, "standby_delay_s": None}
+LIMITS = {"num_threads": 1, "dtype": DTYPE, "standby_delay_s": None}
 
 
 @pytest.fixture

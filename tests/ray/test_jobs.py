@@ -15,6 +15,7 @@ import httpx
 import pytest
 from job_cluster import ROOT, STEP_S, JobCluster, eventually, free_ports
 from kubernetes_shell import KubernetesShell
+from number_formats import DTYPE
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -55,7 +56,7 @@ def test_a_batch_that_is_stopped_and_killed_is_gone_on_with_and_ends_whole(clust
         {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body} for number in range(150)
     ]
     requests.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"custom_id": "bad"}]))
-    command = ("raycore", "run-batch", "-i", str(requests), "-o", str(answers), "--dtype", "float32")
+    command = ("raycore", "run-batch", "-i", str(requests), "-o", str(answers), "--dtype", DTYPE)
     slowly = (*command, "--max-concurrent-requests", "4")
 
     stopped = cluster.submit(*slowly, RAY_JOB_STOP_WAIT_TIME_S="30")
@@ -109,7 +110,7 @@ def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(clust
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     serving = cluster.submit(
-        *("raycore", "serve", "--port", str(port), "-tp", "2", "--dtype", "float32", "--shutdown-timeout", "90"),
+        *("raycore", "serve", "--port", str(port), "-tp", "2", "--dtype", DTYPE, "--shutdown-timeout", "90"),
         RAY_JOB_STOP_WAIT_TIME_S="100",
     )
 

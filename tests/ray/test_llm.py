@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import tool_templates
+from number_formats import DTYPE, REPEATABLE
 
 from raycore import (
     LLM,
@@ -32,12 +33,19 @@ from raycore.node.processes import is_running
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
-LIMITS = {"num_threads": 1, "max_model_len": 1000}
+LIMITS = {"num_threads": 1, "max_model_len": 1000, "dtype": DTYPE}
 
 
+# without standbys, which would come up while other tests look at what is left
 @pytest.fixture(scope="module")
 def llm(ray_cluster):
-    with LLM(demo_model_path(), data_parallel_size=2, **LIMITS) as llm:
+    with LLM(demo_model_path(), data_parallel_size=2, standby_delay_s=None, **LIMITS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module", params=REPEATABLE)
+def repeatable(request, ray_cluster):
+    with LLM(demo_model_path(), data_parallel_size=2, standby_delay_s=None, **LIMITS | request.param) as llm:
         yield llm
 
 
@@ -100,11 +108,11 @@ def test_stop_strings_end_the_text(llm):
     assert (completion.text, completion.finish_reason, completion.stop_reason) == (" 8", "stop", "5")
 
 
-def test_seeded_sampling_repeats_whatever_else_runs(llm):
+def test_seeded_sampling_repeats_whatever_else_runs(repeatable):
     params = SamplingParams(temperature=2.0, max_tokens=40, seed=11, ignore_eos=True, n=2)
-    (alone,) = llm.generate("27 + 58 =", params, use_tqdm=False)
+    (alone,) = repeatable.generate("27 + 58 =", params, use_tqdm=False)
     crowd = [SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True)] * 20
-    among = llm.generate(["3 + 4 ="] * 20 + ["27 + 58 ="], [*crowd, params], use_tqdm=False)[-1]
+    among = repeatable.generate(["3 + 4 ="] * 20 + ["27 + 58 ="], [*crowd, params], use_tqdm=False)[-1]
     first, second = (completion.token_ids for completion in alone.outputs)
     assert first != second
     assert [completion.token_ids for completion in among.outputs] == [first, second]
@@ -161,15 +169,15 @@ def test_a_constraint_that_gets_too_complex_costs_its_request_alone(llm):
     assert texts(llm, "27 + 58 =") == [" 85"]
 
 
-def test_repeated_prefixes_are_cached(ray_cluster):
-    with LLM(demo_model_path(), **LIMITS) as llm:
-        prompt = "".join(f"{i} + {i} = {2 * i}\n" for i in range(20)) + "27 + 58 ="
-        first, second = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
-        assert first.num_cached_tokens == 0
-        assert second.num_cached_tokens > 100
-        assert first.outputs[0].token_ids == second.outputs[0].token_ids
-        assert llm.reset_prefix_cache()
-        assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+def test_repeated_prefixes_are_cached(repeatable):
+    prompt = "".join(f"{i} + {i} = {2 * i}\n" for i in range(20)) + "27 + 58 ="
+    params = SamplingParams(temperature=1.5, max_tokens=20, seed=3, ignore_eos=True)
+    first, second = (repeatable.generate(prompt, params, use_tqdm=False)[0] for _ in range(2))
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens > 100
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
+    assert repeatable.reset_prefix_cache()
+    assert repeatable.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -256,7 +264,7 @@ def test_an_interrupted_call_leaves_the_engine_usable(llm):
 
 
 def test_collective_rpc_reaches_every_worker(llm):
-    assert llm.collective_rpc("dtype_name") == ["float32", "float32"]
+    assert llm.collective_rpc("dtype_name") == [DTYPE, DTYPE]
     pids = llm.collective_rpc(lambda worker: __import__("os").getpid())
     assert sorted(pids) == sorted(pid for info in llm.engine_infos for pid in info.worker_pids)
 

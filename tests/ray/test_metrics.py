@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from number_formats import DTYPE
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -36,9 +37,8 @@ def engine(ray_cluster):
     logger.setLevel(logging.INFO)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raycore.llm.INTERVAL_S", 0.5)
-        engine = AsyncLLM(
-            demo_model_path(), engine_name="seen", num_threads=1, max_model_len=1000, standby_delay_s=None
-        )
+        options = {"num_threads": 1, "max_model_len": 1000, "dtype": DTYPE, "standby_delay_s": None}
+        engine = AsyncLLM(demo_model_path(), engine_name="seen", **options)
     logger.setLevel(level)
     yield engine
     engine.shutdown()

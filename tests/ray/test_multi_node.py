@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from number_formats import DTYPE
 
 
 @pytest.mark.timeout(300)
 def test_ranks_span_leave_and_outlive_nodes():
     program = Path(__file__).with_name("several_nodes.py")
     shared_before = set(os.listdir("/dev/shm"))
-    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=280, check=False)
+    command = [sys.executable, str(program), DTYPE]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     # Ray writes to standard output, too, when nodes crash
     assert [line for line in run.stdout.splitlines() if line.startswith("a rank ")] == [
         "a rank spans nodes",

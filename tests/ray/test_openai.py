@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
+from number_formats import DTYPE
 from openai_scenarios import SCENARIOS, Api, Scenario
 from openai_servers import MAX_MODEL_LEN, raycore_server
 from schemathesis.specs.openapi.checks import positive_data_acceptance
@@ -23,7 +24,7 @@ NUM_EXAMPLES = int(os.environ.get("RAYCORE_OPENAPI_EXAMPLES", "25"))
 
 @pytest.fixture(scope="module")
 def engine(ray_cluster):
-    engine = AsyncLLM(demo_model_path(), max_model_len=MAX_MODEL_LEN, num_threads=1, dtype="float32")
+    engine = AsyncLLM(demo_model_path(), max_model_len=MAX_MODEL_LEN, num_threads=1, dtype=DTYPE)
     yield engine
     engine.shutdown()
 

@@ -45,9 +45,7 @@ def describe() -> str:
 def live_actors(class_name: str = "") -> list[dict[str, Any]]:
     from ray._private.state import actors
 
-    return [
-        actor for actor in actors().values() if actor["State"] != "DEAD" and class_name in actor["ActorClassName"]
-    ]
+    return [actor for actor in actors().values() if actor["State"] != "DEAD" and class_name in actor["ActorClassName"]]
 
 
 @ray.remote(num_cpus=0, max_concurrency=2)
@@ -202,7 +200,9 @@ def test_an_engine_has_room_at_once_after_a_pool_of_actors_with_engines():
     def run() -> list[str]:
         pool = ray.util.ActorPool([Owner.remote(**size) for _ in range(2)])
         batches = [["27 + 58 ="] * 4] * 4
-        return [text for texts in pool.map(lambda owner, batch: owner.__call__.remote(batch), batches) for text in texts]
+        return [
+            text for texts in pool.map(lambda owner, batch: owner.__call__.remote(batch), batches) for text in texts
+        ]
 
     for _ in range(2):
         assert run() == [" 85"] * 16

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 import ray
+from number_formats import DTYPE
 from ray import serve
 from slow_worker import STEP_S
 
@@ -29,7 +30,7 @@ ARGUMENTS = {
     "engine_name": "served",
     "num_threads": "1",  # as text, which is what the command line gives
     "max_model_len": 1000,
-    "dtype": "float32",
+    "dtype": DTYPE,
     "standby_delay_s": None,
     "max_rank_restarts": 0,
     "worker_cls": "slow_worker.SlowWorker",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from number_formats import BATCH_INVARIANT, DTYPE
 
 from raycore import (
     LLM,
@@ -27,7 +28,7 @@ from raycore.demo import demo_model_path, held_out_problems
 from raycore.node.processes import is_running
 from raycore.worker.worker import Worker
 
-LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": "float32"}
+LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": DTYPE}
 POISON = 77
 """A token that no other prompt here has."""
 
@@ -85,10 +86,10 @@ def wait_for_other(llm, dp_rank: int, old_pid: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def llm(ray_cluster):
+@pytest.fixture(scope="module", params=BATCH_INVARIANT)
+def llm(request, ray_cluster):
     options = {"data_parallel_size": 2, "tensor_parallel_size": 2, "step_timeout_s": 2.0, "max_rank_restarts": 50}
-    with LLM(demo_model_path(), batch_invariant=True, **options, **LIMITS) as llm:
+    with LLM(demo_model_path(), **options, **LIMITS | request.param) as llm:
         yield llm
 
 

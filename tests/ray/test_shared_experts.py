@@ -10,10 +10,11 @@ import time
 
 import pytest
 from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+from number_formats import BATCH_INVARIANT
 
 from raycore import LLM, InvalidConfig, SamplingParams
 
-OPTIONS = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8, "block_size": 8, "max_num_batched_tokens": 24}
+OPTIONS = {"num_threads": 1, "max_num_seqs": 8, "block_size": 8, "max_num_batched_tokens": 24}
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 
@@ -36,7 +37,7 @@ def tokens(llm: LLM, ids, params=PARAMS) -> list[list[int]]:
 def test_uneven_arrivals_give_the_reference_tokens(ray_cluster, checkpoints, family, tp, dp):
     path, expected = checkpoints[family]
     shape = {"tensor_parallel_size": tp, "data_parallel_size": dp, "enable_expert_parallel": True}
-    with LLM(path, **shape, **OPTIONS) as llm:
+    with LLM(path, dtype="float32", **shape, **OPTIONS) as llm:
         assert tokens(llm, prompts()) == expected
         rnd = random.Random(0)
         for _ in range(25):  # one alone, several, a pause in which all rest, and the next before the last is over
@@ -45,10 +46,11 @@ def test_uneven_arrivals_give_the_reference_tokens(ray_cluster, checkpoints, fam
             time.sleep(rnd.choice([0, 0, 0.01, 0.05]))
 
 
-def test_a_rank_that_dies_takes_its_group_along_and_no_request(ray_cluster, checkpoints):
+@pytest.mark.parametrize("mode", BATCH_INVARIANT)
+def test_a_rank_that_dies_takes_its_group_along_and_no_request(ray_cluster, checkpoints, mode):
     path, _ = checkpoints["mixtral"]
-    shape = {"data_parallel_size": 2, "enable_expert_parallel": True, "batch_invariant": True, "step_timeout_s": 5.0}
-    with LLM(path, **shape, **OPTIONS) as llm:
+    shape = {"data_parallel_size": 2, "enable_expert_parallel": True, "step_timeout_s": 5.0}
+    with LLM(path, **shape, **mode, **OPTIONS) as llm:
         expected = tokens(llm, prompts() * 4, LONG)
         before = [info.pid for info in llm.engine_infos]
         timer = threading.Timer(0.3, os.kill, [before[1], signal.SIGKILL])

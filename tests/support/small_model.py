@@ -55,9 +55,9 @@ SPEC = ModelSpec(
 )
 
 
-def make_weights(spec: ModelSpec = SPEC) -> DecoderWeights:
+def make_weights(spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float32) -> DecoderWeights:
     """Weights large enough that tokens differ, norms that aren't all ones."""
-    weights = random_decoder_weights(spec, 0, 1, torch.float32, seed=3)
+    weights = random_decoder_weights(spec, 0, 1, dtype, seed=3)
     generator = torch.Generator().manual_seed(4)
     for layer in weights.layers:
         assert isinstance(layer.feed_forward, MlpWeights)

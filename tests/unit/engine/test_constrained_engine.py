@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from number_formats import REPEATABLE
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -65,7 +66,7 @@ def request(seq_id: int, seed: int, **constraint: Any) -> EngineRequest:
 
 def make_core(**options: Any) -> EngineCore:
     config = resolve(
-        demo_model_path(), num_threads=1, dtype="float32", max_model_len=512, max_num_batched_tokens=64,
+        demo_model_path(), num_threads=1, max_model_len=512, max_num_batched_tokens=64,
         max_num_seqs=NUM_REQUESTS, **options,
     )  # fmt: skip
     return EngineCore(config, InlineExecutor(config, 0, 1))
@@ -88,9 +89,14 @@ def run(core: EngineCore, made: list[EngineRequest]) -> tuple[dict[int, list[int
     return outputs, ends
 
 
+@pytest.fixture(scope="module", params=REPEATABLE)
+def mode(request) -> dict[str, Any]:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def core():
-    core = make_core(num_gpu_blocks_override=500)
+def core(mode):
+    core = make_core(num_gpu_blocks_override=500, **mode)
     yield core
     core.shutdown()
 
@@ -107,31 +113,31 @@ def test_every_output_is_valid(core, seed):
         jsonschema.validate(json.loads(text), json.loads(str(asked.json)))
 
 
-def test_preempted_requests_give_the_same(core):
+def test_preempted_requests_give_the_same(core, mode):
     made = [request(seq_id, seed=7, regex="([a-z]{3,9} ){12}") for seq_id in range(NUM_REQUESTS)]
-    tight = make_core(num_gpu_blocks_override=64, block_size=8)
+    tight = make_core(num_gpu_blocks_override=64, block_size=8, **mode)
     outputs, _ = run(tight, made)
     assert tight.load().num_preemptions > 0
     assert outputs == run(core, made)[0]
     tight.shutdown()
 
 
-def test_a_constraint_begins_behind_a_thought_also_after_preemptions_and_on_another_engine(core):
-    """The thought is whatever the model writes up to a 7."""
-    made = [request(seq_id, seed=8, regex="([a-z]{3,9} ){15}", after="7") for seq_id in range(NUM_REQUESTS)]
+def test_a_constraint_begins_behind_a_thought_also_after_preemptions_and_on_another_engine(core, mode):
+    """The thought is whatever the model writes up to a 1."""
+    made = [request(seq_id, seed=8, regex="([a-z]{3,9} ){15}", after="1") for seq_id in range(NUM_REQUESTS)]
     for each in made:
         each.params.min_tokens = 60  # so that few end before it
-    tight = make_core(num_gpu_blocks_override=64, block_size=8)
+    tight = make_core(num_gpu_blocks_override=64, block_size=8, **mode)
     outputs, _ = run(tight, made)
     assert tight.load().num_preemptions > 0
     tight.shutdown()
     assert outputs == run(core, made)[0]
     texts = [TOKENS.decode(outputs[each.seq_id]) for each in made]
-    assert sum("7" in text for text in texts) > NUM_REQUESTS // 4
+    assert sum("1" in text for text in texts) > NUM_REQUESTS // 4
     for each, text in zip(made[:6], texts, strict=False):
-        thought, seven, said = text.partition("7")
-        assert not seven or re.fullmatch("([a-z]{3,9} ){15}", said)
-        for length in (len(TOKENS.encode(thought)) - 1, len(TOKENS.encode(thought + seven)) + 3):
+        thought, one, said = text.partition("1")
+        assert not one or re.fullmatch("([a-z]{3,9} ){15}", said)
+        for length in (len(TOKENS.encode(thought)) - 1, len(TOKENS.encode(thought + one)) + 3):
             if 0 < length < len(outputs[each.seq_id]):
                 each.output_token_ids = outputs[each.seq_id][:length]
                 assert run(core, [each])[0][each.seq_id] == outputs[each.seq_id][length:]

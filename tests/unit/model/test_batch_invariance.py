@@ -69,7 +69,7 @@ def two_threads() -> Iterator[None]:
 class Engine:
     """A runner that remembers the logits of every token, by slot and position."""
 
-    def __init__(self, spec: ModelSpec, tight: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, tight: bool = False) -> None:
         """`tight`: attention has scratch memory for one request at a time."""
         heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
         kv = KVTensors(
@@ -78,18 +78,19 @@ class Engine:
             spec.num_kv_heads,
             BLOCK_SIZE,
             spec.head_dim,
-            torch.float32,
+            dtype,
             CPU,
         )
         for rows in kv.rows:
             rows.normal_(std=30.0)  # what earlier requests may have left there
-        decoder = Decoder(spec, make_weights(spec), TensorParallel(), MAX_MODEL_LEN + 1, CPU, batch_invariant=True)
-        assert decoder.check_tiles()
+        weights = make_weights(spec, dtype)
+        decoder = Decoder(spec, weights, TensorParallel(), MAX_MODEL_LEN + 1, CPU, batch_invariant=True)
+        decoder.check_tiles()
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
         self.sampler = Sampler(spec.vocab_size, CPU, batch_invariant=True)
         max_blocks = BatchInvariantAttention.max_blocks(MAX_MODEL_LEN, BLOCK_SIZE)
         scratch = GatherScratch(kv, 1 if tight else NUM_SLOTS, max_blocks)
-        attention = BatchInvariantAttention(heads, spec.layer_windows, kv, scratch, torch.float32, CPU)
+        attention = BatchInvariantAttention(heads, spec.layer_windows, kv, scratch, dtype, CPU)
         self.runner = ModelRunner(decoder, attention, self.batch, self.sampler, CPU, batch_invariant=True)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}
         self.logprobs: dict[int, list[TokenLogprobs]] = {slot: [] for slot in range(NUM_SLOTS)}
@@ -125,9 +126,9 @@ class Engine:
         return self.batch.token_ids[slot, : self.batch.num_known[slot]].tolist()
 
 
-def alone(spec: ModelSpec, prompt: list[int], num_tokens: int, params: SamplingParams) -> Engine:
+def alone(spec: ModelSpec, dtype: torch.dtype, prompt: list[int], num_tokens: int, params: SamplingParams) -> Engine:
     """The prompt in one step, then decodes, in slot 0."""
-    engine = Engine(spec)
+    engine = Engine(spec, dtype)
     engine.step({0: len(prompt)}, [engine.add(0, prompt, len(prompt), params)])
     for _ in range(num_tokens - 1):
         engine.step({0: 1})
@@ -142,15 +143,22 @@ def assert_same(engine: Engine, slot: int, expected: Engine) -> None:
     assert engine.logprobs[slot] == expected.logprobs[0]
 
 
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
 @pytest.mark.parametrize("tight", [False, True])
 @pytest.mark.parametrize(("spec", "seed"), [(LLAMA, 0), (QWEN3, 1)], ids=["llama", "qwen3"])
-def test_a_request_in_any_crowd_equals_the_same_alone(spec: ModelSpec, seed: int, tight: bool) -> None:
+def test_a_request_in_any_crowd_equals_the_same_alone(
+    spec: ModelSpec, seed: int, dtype: torch.dtype, tight: bool
+) -> None:
     """Random prompts, chunks, company and preemptions."""
     rng = random.Random(seed)
     num_tokens = 4
     prompts = [[rng.randrange(97) for _ in range(rng.choice([1, 7, 16, 33, 61, 127, 150]))] for _ in range(NUM_SLOTS)]
     params = [rng.choice([GREEDY, DRAWN]) for _ in prompts]
-    engine = Engine(spec, tight)
+    engine = Engine(spec, dtype, tight)
     waiting = set(range(NUM_SLOTS))
     while waiting or any(len(engine.logits[slot]) < num_tokens for slot in range(NUM_SLOTS)):
         requests, counts, freed = [], {}, []
@@ -170,24 +178,24 @@ def test_a_request_in_any_crowd_equals_the_same_alone(spec: ModelSpec, seed: int
             engine.step(counts, requests, freed)
     for slot, prompt in enumerate(prompts):
         num_made = len(engine.tokens(slot)) - len(prompt)
-        assert_same(engine, slot, alone(spec, prompt, num_made, params[slot]))
+        assert_same(engine, slot, alone(spec, dtype, prompt, num_made, params[slot]))
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_two_threads_change_nothing() -> None:
+def test_two_threads_change_nothing(dtype: torch.dtype) -> None:
     prompts = [[(slot + 7 * index) % 97 for index in range(length)] for slot, length in enumerate((9, 40))]
-    engine = Engine(QWEN3)
+    engine = Engine(QWEN3, dtype)
     engine.step({0: 9, 1: 17}, [engine.add(slot, prompts[slot], len(prompts[slot]), DRAWN) for slot in range(2)])
     engine.step({0: 1, 1: 23})
-    assert_same(engine, 0, alone(QWEN3, prompts[0], 2, DRAWN))
-    assert_same(engine, 1, alone(QWEN3, prompts[1], 1, DRAWN))
+    assert_same(engine, 0, alone(QWEN3, dtype, prompts[0], 2, DRAWN))
+    assert_same(engine, 1, alone(QWEN3, dtype, prompts[1], 1, DRAWN))
 
 
 @pytest.mark.parametrize("num_cached", [16, 32, 128])
-def test_a_cached_prefix_gives_the_same_bits(num_cached: int) -> None:
+def test_a_cached_prefix_gives_the_same_bits(num_cached: int, dtype: torch.dtype) -> None:
     prompt = [(7 * index) % 97 for index in range(129)]
-    expected = alone(LLAMA, prompt, 3, DRAWN)
-    engine = Engine(LLAMA)
+    expected = alone(LLAMA, dtype, prompt, 3, DRAWN)
+    engine = Engine(LLAMA, dtype)
     engine.step({2: 128}, [engine.add(2, prompt[:128], 128, GREEDY)])
     request = engine.add(2, prompt, len(prompt), DRAWN, num_cached)
     engine.logits[2].clear()

@@ -37,6 +37,11 @@ def tokens(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(seed))
 
 
+def assert_near(found_TD: torch.Tensor, expected_TD: torch.Tensor) -> None:
+    """Rounding errors of sums in any order: terms are as large as 50, a missing expert or row costs whole units."""
+    torch.testing.assert_close(found_TD, expected_TD, rtol=1e-5, atol=1e-3)
+
+
 def expected(x_TD: torch.Tensor, spec: MoeSpec = SPEC) -> torch.Tensor:
     """Token by token, expert by expert."""
     out_TD = torch.zeros_like(x_TD)
@@ -67,7 +72,7 @@ def test_every_token_gets_its_experts(num_tokens, is_normed):
     spec = MoeSpec(5, 2, 8, is_normed, [True])
     layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, CPU, AllRows())
     x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
-    torch.testing.assert_close(layer.add_to(residual_TD.clone(), x_TD), residual_TD + expected(x_TD, spec))
+    assert_near(layer.add_to(residual_TD.clone(), x_TD), residual_TD + expected(x_TD, spec))
 
 
 @pytest.mark.parametrize("share_of", [SPEC.split_experts, SPEC.whole_experts], ids=["split", "whole"])
@@ -80,7 +85,7 @@ def test_ranks_of_one_engine_add_up(share_of):
         return layer.add_to(torch.zeros_like(x_TD), x_TD)
 
     first, second = on_every_rank(2, work)
-    torch.testing.assert_close(first, expected(x_TD))
+    assert_near(first, expected(x_TD))
     assert torch.equal(first, second)
 
 
@@ -106,7 +111,7 @@ def test_engines_share_experts(dp_size, tp_size):
                 continue
             for used, counts in ((layer, num_tokens), (last, num_kept)):
                 x_TD = tokens(counts[dp_rank], seed=seed * 10 + dp_rank)
-                torch.testing.assert_close(used.add_to(torch.zeros_like(x_TD), x_TD), expected(x_TD))
+                assert_near(used.add_to(torch.zeros_like(x_TD), x_TD), expected(x_TD))
 
     on_every_rank(size, work)
 
