@@ -382,7 +382,8 @@ class LLM(_Engine):
         """Continue prompts, in any number, and return when all are done.
 
         Args:
-            prompts: one or a list of: text, token ids, `{"prompt_token_ids": ids}`.
+            prompts: one or a list of: text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`. Prompts with a
+                `"cache_salt"` share cached prefixes only with those of the same salt.
             sampling_params: one for all, or one for each; None: `get_default_sampling_params()`.
             use_tqdm: show a progress bar with tokens a second.
             priority: one for each prompt, lower first; needs `scheduling_policy="priority"`.
@@ -479,8 +480,6 @@ class LLM(_Engine):
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         params = _params_for_each(sampling_params or self.get_default_sampling_params(), len(prompts))
-        if priority is not None and len(priority) != len(prompts):
-            raise InvalidRequest(f"{len(priority)} priorities for {len(prompts)} prompts")
         if not prompts:
             return []
         collector = _Collector()
@@ -514,6 +513,7 @@ class AsyncLLM(_Engine):
         priority: int = 0,
         *,
         stream: bool = True,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
 
@@ -522,6 +522,8 @@ class AsyncLLM(_Engine):
 
         Args:
             stream: whether there are outputs before the last one. Without them it costs less.
+            data_parallel_rank: the rank that gets the request. None: the one that has least to do or knows the prompt's
+                beginning. While the rank is being replaced, and when it is lost, another one gets the request.
 
         Raises:
             InvalidRequest: at the first step of the iteration, naming the prompt or parameter.
@@ -529,7 +531,9 @@ class AsyncLLM(_Engine):
             EngineDeadError: the engine is gone, with the root cause.
         """
         params = sampling_params or self.get_default_sampling_params()
-        return self._streams.generate(prompt, params, request_id, priority, stream=stream)
+        return self._streams.generate(
+            prompt, params, request_id, priority, stream=stream, data_parallel_rank=data_parallel_rank
+        )
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         """Raises InvalidRequest when the request could never run here; nothing is run. Thread-safe."""

@@ -56,6 +56,8 @@ class EngineRequest(msgspec.Struct, array_like=True):
     """Lower runs first, under the `priority` policy."""
     flush_interval_s: float = 0.0
     """New tokens may wait this long for company before they are sent. A finished request is sent at once."""
+    cache_salt: str | None = None
+    """The request shares cached prefixes only with requests of the same salt."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -147,6 +149,8 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of requests that were looked for in the prefix cache, when the requests ran for the first time."""
     prefix_cache_hits: int = 0
     """Those of them that it held."""
+    num_deferred: int = 0
+    """Those of `num_waiting` that are held back while their grammars are compiled."""
 
 
 NO_LOAD = LoadView(0, 0, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,7 +42,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     """Divides (positive) or multiplies (negative) the logit of every token in the prompt or the output."""
     seed: int | None = None
-    """Same seed, prompt and parameters: same random numbers, whatever else runs. None: drawn from the engine's seed."""
+    """Same seed, prompt and parameters: same random numbers, whatever else runs. None or -1: drawn from the engine's
+    seed."""
     stop: str | list[str] | None = None
     """Strings that end the text."""
     stop_token_ids: list[int] | None = None
@@ -50,7 +52,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     max_tokens: int | None = 16
     """Tokens to generate at most; None: as many as the model's length leaves."""
     min_tokens: int = 0
-    """Tokens to generate before end-of-sequence and `stop_token_ids` are allowed."""
+    """Tokens to generate before end-of-sequence and `stop_token_ids` are allowed. A complete constrained output ends
+    before that, because nothing can follow it."""
     logprobs: int | None = None
     """Return this many of the most likely tokens' log probabilities beside the sampled one's; -1 means all."""
     prompt_logprobs: int | None = None
@@ -73,6 +76,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.stop = [self.stop]
         if self.top_k == -1:
             self.top_k = 0
+        if self.seed == -1:
+            self.seed = None
         self._check_ranges()
         self._check_combinations()
 
@@ -86,6 +91,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         """`stop` as a list, empty when there is none."""
         assert not isinstance(self.stop, str), "normalised by the constructor"
         return self.stop or []
+
+    def early_end_ids(self, eos_token_ids: Sequence[int]) -> Sequence[int]:
+        """The tokens that end an output before `min_tokens`, when it is constrained and complete; none if it isn't.
+
+        Where the model's own tokens end it, they alone do: a stop token may also be a part of a constrained output.
+        """
+        if self.structured_outputs is None:
+            return ()
+        return (self.stop_token_ids or ()) if self.ignore_eos else eos_token_ids
 
     def clone(self) -> SamplingParams:
         """A copy that shares no lists with this one."""

@@ -34,11 +34,13 @@ class RankStatus:
     """The GPU of each of its workers, as their nodes number them; empty on CPUs."""
     num_running: int = 0
     num_waiting: int = 0
-    """Requests that it has, but no room for yet."""
+    """Requests that it has, and that haven't begun: for want of room, or because they are deferred."""
     kv_usage: float = 0.0
     """Share of its KV cache's blocks that running requests hold, 0 to 1."""
     num_restarts: int = 0
     """How often another process has taken its place, since it was added."""
+    num_deferred: int = 0
+    """Those of `num_waiting` that wait for their grammars to be compiled."""
 
 
 @dataclass(frozen=True)

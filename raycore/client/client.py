@@ -25,7 +25,7 @@ import msgspec
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from raycore.client.inputs import ParsedPrompt, check_request
+from raycore.client.inputs import ParsedPrompt, check_request, priorities_for_each
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
 from raycore.client.routing import Router
@@ -64,6 +64,9 @@ class _Underway:
     sink: Sink
     sequences: list[EngineRequest]
     """One for each of its `n` sequences."""
+    cache_salt: str | None = None
+    wanted_rank: int | None = None
+    """The rank that its caller has named, which gets it if it serves."""
     dp_rank: int | None = None
     """The rank that has it; None while it waits for one."""
     num_failures: int = 0
@@ -112,6 +115,8 @@ class EngineClient:
             self._grammars.prepare()  # while the ranks start
         self._recorder = Recorder(config.model.max_model_len)
         self._links: dict[int, _Link] = {}
+        self._dp_ranks: set[int] = set()
+        """The ranks that serve, and those that have died and may be replaced."""
         self._router = Router()
         self._underway: dict[str, _Underway] = {}
         self._parked: dict[str, None] = {}
@@ -133,12 +138,16 @@ class EngineClient:
         flush_interval_s: float = 0.0,
         request_ids: Sequence[str] | None = None,
         priorities: Sequence[int] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> list[str]:
         """Check requests, route them, and hand them to their ranks, one message a rank.
 
         Args:
             sink: gets an update for each step of a request with `stream`, else one at its end.
             flush_interval_s: tokens may wait this long for company before they are sent here.
+            priorities: one for each, lower first.
+            data_parallel_rank: the rank that gets the requests. While it is being replaced, and when it is lost, others
+                get them.
 
         Returns: the request ids, in order.
 
@@ -150,6 +159,7 @@ class EngineClient:
         for prompt, param in zip(prompts, params, strict=True):
             self.check(prompt, param)
             self.check_structured_outputs(param)
+        priorities = priorities_for_each(priorities, len(prompts))
         ids = list(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
         # before the lock is taken, for which all that comes from the ranks would wait
         bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
@@ -160,12 +170,15 @@ class EngineClient:
             for request_id in ids:
                 if request_id in self._underway:
                     raise InvalidRequest(f"request_id={request_id!r} is already under way")
+            self._check_rank(data_parallel_rank)
             try:
                 for i, (request_id, prompt, param) in enumerate(zip(ids, prompts, params, strict=True)):
                     sequences = self._expand(
                         request_id, prompt, param, bad_words[i], flush_interval_s, priorities[i] if priorities else 0
                     )
-                    underway = self._underway[request_id] = _Underway(sink, sequences)
+                    underway = self._underway[request_id] = _Underway(
+                        sink, sequences, prompt.cache_salt, data_parallel_rank
+                    )
                     self._assembler.add(request_id, prompt.text, prompt.token_ids, param, underway.seq_ids, stream)
                 self._dispatch(ids)
             except BaseException:
@@ -287,6 +300,7 @@ class EngineClient:
         link = _Link(dp_rank, actor, info)
         with self._lock:
             self._links[dp_rank] = link
+            self._dp_ranks.add(dp_rank)
             self._recorder.add_rank(dp_rank)
             self._tightest = min((link.info for link in self._links.values()), key=lambda info: info.num_kv_tokens)
             self._router.add(dp_rank)
@@ -309,6 +323,7 @@ class EngineClient:
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
         """The ranks are to go: give them nothing more, wait for what they have, and hand what is left to others."""
         with self._lock:
+            self._dp_ranks.difference_update(dp_ranks)
             for dp_rank in dp_ranks:
                 self._router.remove(dp_rank)
             self._drained.wait_for(lambda: not self._on_ranks(dp_ranks), timeout_s)
@@ -420,7 +435,9 @@ class EngineClient:
             if not self._router.has_ranks:
                 self._parked[request_id] = None
                 continue
-            (request.dp_rank,) = self._router.assign([request.sequences[0].prompt_token_ids])
+            (request.dp_rank,) = self._router.assign(
+                [request.sequences[0].prompt_token_ids], cache_salt=request.cache_salt, rank=request.wanted_rank
+            )
             self._parked.pop(request_id, None)
             unfinished = self._assembler.unfinished(request_id)
             by_rank[request.dp_rank] += [request.sequences[index] for index in unfinished]
@@ -514,6 +531,7 @@ class EngineClient:
                 bad_words_token_ids=bad_words,
                 priority=priority,
                 flush_interval_s=flush_interval_s,
+                cache_salt=prompt.cache_salt,
             )
             for index, seq_id in enumerate(seq_ids)
         ]
@@ -523,6 +541,13 @@ class EngineClient:
             return (params.seed + index) & MAX_SEED
         # an odd multiplier spreads consecutive seq_ids over all seeds, so that none is a neighbour's
         return (self._config.model.seed + 0x9E3779B97F4A7C15 * (seq_id + 1)) & MAX_SEED
+
+    def _check_rank(self, dp_rank: int | None) -> None:
+        """Raises InvalidRequest when the engine has no such rank. With the lock held."""
+        given: Any = dp_rank  # users may pass anything
+        if given is not None and (type(given) is not int or given not in self._dp_ranks):
+            known = ", ".join(map(str, sorted(self._dp_ranks)))
+            raise InvalidRequest(f"data_parallel_rank={dp_rank!r} is not one of this engine's ranks: {known}")
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
@@ -535,7 +560,8 @@ def _known_load(said: LoadView, num_own: int | None) -> LoadView:
         return said
     if num_own == 0:
         return NO_LOAD  # the last were aborted, which no output follows
-    return LoadView(max(said.num_waiting, num_own - said.num_running), said.num_running, said.kv_usage)
+    num_waiting = max(said.num_waiting, num_own - said.num_running)
+    return LoadView(num_waiting, said.num_running, said.kv_usage, num_deferred=said.num_deferred)
 
 
 def _request_failed(request_id: str, request: _Underway, error: EngineDeadError) -> RequestFailed:

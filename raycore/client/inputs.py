@@ -12,7 +12,12 @@ from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; a mapping may have a `cache_salt`, too."""
+
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_EMPTY_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+"""Keys of vLLM's prompts that change nothing when they are empty."""
+_INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(slots=True)
@@ -21,6 +26,8 @@ class ParsedPrompt:
 
     text: str | None
     token_ids: list[int]
+    cache_salt: str | None = None
+    """The request shares cached prefixes only with requests of the same salt."""
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -50,20 +57,65 @@ def parse_prompts(
 
 
 def _split(index: int, prompt: Any) -> ParsedPrompt:
-    if isinstance(prompt, Mapping):
-        fields = cast(Mapping[str, Any], prompt)
-        if "prompt_token_ids" in fields:
-            return ParsedPrompt(fields.get("prompt"), _token_ids(index, fields["prompt_token_ids"]))
-        if "prompt" not in fields:
-            raise InvalidRequest(
-                f"prompt {index} is a mapping without 'prompt' or 'prompt_token_ids': {sorted(fields)}"
-            )
-        prompt = fields["prompt"]
+    """The prompt with its token ids, as far as it has any."""
+    if not isinstance(prompt, Mapping):
+        return _text_or_ids(index, prompt)
+    fields = cast(Mapping[Any, Any], prompt)
+    _check_keys(index, fields)
+    if "prompt_token_ids" in fields:
+        text = fields.get("prompt")
+        parsed = ParsedPrompt(
+            None if text is None else _text(index, text), _token_ids(index, fields["prompt_token_ids"])
+        )
+    elif "prompt" in fields:
+        parsed = _text_or_ids(index, fields["prompt"])
+    else:
+        raise InvalidRequest(f"prompt {index} is a mapping without 'prompt' or 'prompt_token_ids': {list(fields)}")
+    parsed.cache_salt = _cache_salt(index, fields.get("cache_salt"))
+    return parsed
+
+
+def _check_keys(index: int, fields: Mapping[Any, Any]) -> None:
+    for key, value in fields.items():
+        if key in _KEYS or (key in _EMPTY_KEYS and not value):
+            continue
+        raise InvalidRequest(
+            f"prompt {index} has the key {key!r}, which is not supported: a prompt is 'prompt' (text) or "
+            "'prompt_token_ids', and may have a 'cache_salt'"
+        )
+
+
+def _text_or_ids(index: int, prompt: Any) -> ParsedPrompt:
     if isinstance(prompt, str):
-        if not prompt:
-            raise InvalidRequest(f"prompt {index} is an empty string: there is nothing to continue")
-        return ParsedPrompt(prompt, [])
+        return ParsedPrompt(_text(index, prompt), [])
     return ParsedPrompt(None, _token_ids(index, prompt))
+
+
+def _text(index: int, text: Any) -> str:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"prompt {index} is {type(text).__name__}, not text")
+    if not text:
+        raise InvalidRequest(f"prompt {index} is an empty string: there is nothing to continue")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"prompt {index} contains {text[error.start]!a} at character {error.start}: half of a surrogate pair is no "
+            "character"
+        ) from None
+    return text
+
+
+def _cache_salt(index: int, salt: Any) -> str | None:
+    if salt is None:
+        return None
+    if not isinstance(salt, str) or not salt:
+        raise InvalidRequest(f"prompt {index}: cache_salt={salt!r} is not a non-empty string")
+    try:
+        salt.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"prompt {index}: cache_salt={salt!a} contains half of a surrogate pair") from None
+    return salt
 
 
 def _token_ids(index: int, ids: Any) -> list[int]:
@@ -76,6 +128,26 @@ def _token_ids(index: int, ids: Any) -> list[int]:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise InvalidRequest(f"prompt {index} contains {token_id!r}, which is not a token id")
     return token_ids
+
+
+def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int] | None:
+    """The priorities of `count` prompts; None when there are none.
+
+    Raises:
+        InvalidRequest: it isn't a list of integers, one for each prompt.
+    """
+    given: Any = priority  # users may pass anything
+    if given is None:
+        return None
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise InvalidRequest(f"priority={given!r} is not a list of integers, one for each prompt")
+    priorities = list(cast(Sequence[Any], given))
+    if len(priorities) != count:
+        raise InvalidRequest(f"{len(priorities)} priorities for {count} prompts: give one for each")
+    for each in priorities:
+        if isinstance(each, bool) or not isinstance(each, int) or each not in _INT64:
+            raise InvalidRequest(f"priority contains {each!r}, which is not an integer of 64 bits")
+    return priorities
 
 
 def check_request(prompt: ParsedPrompt, params: SamplingParams, vocab_size: int, engine: EngineInfo) -> None:

@@ -96,10 +96,10 @@ class PrefixAffinity:
             self._ranks[chunk] &= ~(1 << rank)
 
 
-def prompt_chunks(token_ids: Sequence[int]) -> list[int]:
-    """A hash for each whole chunk that the prompt begins with, each covering all tokens up to its end."""
+def prompt_chunks(token_ids: Sequence[int], cache_salt: str | None = None) -> list[int]:
+    """A hash for each whole chunk that the prompt begins with, each covering the salt and all tokens up to its end."""
     chunks: list[int] = []
-    value = 0
+    value = hash(cache_salt)
     for start in range(0, min(len(token_ids) // _CHUNK_TOKENS, _MAX_CHUNKS) * _CHUNK_TOKENS, _CHUNK_TOKENS):
         value = hash((value, tuple(token_ids[start : start + _CHUNK_TOKENS])))
         chunks.append(value)
@@ -137,9 +137,16 @@ class Router:
         """Whether any rank takes requests."""
         return bool(self._counts)
 
-    def assign(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """A rank for each prompt, given as token ids. Each counts as under way until `finish()`. There is a rank."""
-        return [self._assign_one(prompt) for prompt in prompts]
+    def assign(
+        self, prompts: Sequence[Sequence[int]], *, cache_salt: str | None = None, rank: int | None = None
+    ) -> list[int]:
+        """A rank for each prompt, given as token ids. Each counts as under way until `finish()`. There is a rank.
+
+        Args:
+            cache_salt: the prompts' salt.
+            rank: the one that gets them, if it takes requests.
+        """
+        return [self._assign_one(prompt, cache_salt, rank) for prompt in prompts]
 
     def observe(self, rank: int, load: LoadView | None) -> None:
         """What a rank says of its load. What exceeds this client's own requests is taken for other clients'."""
@@ -170,12 +177,15 @@ class Router:
             for rank, counts in self._counts.items()
         }
 
-    def _assign_one(self, prompt: Sequence[int]) -> int:
+    def _assign_one(self, prompt: Sequence[int], cache_salt: str | None, wanted: int | None) -> int:
         ranks = list(self._counts)
         rank = ranks[0]
         if len(ranks) > 1:
-            chunks = prompt_chunks(prompt)
-            rank = ranks[choose_rank(list(self.loads().values()), self._affinity.match(chunks, ranks))]
+            chunks = prompt_chunks(prompt, cache_salt)
+            if wanted is not None and wanted in self._counts:
+                rank = wanted
+            else:
+                rank = ranks[choose_rank(list(self.loads().values()), self._affinity.match(chunks, ranks))]
             self._affinity.add(chunks, rank)
         counts = self._counts[rank]
         counts.own += 1

@@ -38,6 +38,7 @@ class Submitter(Protocol):
         flush_interval_s: float = 0.0,
         request_ids: Sequence[str] | None = None,
         priorities: Sequence[int] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> list[str]: ...
 
     def check_structured_outputs(self, params: SamplingParams) -> None: ...
@@ -61,6 +62,7 @@ class Streams:
         priority: int = 0,
         *,
         stream: bool = True,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `AsyncLLM.generate`."""
         streams = self._of_this_loop()
@@ -78,6 +80,7 @@ class Streams:
             flush_interval_s=0.0 if stream else coalescing_s([params]),
             request_ids=[request_id],
             priorities=[priority],
+            data_parallel_rank=data_parallel_rank,
         )
         own = streams.open(request_id)
         is_finished = False

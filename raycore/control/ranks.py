@@ -30,6 +30,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 num_waiting=load.num_waiting,
                 kv_usage=round(load.kv_usage, 4),
                 num_restarts=watch.num_restarts if watch is not None else 0,
+                num_deferred=load.num_deferred,
             )
         )
     return statuses

@@ -14,18 +14,29 @@ from numpy.typing import NDArray
 
 DIGEST_BYTES = 16
 ROOT_DIGEST = bytes(DIGEST_BYTES)
-"""Stands before the first block."""
+"""Stands before the first block of a request without a salt."""
 
 
-def extend_digests(digests: list[bytes], tokens: NDArray[np.int32], num_blocks: int, block_size: int) -> None:
+def root_digest(salt: str | None) -> bytes:
+    """What stands before the first block: requests share prefixes only with requests of the same salt."""
+    if salt is None:
+        return ROOT_DIGEST
+    # `person` makes it another function than the one for blocks: no salt can stand for somebody else's prefix
+    return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"cache_salt").digest()
+
+
+def extend_digests(
+    digests: list[bytes], tokens: NDArray[np.int32], num_blocks: int, block_size: int, root: bytes = ROOT_DIGEST
+) -> None:
     """Append to `digests`, which covers the first blocks of `tokens`, until it covers `num_blocks`.
 
     Args:
         tokens: int32, at least `num_blocks * block_size` long.
+        root: what `root_digest` gives for the request's salt.
     """
     first = len(digests)
     data = tokens[first * block_size : num_blocks * block_size].tobytes()
-    parent = digests[-1] if digests else ROOT_DIGEST
+    parent = digests[-1] if digests else root
     width = block_size * tokens.itemsize
     for start in range(0, len(data), width):
         parent = blake2b(parent + data[start : start + width], digest_size=DIGEST_BYTES).digest()

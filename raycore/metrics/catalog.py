@@ -16,6 +16,29 @@ GAUGES: tuple[tuple[str, str, Callable[[RankStatus], float]], ...] = (
     ("raycore_rank_serving", "1 while the rank takes requests.", lambda rank: rank.state == "serving"),
 )
 
+LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], float]]], ...] = (
+    (
+        "vllm:engine_sleep_state",
+        "Whether the rank is up (awake). Ranks never sleep.",
+        "sleep_state",
+        {
+            "awake": lambda rank: rank.state in ("serving", "leaving"),
+            "weights_offloaded": lambda rank: 0,
+            "discard_all": lambda rank: 0,
+        },
+    ),
+    (
+        "vllm:num_requests_waiting_by_reason",
+        "Waiting requests: for room (capacity), or for a grammar to be compiled (deferred).",
+        "reason",
+        {
+            "capacity": lambda rank: rank.num_waiting - rank.num_deferred,
+            "deferred": lambda rank: rank.num_deferred,
+        },
+    ),
+)
+"""Gauges with one more label: name, text, the label, and each of its values with where its number is."""
+
 RESTARTS = "raycore_rank_restarts", "How often another process has taken the rank's place."
 WITHOUT_RANK = "raycore_requests_without_rank", "Requests that wait because no rank serves."
 FINISHED = "vllm:request_success", "Requests that have ended, by finished_reason."

@@ -11,7 +11,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raycore.metrics.catalog import COUNTERS, FINISHED, GAUGES, HISTOGRAMS, RESTARTS, WITHOUT_RANK
+from raycore.metrics.catalog import COUNTERS, FINISHED, GAUGES, HISTOGRAMS, LABELLED_GAUGES, RESTARTS, WITHOUT_RANK
 from raycore.metrics.counts import Histogram, RankCounts
 from raycore.metrics.view import MetricsView
 
@@ -47,6 +47,12 @@ class EngineCollector(Collector):
             gauge = GaugeMetricFamily(name, text, labels=LABELS)
             for rank in view.ranks:
                 gauge.add_metric(self._labels(rank.dp_rank), value_of(rank))
+            yield gauge
+        for name, text, label, values in LABELLED_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=(*LABELS, label))
+            for rank in view.ranks:
+                for label_value, value_of in values.items():
+                    gauge.add_metric([*self._labels(rank.dp_rank), label_value], value_of(rank))
             yield gauge
         restarts = CounterMetricFamily(*RESTARTS, labels=LABELS)
         for rank in view.ranks:

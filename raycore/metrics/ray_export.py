@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from raycore.metrics.catalog import COUNTERS, FINISHED, GAUGES, RESTARTS
+from raycore.metrics.catalog import COUNTERS, FINISHED, GAUGES, LABELLED_GAUGES, RESTARTS
 from raycore.metrics.view import MetricsView
 
 logger = logging.getLogger(__name__)
@@ -60,11 +60,16 @@ class RayExport:
         self._last_gauges, self._last_counters = gauges, counters
 
     def _gauges(self, view: MetricsView) -> dict[Sample, float]:
-        return {
+        gauges = {
             self._sample(name, rank.dp_rank): float(value_of(rank))
             for name, _, value_of in GAUGES
             for rank in view.ranks
         }
+        for name, _, label, values in LABELLED_GAUGES:
+            for rank in view.ranks:
+                for label_value, value_of in values.items():
+                    gauges[self._sample(name, rank.dp_rank, **{label: label_value})] = float(value_of(rank))
+        return gauges
 
     def _counters(self, view: MetricsView) -> dict[Sample, float]:
         counters = {self._sample(RESTARTS[0], rank.dp_rank): float(rank.num_restarts) for rank in view.ranks}
@@ -87,7 +92,10 @@ class RayExport:
         return self._metrics[name]
 
 
-_TEXTS = {name.replace("vllm:", "raycore_"): text for name, text, *_ in (*GAUGES, *COUNTERS, RESTARTS, FINISHED)}
+_TEXTS = {
+    name.replace("vllm:", "raycore_"): text
+    for name, text, *_ in (*GAUGES, *LABELLED_GAUGES, *COUNTERS, RESTARTS, FINISHED)
+}
 
 
 def _node_exports() -> bool:

@@ -24,7 +24,7 @@ class Prefixes:
         if not request.reads_prefix_cache:
             return []
         num_blocks = (len(request.tokens) - 1) // self._block_size
-        extend_digests(request.digests, request.tokens, num_blocks, self._block_size)
+        extend_digests(request.digests, request.tokens, num_blocks, self._block_size, request.root_digest)
         return self._cache.match(request.digests, num_blocks)
 
     def publish(self, slots: list[int]) -> None:
@@ -39,7 +39,7 @@ class Prefixes:
             assert request is not None
             if num_full <= request.num_published_blocks:
                 continue
-            extend_digests(request.digests, table.tokens[slot], num_full, self._block_size)
+            extend_digests(request.digests, table.tokens[slot], num_full, self._block_size, request.root_digest)
             block_ids = self._blocks.row(slot)
             for index in range(request.num_published_blocks, num_full):
                 self._cache.insert(request.digests[index], int(block_ids[index]))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.errors import InvalidRequest, RequestTooLarge
+from raycore.kvcache.prefix_cache import ROOT_DIGEST, root_digest
 from raycore.messages import EngineRequest, NewRequest
 from raycore.sampling_params import SamplingParams
 
@@ -34,6 +35,11 @@ class Request:
     """Prompt and output together are this long before a stop token counts."""
     stop_token_ids: frozenset[int]
     """Every token that ends the request, end-of-sequence included. All are in the vocabulary."""
+    early_end_ids: frozenset[int] = frozenset()
+    """Those of them that end it also before `min_tokens`, when workers sample them only behind a complete constrained
+    output."""
+    root_digest: bytes = ROOT_DIGEST
+    """What stands before its first block; see `raycore.kvcache.prefix_cache`."""
     slot: int = -1
     """-1 while it waits."""
     was_started: bool = False
@@ -52,7 +58,7 @@ class Request:
 
     def end_of(self, token_id: int, num_tokens: int) -> tuple[str, int | None] | None:
         """(finish reason, stop reason) if the request ends with this token, its `num_tokens`-th; else None."""
-        if num_tokens >= self.min_tokens and token_id in self.stop_token_ids:
+        if token_id in self.stop_token_ids and (num_tokens >= self.min_tokens or token_id in self.early_end_ids):
             is_eos = not self.params.ignore_eos and token_id in self.eos_token_ids
             return "stop", None if is_eos else token_id
         return ("length", None) if num_tokens >= self.max_tokens else None
@@ -109,6 +115,8 @@ class RequestLimits:
             max_tokens=max_tokens,
             min_tokens=num_prompt + params.min_tokens,
             stop_token_ids=frozenset(token for token in stops if 0 <= token < self.vocab_size),
+            early_end_ids=frozenset(params.early_end_ids(message.eos_token_ids)),
+            root_digest=root_digest(message.cache_salt),
         )
 
     def _tokens(self, message: EngineRequest) -> NDArray[np.int32]:

@@ -126,6 +126,7 @@ class Scheduler:
             self._num_preemptions,
             self._num_queried_tokens,
             self._num_cached_tokens,
+            len(self._held),
         )
 
     def reset_prefix_cache(self) -> bool:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -44,12 +44,21 @@ from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, Ev
 
 logger = logging.getLogger(__name__)
 
+DataParallelRank = Annotated[int | None, Header(alias="X-data-parallel-rank", ge=0)]
+"""The data-parallel rank that gets the request; without it the server chooses one."""
+
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 
 
 def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
     """The application. It owns nothing: who started `engine` ends it."""
-    app = FastAPI(title="raycore", version=version("raycore"), docs_url="/docs", redoc_url=None)
+    app = FastAPI(
+        title="raycore",
+        version=version("raycore"),
+        docs_url="/docs",
+        redoc_url=None,
+        strict_content_type=False,  # a body is JSON also where no header says so
+    )
     app.state.engine, app.state.options = engine, options
     app.add_middleware(Admission, engine=engine, options=options)
     app.add_middleware(WholeBody, options=options)
@@ -99,13 +108,19 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
         return JSON(await unless_client_leaves(request, prepared.answer()))
 
     @app.post("/v1/completions", responses=responses(CompletionAnswer, *_ERRORS, streams=True))
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    async def completions(
+        body: CompletionRequest, request: Request, data_parallel_rank: DataParallelRank = None
+    ) -> Response:
         """Continue prompts."""
+        body.send_to(data_parallel_rank)
         return await respond(request, prepare_completion, body)
 
     @app.post("/v1/chat/completions", responses=responses(ChatAnswer, *_ERRORS, streams=True))
-    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+    async def chat_completions(
+        body: ChatCompletionRequest, request: Request, data_parallel_rank: DataParallelRank = None
+    ) -> Response:
         """Answer a conversation."""
+        body.send_to(data_parallel_rank)
         return await respond(request, prepare_chat, body)
 
 

@@ -39,7 +39,7 @@ class Completion:
             check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt")
             engine.check(token_ids, params)
         jobs = [
-            Job(token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}", request.priority)
+            Job.of(request, token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}")
             for i, token_ids in enumerate(ids)
         ]
         return Completion(engine, request, Envelope.of(request, model, request_id), jobs, texts)
@@ -61,12 +61,10 @@ class Completion:
         """The answer's events."""
         progress = [[Progress() for _ in range(job.params.n)] for job in self.jobs]
         latest: dict[int, RequestOutput] = {}
-        options = self.request.stream_options
-        counts_always = options is not None and options.continuous_usage_stats
         async with aclosing(run_streaming(self.engine, self.jobs)) as outputs:
             async for number, output in outputs:
                 latest[number] = output
-                used = usage(self._counted(list(latest.values()))) if counts_always else None
+                used = usage(self._counted(list(latest.values()))) if self.envelope.has_usage_in_each else None
                 for completion in output.outputs:
                     choice = self._choice(number, completion.index, progress[number][completion.index], output)
                     if choice is not None:

@@ -19,13 +19,16 @@ class Envelope:
     model: str
     has_usage: bool
     """Whether a stream ends with its usage; the other objects then have the field, too, but null."""
+    has_usage_in_each: bool
+    """Whether the other objects have the usage so far instead of null."""
 
     @staticmethod
     def of(request: SamplingRequest, model: str, request_id: str) -> Envelope:
         """For a request that begins now."""
         options = request.stream_options
         has_usage = options is not None and bool(options.include_usage)
-        return Envelope(request_id, int(time.time()), model, has_usage)
+        has_usage_in_each = options is not None and has_usage and bool(options.continuous_usage_stats)
+        return Envelope(request_id, int(time.time()), model, has_usage, has_usage_in_each)
 
     def around(self, kind: str, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
         """The whole object, as OpenAI's `kind` of object."""

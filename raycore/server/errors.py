@@ -48,7 +48,7 @@ def unsupported(param: str, why: str) -> APIError:
 def invalid_body(errors: Sequence[Any]) -> APIError:
     """What to tell of a body that isn't a request, of which pydantic has found `errors`."""
     first = errors[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
+    where = [str(part) for part in first["loc"] if part not in ("body", "header")]
     if first["type"] == "json_invalid":
         return APIError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     if first["type"] == "extra_forbidden":

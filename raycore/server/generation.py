@@ -13,6 +13,7 @@ from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.constraints import named
+from raycore.server.protocol import SamplingRequest
 from raycore.text.tokenizer import Tokenizer
 
 
@@ -27,8 +28,12 @@ class ServingEngine(Protocol):
         priority: int = 0,
         *,
         stream: bool = True,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Cumulative outputs, the last of which is finished; without `stream` that one alone."""
+        """Cumulative outputs, the last of which is finished; without `stream` that one alone.
+
+        Raises InvalidRequest when there is no rank `data_parallel_rank`.
+        """
         ...
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
@@ -67,6 +72,28 @@ class Job:
     priority: int = 0
     constraint_param: str = "structured_outputs"
     """The request's field that says what `params.structured_outputs` does."""
+    cache_salt: str | None = None
+    data_parallel_rank: int | None = None
+    """The rank that gets it; None: any."""
+
+    @staticmethod
+    def of(
+        request: SamplingRequest,
+        token_ids: list[int],
+        params: SamplingParams,
+        request_id: str,
+        constraint_param: str = "structured_outputs",
+    ) -> Job:
+        """One of a request's prompts."""
+        return Job(
+            token_ids,
+            params,
+            request_id,
+            request.priority,
+            constraint_param,
+            request.cache_salt,
+            request.data_parallel_rank,
+        )
 
 
 async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]:
@@ -180,8 +207,10 @@ async def _last(engine: ServingEngine, job: Job) -> RequestOutput:
 
 
 def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
-    prompt = {"prompt_token_ids": job.token_ids}
-    outputs = engine.generate(prompt, job.params, job.request_id, job.priority, stream=stream)
+    prompt = {"prompt_token_ids": job.token_ids, "cache_salt": job.cache_salt}
+    outputs = engine.generate(
+        prompt, job.params, job.request_id, job.priority, stream=stream, data_parallel_rank=job.data_parallel_rank
+    )
     return outputs if job.params.structured_outputs is None else _naming_constraint(outputs, job.constraint_param)
 
 

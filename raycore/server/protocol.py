@@ -1,6 +1,7 @@
-"""Requests as clients send them. Fields are OpenAI's, then those of vLLM's that change what is sampled.
+"""Requests as clients send them. Fields are OpenAI's, then vLLM's.
 
-A field that OpenAI documents and this server lacks is listed too, so that asking for it is refused by its name.
+A field that one of them documents and this server lacks is listed, too: a value that changes nothing is taken, and any
+other is refused by the field's name.
 """
 
 from __future__ import annotations
@@ -45,6 +46,24 @@ def _one_by_one(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 @cache
 def _names_of(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+@cache
+def nullable_names(model: type[BaseModel]) -> frozenset[str]:
+    """The fields with a default other than null, which they have when a request gives them as null, too."""
+    return frozenset(
+        field.alias or name
+        for name, field in model.model_fields.items()
+        if not field.is_required() and field.default is not None
+    )
+
+
+def _without_nulls(model: type[BaseModel], given: Any) -> Any:
+    """The same without those fields for which null means the default."""
+    if not isinstance(given, dict):
+        return given
+    fields, nullable = cast("dict[str, Any]", given), nullable_names(model)
+    return {name: value for name, value in fields.items() if value is not None or name not in nullable}
 
 
 def _first_unknown(given: object, known: Container[str]) -> str | None:
@@ -111,14 +130,14 @@ class _Fields(BaseModel):
             # pydantic's errors are UTF-8, which a name from JSON needn't be
             name = unknown.encode(errors="replace").decode()
             raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted", {"name": name})
-        return given
+        return _without_nulls(cls, given)
 
 
 class StreamOptions(_Fields):
     include_usage: bool | None = None
     """Send one more event at the end, with the usage of the whole request."""
     continuous_usage_stats: bool | None = None
-    """Send the usage so far with each event."""
+    """With `include_usage`: send the usage so far with each event."""
     include_obfuscation: bool | None = None
 
 
@@ -171,9 +190,50 @@ class SamplingRequest(_Fields):
     structured_outputs: StructuredOutputs | None = None
     priority: Int64 = 0
     request_id: Annotated[Text, Field(max_length=256)] | None = None
+    session_id: Text | None = None
+    """Not used."""
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    """Cached prefixes are shared only with requests of the same salt."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer puts its special tokens around the prompt. Default: True for completions, else False."""
     return_token_ids: bool = False
+    best_of: int | None = None
+
+    use_beam_search: bool | None = None
+    length_penalty: Number | None = None
+    watermarking: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    logprob_token_ids: List[int] | None = None
+    logits_processors: List[Any] | None = None
+    guided_json: Any = None
+    guided_regex: Text | None = None
+    guided_choice: List[Text] | None = None
+    guided_grammar: Text | None = None
+    guided_decoding_backend: Text | None = None
+    guided_whitespace_pattern: Text | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    repetition_detection: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    stream_interval: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
+    return_mm_kwargs: bool | None = None
+    routed_experts_prompt_start: int | None = None
+
+    _data_parallel_rank: int | None = None
+
+    @property
+    def data_parallel_rank(self) -> int | None:
+        """The rank that gets the request, where a header has named one."""
+        return self._data_parallel_rank
+
+    def send_to(self, data_parallel_rank: int | None) -> None:
+        """Have this rank get the request; None: any."""
+        self._data_parallel_rank = data_parallel_rank
 
 
 class CompletionRequest(SamplingRequest):
@@ -182,8 +242,8 @@ class CompletionRequest(SamplingRequest):
     prompt: Prompt
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: int | None = None
     suffix: str | None = None
+    prompt_embeds: Any = None
 
 
 class FunctionDefinition(BaseModel):
@@ -277,6 +337,9 @@ class ChatCompletionRequest(SamplingRequest):
     """Whether the answer includes the reasoning, if the server separates it from the content."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: List[dict[str, Any]] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    return_prompt_text: bool | None = None
 
 
 class TokenizeRequest(_Fields):

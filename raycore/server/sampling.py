@@ -31,14 +31,42 @@ ABSENT = {
     "prediction": "this server uses no predicted outputs",
     "web_search_options": "this server doesn't search the web",
     "suffix": "this server doesn't insert text before a suffix",
+    "truncate_prompt_tokens": "this server doesn't truncate prompts",
+    "truncation_side": "this server doesn't truncate prompts",
+    "logprob_token_ids": "log probabilities of chosen tokens are not supported",
+    "guided_json": "removed by vLLM: use structured_outputs",
+    "guided_regex": "removed by vLLM: use structured_outputs",
+    "guided_choice": "removed by vLLM: use structured_outputs",
+    "guided_grammar": "removed by vLLM: use structured_outputs",
+    "guided_decoding_backend": "removed by vLLM: use structured_outputs",
+    "guided_whitespace_pattern": "removed by vLLM: use structured_outputs",
+    "prompt_embeds": "this server takes text and token ids",
+    "repetition_detection": "this server doesn't look for repetitions",
 }
-"""What OpenAI documents and this server lacks, and why."""
+"""What OpenAI or vLLM document and this server lacks, and why."""
 
-ONLY = {
+ONLY: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "documents": ([],),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "vllm_xargs": ({},),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "watermarking": (False,),
+    "thinking_token_budget": (-1,),
+    "stream_interval": (1,),
+    "routed_experts_prompt_start": (0,),
+    "return_mm_kwargs": (True,),
 }
 """Fields that may be given, but only with values that change nothing."""
 
@@ -48,8 +76,6 @@ TOKEN_ID_PATTERN = "[0-9]{1,18}"
 
 def completion_params(request: CompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
     """Raises APIError, naming the parameter."""
-    if request.best_of not in (None, request.n or 1):
-        raise unsupported("best_of", f"only the value of n ({request.n or 1}) is supported, not {request.best_of}")
     _check_limit("logprobs", request.logprobs, options.max_logprobs)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     chosen: dict[str, Any] = {"logprobs": request.logprobs, "max_tokens": max_tokens}
@@ -85,6 +111,8 @@ def _params(
     request: SamplingRequest, defaults: dict[str, Any], options: ServerOptions, chosen: dict[str, Any]
 ) -> SamplingParams:
     _check_documented(request)
+    if request.best_of not in (None, request.n or 1):
+        raise unsupported("best_of", f"only the value of n ({request.n or 1}) is supported, not {request.best_of}")
     _check_stream(request)
     _check_limit("n", request.n, options.max_n)
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
@@ -94,7 +122,7 @@ def _params(
     chosen["structured_outputs"] = structured_outputs(request)
     given = {name: value for name in _AS_THEY_ARE if (value := getattr(request, name)) is not None}
     if request.seed is not None:
-        given["seed"] = request.seed & MAX_SEED  # OpenAI's may be negative
+        given["seed"] = None if request.seed == -1 else request.seed & MAX_SEED  # OpenAI's may be negative
     if request.logit_bias is not None:
         given["logit_bias"] = _logit_bias(request.logit_bias)
     values: dict[str, Any] = {"max_tokens": None} | defaults | given | chosen

@@ -126,10 +126,13 @@ class TracedEngine:
         priority: int = 0,
         *,
         stream: bool = True,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As the engine's."""
         span = self._tracer.start_span("generate")
-        outputs = self._engine.generate(prompt, sampling_params, request_id, priority, stream=stream)
+        outputs = self._engine.generate(
+            prompt, sampling_params, request_id, priority, stream=stream, data_parallel_rank=data_parallel_rank
+        )
         last: RequestOutput | None = None
         try:
             async with aclosing(outputs):

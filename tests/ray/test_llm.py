@@ -176,6 +176,9 @@ def test_repeated_prefixes_are_cached(repeatable):
     assert first.num_cached_tokens == 0
     assert second.num_cached_tokens > 100
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
+    salted = [{"prompt": prompt, "cache_salt": salt} for salt in ("a", "b", "a")]
+    cached = [repeatable.generate(each, params, use_tqdm=False)[0].num_cached_tokens for each in salted]
+    assert cached == [0, 0, second.num_cached_tokens]
     assert repeatable.reset_prefix_cache()
     assert repeatable.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 0
 
@@ -189,6 +192,12 @@ def test_repeated_prefixes_are_cached(repeatable):
         ([1, -1], InvalidRequest, "-1"),
         ([5] * 1000, RequestTooLarge, "1000 tokens.*max_model_len=1000"),
         ({"text": "?"}, InvalidRequest, "text"),
+        ("a\ud83d", InvalidRequest, "half of a surrogate pair"),
+        (
+            {"prompt": "1", "multi_modal_data": {"image": 1}},
+            InvalidRequest,
+            "'multi_modal_data', which is not supported",
+        ),
     ],
 )
 def test_bad_prompts_are_refused_and_the_engine_serves_on(llm, prompt, error, match):
@@ -198,6 +207,13 @@ def test_bad_prompts_are_refused_and_the_engine_serves_on(llm, prompt, error, ma
     with pytest.raises(error, match=match):
         llm.generate(prompt, GREEDY, use_tqdm=False)
     assert texts(llm, "27 + 58 =") == [" 85"]
+
+
+@pytest.mark.parametrize(("priority", "match"), [(1, "priority=1 is not a list"), (["high"], "'high'")])
+def test_bad_priorities_are_refused(llm, priority, match):
+    with pytest.raises(InvalidRequest, match=match):
+        llm.generate(["27 + 58 ="], GREEDY, use_tqdm=False, priority=priority)
+    assert llm.generate(["27 + 58 ="], GREEDY, use_tqdm=False, priority=[3])[0].outputs[0].text == " 85"
 
 
 def test_a_request_larger_than_the_cache_is_refused_with_the_numbers(ray_cluster):

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+Headers = dict[str, str | None]
+"""None stands for a header that isn't sent."""
+
 
 @dataclass
 class Answer:
@@ -51,11 +54,12 @@ class Client:
     def post(self, path: str, body: Any = None, **kwargs: Any) -> Answer:
         return asyncio.run(self.call("POST", path, body, **kwargs))
 
-    def complete(self, **body: Any) -> Answer:
-        return self.post("/v1/completions", {"prompt": "27 + 58 =", **body})
+    def complete(self, headers: Headers | None = None, **body: Any) -> Answer:
+        return self.post("/v1/completions", {"prompt": "27 + 58 =", **body}, headers=headers)
 
-    def chat(self, **body: Any) -> Answer:
-        return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "27 + 58?"}], **body})
+    def chat(self, headers: Headers | None = None, **body: Any) -> Answer:
+        messages = [{"role": "user", "content": "27 + 58?"}]
+        return self.post("/v1/chat/completions", {"messages": messages, **body}, headers=headers)
 
     async def call(
         self,
@@ -64,7 +68,7 @@ class Client:
         body: Any = None,
         *,
         raw: Iterable[bytes] | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Headers | None = None,
         leave_after: int | None = None,
         stalls: bool = False,
     ) -> Answer:
@@ -83,7 +87,7 @@ class Client:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
+            "headers": [(name.lower().encode(), value.encode()) for name, value in sent.items() if value is not None],
             "http_version": "1.1",
             "scheme": "http",
             "server": ("test", 80),

@@ -13,6 +13,7 @@ import numpy as np
 from raycore.client.inputs import ParsedPrompt, check_request, parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.demo import demo_model_path
+from raycore.errors import InvalidRequest
 from raycore.messages import EngineInfo, FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
@@ -32,6 +33,8 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.params: list[SamplingParams] = []
         self.request_ids: list[str] = []
+        self.cache_salts: list[str | None] = []
+        self.dp_ranks: list[int | None] = []
         self.num_underway = 0
         self.aborted: list[str] = []
         self.at_token: Callable[[int], Any] = lambda index: None
@@ -58,9 +61,14 @@ class FakeEngine:
         priority: int = 0,
         *,
         stream: bool = True,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         params = sampling_params or SamplingParams()
         (parsed,) = parse_prompts([prompt], self._tokenizer)
+        if data_parallel_rank not in (None, 0, 1):
+            raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} is not 0 or 1")
+        self.cache_salts.append(parsed.cache_salt)
+        self.dp_ranks.append(data_parallel_rank)
         request_id = request_id or uuid.uuid4().hex
         self.params.append(params)
         self.request_ids.append(request_id)

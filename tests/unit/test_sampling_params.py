@@ -20,6 +20,7 @@ def test_defaults() -> None:
 
 def test_equivalent_forms_are_normalised() -> None:
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(seed=-1) == SamplingParams()
     assert SamplingParams(stop="\n") == SamplingParams(stop=["\n"])
     assert SamplingParams(stop="\n").stop_strings == ["\n"]
     assert SamplingParams().stop_strings == []
@@ -77,7 +78,7 @@ def test_values_at_the_edge_are_taken(accepted: dict[str, Any]) -> None:
         ({"frequency_penalty": -2.5}, ["frequency_penalty=-2.5"]),
         ({"repetition_penalty": 0.0}, ["repetition_penalty=0.0", "positive"]),
         ({"repetition_penalty": -1.0}, ["repetition_penalty=-1.0"]),
-        ({"seed": -1}, ["seed=-1"]),
+        ({"seed": -2}, ["seed=-2"]),
         ({"seed": MAX_SEED + 1}, [f"seed={MAX_SEED + 1}"]),
         ({"max_tokens": 0}, ["max_tokens=0", "at least 1"]),
         ({"max_tokens": 2**70}, [f"max_tokens={2**70}"]),

@@ -7,7 +7,7 @@ is picked afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,6 +67,8 @@ class _Rules:
     """Nothing else may be sampled; None allows all."""
     end_ids: NDArray[np.int64]
     """Forbidden until `min_tokens` are there."""
+    early_end_ids: NDArray[np.int64]
+    """Those of them that end a complete constrained output before that."""
     bad_words: list[NDArray[np.int64]]
     bias_ids: NDArray[np.int64]
     bias_values: NDArray[np.float32]
@@ -167,13 +169,14 @@ class LogitsRules:
         return _Rules(
             allowed_ids=None if allowed is None else self._known_ids(allowed),
             end_ids=self._known_ids(end_ids),
+            early_end_ids=self._known_ids(params.early_end_ids(eos_token_ids)),
             bad_words=[np.array(word, np.int64) for word in bad_words if len(word) and word[-1] < self._vocab_size],
             bias_ids=np.fromiter(bias, np.int64, len(bias)),
             bias_values=np.fromiter((max(-_MAX_BIAS, min(b, _MAX_BIAS)) for b in bias.values()), np.float32, len(bias)),
             grammar=grammar,
         )
 
-    def _known_ids(self, token_ids: Sequence[int] | set[int]) -> NDArray[np.int64]:
+    def _known_ids(self, token_ids: Collection[int]) -> NDArray[np.int64]:
         """Sorted, each once, without those that the model's vocabulary doesn't have."""
         ids = np.unique(np.fromiter(token_ids, np.int64, len(token_ids)))
         return ids[ids < self._vocab_size]
@@ -196,7 +199,10 @@ class LogitsRules:
             output = batch.token_ids[slot, int(batch.num_prompt[slot]) : int(positions[row])]
             forbidden_ids = _forbidden_ids(rules, output, bool(too_early[row]))
             if rules.grammar is not None:
-                self._apply_grammar(logits_RV[row], slot, rules.grammar, output, rules.allowed_ids, forbidden_ids)
+                early_end_ids = rules.early_end_ids if too_early[row] else _NO_IDS
+                self._apply_grammar(
+                    logits_RV[row], slot, rules.grammar, output, rules.allowed_ids, forbidden_ids, early_end_ids
+                )
                 forbidden_ids = _NO_IDS
             elif rules.allowed_ids is not None:
                 _keep_only(logits_RV[row], rules.allowed_ids)
@@ -217,8 +223,13 @@ class LogitsRules:
         output: NDArray[np.int32],
         allowed_ids: NDArray[np.int64] | None,
         forbidden_ids: NDArray[np.int64],
+        early_end_ids: NDArray[np.int64],
     ) -> None:
-        """Forbid what the grammar does, in place, and what the other rules do as far as that leaves any token."""
+        """Forbid what the grammar does, in place, and what the other rules do as far as that leaves any token.
+
+        Args:
+            early_end_ids: the tokens that may end the output here, if it has to end although they are forbidden.
+        """
         if slot in self._failures:
             return
         try:
@@ -230,6 +241,8 @@ class LogitsRules:
             kept_V = _narrow(kept_V, allowed_ids, is_wanted=True)
         if len(forbidden_ids):
             kept_V = _narrow(kept_V, forbidden_ids, is_wanted=False)
+        if kept_V[early_end_ids].any():
+            kept_V = _narrow(kept_V, early_end_ids, is_wanted=True)
         logits_V.masked_fill_(torch.as_tensor(~kept_V, device=logits_V.device), -torch.inf)
 
     def _apply_penalties(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -61,7 +61,7 @@ class Chat:
         )
         token_ids = _encode(engine, request, plan.prompt(conversation))
         engine.check(token_ids, params)
-        job = Job(token_ids, params, request_id, request.priority, plan.constraint_param)
+        job = Job.of(request, token_ids, params, request_id, plan.constraint_param)
         return Chat(engine, request, Envelope.of(request, model, request_id), job, plan)
 
     async def answer(self) -> dict[str, Any]:
@@ -93,8 +93,6 @@ class Chat:
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer's events: the role, then the text as it arrives, then the finish reason."""
-        options = self.request.stream_options
-        counts_always = options is not None and options.continuous_usage_stats
         progress = [Progress() for _ in range(self.job.params.n)]
         readers = [self.plan.reader() for _ in progress]
         counters = self._counters()
@@ -103,9 +101,11 @@ class Chat:
         roles = [self._delta(i, {"role": self._role, "content": begun}) for i in range(len(progress))]
         async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
             async for _, output in outputs:
+                counts_always = self.envelope.has_usage_in_each
                 used = self._usage(output, counters) if counts_always else None
                 for role in roles:
-                    first = self.envelope.around("chat.completion.chunk", [role], used)
+                    before = self._usage(replace(output, outputs=[]), counters) if counts_always else None
+                    first = self.envelope.around("chat.completion.chunk", [role], before)
                     if self.request.return_token_ids:
                         first["prompt_token_ids"] = output.prompt_token_ids
                     yield first

@@ -33,10 +33,13 @@ class ClientEngine:
         priority: int = 0,
         *,
         stream: bool = True,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `AsyncLLM.generate`."""
         params = sampling_params or SamplingParams(**self.default_sampling_params)
-        return self._streams.generate(prompt, params, request_id, priority, stream=stream)
+        return self._streams.generate(
+            prompt, params, request_id, priority, stream=stream, data_parallel_rank=data_parallel_rank
+        )
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         """See `AsyncLLM.check`."""

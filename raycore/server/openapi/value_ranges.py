@@ -10,7 +10,13 @@ from typing import Any
 
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
-from raycore.server.protocol import INT64_MAX
+from raycore.server.protocol import (
+    INT64_MAX,
+    ChatCompletionRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    nullable_names,
+)
 from raycore.server.sampling import ABSENT, ONLY, TOKEN_ID_PATTERN
 
 JsonSchema = dict[str, Any]
@@ -52,6 +58,9 @@ def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: S
         ("Message", message),
     ):
         _narrow_fields(schemas[name], ranges, options)
+    for request in (CompletionRequest, ChatCompletionRequest, TokenizeRequest):
+        for field in nullable_names(request):
+            _allow_null(schemas[request.__name__]["properties"][field])
 
     max_tokens = {"type": ["integer", "null"], "minimum": 1, "maximum": longest}
     schemas["CompletionRequest"]["allOf"] = [
@@ -119,6 +128,12 @@ def _narrow(schema: JsonSchema, ranges: Ranges) -> None:
     if "items" in schema:
         _narrow(schema["items"], ranges)
     schema |= ranges.get(schema.get("type", ""), {})
+
+
+def _allow_null(schema: JsonSchema) -> None:
+    """Document that a field may be null, which is the same as leaving it out."""
+    if "type" in schema:
+        schema["type"] = [schema["type"], "null"]
 
 
 def _unless(other: str, wanted: JsonSchema, field: str, schema: JsonSchema) -> JsonSchema:

@@ -50,7 +50,9 @@ class Engine:
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
-    async def generate(self, prompt, sampling_params=None, request_id=None, priority=0, *, stream=True):
+    async def generate(
+        self, prompt, sampling_params=None, request_id=None, priority=0, *, stream=True, data_parallel_rank=None
+    ):
         self._num_requests += 1
         self.on_request(self, self._num_requests)
         reason = "abort" if self.signals else "stop"

@@ -127,3 +127,25 @@ def test_a_replaced_rank_has_no_prefix():
     router.add(first)
     # equal loads and no affinity: the first that is left comes first
     assert router.assign([prompt]) == [3 - first]
+
+
+def test_another_salt_is_another_prefix():
+    prompt = list(range(640))
+    router = Router([0, 1])
+    assert router.assign([prompt], cache_salt="a") == [0]
+    assert router.assign([[5]]) == [1]
+    assert router.assign([prompt], cache_salt="b") == [1]
+    assert router.assign([prompt], cache_salt="a") == [0]
+    assert prompt_chunks(prompt, "a")[0] != prompt_chunks(prompt)[0]
+
+
+def test_a_request_may_name_its_rank():
+    router = Router([0, 1])
+    assert router.assign([[1], [2], [3]], rank=1) == [1, 1, 1]
+    assert router.loads()[1].num_requests == 3
+
+
+def test_a_named_rank_that_is_away_is_no_reason_to_wait():
+    router = Router([0, 1])
+    router.remove(1)
+    assert router.assign([[1]], rank=1) == [0]

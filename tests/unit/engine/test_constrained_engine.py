@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from number_formats import REPEATABLE
 
@@ -160,3 +161,30 @@ def test_one_that_cannot_be_followed_fails_alone(core):
     assert {end.finish_reason for end in ends.values()} == {"stop"}
     core.scheduler.check_integrity()
     assert core.load().num_running == 0
+
+
+@pytest.mark.parametrize("stop", [[], ["x"]])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_complete_output_ends_whatever_min_tokens_says(core, stop, ignore_eos):
+    """With `ignore_eos` only a stop token can end it."""
+    if ignore_eos and not stop:
+        pytest.skip("nothing would end it")
+    stop_ids = [TOKENS.encode(text)[0] for text in stop]
+    made = [request(seq_id, seed=9, regex="[a-c]{3}") for seq_id in range(NUM_REQUESTS)]
+    for each in made:
+        each.params = msgspec.structs.replace(
+            each.params, min_tokens=30, max_tokens=60, stop_token_ids=stop_ids, ignore_eos=ignore_eos
+        )
+    outputs, ends = run(core, made)
+    for each in made:
+        assert re.fullmatch("[a-c]{3}x?", TOKENS.decode(outputs[each.seq_id]))
+        assert len(outputs[each.seq_id]) == 4
+        assert ends[each.seq_id].finish_reason == "stop"
+
+
+def test_min_tokens_still_puts_off_the_end_of_an_output_that_can_go_on(core):
+    made = [request(seq_id, seed=10, regex="[a-c]*") for seq_id in range(4)]
+    for each in made:
+        each.params.min_tokens = 30
+    outputs, _ = run(core, made)
+    assert all(len(tokens) > 30 for tokens in outputs.values())

@@ -53,7 +53,7 @@ def test_others_run_meanwhile_and_it_runs_when_all_workers_are_ready(depth):
     core.submit(request(2))
     core.release_prepared()
     assert {seq_id: asked.regex for seq_id, asked in executor.asked.items()} == {1: "number 1"}
-    assert core.load().num_waiting == 2
+    assert (core.load().num_waiting, core.load().num_deferred) == (2, 1)
     assert list(run_to_end(core)) == [2]
     for worker in range(2):
         core.release_prepared()

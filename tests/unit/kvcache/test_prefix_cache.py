@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from raycore.kvcache.prefix_cache import PrefixCache, extend_digests
+from raycore.kvcache.prefix_cache import DIGEST_BYTES, PrefixCache, extend_digests, root_digest
 
 
 def digests_of(tokens: list[int], num_blocks: int, block_size: int = 2) -> list[bytes]:
@@ -45,3 +45,20 @@ def test_the_first_block_keeps_a_digest() -> None:
     assert 6 not in cache
     assert len(cache) == 1
     cache.check_integrity()
+
+
+def test_a_salt_makes_another_prefix_of_the_same_tokens() -> None:
+    roots = [root_digest(None), root_digest("a"), root_digest("b")]
+    chains = []
+    for root in roots:
+        digests: list[bytes] = []
+        extend_digests(digests, np.array([1, 2, 3, 4], np.int32), 2, 2, root)
+        chains.append(digests)
+    assert len({digest for digests in chains for digest in digests}) == 6
+    assert chains[0] == digests_of([1, 2, 3, 4], 2)
+
+
+def test_no_salt_begins_where_a_block_ends() -> None:
+    """Its digest is another function than a block's, so no salt can be chosen to continue another's prefix."""
+    tokens = np.array([0x61616161, 0x61616161], np.int32)
+    assert root_digest("\0" * DIGEST_BYTES + "a" * 8) != digests_of(tokens.tolist(), 1)[0]

@@ -78,3 +78,26 @@ def test_a_rank_that_has_gone_keeps_what_it_counted():
     view = replace(view, ranks=view.ranks[:1])
     assert value(view, "vllm:generation_tokens_total", 1) == 7
     assert value(view, "vllm:num_requests_running", 1) is None
+
+
+def test_a_rank_that_serves_is_awake():
+    states = {
+        state: {
+            name: value(view, "vllm:engine_sleep_state", sleep_state=name)
+            for name in ("awake", "weights_offloaded", "discard_all")
+        }
+        for state, view in {
+            state: replace(make_view(), ranks=[RankStatus(0, state, ["node"])])
+            for state in ("serving", "leaving", "restarting", "gone")
+        }.items()
+    }
+    awake = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    assert states["serving"] == states["leaving"] == awake
+    assert states["restarting"] == states["gone"] == awake | {"awake": 0}
+
+
+def test_waiting_requests_are_told_apart_by_why_they_wait():
+    view = make_view(num_waiting=5, num_deferred=2)
+    assert value(view, "vllm:num_requests_waiting") == 5
+    assert value(view, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3
+    assert value(view, "vllm:num_requests_waiting_by_reason", reason="deferred") == 2

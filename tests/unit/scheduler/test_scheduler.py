@@ -339,3 +339,16 @@ def test_preemptions_and_what_the_prefix_cache_gave_are_counted() -> None:
     load = engine.scheduler.load()
     assert load.num_preemptions == engine.worker.num_resumed > 0
     assert load.prefix_cache_queries == 18 + 8, "a request that starts over isn't counted again"
+
+
+def test_requests_share_prefixes_only_with_those_of_their_salt() -> None:
+    engine = FakeEngine(max_num_seqs=8, max_num_batched_tokens=128)
+    prompt = list(range(12))
+    salts = [None, "a", "b", None, "a", "b", "c"]
+    for salt in salts:
+        engine.submit(prompt, max_tokens=6, cache_salt=salt)
+        engine.run()
+    assert [engine.started[i] for i in range(len(salts))] == [0, 0, 0, 8, 8, 8, 0]
+    engine.submit([*prompt, *engine.tokens[1]], max_tokens=1, cache_salt="a")
+    engine.run()
+    assert engine.started[len(salts)] == 16, "outputs are shared, too"

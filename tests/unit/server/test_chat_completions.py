@@ -44,6 +44,17 @@ def test_usage_is_one_more_event_and_null_before(client):
     assert last["usage"] == client.chat().json["usage"]
 
 
+def test_the_event_of_the_role_counts_no_token(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = client.chat(stream=True, stream_options=options, max_tokens=3, n=2).events
+    used = [event["usage"] for event in events]
+    counts = [each["completion_tokens"] for each in used]
+    assert counts[:2] == [0, 0]
+    assert counts[2] > 0
+    assert counts == sorted(counts)
+    assert used[0] == {**used[-1], "completion_tokens": 0, "total_tokens": used[-1]["prompt_tokens"]}
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_log_probabilities_come_with_bytes_and_the_most_likely_tokens(client, engine, is_stream):
     answer = client.chat(logprobs=True, top_logprobs=2, max_tokens=3, stream=is_stream)

@@ -64,8 +64,19 @@ def test_usage_is_one_more_event_and_null_before(client):
 
 
 def test_usage_may_come_with_each_event(client):
-    events = client.complete(stream=True, stream_options={"continuous_usage_stats": True}, max_tokens=3).events
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *events, last = client.complete(stream=True, stream_options=options, max_tokens=3).events
     assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3]
+    assert last["usage"] == events[-1]["usage"]
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": False}])
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+def test_no_usage_comes_unless_it_is_asked_for(client, ask, options):
+    options = {"continuous_usage_stats": True} | options
+    events = getattr(client, ask)(stream=True, stream_options=options, max_tokens=3).events
+    assert all("usage" not in event for event in events)
+    assert all(event["choices"] for event in events)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -17,7 +17,7 @@ BAD = "invalid_request_error"
 REFUSED = {
     "/v1/completions": [
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"prompt_embeds": "x"}, "prompt_embeds"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -61,6 +61,8 @@ REFUSED = {
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"metadata": {"a": 1}}, "metadata"),
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"media_io_kwargs": {"image": {}}}, "media_io_kwargs"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ],
@@ -121,6 +123,25 @@ REFUSED_BY_BOTH = [
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"nonsense": 1}, "nonsense"),
     ({"use_beam_search": True}, "use_beam_search"),
+    ({"best_of": 2}, "best_of"),
+    ({"length_penalty": 1.5}, "length_penalty"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"truncation_side": "left"}, "truncation_side"),
+    ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+    ({"logits_processors": ["x"]}, "logits_processors"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"guided_regex": "a"}, "guided_regex"),
+    ({"guided_choice": ["a"]}, "guided_choice"),
+    ({"guided_grammar": "a"}, "guided_grammar"),
+    ({"guided_decoding_backend": "x"}, "guided_decoding_backend"),
+    ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
+    ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
+    ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+    ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": 5}, "cache_salt"),
+    ({"cache_salt": "\ud800"}, "cache_salt"),
     ({"\ud800": 1}, "?"),
 ]
 CASES = [(path, *case) for path, own in REFUSED.items() for case in [*own, *REFUSED_BY_BOTH]]
@@ -332,3 +353,99 @@ def test_a_request_id_that_is_under_way_is_refused_before_the_status_is_sent(cli
     engine.at_token = fail
     for is_stream in (False, True):
         assert client.complete(request_id="mine", stream=is_stream).error == (400, BAD, "request_id")
+
+
+NEUTRAL = {
+    "add_special_tokens": True,
+    "best_of": 1,
+    "bad_words": [],
+    "cache_salt": None,
+    "echo": False,
+    "guided_choice": None,
+    "guided_decoding_backend": None,
+    "guided_grammar": None,
+    "guided_json": None,
+    "guided_regex": None,
+    "guided_whitespace_pattern": None,
+    "include_stop_str_in_output": False,
+    "kv_transfer_params": None,
+    "length_penalty": 1.0,
+    "logit_bias": {},
+    "logits_processors": None,
+    "logprob_token_ids": None,
+    "min_tokens": 0,
+    "mm_processor_kwargs": None,
+    "priority": 0,
+    "prompt_logprobs": None,
+    "repetition_detection": None,
+    "return_token_ids": False,
+    "return_token_offsets": False,
+    "return_tokens_as_token_ids": False,
+    "session_id": "mine",
+    "stop": [],
+    "stop_token_ids": [],
+    "stream_interval": 1,
+    "thinking_token_budget": -1,
+    "truncate_prompt_tokens": None,
+    "truncation_side": None,
+    "use_beam_search": False,
+    "vllm_xargs": None,
+    "watermarking": False,
+    "return_mm_kwargs": True,
+    "routed_experts_prompt_start": 0,
+}
+"""What vLLM's clients send when they want nothing of it."""
+NEUTRAL_TO_CHAT = {
+    "documents": None,
+    "media_io_kwargs": None,
+    "return_prompt_text": False,
+    "add_generation_prompt": True,
+}
+
+
+@pytest.mark.parametrize("is_null", [False, True])
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+def test_what_changes_nothing_is_taken_of_vllms_own_fields(client, engine, ask, is_null):
+    fields = NEUTRAL | ({"prompt_embeds": None} if ask == "complete" else NEUTRAL_TO_CHAT)
+    if is_null:
+        fields = dict.fromkeys(fields)
+    assert getattr(client, ask)(temperature=0).status == 200
+    answer = getattr(client, ask)(temperature=0, **fields)
+    assert answer.status == 200, answer.body
+    plain, other = engine.params
+    for name in ("stop", "stop_token_ids", "bad_words", "logit_bias"):
+        assert not getattr(other, name)
+        setattr(other, name, None)
+    assert other == plain
+
+
+def test_a_seed_of_minus_one_is_none(client, engine):
+    engine.default_sampling_params = {"seed": 5}
+    assert client.complete(seed=-1).status == client.chat(seed=-1).status == 200
+    assert [params.seed for params in engine.params] == [None, None]
+
+
+def test_a_body_without_a_content_type_is_json(client):
+    answer = client.post("/v1/completions", {"prompt": "1"}, headers={"content-type": None})
+    assert answer.status == 200, answer.body
+    assert client.post("/v1/completions", raw=[b"{"], headers={"content-type": None}).error[:2] == (400, BAD)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+def test_salt_and_rank_reach_the_engine(client, engine, ask, is_stream):
+    headers = {"X-data-parallel-rank": "1"}
+    assert getattr(client, ask)(stream=is_stream, cache_salt="s", headers=headers).status == 200
+    assert getattr(client, ask)(stream=is_stream).status == 200
+    assert engine.cache_salts == ["s", None]
+    assert engine.dp_ranks == [1, None]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+@pytest.mark.parametrize("given", ["2", "-1", "one", "1.5", "", "9" * 30])
+def test_a_rank_that_the_engine_has_not_is_a_bad_request(client, engine, ask, is_stream, given):
+    answer = getattr(client, ask)(stream=is_stream, headers={"X-data-parallel-rank": given})
+    assert answer.error[:2] == (400, BAD)
+    assert "parallel" in answer.json["error"]["message"]
+    assert engine.params == []

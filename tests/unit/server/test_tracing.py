@@ -38,7 +38,7 @@ class FakeEngine:
     def get_tokenizer(self):
         return SimpleNamespace(encode=lambda text, special: [1, 2, 3], vocab_size=50)
 
-    async def generate(self, prompt, params, request_id, priority, *, stream):
+    async def generate(self, prompt, params, request_id, priority, *, stream, data_parallel_rank=None):
         assert self.is_tracing
         if self.failure is not None:
             raise self.failure

@@ -42,7 +42,9 @@ class Engine:
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
-    async def generate(self, prompt, sampling_params=None, request_id=None, priority=0, *, stream=True):
+    async def generate(
+        self, prompt, sampling_params=None, request_id=None, priority=0, *, stream=True, data_parallel_rank=None
+    ):
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:

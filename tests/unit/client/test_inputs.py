@@ -1,0 +1,84 @@
+"""What is taken as a prompt, and what is said of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raycore.client.inputs import parse_prompts, priorities_for_each
+from raycore.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"prompt": "1", "cache_salt": "s"},
+        {"prompt_token_ids": [5], "cache_salt": "s"},
+        {"prompt": "1", "prompt_token_ids": [5], "cache_salt": "s"},
+        {"prompt": "1", "cache_salt": "s", "multi_modal_data": None, "mm_processor_kwargs": {}},
+    ],
+)
+def test_a_mapping_may_have_a_salt_and_empty_multi_modal_keys(tokenizer, prompt: dict[str, Any]):
+    (parsed,) = parse_prompts([prompt], tokenizer)
+    assert parsed.cache_salt == "s"
+    assert parsed.token_ids
+
+
+def test_without_a_salt_there_is_none(tokenizer):
+    assert [each.cache_salt for each in parse_prompts(["1", [5], {"prompt": "1", "cache_salt": None}], tokenizer)] == [
+        None
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        ({"prompt": "1", "multi_modal_data": {"image": "x"}}, "'multi_modal_data'"),
+        ({"prompt": "1", "mm_processor_kwargs": {"a": 1}}, "'mm_processor_kwargs'"),
+        ({"prompt": "1", "nonsense": 1}, "'nonsense'"),
+        ({"prompt": "1", "nonsense": None}, "'nonsense'"),
+        ({"prompt_token_ids": [5], "prompt_tokens": [5]}, "'prompt_tokens'"),
+        ({"prompt_embeds": [0.5]}, "'prompt_embeds'"),
+        ({"prompt": "1", 5: 6}, "5"),
+        ({"prompt": "1", "cache_salt": ""}, "cache_salt=''"),
+        ({"prompt": "1", "cache_salt": 5}, "cache_salt=5"),
+        ({"prompt": "1", "cache_salt": "\ud800"}, "cache_salt"),
+        ({"prompt": 5, "prompt_token_ids": [5]}, "prompt 1"),
+        ({}, "without 'prompt' or 'prompt_token_ids'"),
+    ],
+)
+def test_an_unknown_key_is_refused_by_its_name(tokenizer, prompt: dict[Any, Any], named: str):
+    with pytest.raises(InvalidRequest, match="prompt 1") as error:
+        parse_prompts(["1", prompt], tokenizer)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize("prompt", ["a\ud83d", {"prompt": "a\ud83d"}, {"prompt": "a\ud83d", "prompt_token_ids": [5]}])
+def test_half_of_a_surrogate_pair_is_refused(tokenizer, prompt: Any):
+    with pytest.raises(InvalidRequest, match=r"prompt 0 contains '\\ud83d' at character 1"):
+        parse_prompts([prompt], tokenizer)
+
+
+def test_priorities_are_one_for_each_prompt():
+    assert priorities_for_each(None, 2) is None
+    assert priorities_for_each([1, -(2**63)], 2) == [1, -(2**63)]
+    assert priorities_for_each((3,), 1) == [3]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (1, "priority=1 is not a list"),
+        ("11", "priority='11' is not a list"),
+        ([1], "1 priorities for 2 prompts"),
+        ([1, "2"], "priority contains '2'"),
+        ([1, True], "priority contains True"),
+        ([1, 1.5], "priority contains 1.5"),
+        ([1, 2**63], f"priority contains {2**63}"),
+    ],
+)
+def test_other_priorities_are_refused_by_their_value(given: Any, named: str):
+    with pytest.raises(InvalidRequest) as error:
+        priorities_for_each(given, 2)
+    assert named in str(error.value)
