@@ -25,7 +25,7 @@ import msgspec
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from raycore.client.inputs import ParsedPrompt, check_request, priorities_for_each
+from raycore.client.inputs import ParsedPrompt, priorities_for_each
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
 from raycore.client.routing import Router
@@ -36,6 +36,7 @@ from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch, first_seq_id
 from raycore.metrics.counts import RankCounts
 from raycore.sampling_params import MAX_SEED, SamplingParams
+from raycore.scheduler.request import RequestLimits
 from raycore.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -198,7 +199,8 @@ class EngineClient:
     def check(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
         """Raises InvalidRequest when the request could never run."""
         assert self._tightest is not None, "there has been no rank yet"
-        check_request(prompt, params, self._config.model.spec.vocab_size, self._tightest)
+        limits = RequestLimits.of(self._tightest, self._config.model.spec.vocab_size)
+        limits.check(prompt.token_ids, params)
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
         """Drop requests; those that have finished are ignored. With `notify` their sinks get a last, aborted output."""

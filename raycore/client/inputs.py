@@ -1,4 +1,4 @@
-"""From what a user passes as a prompt to checked token ids. Pure; says at once what could never run."""
+"""From what a user passes as prompts and priorities to values of one form. Pure; knows no engine's limits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from raycore.errors import InvalidRequest, RequestTooLarge
-from raycore.messages import EngineInfo
-from raycore.sampling_params import SamplingParams
+from raycore.errors import InvalidRequest
 from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -148,43 +146,3 @@ def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int]
         if isinstance(each, bool) or not isinstance(each, int) or each not in _INT64:
             raise InvalidRequest(f"priority contains {each!r}, which is not an integer of 64 bits")
     return priorities
-
-
-def check_request(prompt: ParsedPrompt, params: SamplingParams, vocab_size: int, engine: EngineInfo) -> None:
-    """Refuse what could never run on this engine, with the numbers.
-
-    Raises:
-        RequestTooLarge: the prompt, or prompt and output together, don't fit the model's length or the KV cache.
-        InvalidRequest: an id is outside the vocabulary.
-    """
-    ids = prompt.token_ids
-    if not ids:
-        raise InvalidRequest(f"the prompt {prompt.text!r} has no tokens: there is nothing to continue")
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        bad = next(i for i in ids if not 0 <= i < vocab_size)
-        raise InvalidRequest(f"the prompt contains token id {bad}, outside the vocabulary of {vocab_size}")
-    if len(ids) >= engine.max_model_len:
-        raise RequestTooLarge(
-            f"the prompt has {len(ids)} tokens, which leaves no room for output: "
-            f"max_model_len={engine.max_model_len} counts both"
-        )
-    length = min(engine.max_model_len, len(ids) + (params.max_tokens or engine.max_model_len))
-    if length - 1 > engine.num_kv_tokens:
-        raise RequestTooLarge(
-            f"{len(ids)} prompt tokens and max_tokens={params.max_tokens} need KV cache for {length - 1} tokens; "
-            f"this engine's holds {engine.num_kv_tokens} ({engine.num_blocks} blocks of {engine.block_size})"
-        )
-    for name, chosen in (
-        ("stop_token_ids", params.stop_token_ids),
-        ("allowed_token_ids", params.allowed_token_ids),
-        ("logit_bias", params.logit_bias),
-    ):
-        # one of each is all that matters, but a million of the same cost as much as a million
-        if chosen is not None and len(chosen) > vocab_size:
-            raise InvalidRequest(f"{name} has {len(chosen)} entries, and the vocabulary {vocab_size} tokens")
-        for token_id in chosen or ():
-            if token_id >= vocab_size:
-                raise InvalidRequest(f"{name} contains {token_id}, outside the vocabulary of {vocab_size}")
-    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        if count is not None and count > vocab_size:
-            raise InvalidRequest(f"{name}={count} is more than the vocabulary's {vocab_size} tokens")

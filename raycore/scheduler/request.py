@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.kvcache.prefix_cache import ROOT_DIGEST, root_digest
-from raycore.messages import EngineRequest, NewRequest
+from raycore.messages import EngineInfo, EngineRequest, NewRequest
 from raycore.sampling_params import SamplingParams
 
 
@@ -87,19 +88,50 @@ class RequestLimits:
     block_size: int
     num_blocks: int
 
+    @staticmethod
+    def of(engine: EngineInfo, vocab_size: int) -> RequestLimits:
+        """Those of an engine, as its clients know it."""
+        return RequestLimits(vocab_size, engine.max_model_len, engine.block_size, engine.num_blocks)
+
+    def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """Refuse what could not run even alone, with the numbers.
+
+        Raises:
+            RequestTooLarge: the prompt, or prompt and output together, don't fit the model's length or the KV cache.
+            InvalidRequest: the prompt is empty, or something in the request is outside the vocabulary.
+        """
+        if not prompt_token_ids:
+            raise InvalidRequest("the prompt has no tokens: there is nothing to continue")
+        self._check_ids("the prompt", prompt_token_ids)
+        self._check_length(len(prompt_token_ids), params.max_tokens)
+        for name, chosen in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            # one of each is all that matters, but a million of the same cost as much as a million
+            if chosen is not None and len(chosen) > self.vocab_size:
+                raise InvalidRequest(f"{name} has {len(chosen)} entries, and the vocabulary {self.vocab_size} tokens")
+            self._check_ids(name, chosen or ())
+        for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if count is not None and count > self.vocab_size:
+                raise InvalidRequest(f"{name}={count} is more than the vocabulary's {self.vocab_size} tokens")
+
     def admit(self, message: EngineRequest, arrival: int) -> Request:
         """The scheduler's view of a client's request.
 
         Raises:
-            RequestTooLarge: it could not run even alone.
-            InvalidRequest: an empty prompt, a token that isn't in the vocabulary, nothing left to generate.
+            RequestTooLarge, InvalidRequest: see `check`; or nothing is left to generate.
         """
-        params = message.params
-        tokens = self._tokens(message)
-        num_prompt = len(message.prompt_token_ids)
-        max_tokens = self._max_tokens(message, num_prompt)
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or [])
-        self._check_ids("logit_bias", list(params.logit_bias or {}))
+        params, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
+        self.check(prompt, params)
+        self._check_ids("output_token_ids", output)
+        max_tokens = self._max_tokens(len(prompt), params.max_tokens)
+        if len(prompt) + len(output) >= max_tokens:
+            raise InvalidRequest(
+                f"the request comes with {len(output)} output tokens and may have {max_tokens - len(prompt)}: there is "
+                "nothing left to generate"
+            )
         stops = {*(params.stop_token_ids or []), *(() if params.ignore_eos else message.eos_token_ids)}
         return Request(
             seq_id=message.seq_id,
@@ -110,48 +142,36 @@ class RequestLimits:
             eos_token_ids=message.eos_token_ids,
             bad_words_token_ids=message.bad_words_token_ids,
             flush_interval_s=message.flush_interval_s,
-            tokens=tokens,
-            num_prompt_tokens=num_prompt,
+            tokens=np.array(prompt + output, np.int32),
+            num_prompt_tokens=len(prompt),
             max_tokens=max_tokens,
-            min_tokens=num_prompt + params.min_tokens,
+            min_tokens=len(prompt) + params.min_tokens,
             stop_token_ids=frozenset(token for token in stops if 0 <= token < self.vocab_size),
             early_end_ids=frozenset(params.early_end_ids(message.eos_token_ids)),
             root_digest=root_digest(message.cache_salt),
         )
 
-    def _tokens(self, message: EngineRequest) -> NDArray[np.int32]:
-        if not message.prompt_token_ids:
-            raise InvalidRequest(f"request {message.request_id}: the prompt is empty; give at least one token")
-        self._check_ids("prompt_token_ids", message.prompt_token_ids)
-        self._check_ids("output_token_ids", message.output_token_ids)
-        return np.array(message.prompt_token_ids + message.output_token_ids, np.int32)
-
-    def _check_ids(self, name: str, ids: list[int]) -> None:
+    def _check_ids(self, name: str, ids: Collection[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
-            bad = min(ids) if min(ids) < 0 else max(ids)
-            raise InvalidRequest(f"{name} contains {bad}, which is not a token: ids are 0 to {self.vocab_size - 1}")
+            bad = next(token_id for token_id in ids if not 0 <= token_id < self.vocab_size)
+            raise InvalidRequest(f"{name} contains token id {bad}, outside the vocabulary of {self.vocab_size}")
 
-    def _max_tokens(self, message: EngineRequest, num_prompt: int) -> int:
-        """Where the request ends at the latest, in tokens of prompt and output."""
+    def _check_length(self, num_prompt: int, asked: int | None) -> None:
         if num_prompt >= self.max_model_len:
             raise RequestTooLarge(
-                f"request {message.request_id}: the prompt has {num_prompt} tokens, which leaves no room for output: "
-                f"max_model_len is {self.max_model_len}. Shorten the prompt or raise max_model_len"
+                f"the prompt has {num_prompt} tokens, which leaves no room for output: "
+                f"max_model_len={self.max_model_len} counts both. Shorten the prompt or raise max_model_len"
             )
-        asked = message.params.max_tokens
-        max_tokens = self.max_model_len if asked is None else min(num_prompt + asked, self.max_model_len)
         # the last token's keys and values are never needed
-        num_blocks = -(-(max_tokens - 1) // self.block_size)
-        if num_blocks > self.num_blocks:
+        num_cached = self._max_tokens(num_prompt, asked) - 1
+        num_held = self.num_blocks * self.block_size
+        if num_cached > num_held:
             raise RequestTooLarge(
-                f"request {message.request_id}: {num_prompt} prompt tokens and up to {max_tokens - num_prompt} new ones"
-                f" need {num_blocks} KV cache blocks of {self.block_size} tokens, but there are {self.num_blocks}. "
-                "Lower max_tokens, shorten the prompt, or give the engine more KV cache"
+                f"{num_prompt} prompt tokens and max_tokens={asked} need KV cache for {num_cached} tokens; this "
+                f"engine's holds {num_held} ({self.num_blocks} blocks of {self.block_size}). Lower max_tokens, shorten "
+                "the prompt, or give the engine more KV cache"
             )
-        num_output = len(message.output_token_ids)
-        if num_prompt + num_output >= max_tokens:
-            raise InvalidRequest(
-                f"request {message.request_id}: it comes with {num_output} output tokens and may have "
-                f"{max_tokens - num_prompt}: there is nothing left to generate"
-            )
-        return max_tokens
+
+    def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
+        """Where the request ends at the latest, in tokens of prompt and output."""
+        return self.max_model_len if asked is None else min(num_prompt + asked, self.max_model_len)

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from raycore.client.inputs import ParsedPrompt, check_request, parse_prompts
+from raycore.client.inputs import parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest
-from raycore.messages import EngineInfo, FinishedRequest, OutputBatch, TokenLogprobs
+from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
+from raycore.scheduler.request import RequestLimits
 from raycore.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 320
@@ -42,7 +43,7 @@ class FakeEngine:
         self._tokenizer = Tokenizer.from_dir(demo_model_path())
         self._text = text
         self._seq_ids = itertools.count()
-        self._info = EngineInfo(0, 0, "", 1000, 16, max_model_len, "float32", {}, [])
+        self._limits = RequestLimits(VOCAB_SIZE, max_model_len, block_size=16, num_blocks=1000)
 
     def read_metrics(self) -> MetricsView:
         return MetricsView([], {}, [], 0)
@@ -51,7 +52,7 @@ class FakeEngine:
         return self._tokenizer
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
-        check_request(ParsedPrompt(None, prompt_token_ids), sampling_params, VOCAB_SIZE, self._info)
+        self._limits.check(prompt_token_ids, sampling_params)
 
     async def generate(
         self,

@@ -1,5 +1,6 @@
 """What is refused, with which numbers, and when a request ends."""
 
+import re
 from typing import Any
 
 import pytest
@@ -26,13 +27,15 @@ def admit(
     [
         ([1] * 32, {}, ["32", "max_model_len", "Shorten"]),
         ([1] * 40, {}, ["40", "32"]),
-        ([1] * 16, {"max_tokens": 10}, ["16 prompt tokens", "up to 10", "need 7", "there are 6"]),
-        ([1] * 8, {"max_tokens": None}, ["need 8", "there are 6"]),
+        ([1] * 16, {"max_tokens": 10}, ["16 prompt tokens and max_tokens=10 need", "25", "24 (6 blocks of 4)"]),
+        ([1] * 8, {"max_tokens": None}, ["31", "24 (6 blocks of 4)"]),
     ],
 )
 def test_too_large(prompt: list[int], params: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(RequestTooLarge) as error:
         admit(prompt, **params)
+    with pytest.raises(RequestTooLarge, match=re.escape(str(error.value))):
+        LIMITS.check(prompt, SamplingParams(**params))
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
@@ -43,14 +46,18 @@ def test_the_last_token_needs_no_room_in_the_cache() -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "word"),
     [
-        ([], {}, "empty"),
+        ([], {}, "no tokens"),
         ([1, 100], {}, "100"),
         ([-1, 3], {}, "-1"),
         ([2**70], {}, str(2**70)),
-        ([1], {"output": [200]}, "output_token_ids contains 200"),
+        ([1], {"output": [200]}, "output_token_ids contains token id 200"),
         ([1], {"output": [2, 3], "max_tokens": 2}, "nothing left"),
-        ([1], {"allowed_token_ids": [5, 100]}, "allowed_token_ids contains 100"),
-        ([1], {"logit_bias": {100: 1.0}}, "logit_bias contains 100"),
+        ([1], {"allowed_token_ids": [5, 100]}, "allowed_token_ids contains token id 100"),
+        ([1], {"stop_token_ids": [100]}, "stop_token_ids contains token id 100"),
+        ([1], {"stop_token_ids": [5] * 101}, "stop_token_ids has 101 entries"),
+        ([1], {"logit_bias": {100: 1.0}}, "logit_bias contains token id 100"),
+        ([1], {"logprobs": 101}, "logprobs=101"),
+        ([1], {"prompt_logprobs": 101}, "prompt_logprobs=101"),
     ],
 )
 def test_invalid(prompt: list[int], options: dict[str, Any], word: str) -> None:

@@ -250,7 +250,7 @@ def test_refusals_disturb_nobody() -> None:
     seq_id = engine.submit([1, 2, 3], max_tokens=6)
     with pytest.raises(RequestTooLarge):
         engine.submit([1] * 30, max_tokens=30)
-    with pytest.raises(InvalidRequest, match="empty"):
+    with pytest.raises(InvalidRequest, match="no tokens"):
         engine.submit([])
     with pytest.raises(InvalidRequest, match=f"seq_id {seq_id}"):
         engine.submit([1], seq_id=seq_id)
