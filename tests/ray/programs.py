@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -127,10 +128,8 @@ class Program:
     def close(self) -> None:
         """End all of it."""
         for pid in self.living():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.process.wait(10)
         self._reader.join(10)
 

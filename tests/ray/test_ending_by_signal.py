@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -66,10 +66,8 @@ def batch(tmp_path: Path, num_lines: int) -> Program:
 def send_to_each(program: Program, number: int) -> None:
     """As a service manager does, to every process of a service."""
     for pid in program.living():
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def send_to_group(program: Program, number: int) -> None:
