@@ -27,7 +27,7 @@ QWEN3_CODER = _template(
 OTHER_FORM = _template("[{{ call.function.name }}({{ call.function.arguments | tojson }})]")
 """A form that no parser reads."""
 THINKING = HERMES.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
-"""A message begins with a thought."""
+"""The prompt opens the reasoning."""
 QWEN3 = (
     HERMES.replace(
         "{{ message.content }}",
@@ -37,7 +37,7 @@ QWEN3 = (
     + "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
     "<think>\n\n</think>\n\n{% endif %}"
 )
-"""The model opens its thoughts itself, unless it is told not to think."""
+"""The model opens its reasoning itself, unless the request turns it off."""
 QWEN2_5 = (
     "<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}"
     "You are Qwen.{% endif %}<|im_end|>\n" + _TOOLS + "{% for message in messages %}"

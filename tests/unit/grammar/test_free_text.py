@@ -1,4 +1,4 @@
-"""What comes before the end of a thought is free, and the constraint begins right behind it, wherever that is found."""
+"""Reasoning is unconstrained, and the constraint begins right after it, whichever tokens spell its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raycore.text.tokenizer_files import read_tokenizer_files
 VOCAB = 352
 """More than the tokenizers know, as models have it."""
 EOS = [0, 3]
-MARK = "</think>"
+TAG = "</think>"
 CALL = "<tool_call>"
 CALLS = f'start: "{CALL}" /[0-9]+/ | /[a-z]*/'
 
@@ -48,7 +48,7 @@ class Model:
         return self.native.encode(text, add_special_tokens=False).ids
 
     def matcher(self, **asked):
-        return self.compiler.matcher(StructuredOutputsParams(**{"after": MARK, **asked}))
+        return self.compiler.matcher(StructuredOutputsParams(**{"after": TAG, **asked}))
 
     def allowed_after(self, *parts: str, **asked) -> list[int]:
         """Of an output whose tokens are those of each part."""
@@ -68,45 +68,45 @@ def spelled() -> Model:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain token", "special token"])
 def with_token(request, tmp_path_factory) -> Model:
-    return Model(tokenizer_with(tmp_path_factory.mktemp("tokenizer"), MARK, CALL, special=request.param))
+    return Model(tokenizer_with(tmp_path_factory.mktemp("tokenizer"), TAG, CALL, special=request.param))
 
 
-def test_the_constraint_begins_behind_a_token_that_ends_the_thought(with_token):
-    for thought in ("", "Hm, ", 'no JSON } "\n'):
-        assert with_token.allowed_after(thought, regex="[0-9]{2}") == list(range(VOCAB))
-        assert with_token.texts_after(f"{thought}{MARK}", regex="[0-9]{2}") == set("0123456789")
-        assert with_token.texts_after(f"{thought}{MARK}", "4", regex="[0-9]{2}") == set("0123456789")
-        assert with_token.allowed_after(f"{thought}{MARK}", "42", regex="[0-9]{2}") == EOS
+def test_the_constraint_begins_behind_a_token_that_ends_the_reasoning(with_token):
+    for reasoning in ("", "Hm, ", 'no JSON } "\n'):
+        assert with_token.allowed_after(reasoning, regex="[0-9]{2}") == list(range(VOCAB))
+        assert with_token.texts_after(f"{reasoning}{TAG}", regex="[0-9]{2}") == set("0123456789")
+        assert with_token.texts_after(f"{reasoning}{TAG}", "4", regex="[0-9]{2}") == set("0123456789")
+        assert with_token.allowed_after(f"{reasoning}{TAG}", "42", regex="[0-9]{2}") == EOS
 
 
-def test_the_constraint_begins_behind_a_thoughts_end_that_several_tokens_spell(spelled):
+def test_the_constraint_begins_behind_an_end_of_reasoning_that_several_tokens_spell(spelled):
     for text in ("", "Hm < 3 ", "</thi</th", "<</think"):
         assert len(spelled.allowed_after(text, choice=["yes"])) == VOCAB
-    assert spelled.texts_after(f"Hm.<{MARK}", choice=["yes"]) == {"y"}
-    assert spelled.texts_after(f"Hm.{MARK}", MARK, choice=[f"{MARK}no"]) == {"n"}, "only the first is the thought's"
+    assert spelled.texts_after(f"Hm.<{TAG}", choice=["yes"]) == {"y"}
+    assert spelled.texts_after(f"Hm.{TAG}", TAG, choice=[f"{TAG}no"]) == {"n"}, "only the first ends the reasoning"
 
 
 def test_no_token_goes_on_behind_the_end(tmp_path):
-    model = Model(tokenizer_with(tmp_path, ">\n", "k>{", f"x{MARK}y", "think>", "a>b"))
-    overruns = {model.ids_of(text)[0] for text in (">\n", "k>{", f"x{MARK}y")}
+    model = Model(tokenizer_with(tmp_path, ">\n", "k>{", f"x{TAG}y", "think>", "a>b"))
+    overruns = {model.ids_of(text)[0] for text in (">\n", "k>{", f"x{TAG}y")}
     assert len(overruns) == 3
     everything = set(range(VOCAB))
     begin, middle, nearly, elsewhere = (
         set(model.allowed_after(text, choice=["yes"])) for text in ("Hm", "</thin", "</think", "<thin")
     )
-    always = set(model.ids_of(f"x{MARK}y"))
+    always = set(model.ids_of(f"x{TAG}y"))
     assert begin == elsewhere == everything - always
     assert middle == everything - always - set(model.ids_of("k>{"))
     assert nearly == everything - always - set(model.ids_of(">\n"))
     assert model.texts_after("</", "think>", choice=["yes"]) == {"y"}
 
 
-def test_a_call_ends_a_thought_too_and_is_constrained_itself(tmp_path, spelled):
-    for model in (spelled, Model(tokenizer_with(tmp_path, MARK, CALL))):
+def test_a_call_ends_reasoning_too_and_is_constrained_itself(tmp_path, spelled):
+    for model in (spelled, Model(tokenizer_with(tmp_path, TAG, CALL))):
         asked = {"grammar": CALLS, "or_from": CALL}
         assert model.texts_after(f"Hm. {CALL}", **asked) == set("0123456789")
         assert model.texts_after(f"Hm. {CALL}", "7", **asked) >= {"<|im_end|>", "7"}
-        assert "<|im_end|>" in model.texts_after(f"Hm.{MARK}", **asked)
+        assert "<|im_end|>" in model.texts_after(f"Hm.{TAG}", **asked)
         assert len(model.allowed_after("Hm. <tool_", **asked)) == VOCAB
 
 
@@ -115,41 +115,41 @@ def test_what_cannot_begin_with_a_call_does_not(tmp_path, spelled):
     for model, grammar in ((special, CALLS), (spelled, "start: /[0-9]+/")):
         asked = {"grammar": grammar, "or_from": CALL}
         assert len(model.allowed_after(f"Hm. {CALL}", **asked)) == VOCAB
-        assert 0 < len(model.allowed_after(f"Hm. {CALL}{MARK}", **asked)) < VOCAB
+        assert 0 < len(model.allowed_after(f"Hm. {CALL}{TAG}", **asked)) < VOCAB
 
 
-def test_an_output_may_end_in_its_thought(spelled):
+def test_an_output_may_end_in_its_reasoning(spelled):
     assert len(spelled.allowed_after("Hm.<|im_end|>", "", regex="a")) == VOCAB
 
 
 def test_an_output_is_followed_from_wherever_it_is(spelled):
     """After a preemption, on another rank, or one of several sequences."""
-    ids = np.array(spelled.ids_of(f'Is it 1 < 2? </ no.{MARK}{{"a": "{MARK}"}}'), np.int32)
+    ids = np.array(spelled.ids_of(f'Is it 1 < 2? </ no.{TAG}{{"a": "{TAG}"}}'), np.int32)
     step_by_step = spelled.matcher(json_object=True)
     num_free = 0
     for length in range(len(ids) + 1):
         at_once = spelled.matcher(json_object=True).allowed_after(ids[:length])
         assert np.array_equal(step_by_step.allowed_after(ids[:length]), at_once)
         num_free += at_once.all()
-    assert num_free == len(spelled.ids_of(f"Is it 1 < 2? </ no.{MARK}"))
+    assert num_free == len(spelled.ids_of(f"Is it 1 < 2? </ no.{TAG}"))
 
 
-def test_random_walks_give_what_was_asked_for_behind_the_thought(spelled):
+def test_random_walks_give_what_was_asked_for_behind_the_reasoning(spelled):
     rng = random.Random(5)
     for _ in range(20):
-        matcher, ids = spelled.matcher(regex="[0-9]{1,3}x"), spelled.ids_of(f"Hm{MARK[: rng.randrange(8)]}, {MARK}")
+        matcher, ids = spelled.matcher(regex="[0-9]{1,3}x"), spelled.ids_of(f"Hm{TAG[: rng.randrange(8)]}, {TAG}")
         while ids[-1] not in EOS:
             ids.append(rng.choice(np.flatnonzero(matcher.allowed_after(np.array(ids, np.int32))).tolist()))
-        assert re.fullmatch("[0-9]{1,3}x", spelled.native.decode(ids).rpartition(MARK)[2])
+        assert re.fullmatch("[0-9]{1,3}x", spelled.native.decode(ids).rpartition(TAG)[2])
 
 
 def test_a_tokenizer_may_know_more_tokens_than_the_model_has(tmp_path):
-    model = Model(tokenizer_with(tmp_path, f"{MARK}{{"), vocab_size=320)
+    model = Model(tokenizer_with(tmp_path, f"{TAG}{{"), vocab_size=320)
     assert len(model.allowed_after("Hm", regex="a")) == 320
 
 
-def test_marks_that_cannot_work_are_refused():
-    for marks, match in (
+def test_tags_that_cannot_work_are_refused():
+    for tags, match in (
         ({"after": ""}, "structured_outputs.after='' is not text of 1 to 64"),
         ({"after": 5}, "structured_outputs.after=5 is not text"),
         ({"after": "x" * 65}, "is not text of 1 to 64"),
@@ -157,4 +157,4 @@ def test_marks_that_cannot_work_are_refused():
         ({"or_from": CALL}, "structured_outputs.or_from='<tool_call>' needs after"),
     ):
         with pytest.raises(InvalidRequest, match=re.escape(match)):
-            StructuredOutputsParams(regex="a", **marks)
+            StructuredOutputsParams(regex="a", **tags)

@@ -1,4 +1,4 @@
-"""Thoughts in chat, by what clients send and get. The engine writes given texts, a few characters a token."""
+"""Reasoning in chat, by what clients send and get. The engine writes given texts, a few characters a token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ THINKING_CODER = tool_templates.QWEN3_CODER + "{% if add_generation_prompt %}<th
 JSON = {"response_format": {"type": "json_object"}}
 
 
-class Thinker:
+class Reasoner:
     """A server whose model writes `text`, whatever it is asked."""
 
     def __init__(self, text, template=tool_templates.THINKING, parser="qwen3", **options):
@@ -43,7 +43,7 @@ class Thinker:
         return answer
 
     def message(self, **body):
-        """(thought, content, finish reason), the same whole and streamed."""
+        """(reasoning, content, finish reason), the same whole and streamed."""
         (choice,) = self.answer(**body).json["choices"]
         message = choice["message"]
         events = self.answer(stream=True, **body).events
@@ -57,7 +57,7 @@ class Thinker:
         return self.engine.get_tokenizer().decode(ids, skip_special_tokens=False)
 
     def constraint(self, **body):
-        """(end of the thought, call that ends it too) of what the last request asked of the engine."""
+        """(end of the reasoning, call that ends it too) of what the last request asked of the engine."""
         self.answer(**body)
         asked = self.engine.params[-1].structured_outputs
         return asked.after, asked.or_from
@@ -69,7 +69,7 @@ def joined(events, part, index=0):
     )
 
 
-def use_tokens(thinker, folder, texts, special):
+def use_tokens(reasoner, folder, texts, special):
     """Give the model's tokenizer, which is written to the folder, tokens for these texts."""
     demo = Path(demo_model_path())
     shutil.copy(demo / "tokenizer_config.json", folder)
@@ -77,87 +77,87 @@ def use_tokens(thinker, folder, texts, special):
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special}
     tokenizer["added_tokens"] += [{"id": VOCAB_SIZE + i, "content": text, **flags} for i, text in enumerate(texts)]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    thinker.engine._tokenizer = Tokenizer.from_dir(folder)
-    thinker.engine.check = lambda *_: None  # it doesn't know so many
+    reasoner.engine._tokenizer = Tokenizer.from_dir(folder)
+    reasoner.engine.check = lambda *_: None  # it doesn't know so many
 
 
-# thoughts and content
+# reasoning and content
 
 
 @pytest.mark.parametrize("parser", BOTH)
 @pytest.mark.parametrize("template", [tool_templates.THINKING, tool_templates.QWEN3], ids=["open", "not open"])
-def test_a_thought_is_told_from_the_content(parser, template):
-    thinker = Thinker("Seven < 8,\nso.</think>\n\nSeven.", template, parser)
-    assert thinker.message() == ("Seven < 8,\nso.", "\n\nSeven.", "stop")
-    thinker = Thinker("<think>\nSo.\n</think>\n\nSeven.", template, parser)
-    assert thinker.message() == ("\nSo.\n", "\n\nSeven.", "stop")
+def test_reasoning_is_separated_from_the_content(parser, template):
+    reasoner = Reasoner("Seven < 8,\nso.</think>\n\nSeven.", template, parser)
+    assert reasoner.message() == ("Seven < 8,\nso.", "\n\nSeven.", "stop")
+    reasoner = Reasoner("<think>\nSo.\n</think>\n\nSeven.", template, parser)
+    assert reasoner.message() == ("\nSo.\n", "\n\nSeven.", "stop")
 
 
 @pytest.mark.parametrize("parser", BOTH)
-def test_a_thought_without_end_is_all_there_is(parser):
-    assert Thinker("Let me see", parser=parser).message() == ("Let me see", None, "stop")
-    assert Thinker("Let me see</thi", parser=parser).message() == ("Let me see</thi", None, "stop")
-    thought, content, reason = Thinker("Let me see, and so on", parser=parser).message(max_tokens=4)
-    assert "Let me see, and so on".startswith(thought)
+def test_reasoning_without_an_end_is_the_whole_message(parser):
+    assert Reasoner("Let me see", parser=parser).message() == ("Let me see", None, "stop")
+    assert Reasoner("Let me see</thi", parser=parser).message() == ("Let me see</thi", None, "stop")
+    reasoning, content, reason = Reasoner("Let me see, and so on", parser=parser).message(max_tokens=4)
+    assert "Let me see, and so on".startswith(reasoning)
     assert (content, reason) == (None, "length")
 
 
-def test_a_prompt_that_closes_the_thought_leaves_content_alone():
-    thinker = Thinker("Seven, </think>.", tool_templates.QWEN3)
-    assert thinker.message(chat_template_kwargs={"enable_thinking": False}) == (None, "Seven, </think>.", "stop")
-    assert thinker.message(reasoning_effort="none") == (None, "Seven, </think>.", "stop")
-    assert thinker.message(reasoning_effort="low")[0] == "Seven, "
-    closed = Thinker("Seven.", tool_templates.THINKING.replace("<think>\n", "<think></think>"), "deepseek_r1")
+def test_a_prompt_that_closes_the_reasoning_leaves_content_only():
+    reasoner = Reasoner("Seven, </think>.", tool_templates.QWEN3)
+    assert reasoner.message(chat_template_kwargs={"enable_thinking": False}) == (None, "Seven, </think>.", "stop")
+    assert reasoner.message(reasoning_effort="none") == (None, "Seven, </think>.", "stop")
+    assert reasoner.message(reasoning_effort="low")[0] == "Seven, "
+    closed = Reasoner("Seven.", tool_templates.THINKING.replace("<think>\n", "<think></think>"), "deepseek_r1")
     assert closed.message() == (None, "Seven.", "stop")
 
 
-def test_qwen_is_told_not_to_think_even_by_a_template_that_has_no_thoughts():
+def test_reasoning_is_turned_off_even_if_the_template_has_none():
     kwargs = {"enable_thinking": False}
-    assert Thinker("Seven.", tool_templates.HERMES).message(chat_template_kwargs=kwargs)[:2] == (None, "Seven.")
-    always = Thinker("Seven.", tool_templates.HERMES, "deepseek_r1")
+    assert Reasoner("Seven.", tool_templates.HERMES).message(chat_template_kwargs=kwargs)[:2] == (None, "Seven.")
+    always = Reasoner("Seven.", tool_templates.HERMES, "deepseek_r1")
     assert always.message(chat_template_kwargs=kwargs)[:2] == ("Seven.", None)
 
 
 def test_without_a_parser_the_content_is_all_that_the_model_writes():
-    message = Thinker("So.</think>Seven.", parser=None).answer().json["choices"][0]["message"]
+    message = Reasoner("So.</think>Seven.", parser=None).answer().json["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "So.</think>Seven.", "refusal": None}
-    assert Thinker("<think>So.</think>Seven.", parser=None).message() == (None, "<think>So.</think>Seven.", "stop")
+    assert Reasoner("<think>So.</think>Seven.", parser=None).message() == (None, "<think>So.</think>Seven.", "stop")
 
 
-def test_a_client_may_do_without_the_thought():
-    thinker = Thinker("So.</think>Seven.")
-    assert thinker.message(include_reasoning=False) == (None, "Seven.", "stop")
-    assert "reasoning" not in thinker.answer(include_reasoning=False).json["choices"][0]["message"]
-    assert thinker.message(include_reasoning=True) == ("So.", "Seven.", "stop")
+def test_a_client_may_leave_out_the_reasoning():
+    reasoner = Reasoner("So.</think>Seven.")
+    assert reasoner.message(include_reasoning=False) == (None, "Seven.", "stop")
+    assert "reasoning" not in reasoner.answer(include_reasoning=False).json["choices"][0]["message"]
+    assert reasoner.message(include_reasoning=True) == ("So.", "Seven.", "stop")
 
 
-def test_each_of_several_choices_has_its_thought():
-    thinker = Thinker("So.</think>Seven.")
+def test_each_of_several_choices_has_its_reasoning():
+    reasoner = Reasoner("So.</think>Seven.")
     body = {"n": 3, "temperature": 1.0}
-    for choice in thinker.answer(**body).json["choices"]:
+    for choice in reasoner.answer(**body).json["choices"]:
         assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("So.", "Seven.")
-    events = thinker.answer(stream=True, **body).events
+    events = reasoner.answer(stream=True, **body).events
     for index in range(3):
         assert (joined(events, "reasoning", index), joined(events, "content", index)) == ("So.", "Seven.")
 
 
-def test_a_stop_string_may_end_a_thought():
-    assert Thinker("One, two, three.</think>Two.").message(stop=["three"]) == ("One, two, ", None, "stop")
+def test_a_stop_string_may_end_reasoning():
+    assert Reasoner("One, two, three.</think>Two.").message(stop=["three"]) == ("One, two, ", None, "stop")
 
 
 @pytest.mark.parametrize("special", [True, False])
 def test_tags_may_be_tokens_of_their_own(tmp_path, special):
-    thinker = Thinker("<think>So.</think>Seven.", tool_templates.QWEN3)
-    use_tokens(thinker, tmp_path, ["<think>", "</think>"], special)
-    assert thinker.message() == ("So.", "Seven.", "stop")
-    assert thinker.engine.params[-1].skip_special_tokens is not special
+    reasoner = Reasoner("<think>So.</think>Seven.", tool_templates.QWEN3)
+    use_tokens(reasoner, tmp_path, ["<think>", "</think>"], special)
+    assert reasoner.message() == ("So.", "Seven.", "stop")
+    assert reasoner.engine.params[-1].skip_special_tokens is not special
 
 
 def test_logprobs_and_token_ids_are_those_of_all_tokens():
-    thinker = Thinker("So.</think>Seven.")
+    reasoner = Reasoner("So.</think>Seven.")
     body = {"logprobs": True, "return_token_ids": True}
-    (whole,) = thinker.answer(**body).json["choices"]
-    choices = [choice for event in thinker.answer(stream=True, **body).events for choice in event["choices"]]
+    (whole,) = reasoner.answer(**body).json["choices"]
+    choices = [choice for event in reasoner.answer(stream=True, **body).events for choice in event["choices"]]
     assert [i for choice in choices for i in choice.get("token_ids", [])] == whole["token_ids"]
     logprobs = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
     assert logprobs == whole["logprobs"]["content"]
@@ -167,37 +167,37 @@ def test_logprobs_and_token_ids_are_those_of_all_tokens():
 # usage
 
 
-def test_usage_counts_the_thoughts_tokens():
-    for text, thought in (
+def test_usage_counts_the_reasoning_tokens():
+    for text, reasoning in (
         ("So.</think>Seven.", "So.</think>"),
         ("Héé, so it goes on</think", "Héé, so it goes on</think<|im_end|>"),
         (f"Hm. {CALL}", "Hm. "),
     ):
-        thinker = Thinker(text)
-        expected = {"reasoning_tokens": len(thinker.engine.get_tokenizer().encode(thought))}
+        reasoner = Reasoner(text)
+        expected = {"reasoning_tokens": len(reasoner.engine.get_tokenizer().encode(reasoning))}
         body = {"tools": TOOLS}
-        assert thinker.answer(**body).json["usage"]["completion_tokens_details"] == expected
+        assert reasoner.answer(**body).json["usage"]["completion_tokens_details"] == expected
         options = {"include_usage": True, "continuous_usage_stats": True}
-        events = thinker.answer(stream=True, stream_options=options, **body).events
+        events = reasoner.answer(stream=True, stream_options=options, **body).events
         counts = [event["usage"]["completion_tokens_details"]["reasoning_tokens"] for event in events]
         assert counts == sorted(counts)
         assert counts[0] < 2
         assert counts[-1] == expected["reasoning_tokens"]
     body = {"chat_template_kwargs": {"enable_thinking": False}}
-    used = Thinker("Seven.", tool_templates.QWEN3).answer(**body).json["usage"]
+    used = Reasoner("Seven.", tool_templates.QWEN3).answer(**body).json["usage"]
     assert used["completion_tokens_details"] == {"reasoning_tokens": 0}
-    assert "completion_tokens_details" not in Thinker("Seven.", parser=None).answer().json["usage"]
+    assert "completion_tokens_details" not in Reasoner("Seven.", parser=None).answer().json["usage"]
 
 
 # messages that go on, and histories
 
 
 @pytest.mark.parametrize("parser", BOTH)
-def test_a_message_that_goes_on_is_thought_or_said_as_it_began(parser):
+def test_a_continued_message_is_reasoning_or_content_as_it_began(parser):
     def go_on(begun):
         messages = [*ASKED, {"role": "assistant", "content": begun}]
         body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
-        return Thinker(" so.</think>Seven.", tool_templates.QWEN3, parser).message(**body)[:2]
+        return Reasoner(" so.</think>Seven.", tool_templates.QWEN3, parser).message(**body)[:2]
 
     assert go_on("It is") == (None, " so.</think>Seven.")
     assert go_on("<think>It is") == (" so.", "Seven.")
@@ -209,12 +209,12 @@ def test_a_message_that_goes_on_is_thought_or_said_as_it_began(parser):
 def test_what_is_echoed_is_content():
     messages = [*ASKED, {"role": "assistant", "content": "<think>It is"}]
     body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True, "echo": True}
-    assert Thinker(" so.</think>Seven.", tool_templates.QWEN3).message(**body)[:2] == (" so.", "<think>It isSeven.")
+    assert Reasoner(" so.</think>Seven.", tool_templates.QWEN3).message(**body)[:2] == (" so.", "<think>It isSeven.")
 
 
 @pytest.mark.parametrize("parser", [None, "qwen3"])
 @pytest.mark.parametrize(
-    "thought",
+    "reasoning",
     [
         {"reasoning": "So."},
         {"reasoning_content": "So."},
@@ -222,25 +222,25 @@ def test_what_is_echoed_is_content():
         {"reasoning": None, "reasoning_content": "So."},
     ],
 )
-def test_a_historys_thoughts_reach_the_template_by_either_name(parser, thought):
+def test_reasoning_in_the_history_reaches_the_template_by_either_name(parser, reasoning):
     seen = (
         "{% for m in messages %}{{ m.role }}:{{ m.reasoning }}|{{ m.reasoning_content }}|{{ m.content }}\n{% endfor %}"
     )
-    messages = [*ASKED, {"role": "assistant", "content": "Seven.", **thought}, *ASKED]
-    assert Thinker("", seen, parser).prompt(messages=messages).splitlines()[1] == "assistant:So.|So.|Seven."
+    messages = [*ASKED, {"role": "assistant", "content": "Seven.", **reasoning}, *ASKED]
+    assert Reasoner("", seen, parser).prompt(messages=messages).splitlines()[1] == "assistant:So.|So.|Seven."
     messages[1]["content"] = None
-    assert Thinker("", seen, parser).prompt(messages=messages).splitlines()[1] == "assistant:So.|So.|"
-    assert "<think>\nSo.\n</think>" in Thinker("", tool_templates.QWEN3, parser).prompt(messages=messages)
+    assert Reasoner("", seen, parser).prompt(messages=messages).splitlines()[1] == "assistant:So.|So.|"
+    assert "<think>\nSo.\n</think>" in Reasoner("", tool_templates.QWEN3, parser).prompt(messages=messages)
 
 
-def test_a_thought_that_is_no_text_is_refused():
+def test_reasoning_that_is_no_text_is_refused():
     messages = [*ASKED, {"role": "assistant", "content": "Seven.", "reasoning": ["So."]}]
-    assert Thinker("")._client.chat(messages=messages).error == (400, "invalid_request_error", "messages")
+    assert Reasoner("")._client.chat(messages=messages).error == (400, "invalid_request_error", "messages")
 
 
 def test_an_answers_message_can_be_sent_back():
-    message = Thinker("So it goes").answer().json["choices"][0]["message"]
-    prompt = Thinker("", tool_templates.QWEN3).prompt(messages=[*ASKED, message, *ASKED])
+    message = Reasoner("So it goes").answer().json["choices"][0]["message"]
+    prompt = Reasoner("", tool_templates.QWEN3).prompt(messages=[*ASKED, message, *ASKED])
     assert "<|im_start|>assistant\n<think>\nSo it goes\n</think>\n\n<|im_end|>" in prompt
 
 
@@ -254,12 +254,12 @@ def call_of(answer):
 
 
 @pytest.mark.parametrize("parser", BOTH)
-def test_a_thought_is_taken_off_before_calls_are_looked_for(parser):
+def test_reasoning_is_separated_before_calls_are_searched_for(parser):
     text = f"Is it <tool_call that I need?</think>\n\n{CALL}"
-    thinker = Thinker(text, parser=parser)
+    reasoner = Reasoner(text, parser=parser)
     function = {"name": "get_time", "arguments": '{"city": "Ulm"}'}
-    assert call_of(thinker.answer(tools=TOOLS)) == ("Is it <tool_call that I need?", None, "tool_calls", function)
-    events = thinker.answer(tools=TOOLS, stream=True).events
+    assert call_of(reasoner.answer(tools=TOOLS)) == ("Is it <tool_call that I need?", None, "tool_calls", function)
+    events = reasoner.answer(tools=TOOLS, stream=True).events
     assert joined(events, "reasoning") == "Is it <tool_call that I need?"
     assert joined(events, "content") == ""
     calls = [call for event in events for c in event["choices"] for call in c["delta"].get("tool_calls", [])]
@@ -268,18 +268,18 @@ def test_a_thought_is_taken_off_before_calls_are_looked_for(parser):
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_qwen_may_call_without_closing_its_thought():
+def test_qwen_may_call_without_closing_its_reasoning():
     function = {"name": "get_time", "arguments": '{"city": "Ulm"}'}
     text = f"I need it. {CALL}"
-    assert call_of(Thinker(text).answer(tools=TOOLS)) == ("I need it. ", None, "tool_calls", function)
-    assert Thinker(text).message() == (text, None, "stop"), "there are no tools"
-    assert Thinker(text, parser="deepseek_r1").message(tools=TOOLS) == (text, None, "stop")
+    assert call_of(Reasoner(text).answer(tools=TOOLS)) == ("I need it. ", None, "tool_calls", function)
+    assert Reasoner(text).message() == (text, None, "stop"), "there are no tools"
+    assert Reasoner(text, parser="deepseek_r1").message(tools=TOOLS) == (text, None, "stop")
 
 
-def test_thoughts_alone_call_nothing():
-    message = Thinker("No need.</think>Seven.").answer(tools=TOOLS).json["choices"][0]["message"]
+def test_reasoning_alone_calls_nothing():
+    message = Reasoner("No need.</think>Seven.").answer(tools=TOOLS).json["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "Seven.", "refusal": None, "reasoning": "No need."}
-    assert Thinker("No need.").message(tools=TOOLS) == ("No need.", None, "stop")
+    assert Reasoner("No need.").message(tools=TOOLS) == ("No need.", None, "stop")
 
 
 NAMED = {"type": "function", "function": {"name": "get_time"}}
@@ -289,19 +289,19 @@ OTHER = {"type": "function", "function": {"name": "get_rain", "parameters": {"ty
 @pytest.mark.parametrize("parser", BOTH)
 @pytest.mark.parametrize("tools", [TOOLS, [*TOOLS, OTHER]])
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_call_that_has_to_be_made_is_thought_over_first(parser, tools, choice):
+def test_reasoning_comes_before_a_required_call(parser, tools, choice):
     body = {"tools": tools, "tool_choice": choice}
-    thinker = Thinker(f"Which?</think>\n\n{CALL}", parser=parser)
+    reasoner = Reasoner(f"Which?</think>\n\n{CALL}", parser=parser)
     function = {"name": "get_time", "arguments": '{"city": "Ulm"}'}
-    assert call_of(thinker.answer(**body)) == ("Which?", None, "tool_calls", function)
-    events = thinker.answer(stream=True, **body).events
+    assert call_of(reasoner.answer(**body)) == ("Which?", None, "tool_calls", function)
+    events = reasoner.answer(stream=True, **body).events
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     called = next(i for i, delta in enumerate(deltas) if "tool_calls" in delta)
     assert "".join(delta.get("reasoning", "") for delta in deltas[:called]) == "Which?"
-    assert thinker.prompt(**body).endswith("<think>\n")
-    assert thinker.constraint(**body) == ("</think>", "<tool_call>" if parser == "qwen3" else None)
+    assert reasoner.prompt(**body).endswith("<think>\n")
+    assert reasoner.constraint(**body) == ("</think>", "<tool_call>" if parser == "qwen3" else None)
     (may_begin, may_not) = ("\n\n<tool_call>\n{", "Well, <tool_call>\n{")
-    asked = thinker.engine.params[-1].structured_outputs
+    asked = reasoner.engine.params[-1].structured_outputs
     assert follows(asked, f"Which?</think>{may_begin}")
     assert not follows(asked, f"Which?</think>{may_not}")
     assert follows(asked, f"Which?</think>{CALL}<|im_end|>")
@@ -328,20 +328,20 @@ def follows(asked, text, tokenizer_dir=None):
     return True
 
 
-def test_a_thought_may_take_all_tokens_before_a_call_that_has_to_be_made():
-    assert Thinker("Which?").message(tools=TOOLS, tool_choice="required") == ("Which?", None, "stop")
-    answer = Thinker("Which?</think>None.")._client.chat(messages=ASKED, tools=TOOLS, tool_choice="required")
+def test_reasoning_may_take_all_tokens_before_a_required_call():
+    assert Reasoner("Which?").message(tools=TOOLS, tool_choice="required") == ("Which?", None, "stop")
+    answer = Reasoner("Which?</think>None.")._client.chat(messages=ASKED, tools=TOOLS, tool_choice="required")
     assert answer.json["error"]["code"] == "tool_not_called"
 
 
 @pytest.mark.parametrize("parser", BOTH)
-def test_a_call_that_has_to_be_made_may_be_cut_off_behind_the_thought(parser):
+def test_a_required_call_may_be_cut_off_after_the_reasoning(parser):
     text = 'Which?</think>\n\n<tool_call>\n{"name": "get'
-    thinker = Thinker(text + '_time", "arguments": {}}', parser=parser)
+    reasoner = Reasoner(text + '_time", "arguments": {}}', parser=parser)
     for num_missing in range(len('\n\n<tool_call>\n{"name": "get')):
-        num_tokens = len(thinker.engine.get_tokenizer().encode(text[: len(text) - num_missing]))
+        num_tokens = len(reasoner.engine.get_tokenizer().encode(text[: len(text) - num_missing]))
         body = {"tools": [*TOOLS, OTHER], "tool_choice": "required", "max_tokens": num_tokens}
-        assert thinker.message(**body) == ("Which?", None, "length")
+        assert reasoner.message(**body) == ("Which?", None, "length")
 
 
 UNSAYABLE = [{"type": "function", "function": {"name": "get_time", "parameters": {"properties": {"a<b": {}}}}}]
@@ -355,21 +355,21 @@ UNSAYABLE = [{"type": "function", "function": {"name": "get_time", "parameters":
         ("deepseek_r1", THINKING_CODER, UNSAYABLE),
     ],
 )
-def test_a_call_that_only_the_prompt_can_bring_about_is_not_thought_over(parser, template, tools):
-    thinker = Thinker('{"city": "Ulm"}}' if parser is None else "</function>", template, parser)
+def test_no_reasoning_comes_before_a_call_that_only_the_prompt_can_enforce(parser, template, tools):
+    reasoner = Reasoner('{"city": "Ulm"}}' if parser is None else "</function>", template, parser)
     body = {"tools": tools, "tool_choice": "required"}
-    (choice,) = thinker.answer(**body).json["choices"]
+    (choice,) = reasoner.answer(**body).json["choices"]
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_time"
     assert choice["message"].get("reasoning") is None
-    assert "<think>\n\n</think>\n\n<tool_call>" in thinker.prompt(**body)
-    asked = thinker.engine.params[-1].structured_outputs
+    assert "<think>\n\n</think>\n\n<tool_call>" in reasoner.prompt(**body)
+    asked = reasoner.engine.params[-1].structured_outputs
     assert asked is None or asked.after is None
 
 
-def test_the_prompt_begins_the_call_where_nothing_is_thought():
+def test_the_prompt_begins_the_call_without_reasoning():
     body = {"tools": TOOLS, "tool_choice": "required", "chat_template_kwargs": {"enable_thinking": False}}
-    thinker = Thinker('{"city": "Ulm"}}', tool_templates.QWEN3)
-    assert call_of(thinker.answer(**body))[0] is None
+    reasoner = Reasoner('{"city": "Ulm"}}', tool_templates.QWEN3)
+    assert call_of(reasoner.answer(**body))[0] is None
 
 
 # constraints
@@ -378,34 +378,34 @@ def test_the_prompt_begins_the_call_where_nothing_is_thought():
 @pytest.mark.parametrize("parser", BOTH)
 def test_a_constraint_is_one_of_what_is_said(parser):
     for template in (tool_templates.THINKING, tool_templates.QWEN3):
-        thinker = Thinker("So.</think>{}", template, parser)
-        assert thinker.message(**JSON) == ("So.", "{}", "stop")
-        assert thinker.constraint(**JSON) == ("</think>", None)
-        assert thinker.constraint(structured_outputs={"regex": ".*"}) == ("</think>", None)
-        assert thinker.prompt(**JSON) == thinker.prompt()
+        reasoner = Reasoner("So.</think>{}", template, parser)
+        assert reasoner.message(**JSON) == ("So.", "{}", "stop")
+        assert reasoner.constraint(**JSON) == ("</think>", None)
+        assert reasoner.constraint(structured_outputs={"regex": ".*"}) == ("</think>", None)
+        assert reasoner.prompt(**JSON) == reasoner.prompt()
 
 
-def test_a_constraint_holds_from_the_beginning_where_nothing_is_thought():
+def test_a_constraint_holds_from_the_beginning_without_reasoning():
     off = {"chat_template_kwargs": {"enable_thinking": False}}
-    assert Thinker("{}", tool_templates.QWEN3).constraint(**JSON, **off) == (None, None)
-    without = Thinker("{}", parser=None)
+    assert Reasoner("{}", tool_templates.QWEN3).constraint(**JSON, **off) == (None, None)
+    without = Reasoner("{}", parser=None)
     assert without.constraint(**JSON) == (None, None)
     assert without.prompt(**JSON).endswith("<think>\n\n</think>\n\n")
 
 
-def test_a_constraint_on_calls_begins_with_one_that_ends_the_thought():
+def test_a_constraint_on_calls_begins_with_one_that_ends_the_reasoning():
     body = {"tools": STRICT}
-    assert Thinker(CALL).constraint(**body) == ("</think>", "<tool_call>")
-    assert Thinker(CALL, parser="deepseek_r1").constraint(**body) == ("</think>", None)
+    assert Reasoner(CALL).constraint(**body) == ("</think>", "<tool_call>")
+    assert Reasoner(CALL, parser="deepseek_r1").constraint(**body) == ("</think>", None)
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_calls_in_tags_follow_a_thought(choice):
+def test_calls_in_tags_follow_reasoning(choice):
     call = "<tool_call>\n<function=get_time>\n<parameter=city>\nUlm\n</parameter>\n</function>\n</tool_call>"
-    thinker = Thinker(f"Which?</think>\n\n{call}", THINKING_CODER)
+    reasoner = Reasoner(f"Which?</think>\n\n{call}", THINKING_CODER)
     body = {"tools": [*TOOLS, OTHER], "tool_choice": choice}
-    assert call_of(thinker.answer(**body))[0] == "Which?"
-    asked = thinker.engine.params[-1].structured_outputs
+    assert call_of(reasoner.answer(**body))[0] == "Which?"
+    asked = reasoner.engine.params[-1].structured_outputs
     assert follows(asked, f"Which?</think>\n\n{call}<|im_end|>")
     assert follows(asked, f"Which? {call.replace('get_time', 'get_rain')}") is (choice == "required")
     assert not follows(asked, f"Which?</think>{call.replace('get_time', 'get_snow')}")
@@ -413,12 +413,12 @@ def test_calls_in_tags_follow_a_thought(choice):
 
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("body", [{"tool_choice": "required"}, {"tool_choice": NAMED}, JSON])
-def test_calls_whose_marks_are_tokens_follow_a_thought(tmp_path, special, body):
-    thinker = Thinker(f"Which?</think>{CALL}")
-    use_tokens(thinker, tmp_path, ["<tool_call>", "</tool_call>", "</think>"], special)
-    answer = thinker.answer(tools=TOOLS, **body)
+def test_calls_whose_tags_are_tokens_follow_reasoning(tmp_path, special, body):
+    reasoner = Reasoner(f"Which?</think>{CALL}")
+    use_tokens(reasoner, tmp_path, ["<tool_call>", "</tool_call>", "</think>"], special)
+    answer = reasoner.answer(tools=TOOLS, **body)
     assert call_of(answer)[0] == "Which?"
-    asked = thinker.engine.params[-1].structured_outputs
+    asked = reasoner.engine.params[-1].structured_outputs
     assert (asked.after, asked.or_from) == ("</think>", "<tool_call>")
     assert follows(asked, f"Which?</think>{CALL}<|im_end|>", tmp_path)
     assert follows(asked, f"Which? {CALL}<|im_end|>", tmp_path)
@@ -428,7 +428,7 @@ def test_calls_whose_marks_are_tokens_follow_a_thought(tmp_path, special, body):
 
 
 def test_clients_cannot_say_where_constraints_begin():
-    answer = Thinker("")._client.chat(messages=ASKED, structured_outputs={"regex": "a", "after": "b"})
+    answer = Reasoner("")._client.chat(messages=ASKED, structured_outputs={"regex": "a", "after": "b"})
     assert answer.error[:2] == (400, "invalid_request_error")
 
 

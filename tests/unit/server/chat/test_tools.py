@@ -329,7 +329,7 @@ def test_a_call_that_has_to_be_may_be_cut_off_before_its_name(template):
         assert writer.choice(max_tokens=length, tool_choice="required")["message"]["content"] is None
 
 
-def test_a_call_that_has_to_be_ends_the_thought_that_the_template_begins():
+def test_a_call_that_has_to_be_ends_the_reasoning_that_the_template_begins():
     writer = Writer(" {}}", tool_templates.THINKING)
     prompt = writer.prompt(tool_choice=named("get_time"))
     assert prompt.endswith('<think>\n\n</think>\n\n<tool_call>\n{"name": "get_time", "arguments":')
@@ -613,7 +613,7 @@ def test_what_content_has_to_be_is_refused_where_no_grammar_has_it_and_calls(tem
     assert Writer(CALL, template).chat(tool_choice="none", **asks).status == 200
 
 
-def test_a_message_that_has_to_be_json_is_not_thought():
+def test_a_message_that_has_to_be_json_has_no_reasoning():
     prompt = Writer("{}", tool_templates.THINKING).prompt(response_format={"type": "json_object"}, tools=None)
     assert prompt.endswith("<think>\n\n</think>\n\n")
 
@@ -651,8 +651,8 @@ def test_a_form_that_is_not_known_is_refused_unless_the_operator_says_it():
 
 
 @pytest.fixture(scope="module")
-def with_special_marks(tmp_path_factory):
-    """The demo model's tokenizer, for which the marks of calls are special tokens."""
+def with_special_tags(tmp_path_factory):
+    """The demo model's tokenizer, for which the tags of calls are special tokens."""
     path = tmp_path_factory.mktemp("special")
     demo = Path(demo_model_path())
     shutil.copy(demo / "tokenizer.json", path)
@@ -662,9 +662,9 @@ def with_special_marks(tmp_path_factory):
     return path
 
 
-def test_markers_that_are_special_tokens_reach_the_parser(with_special_marks):
+def test_tags_that_are_special_tokens_reach_the_parser(with_special_tags):
     writer = Writer(CALL)
-    writer.engine._tokenizer = Tokenizer.from_dir(with_special_marks)
+    writer.engine._tokenizer = Tokenizer.from_dir(with_special_tags)
     assert calls_of(writer.choice()["message"]) == [("get_weather", '{"city": "Köln"}')]
     assert writer.engine.params[-1].skip_special_tokens is False
     plain = Writer(CALL)
@@ -672,18 +672,18 @@ def test_markers_that_are_special_tokens_reach_the_parser(with_special_marks):
     assert plain.engine.params[-1].skip_special_tokens is True
 
 
-def test_grammars_have_markers_that_are_special_tokens(with_special_marks):
+def test_grammars_have_tags_that_are_special_tokens(with_special_tags):
     def asked(template=tool_templates.HERMES, **body):
         writer = Writer('get_time", "arguments": {}}', template)
-        writer.engine._tokenizer = Tokenizer.from_dir(with_special_marks)
-        writer.engine.check = lambda prompt_token_ids, params: None  # its model doesn't know the marks
+        writer.engine._tokenizer = Tokenizer.from_dir(with_special_tags)
+        writer.engine.check = lambda prompt_token_ids, params: None  # its model doesn't know the tags
         return constraint(writer, **body)
 
     def may_write(asked, text):
-        return fits(asked, text, with_special_marks)
+        return fits(asked, text, with_special_tags)
 
-    spelled = Tokenizer.from_dir(with_special_marks).encode(CALL, add_special_tokens=False)
-    assert set(spelled) & Tokenizer.from_dir(with_special_marks).special_ids
+    spelled = Tokenizer.from_dir(with_special_tags).encode(CALL, add_special_tokens=False)
+    assert set(spelled) & Tokenizer.from_dir(with_special_tags).special_ids
 
     free = asked(tools=[strict(tool("get_weather"))])
     assert may_write(free, f"Let me look.\n{CALL}\n{CALL} Done.")
@@ -698,7 +698,7 @@ def test_grammars_have_markers_that_are_special_tokens(with_special_marks):
     assert not may_write(either, f"Sure.{CALL}")
     rng = random.Random(2)
     for _ in range(5):
-        assert may_write(either, written_at_random(either, rng, with_special_marks))
+        assert may_write(either, written_at_random(either, rng, with_special_tags))
 
     must = asked(tool_choice="required")
     assert may_write(must, CALL.removeprefix('<tool_call>\n{"name": "') + CALL)

@@ -1,4 +1,4 @@
-"""A thought is told from what is said in any piecemeal text, and nothing is lost or told twice."""
+"""Reasoning is separated from content however the text is split, and nothing is lost or repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parse(name, pieces, is_reasoning=True, call=None):
     parser = PARSERS[name](is_reasoning, call)
     parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
     first_said = next((i for i, part in enumerate(parts) if part.content), len(parts))
-    assert not any(part.reasoning for part in parts[first_said + 1 :]), "a thought comes first"
+    assert not any(part.reasoning for part in parts[first_said + 1 :]), "reasoning comes first"
     return Parts("".join(part.reasoning for part in parts), "".join(part.content for part in parts))
 
 
@@ -40,18 +40,18 @@ def parse(name, pieces, is_reasoning=True, call=None):
         ("<</think>/</think>", "<", "/</think>"),
     ],
 )
-def test_what_is_thought_and_what_is_said(name, text, reasoning, content):
+def test_a_message_is_reasoning_and_content(name, text, reasoning, content):
     assert parse(name, [text]) == (reasoning, content)
     assert parse(name, text) == (reasoning, content)
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_a_message_that_begins_behind_its_thought_is_all_said(name):
+def test_a_message_after_its_reasoning_is_all_content(name):
     text = "<think>Yes.</think>"
     assert parse(name, [text], is_reasoning=False) == ("", text)
 
 
-def test_a_call_ends_a_thought_where_models_do_that():
+def test_a_call_ends_reasoning_where_models_do_that():
     text = "I need it.<tool_call>\n{}</tool_call></think>"
     assert parse("qwen3", text, call=CALL) == ("I need it.", "<tool_call>\n{}</tool_call></think>")
     assert parse("qwen3", text) == ("I need it.<tool_call>\n{}</tool_call>", "")
@@ -77,7 +77,7 @@ def test_the_same_text_gives_the_same_parts_in_any_pieces(name, text, is_reasoni
 
 
 @given(text=TEXTS)
-def test_a_thoughts_length_is_where_what_is_said_begins(text):
+def test_the_content_begins_where_the_reasoning_ends(text):
     parser = PARSERS["qwen3"](True, CALL)
     content = parser.feed(text).content
     if parser.is_reasoning:
