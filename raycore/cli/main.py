@@ -16,7 +16,7 @@ from raycore.cli.serve import add_serve_command
 from raycore.cli.signals import Terminated, raising_on_signals
 from raycore.cli.terminal import outlive_terminal
 from raycore.demo import demo_model_path
-from raycore.errors import PlacementShortage, RaycoreError
+from raycore.errors import EngineDeadError, PlacementShortage, RaycoreError
 from raycore.logs import DATE_FORMAT, line_format
 
 
@@ -80,6 +80,7 @@ def _generate(args: argparse.Namespace) -> int:
         return 2
     shows_progress = sys.stderr.isatty() and not args.no_progress
     # imported late so that `raycore --help` answers at once
+    from raycore.client.client import DRAINING
     from raycore.llm import LLM
 
     with LLM(
@@ -96,7 +97,12 @@ def _generate(args: argparse.Namespace) -> int:
         chosen = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
         params = llm.get_default_sampling_params(**{name: value for name, value in chosen.items() if value is not None})
         with llm.draining_on_signals(args.drain_timeout) as signals:
-            outputs = llm.generate(prompts, params, use_tqdm=shows_progress)
+            try:
+                outputs = llm.generate(prompts, params, use_tqdm=shows_progress)
+            except EngineDeadError as error:
+                if str(error) != DRAINING:
+                    raise
+                raise Terminated(signals[0]) from None  # it came before there was anything to finish
     for prompt, output in zip(prompts, outputs, strict=True):
         completion = output.outputs[0]
         if args.json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import signal
@@ -15,8 +14,16 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from raycore.node.processes import send_signal
+
 START_S = 100.0
 """A program is up well before, on a machine that does nothing else."""
+
+_ENVIRONMENT = {
+    "RAY_ADDRESS": "local",
+    # torch's workers warn, late, where names of hosts can't be resolved
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -53,7 +60,7 @@ class Program:
             stdin=no_terminal if terminal is None else terminal,
             stdout=output,
             stderr=output,
-            env=os.environ | {"RAYCORE_TEST_MARK": self._mark, "RAY_ADDRESS": "local"} | (environment or {}),
+            env=os.environ | _ENVIRONMENT | {"RAYCORE_TEST_MARK": self._mark} | (environment or {}),
             start_new_session=True,
             preexec_fn=None if terminal is None else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
@@ -100,6 +107,7 @@ class Program:
         while left := self.living():
             assert time.monotonic() < deadline_s, f"left after {timeout_s} s: {left}"
             time.sleep(0.02)
+        self._reader.join(timeout_s)  # all that they have printed is there
 
     def living(self) -> dict[int, str]:
         """Its processes, those whose parents have ended too, with their command lines."""
@@ -127,9 +135,7 @@ class Program:
 
     def close(self) -> None:
         """End all of it."""
-        for pid in self.living():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        send_signal(self.living(), signal.SIGKILL)
         self.process.wait(10)
         self._reader.join(10)
 

@@ -12,12 +12,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import ray
 from programs import START_S, Program, raycore, shared_memory
+from ray._private.state import state
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
+
+from raycore.node.processes import send_signal, wait_until_gone
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -65,9 +72,7 @@ def batch(tmp_path: Path, num_lines: int) -> Program:
 
 def send_to_each(program: Program, number: int) -> None:
     """As a service manager does, to every process of a service."""
-    for pid in program.living():
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+    send_signal(program.living(), number)
 
 
 def send_to_group(program: Program, number: int) -> None:
@@ -179,13 +184,13 @@ def test_a_batch_whose_group_is_signalled_keeps_what_it_has(tmp_path):
         assert all(json.loads(line) for line in answers.read_text().splitlines())
 
 
-def test_generating_whose_group_is_signalled_gives_what_it_has():
+def test_generating_ends_when_its_group_is_signalled():
     prompts = ["27 + 58 ="] * 3_000
     with Program(raycore("generate", "--drain-timeout", "0.3", "--json", "--dtype", "float32", *prompts)) as program:
         program.wait_for("is up")
         send_to_group(program, signal.SIGTERM)
         assert_ends(program, 128 + signal.SIGTERM, drain_s=1.0)
-        assert "outputs cut short" in program.output
+        assert "raycore: ended by SIGTERM" in program.output
 
 
 @pytest.mark.parametrize("send", [send_to_group, send_to_each])
@@ -251,3 +256,66 @@ def test_nothing_is_left_of_a_program_that_is_killed():
         program.living()
         program.process.kill()
         program.wait_until_nothing_is_left(10.0)
+
+
+IN_A_THREAD = """
+import threading
+from raycore import LLM
+from raycore.demo import demo_model_path
+
+def start():
+    global llm
+    llm = LLM(str(demo_model_path()), dtype="float32", use_tqdm_on_load=False)
+
+if __name__ == "__main__":
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    print(llm.generate("27 + 58 =", use_tqdm=False)[0].outputs[0].text, flush=True)
+    llm.shutdown()
+    print("is down", flush=True)
+"""
+
+
+def test_a_local_ray_outlives_the_thread_that_started_it():
+    with Program([sys.executable, "-c", IN_A_THREAD]) as program:
+        program.wait_for("is down")
+        assert " 85\n" in program.output
+        assert_ends(program, 0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster that is there already."""
+    cluster = Cluster(
+        initialize_head=True,
+        connect=True,
+        head_node_args={"num_cpus": 8, "object_store_memory": 100 << 20, "include_dashboard": False},
+    )
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_cluster_that_was_joined_stays_and_gets_everything_back(cluster, number):
+    with serve(environment={"RAY_ADDRESS": cluster.address}) as program:
+        program.wait_for("serving")
+        pids = {info["pid"] for info in actors() if info["state"] == "ALIVE"}
+        assert pids
+        send_to_group(program, number)
+        assert program.wait_for_exit(GRACE_S + SLACK_S) == (0 if number == signal.SIGTERM else -number)
+        deadline_s = time.monotonic() + 10.0 + SLACK_S
+        while wait_until_gone(pids, 0.0) or [group for group in groups() if group["state"] != "REMOVED"]:
+            assert time.monotonic() < deadline_s, (pids, groups())
+            time.sleep(0.05)
+        program.wait_until_nothing_is_left(SLACK_S)
+    assert ray.cluster_resources()["CPU"] == 8
+
+
+def actors() -> list[dict[str, Any]]:
+    return [{"state": actor["State"], "pid": actor["Pid"]} for actor in state.actor_table(None).values()]
+
+
+def groups() -> list[dict[str, Any]]:
+    return list(placement_group_table().values())
