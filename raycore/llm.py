@@ -73,6 +73,7 @@ class _Engine:
         *,
         placement_groups: Sequence[PlacementGroup] | None = None,
         use_tqdm_on_load: bool = True,
+        _is_wanted: Callable[[], bool] = lambda: True,
         **options: Any,
     ) -> None:
         """Start the engine and wait until it can serve.
@@ -99,7 +100,7 @@ class _Engine:
         tokens = Tokenizer.from_dir(self.config.model.tokenizer)
         manager = CoreEngineActorManager(self.config, placement_groups)
         with cancelled_at_exit(manager.cancel), loading_bar(use_tqdm_on_load) as bar:
-            infos = manager.start(bar.show if use_tqdm_on_load else None)
+            infos = manager.start(bar.show if use_tqdm_on_load else None, _is_wanted)
         self._client = EngineClient(self.config, tokens)
         self._streams = Streams(self._client)
         self.clients = ClientGroup(self._client)
@@ -356,6 +357,8 @@ class _Engine:
 
 _EngineT = TypeVar("_EngineT", bound=_Engine)
 
+_AsyncT = TypeVar("_AsyncT", bound="AsyncLLM")
+
 _kept: dict[str | None, _Engine] = {}
 """What `get_or_create()` gave last, by engine name."""
 
@@ -503,7 +506,50 @@ class LLM(_Engine):
 
 
 class AsyncLLM(_Engine):
-    """An engine with a streaming interface, for use from one or more event loops."""
+    """An engine with a streaming interface, for use from one or more event loops.
+
+    The class itself blocks until the engine can serve. Where an event loop runs, use `create()`.
+    """
+
+    @classmethod
+    async def create(
+        cls: type[_AsyncT],
+        model: str,
+        tokenizer: str | None = None,
+        *,
+        placement_groups: Sequence[PlacementGroup] | None = None,
+        use_tqdm_on_load: bool = True,
+        **options: Any,
+    ) -> _AsyncT:
+        """Start an engine on a thread, so that the event loop stays free: for async actors and servers.
+
+        The arguments and errors are those of the class. When the call is cancelled, the start is given up; the
+        cancellation is raised once nothing of the engine is left.
+
+        ::
+
+            async with await AsyncLLM.create("path/to/checkpoint") as llm: ...
+        """
+        cancelled = threading.Event()
+        make = partial(
+            cls,
+            model,
+            tokenizer,
+            placement_groups=placement_groups,
+            use_tqdm_on_load=use_tqdm_on_load,
+            _is_wanted=lambda: not cancelled.is_set(),
+            **options,
+        )
+        # not a task, which a loop that ends would cancel, and the thread would work on unseen
+        starting = asyncio.get_running_loop().run_in_executor(None, make)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            cancelled.set()
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await asyncio.to_thread(starting.result().shutdown)
+            raise
 
     def generate(
         self,

@@ -1,7 +1,7 @@
 """Brings an engine's ranks up, each in a placement group of its own, and takes them down.
 
-Owns the ranks' actors, the placement groups that it made, and its use of Ray. When to start, replace or stop which rank
-is the supervisor's business.
+Owns the ranks' actors and its use of Ray. Where they run is `Reservations`' business; when to start, replace or stop
+which rank is the supervisor's.
 """
 
 # ray's own types are partial:
@@ -9,12 +9,11 @@ is the supervisor's business.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -24,20 +23,19 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape
-from placement.reserve import bundle_nodes, release, reserve, validate_group
-from placement.topology import answers, read_cluster
+from placement.reserve import bundle_nodes
+from placement.topology import read_cluster
 from raycore.cluster.device import choose_device
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.logs import with_last_lines
-from raycore.cluster.owner import start_reaper
 from raycore.cluster.rank import Rank
+from raycore.cluster.reservations import Groups, Reservations
 from raycore.cluster.standby import Standbys
 from raycore.config import EngineConfig
 from raycore.engine.engine_actor import DPEngineCoreActor
-from raycore.errors import InitializationError, InvalidConfig, InvalidInput
+from raycore.errors import InitializationError, InvalidInput
 from raycore.messages import EngineInfo
 from raycore.node.processes import wait_until_gone
 
@@ -51,17 +49,8 @@ _PROGRESS_S = 0.25
 _KILLED_TIMEOUT_S = 5.0
 """Ended processes are waited for this long: they are gone within milliseconds, unless they or the machine are stuck."""
 
-_REPLAN_S = 2.0
-"""One attempt to find a place for a rank takes this long, then it is thought over again which nodes there are."""
-
-_POLL_INTERVAL_S = 0.5
-"""The pause between two such attempts."""
-
 _NEXT_STANDBY_S = 0.5
 """A standby that has been used is followed by another one so soon."""
-
-_GROW_S = 10.0
-"""Growth waits this long for resources: what has just been given back shows with some delay."""
 
 
 def shape_of(config: EngineConfig) -> EngineShape:
@@ -101,28 +90,27 @@ class CoreEngineActorManager:
         self._config = config
         self._shape = shape_of(config)
         self._actor_cls = actor_cls
-        self._wait_for_nodes_s = config.parallel.wait_for_nodes_s
-        self._is_ray_ours = False
-        self._brought_groups = list(placement_groups) if placement_groups is not None else None
+        self.reservations = Reservations(config, self.engine_id, placement_groups)
         self.node = ""
         """The id of this process's own, once started."""
         self._num_created = 0
         self._uses_ray = False
-        self._reaper: Any | None = None
         self._lock = threading.RLock()
         self._is_shut_down = False
-        self._crashed_nodes: set[str] = set()
-        """Nodes that don't answer, whatever Ray still thinks of them."""
         self._standbys: Standbys | None = None
 
-    def start(self, on_progress: OnProgress | None = None) -> list[EngineInfo]:
+    def start(
+        self, on_progress: OnProgress | None = None, is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[EngineInfo]:
         """Place, create and initialise all ranks, in parallel, and start their loops.
 
         Args:
             on_progress: told a few times a second how much of the weights has been read, 0 to 1.
+            is_wanted: asked several times a second; once it returns False, the start is given up.
 
         Raises:
-            InitializationError: a rank didn't come up, with that rank's own traceback; or Ray can't be used.
+            InitializationError: a rank didn't come up, with that rank's own traceback; or Ray can't be used; or the
+                start was given up.
             InvalidInput: a rank found that the caller's input can't work.
             PlacementShortage: the cluster can't hold the shape.
             InvalidConfig: the caller's placement groups can't.
@@ -130,20 +118,14 @@ class CoreEngineActorManager:
         """
         with ExitStack() as undo:
             undo.callback(self.shutdown, timeout_s=0.0)
-            self._is_ray_ours = acquire_ray(self._shape.num_cpus)
+            is_ray_ours = acquire_ray(self._shape.num_cpus)
             self._uses_ray = True
-            if self._is_ray_ours:
-                self._wait_for_nodes_s = 0.0  # nobody would add any
             self._decide_device()
             self._standbys = self._make_standbys()
             self.node = ray.get_runtime_context().get_node_id()
-            if self._brought_groups is None:
-                self._reaper = start_reaper(f"raycore_{self.engine_id}_reaper", f"raycore_{self.engine_id}_dp")
-                groups = self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s)
-            else:
-                groups = self._validated_groups()
-            self._create(dict(enumerate(groups)))
-            self.confirm(list(self.ranks.values()), on_progress)
+            self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours)
+            self._create(self.reservations.for_new_engine(is_wanted))
+            self.confirm(list(self.ranks.values()), on_progress, is_wanted)
             undo.pop_all()
         return self.infos
 
@@ -156,7 +138,12 @@ class CoreEngineActorManager:
         """What each rank that is up said of itself, in rank order."""
         return [rank.info for _, rank in sorted(self.ranks.items()) if rank.info is not None]
 
-    def confirm(self, ranks: Sequence[Rank], on_progress: OnProgress | None = None) -> None:
+    def confirm(
+        self,
+        ranks: Sequence[Rank],
+        on_progress: OnProgress | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Wait until new ranks are up, and start their loops. Raises as `start()` does, and leaves them as they are."""
         waiting = {rank.init_ref: rank for rank in ranks}
         timeout_s = self._config.executor.init_timeout_s
@@ -165,9 +152,9 @@ class CoreEngineActorManager:
             left_s = max(0.0, deadline_s - time.monotonic())
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=min(left_s, _PROGRESS_S))
             if not done and left_s > 0:
-                if self._is_shut_down:
+                if self._is_shut_down or not is_wanted():
                     raise InitializationError("the engine was shut down while it was starting")
-                crashed = self._find_crashed(node for rank in waiting.values() for node in rank.nodes)
+                crashed = self.reservations.find_crashed(node for rank in waiting.values() for node in rank.nodes)
                 if crashed:
                     raise InitializationError(f"node {', '.join(sorted(crashed))} doesn't answer any more")
                 if on_progress is not None:
@@ -209,16 +196,7 @@ class CoreEngineActorManager:
             old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
             for rank in old:
                 rank.kill(self.node)
-        deadline_s = time.monotonic() + max(self._patience_s, self._wait_for_nodes_s)
-        while True:
-            try:
-                kept = self._kept_groups(old)
-                homeless = [dp_rank for dp_rank in dp_ranks if dp_rank not in kept]
-                return self._create_in(kept, homeless, self._wait_for_nodes_s or _REPLAN_S, is_wanted)
-            except PlacementShortage:
-                if time.monotonic() > deadline_s or not is_wanted():
-                    raise
-            time.sleep(_POLL_INTERVAL_S)
+        return self._create_in(self.reservations.for_successors(old, is_wanted))
 
     def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
         """Create ranks that weren't there; they have yet to be confirmed.
@@ -228,9 +206,9 @@ class CoreEngineActorManager:
                 nodes have been waited for; nothing has changed.
             InitializationError: the engine was shut down meanwhile.
         """
-        return self._create_in({}, dp_ranks, self._wait_for_nodes_s or _GROW_S)
+        return self._create_in(self.reservations.for_growth(dp_ranks))
 
-    def prepare(self, num_ranks: int) -> dict[int, PlacementGroup]:
+    def prepare(self, num_ranks: int) -> Groups:
         """Groups for `num_ranks` ranks, those that stand among them, so that `restart()` can have them.
 
         Raises:
@@ -238,10 +216,9 @@ class CoreEngineActorManager:
         """
         standing = {dp_rank: rank.group for dp_rank, rank in self.ranks.items() if rank.group is not None}
         added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in standing]
-        groups = self._reserve(added, self._wait_for_nodes_s or _GROW_S) if added else []
-        return standing | dict(zip(added, groups, strict=True))
+        return standing | self.reservations.for_growth(added)
 
-    def restart(self, groups: dict[int, PlacementGroup], num_ranks: int) -> list[Rank]:
+    def restart(self, groups: Groups, num_ranks: int) -> list[Rank]:
         """End all ranks and start `num_ranks` in the first of these groups; the others are given back."""
         with self._lock:
             for rank in self.ranks.values():
@@ -249,7 +226,7 @@ class CoreEngineActorManager:
             self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
             parallel = msgspec.structs.replace(self._config.parallel, data_parallel_size=num_ranks)
             self._config = msgspec.structs.replace(self._config, parallel=parallel)
-            release([group for dp_rank, group in groups.items() if dp_rank >= num_ranks])
+            self.reservations.release(group for dp_rank, group in groups.items() if dp_rank >= num_ranks)
             return self._create({dp_rank: groups[dp_rank] for dp_rank in range(num_ranks)})
 
     def shrink(self, dp_ranks: Sequence[int], timeout_s: float = 0.0) -> None:
@@ -257,8 +234,7 @@ class CoreEngineActorManager:
         with self._lock:
             leaving = [self.ranks.pop(dp_rank) for dp_rank in dp_ranks if dp_rank in self.ranks]
         self._stop(leaving, timeout_s)
-        if self._brought_groups is None:
-            release([rank.group for rank in leaving if rank.group is not None])
+        self.reservations.release(rank.group for rank in leaving if rank.group is not None)
 
     def kill(self, dp_rank: int) -> None:
         """End a rank's processes. Its run ref then completes."""
@@ -274,109 +250,27 @@ class CoreEngineActorManager:
         """
         with self._lock:
             self._is_shut_down = True
+            self.reservations.cancel()
             if self._standbys is not None and ray.is_initialized():
                 self._standbys.close()
             timeout_s = self._config.executor.shutdown_timeout_s if timeout_s is None else timeout_s
             if ray.is_initialized():
                 self.shrink(list(self.ranks), timeout_s)
-                if self._reaper is not None:
-                    ray.kill(self._reaper)
-            self.ranks, self._reaper = {}, None
+                self.reservations.close()
+            self.ranks = {}
             if self._uses_ray:
                 self._uses_ray = False
                 release_ray()
 
-    # ---- places
-
-    @property
-    def _patience_s(self) -> float:
-        return self._config.recovery.placement_timeout_s
-
-    def _create_in(
-        self,
-        kept: dict[int, PlacementGroup],
-        homeless: Sequence[int],
-        timeout_s: float,
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> list[Rank]:
-        """Create ranks in the groups that are kept for them, and those that have none in new ones."""
-        reserved = self._reserve(homeless, timeout_s, is_wanted) if homeless else []
-        with self._lock:
-            if self._is_shut_down:
-                release(reserved)
-                raise InitializationError("the engine was shut down")
-            groups = kept | dict(zip(homeless, reserved, strict=True))
-            return self._create(dict(sorted(groups.items())))
-
-    def _reserve(
-        self, dp_ranks: Sequence[int], timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
-    ) -> list[PlacementGroup]:
-        try:
-            return reserve(
-                dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
-                names=[f"raycore_{self.engine_id}_dp{dp_rank}" for dp_rank in dp_ranks],
-                avoid=self._crashed_nodes,
-                timeout_s=timeout_s,
-                asks_for_nodes=self._wait_for_nodes_s > 0,
-                is_wanted=lambda: is_wanted() and not self._is_shut_down,
-            )
-        except ReservationCancelled as error:
-            raise InitializationError(
-                f"dp_ranks {list(dp_ranks)} were to leave, or the engine was shut down, before they had a place"
-            ) from error
-        except PlacementShortage as error:
-            if self._is_ray_ours or self._wait_for_nodes_s > 0:
-                raise
-            text = "Where an autoscaler adds nodes, wait_for_nodes_s (--wait-for-nodes) gives it time for that."
-            raise PlacementShortage(f"{error}\n{text}") from None
-
-    def _find_crashed(self, node_ids: Iterable[str]) -> set[str]:
-        """Those among some nodes that don't answer any more."""
-        suspects = set(node_ids) - {self.node}
-        if suspects:
-            nodes = {node.node_id: node for node in read_cluster().nodes}
-            self._crashed_nodes |= {
-                node_id for node_id in suspects if node_id not in nodes or not answers(nodes[node_id])
-            }
-        return suspects & self._crashed_nodes
-
-    def _validated_groups(self) -> list[PlacementGroup]:
-        groups = self._brought_groups or []
-        if len(groups) != self._shape.num_ranks:
-            raise InvalidConfig(
-                f"{len(groups)} placement_groups for data_parallel_size={self._shape.num_ranks}: bring one a rank"
-            )
-        try:
-            for group in groups:
-                validate_group(group, self._shape, self._wait_for_nodes_s or self._patience_s)
-        except InvalidPlacementGroup as error:
-            raise InvalidConfig(f"placement_groups: {error}") from error
-        return groups
-
-    def _kept_groups(self, ranks: Sequence[Rank]) -> dict[int, PlacementGroup]:
-        """The groups in which others can take these ranks' places. Groups of which a node has gone are given back."""
-        usable = {node.node_id for node in read_cluster().usable_nodes}
-        usable -= self._find_crashed(node for rank in ranks for node in rank.nodes)
-        kept: dict[int, PlacementGroup] = {}
-        for rank in ranks:
-            if rank.group is None:
-                continue
-            if not usable.issuperset(rank.nodes):
-                if self._brought_groups is None:
-                    release([rank.group])
-                    rank.group = None
-                    continue
-                # Ray looks for another place for it
-                try:
-                    validate_group(rank.group, self._shape, _REPLAN_S)
-                except InvalidPlacementGroup as error:
-                    raise PlacementShortage(str(error)) from error
-            kept[rank.dp_rank] = rank.group
-        return kept
-
     # ---- actors
 
-    def _create(self, groups: dict[int, PlacementGroup]) -> list[Rank]:
+    def _create_in(self, groups: Groups) -> list[Rank]:
+        with self._lock:
+            if self._is_shut_down:  # and with it the groups were removed
+                raise InitializationError("the engine was shut down")
+            return self._create(dict(sorted(groups.items())))
+
+    def _create(self, groups: Groups) -> list[Rank]:
         nodes = {dp_rank: bundle_nodes(group) for dp_rank, group in groups.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
         actors = {

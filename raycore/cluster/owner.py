@@ -19,7 +19,8 @@ from typing import Any
 from weakref import finalize
 
 import ray
-from ray import _raylet  # pyright: ignore[reportAttributeAccessIssue]
+from ray import _raylet
+from ray._private.state import actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from placement.reserve import groups_named, release
@@ -29,10 +30,7 @@ from raycore.node.processes import is_running
 logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.5
-"""How often the owner is looked for."""
-
-_LAST_WORD_S = 1.0
-"""What a process asked Ray for before it ended has been done by then."""
+"""How often it is looked whether the owner lives."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
@@ -42,11 +40,16 @@ class Reaper:
     Ray starts it again, elsewhere if need be, when it dies.
     """
 
-    def __init__(self, name: str, node_id: str, pid: int, prefix: str) -> None:
-        """Watch over the process `pid` of a node. The names of its groups begin with `prefix`."""
+    def __init__(self, name: str, node_id: str, pid: int, actor_id: str | None, prefix: str) -> None:
+        """Watch over the process `pid` of a node. The names of its groups begin with `prefix`.
+
+        Args:
+            actor_id: of the actor whose process it is, if it is one's.
+        """
         self._name = name
         self._node_id = node_id
         self._pid = pid
+        self._actor_id = actor_id
         self._prefix = prefix
         threading.Thread(target=self._run, name="raycore-reaper", daemon=True).start()
 
@@ -55,21 +58,32 @@ class Reaper:
 
     def _run(self) -> None:
         try:
-            while self._owner_lives():
+            while self._process_runs() and not self._actor_is_dead():
                 time.sleep(_POLL_INTERVAL_S)
-            release(groups_named(self._prefix))
-            time.sleep(_LAST_WORD_S)
-            release(groups_named(self._prefix))
+            self._remove_groups()
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
         except Exception:  # the thread's outermost frame: as a new process it tries again
             logger.exception("the watch over process %d of node %s failed", self._pid, self._node_id)
             os._exit(1)
 
-    def _owner_lives(self) -> bool:
+    def _remove_groups(self) -> None:
+        is_gone = False
+        while not is_gone:
+            # Ray leaves the process of an actor that nobody refers to any more 5 s to end
+            is_gone = not self._process_runs()
+            release(groups_named(self._prefix))
+            time.sleep(_POLL_INTERVAL_S)
+        # what it asked Ray for last is there by now
+        release(groups_named(self._prefix))
+
+    def _process_runs(self) -> bool:
         if ray.get_runtime_context().get_node_id() == self._node_id:
             return is_running(self._pid)
         # it was started on the owner's node, so that node has failed
         return any(node.node_id == self._node_id and node.alive for node in read_cluster().nodes)
+
+    def _actor_is_dead(self) -> bool:
+        return self._actor_id is not None and actors(self._actor_id).get("State") == "DEAD"
 
 
 def start_reaper(name: str, prefix: str) -> Any | None:
@@ -87,18 +101,23 @@ def start_reaper(name: str, prefix: str) -> Any | None:
         lifetime="detached",
         # it sees the process there
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True),
-    ).remote(name, node_id, os.getpid(), prefix)
+    ).remote(name, node_id, os.getpid(), context.get_actor_id(), prefix)
 
 
 def end_with_task(end: finalize[..., Any]) -> None:
     """Have `end` called when the task that this process runs is over. Does nothing outside of a task."""
     context = ray.get_runtime_context()
     if context.worker.mode == ray.WORKER_MODE and context.get_actor_id() is None:
-        task_id = _raylet.current_task_id
-        threading.Thread(target=_wait_for_task, args=(task_id, end), name="raycore-task-watch", daemon=True).start()
+        args = _running_task_id(), end
+        threading.Thread(target=_wait_for_task, args=args, name="raycore-task-watch", daemon=True).start()
 
 
 def _wait_for_task(task_id: object, end: finalize[..., Any]) -> None:
-    while end.alive and _raylet.current_task_id == task_id:
+    while end.alive and _running_task_id() == task_id:
         time.sleep(_POLL_INTERVAL_S)
     end()
+
+
+def _running_task_id() -> object:
+    """What the process runs, None when it waits for a task. The public `get_task_id()` answers for its own thread."""
+    return _raylet.current_task_id  # pyright: ignore[reportAttributeAccessIssue]

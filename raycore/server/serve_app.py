@@ -117,7 +117,7 @@ class Raycore:
             max_streams=arguments.max_concurrent_requests,
         )
         # a model can take minutes to load: Serve's calls are answered meanwhile
-        self._engine = await asyncio.to_thread(AsyncLLM, model, use_tqdm_on_load=False, **engine)
+        self._engine = await AsyncLLM.create(model, use_tqdm_on_load=False, **engine)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._engine, self._options)

@@ -163,14 +163,14 @@ def test_a_rank_that_no_node_has_room_for_is_waited_for_while_the_others_go_on(s
     engine = start()
     rank = engine.manager.ranks[1]
     group, rank.group = rank.group, None
-    engine.manager._crashed_nodes.add(engine.manager.node)  # the only one
+    engine.manager.reservations.crashed_nodes.add(engine.manager.node)  # the only one
     release([group])
     assert engine.listener.next("lost")[0] == 1
     time.sleep(1.0)
     assert engine.listener.events.empty()
     assert engine.supervisor.watches()[1] == WatchView(0, has_given_up=False)
     assert is_running(engine.infos[0].pid)
-    engine.manager._crashed_nodes.clear()
+    engine.manager.reservations.crashed_nodes.clear()
     assert engine.listener.next("up")[0] == 1
 
 

@@ -1,0 +1,223 @@
+"""Where an engine's ranks run: reserves placement groups for them, finds other places when nodes go, gives all back.
+
+Owns the groups that it made, whoever ends first: see `owner.py`. What runs in them is the manager's.
+"""
+
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
+from placement.plan import EngineShape
+from placement.reserve import release, reserve, validate_group
+from placement.topology import answers, read_cluster
+from raycore.cluster.owner import start_reaper
+from raycore.cluster.rank import Rank
+from raycore.config import EngineConfig
+from raycore.errors import InitializationError, InvalidConfig
+
+_REPLAN_S = 2.0
+"""One attempt to find a place for a rank takes this long. The next one starts from the nodes that there are then."""
+
+_POLL_INTERVAL_S = 0.5
+"""The pause between two such attempts."""
+
+_GROW_S = 10.0
+"""Growth waits this long for resources: what has just been given back shows with some delay."""
+
+Groups = dict[int, PlacementGroup]
+"""By dp_rank."""
+
+
+class Reservations:
+    """The placement groups of one engine's ranks. Thread-safe."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        engine_id: str,
+        brought_groups: Sequence[PlacementGroup] | None = None,
+    ) -> None:
+        """Nothing is reserved yet.
+
+        Args:
+            brought_groups: the caller's own, one for each rank, used as they are and never removed.
+        """
+        self.crashed_nodes: set[str] = set()
+        """Ids of nodes that don't answer, whatever Ray still thinks of them."""
+        self._shape = EngineShape(num_ranks=0, world_size=0)
+        self._prefix = f"raycore_{engine_id}_"
+        self._brought_groups = None if brought_groups is None else list(brought_groups)
+        self._patience_s = config.recovery.placement_timeout_s
+        self._wait_for_nodes_s = config.parallel.wait_for_nodes_s
+        self._is_ray_ours = False
+        self._own_node = ""
+        self._reaper: Any | None = None
+        self._lock = threading.Lock()
+        self._made: list[PlacementGroup] = []
+        """Those that have yet to be removed."""
+        self._is_cancelled = False
+
+    def open(self, shape: EngineShape, own_node: str, *, is_ray_ours: bool) -> None:
+        """Begin, with this process connected to Ray.
+
+        Args:
+            shape: what the ranks need.
+            own_node: the id of its node.
+            is_ray_ours: whether raycore has started this Ray, to which nobody adds nodes.
+        """
+        self._shape = shape
+        self._own_node = own_node
+        self._is_ray_ours = is_ray_ours
+        if is_ray_ours:
+            self._wait_for_nodes_s = 0.0
+        if self._brought_groups is None:
+            self._reaper = start_reaper(f"{self._prefix}reaper", f"{self._prefix}dp")
+
+    def for_new_engine(self, is_wanted: Callable[[], bool] = lambda: True) -> Groups:
+        """Groups for all ranks of the shape.
+
+        Args:
+            is_wanted: asked while they are waited for.
+
+        Raises:
+            PlacementShortage: the cluster can't hold them.
+            InvalidConfig: the caller's own groups can't.
+            InitializationError: they are not wanted any more.
+        """
+        if self._brought_groups is not None:
+            return dict(enumerate(self._validated(self._brought_groups)))
+        return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
+
+    def for_growth(self, dp_ranks: Sequence[int]) -> Groups:
+        """Groups for ranks that weren't there.
+
+        Raises:
+            PlacementShortage: at once if the cluster can never hold them, soon if others hold what they need, or once
+                nodes have been waited for.
+            InitializationError: the engine was shut down meanwhile.
+        """
+        return self._reserve(dp_ranks, self._wait_for_nodes_s or _GROW_S)
+
+    def for_successors(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Groups:
+        """Groups in which others can take these ranks' places.
+
+        A group is kept while its nodes live. Otherwise another one is looked for, and waited for.
+
+        Raises:
+            PlacementShortage: there has been no place for all of them for too long.
+            InitializationError: they are not wanted any more.
+        """
+        deadline_s = time.monotonic() + max(self._patience_s, self._wait_for_nodes_s)
+        while True:
+            try:
+                kept = self._kept(ranks)
+                homeless = [rank.dp_rank for rank in ranks if rank.dp_rank not in kept]
+                return kept | self._reserve(homeless, self._wait_for_nodes_s or _REPLAN_S, is_wanted)
+            except PlacementShortage:
+                if time.monotonic() > deadline_s or not is_wanted():
+                    raise
+            time.sleep(_POLL_INTERVAL_S)
+
+    def find_crashed(self, node_ids: Iterable[str]) -> set[str]:
+        """Those among some nodes that don't answer any more."""
+        suspects = set(node_ids) - {self._own_node}
+        if suspects:
+            nodes = {node.node_id: node for node in read_cluster().nodes}
+            self.crashed_nodes |= {
+                node_id for node_id in suspects if node_id not in nodes or not answers(nodes[node_id])
+            }
+        return suspects & self.crashed_nodes
+
+    def release(self, groups: Iterable[PlacementGroup]) -> None:
+        """Remove those of these groups that were made here, and with them whatever still runs in them."""
+        given = list(groups)
+        with self._lock:
+            leaving = [group for group in self._made if group in given]
+            self._made = [group for group in self._made if group not in given]
+        release(leaving)
+
+    def cancel(self) -> None:
+        """Whoever waits for a group stops waiting, and nobody gets another one."""
+        self._is_cancelled = True
+
+    def close(self) -> None:
+        """Remove every group that was made here. Idempotent; needs Ray."""
+        self.cancel()
+        self.release(list(self._made))
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            ray.kill(reaper)
+
+    def _reserve(
+        self, dp_ranks: Sequence[int], timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Groups:
+        if not dp_ranks:
+            return {}
+        try:
+            groups = reserve(
+                dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
+                names=[f"{self._prefix}dp{dp_rank}" for dp_rank in dp_ranks],
+                avoid=self.crashed_nodes,
+                timeout_s=timeout_s,
+                asks_for_nodes=self._wait_for_nodes_s > 0,
+                is_wanted=lambda: is_wanted() and not self._is_cancelled,
+            )
+        except ReservationCancelled as error:
+            raise InitializationError(
+                f"dp_ranks {list(dp_ranks)} were to leave, or the engine was shut down, before they had a place"
+            ) from error
+        except PlacementShortage as error:
+            if self._is_ray_ours or self._wait_for_nodes_s > 0:
+                raise
+            text = "Where an autoscaler adds nodes, wait_for_nodes_s (--wait-for-nodes) gives it time for that."
+            raise PlacementShortage(f"{error}\n{text}") from None
+        with self._lock:
+            self._made += groups
+        if self._is_cancelled:
+            self.release(groups)
+            raise InitializationError("the engine was shut down")
+        return dict(zip(dp_ranks, groups, strict=True))
+
+    def _validated(self, groups: list[PlacementGroup]) -> list[PlacementGroup]:
+        if len(groups) != self._shape.num_ranks:
+            raise InvalidConfig(
+                f"{len(groups)} placement_groups for data_parallel_size={self._shape.num_ranks}: bring one a rank"
+            )
+        try:
+            for group in groups:
+                validate_group(group, self._shape, self._wait_for_nodes_s or self._patience_s)
+        except InvalidPlacementGroup as error:
+            raise InvalidConfig(f"placement_groups: {error}") from error
+        return groups
+
+    def _kept(self, ranks: Sequence[Rank]) -> Groups:
+        """The groups whose nodes live. The others are removed, unless they are the caller's."""
+        usable = {node.node_id for node in read_cluster().usable_nodes}
+        usable -= self.find_crashed(node for rank in ranks for node in rank.nodes)
+        kept: Groups = {}
+        for rank in ranks:
+            if rank.group is None:
+                continue
+            if not usable.issuperset(rank.nodes):
+                if self._brought_groups is None:
+                    self.release([rank.group])
+                    rank.group = None
+                    continue
+                # Ray looks for another place for it
+                try:
+                    validate_group(rank.group, self._shape, _REPLAN_S)
+                except InvalidPlacementGroup as error:
+                    raise PlacementShortage(str(error)) from error
+            kept[rank.dp_rank] = rank.group
+        return kept

@@ -1,0 +1,123 @@
+"""`AsyncLLM.create` leaves its event loop free while it starts an engine, and nothing behind when it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import ray
+from fake_ranks import live_groups
+from job_cluster import STEP_S, eventually
+
+from raycore import AsyncLLM, InvalidConfig, SamplingParams
+from raycore.demo import demo_model_path
+
+MODEL = demo_model_path()
+LIMITS = {"num_threads": 1, "dtype": "float32", "max_model_len": 256, "standby_delay_s": None}
+QUIET = {"use_tqdm_on_load": False, **LIMITS}
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+WITHOUT_RAY = """
+import asyncio
+from raycore import AsyncLLM, SamplingParams
+from raycore.demo import demo_model_path
+
+async def answer(llm):
+    params = SamplingParams(temperature=0, max_tokens=8)
+    async for output in llm.generate("27 + 58 =", params, stream=False):
+        return output.outputs[0].text
+
+if __name__ == "__main__":
+    options = {"num_threads": 1, "dtype": "float32", "max_model_len": 256, "use_tqdm_on_load": False}
+    llm = asyncio.run(AsyncLLM.create(demo_model_path(), **options))
+    print(asyncio.run(answer(llm)))
+    llm.shutdown()
+"""
+
+
+async def answer(llm: AsyncLLM) -> str:
+    *_, last = [output async for output in llm.generate("27 + 58 =", GREEDY)]
+    return last.outputs[0].text
+
+
+async def until(is_so: Any) -> None:
+    async with asyncio.timeout(STEP_S):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_loop_runs_while_an_engine_starts_on_it():
+    async def start_and_count() -> tuple[int, str]:
+        num_ticks = 0
+
+        async def tick() -> None:
+            nonlocal num_ticks
+            while True:
+                await asyncio.sleep(0.01)
+                num_ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        async with await AsyncLLM.create(MODEL, **QUIET) as llm:
+            ticking.cancel()
+            return num_ticks, await answer(llm)
+
+    num_ticks, text = asyncio.run(start_and_count())
+    assert num_ticks > 20
+    assert text == " 85"
+    eventually(lambda: not live_groups())
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_async_actor_answers_while_its_engine_starts():
+    @ray.remote(num_cpus=0)
+    class Owner:
+        async def start(self) -> str:
+            self.llm = await AsyncLLM.create(MODEL, **QUIET)
+            return await answer(self.llm)
+
+        async def ping(self) -> str:
+            return "here"
+
+    owner = Owner.remote()
+    started = owner.start.remote()
+    eventually(live_groups)
+    assert ray.get(owner.ping.remote(), timeout=STEP_S) == "here"
+    assert ray.wait([started], timeout=0) == ([], [started])
+    assert ray.get(started, timeout=STEP_S) == " 85"
+    ray.kill(owner)
+    eventually(lambda: not live_groups())
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("num_ranks", [1, 17], ids=["ranks that start", "ranks that wait for nodes"])
+def test_a_start_that_is_cancelled_leaves_nothing(num_ranks: int):
+    async def cancel() -> None:
+        starting = asyncio.create_task(
+            AsyncLLM.create(MODEL, data_parallel_size=num_ranks, wait_for_nodes_s=STEP_S, **QUIET)
+        )
+        await until(live_groups)
+        starting.cancel()
+        with suppress(asyncio.CancelledError):
+            await starting
+        assert starting.cancelled()
+        assert live_groups() == []
+
+    asyncio.run(cancel())
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_errors_are_those_of_the_class():
+    with pytest.raises(InvalidConfig, match="max_num_seqs=0"):
+        asyncio.run(AsyncLLM.create(MODEL, max_num_seqs=0))
+
+
+def test_a_ray_of_its_own_outlives_the_loop_on_which_it_was_started():
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RAY], capture_output=True, text=True, timeout=STEP_S, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, " 85\n"), run.stderr[-4000:]
