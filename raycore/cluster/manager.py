@@ -38,6 +38,7 @@ from raycore.engine.engine_actor import DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidInput
 from raycore.messages import EngineInfo
 from raycore.node.processes import wait_until_gone
+from raycore.worker.rank import RankIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -278,7 +279,7 @@ class CoreEngineActorManager:
             for dp_rank, group in groups.items()
         }
         # Ray hands each rank the address that the first one gives
-        meeting = next(iter(actors.values())).ep_meeting.remote() if self._config.parallel.is_lockstep else None
+        meeting = next(iter(actors.values())).rendezvous.remote() if self._config.parallel.is_lockstep else None
         created = [
             Rank(dp_rank, group, nodes[dp_rank], actors[dp_rank], actors[dp_rank].wait_for_init.remote(meeting))
             for dp_rank, group in groups.items()
@@ -291,7 +292,7 @@ class CoreEngineActorManager:
         if dp_rank in self.ranks and self._standbys is not None and len(set(nodes)) == 1:
             standby = self._standbys.take(nodes[0])
             if standby is not None:
-                standby.adopt.remote(dp_rank, num_local_workers, name)
+                standby.adopt.remote(RankIdentity(dp_rank, num_local_workers), name)
                 return standby
         index = self._shape.engine_bundle_index
         bundle = self._shape.bundles[index]
@@ -300,7 +301,7 @@ class CoreEngineActorManager:
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0.0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
-        ).remote(self._config.encode(), dp_rank, group, num_local_workers, name)
+        ).remote(self._config.encode(), RankIdentity(dp_rank, num_local_workers), group, name)
 
     def _decide_device(self) -> None:
         """Replace `device="auto"` in the configuration that ranks get, once this process is in the Ray cluster."""
@@ -320,7 +321,7 @@ class CoreEngineActorManager:
         def make_actor(options: dict[str, Any]) -> Any:
             name = self._name("standby")
             actor_class = self._actor_cls.options(name=name, **options)
-            return actor_class.remote(self._config.encode(), -1, None, 1, name)
+            return actor_class.remote(self._config.encode(), RankIdentity(-1, 1), None, name)
 
         return Standbys(make_actor)
 

@@ -35,7 +35,7 @@ _GRAMMARS_WAIT_S = 0.002
 class EngineCore:
     """One data-parallel rank's scheduler and workers."""
 
-    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, rendezvous: str | None = None) -> None:
         """Bring the workers up, size the KV cache by the memory that they have left, and allocate it.
 
         Raises:
@@ -47,7 +47,7 @@ class EngineCore:
         self.timings_s: dict[str, float] = {}
         started_s = time.perf_counter()
         try:
-            executor.initialize()
+            executor.initialize(rendezvous)
             self._lap("workers_and_weights", started_s)
             started_s = time.perf_counter()
             self.num_blocks = self._size_cache()

@@ -29,6 +29,7 @@ from raycore.executor.base import Executor
 from raycore.logs import log_as
 from raycore.messages import EngineInfo
 from raycore.node import lifeline
+from raycore.worker.rank import RankIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -45,17 +46,15 @@ class DPEngineCoreActor:
     def __init__(
         self,
         config_bytes: bytes,
-        dp_rank: int,
+        identity: RankIdentity,
         placement_group: PlacementGroup | None,
-        num_local_workers: int,
         name: str,
     ) -> None:
         self._config = EngineConfig.decode(config_bytes)
-        self._dp_rank = dp_rank
+        self._identity = identity
         self._name = name
         self._group = placement_group
-        self._num_local_workers = num_local_workers
-        log_as(_label(dp_rank), self._config.log_level)
+        log_as(_label(identity), self._config.log_level)
         self._mailbox = Mailbox()
         self._executor: Executor | None = None
         self._core: EngineCore | None = None
@@ -72,33 +71,32 @@ class DPEngineCoreActor:
         return sorted({os.getpid(), *self._executor.worker_pids()})
 
     @ray.method(concurrency_group="run")
-    def adopt(self, dp_rank: int, num_local_workers: int, name: str) -> None:
-        """After `stand_by()`: be this rank. `wait_for_init()` comes next."""
+    def adopt(self, identity: RankIdentity, name: str) -> None:
+        """Become this rank, after `stand_by()` and before `wait_for_init()`."""
         assert self._executor is not None, "stand_by() comes first"
-        self._dp_rank, self._num_local_workers, self._name = dp_rank, num_local_workers, name
-        log_as(_label(dp_rank), self._config.log_level)
-        self._executor.adopt(dp_rank, num_local_workers)
+        self._identity, self._name = identity, name
+        log_as(_label(identity), self._config.log_level)
+        self._executor.adopt(identity)
 
     @ray.method(concurrency_group="run")
-    def ep_meeting(self) -> str:
-        """Where the workers of all ranks that share experts are to meet; asked of one of them, before the next."""
+    def rendezvous(self) -> str:
+        """Where the workers of all ranks that share experts can meet. One rank is asked, before `wait_for_init()`."""
         self._executor = self._make_executor()
-        return self._executor.ep_meeting()
+        return self._executor.rendezvous()
 
     @ray.method(concurrency_group="run")
-    def wait_for_init(self, ep_init: str | None = None) -> bytes:
+    def wait_for_init(self, rendezvous: str | None = None) -> bytes:
         """Bring the rank up. Returns an encoded `EngineInfo`; raises what kept it from coming up.
 
-        `ep_init`: what one rank's `ep_meeting()` said, where ranks share experts; all then come up together.
+        `rendezvous`: what one rank's `rendezvous()` returned, if ranks share experts. They then come up together.
         """
         started_s = time.perf_counter()
         executor = self._executor = self._executor or self._make_executor()
-        executor.ep_init = ep_init
-        self._core = EngineCore(self._config, executor)
+        self._core = EngineCore(self._config, executor, rendezvous)
         executor.register_failure_callback(self._mailbox.fail)
         self._core.timings_s["engine"] = round(time.perf_counter() - started_s, 3)
         info = EngineInfo(
-            dp_rank=self._dp_rank,
+            dp_rank=self._identity.dp_rank,
             pid=os.getpid(),
             node_id=ray.get_runtime_context().get_node_id(),
             num_blocks=self._core.num_blocks,
@@ -193,12 +191,12 @@ class DPEngineCoreActor:
             from raycore.executor.inline import InlineExecutor
 
             host: str = ray.util.get_node_ip_address()
-            return InlineExecutor(self._config, self._dp_rank, self._num_local_workers, host)
+            return InlineExecutor(self._config, self._identity, host)
         from raycore.executor.ray_executor import RayExecutor
 
-        return RayExecutor(self._config, self._dp_rank, self._group, self._num_local_workers)
+        return RayExecutor(self._config, self._identity, self._group)
 
 
-def _label(dp_rank: int) -> str:
-    """What log lines call the rank; below 0 it is a standby."""
-    return f"dp{dp_rank}" if dp_rank >= 0 else "standby"
+def _label(identity: RankIdentity) -> str:
+    """What log lines call the rank."""
+    return f"dp{identity.dp_rank}" if identity.dp_rank >= 0 else "standby"

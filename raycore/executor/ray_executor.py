@@ -1,6 +1,6 @@
 """`RayExecutor`: worker actors in the bundles of their rank's placement group, driven through a transport.
 
-`WorkerGroup` knows the actors: it starts them, says why one ended, and ends them. `RayExecutor` gives them work.
+`WorkerGroup` starts the actors, explains why one ended, and kills them. `RayExecutor` sends them work.
 """
 
 # Ray's own types are partial:
@@ -14,7 +14,6 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -24,8 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RaycoreError, WorkerDied, WorkerFailed
-from raycore.executor.base import FailureCallback, Pending
-from raycore.executor.calls import CollectiveCalls
+from raycore.executor.base import Executor, FailureCallback, Pending, WorkerCall
 from raycore.messages import StepPlan, StepResult
 from raycore.node.ports import address_of
 from raycore.node.processes import wait_until_gone
@@ -34,15 +32,15 @@ from raycore.rpc.channel import ChannelTransport
 from raycore.rpc.client import RpcClient
 from raycore.rpc.transport import Transport
 from raycore.rpc.wire import encode_call
-from raycore.worker.rank import WorkerRank
+from raycore.worker.rank import RankIdentity, WorkerRank
 from raycore.worker.worker_actor import WorkerActor, WorkerAddress
 
 logger = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-"""The monitor sees an end at once; this often it looks whether it is still needed."""
+"""How often the monitor checks whether it is still needed. It notices the end of a worker at once."""
 CAUSE_WAIT_S = 2.0
-"""A transport that closes by itself is followed by the monitor's finding out why."""
+"""How long a call waits, after its transport has closed, for the monitor to find the cause."""
 HEALTH_TIMEOUT_S = 10.0
 EXIT_WAIT_S = 2.0
 
@@ -50,15 +48,12 @@ EXIT_WAIT_S = 2.0
 class WorkerGroup:
     """The worker actors of one engine."""
 
-    def __init__(
-        self, config: EngineConfig, dp_rank: int, group: PlacementGroup | None, num_local_workers: int
-    ) -> None:
+    def __init__(self, config: EngineConfig, identity: RankIdentity, group: PlacementGroup | None) -> None:
         self._config = config
-        self._dp_rank = dp_rank
-        self._num_local_workers = num_local_workers
+        self._identity = identity
         self.addresses: list[WorkerAddress] = []
         self.actors: list[Any] = []
-        engine = f"raycore_{uuid.uuid4().hex[:8]}_dp{dp_rank}"
+        engine = f"raycore_{uuid.uuid4().hex[:8]}_dp{identity.dp_rank}"
         config_bytes = config.encode()
         for rank in range(config.parallel.world_size):
             name = f"{engine}_tp{rank}"
@@ -66,10 +61,10 @@ class WorkerGroup:
             self.actors.append(actor_class.options(name=name, **_options(group, rank)).remote(config_bytes, name))
 
     def find(self) -> None:
-        """Wait until the workers' processes are up, and note where they are. Idempotent.
+        """Wait until the workers' processes are up, and store their addresses. Idempotent.
 
         Raises:
-            InitializationError: one couldn't be started.
+            InitializationError: a worker did not start.
         """
         if not self.addresses:
             deadline_s = time.monotonic() + self._config.executor.init_timeout_s
@@ -79,14 +74,13 @@ class WorkerGroup:
         """Have the workers import what they need."""
         self._prepare(time.monotonic() + self._config.executor.init_timeout_s)
 
-    def adopt(self, dp_rank: int, num_local_workers: int) -> None:
-        """Be the workers of this rank."""
-        self._dp_rank = dp_rank
-        self._num_local_workers = num_local_workers
-        self.addresses = []  # ports that were free then may not be now
+    def adopt(self, identity: RankIdentity) -> None:
+        """Become the workers of this rank."""
+        self._identity = identity
+        self.addresses = []  # to be asked again: the ports may have been taken meanwhile
 
-    def start(self, ep_init: str | None) -> Transport:
-        """Bring the workers up with their models loaded, all at the same time.
+    def start(self, rendezvous: str | None) -> Transport:
+        """Bring all workers up at the same time, with their models loaded.
 
         Raises:
             InitializationError: with the first failing worker's own traceback.
@@ -98,8 +92,8 @@ class WorkerGroup:
             joins = [actor.join.remote(transport.invite(i)) for i, actor in enumerate(self.actors)]
             for rank, answer in enumerate(self._gather(joins, deadline_s)):
                 transport.accept(rank, answer)
-            transport.settle()
-            ranks = [rank.with_experts(self._config.parallel, ep_init) for rank in self._ranks()]
+            transport.finish_joining()
+            ranks = [rank.with_experts(self._config.parallel, rendezvous) for rank in self._ranks()]
             starts = [actor.start.remote(rank) for actor, rank in zip(self.actors, ranks, strict=True)]
             self._gather(starts, deadline_s)
         except BaseException:
@@ -108,7 +102,7 @@ class WorkerGroup:
         return transport
 
     def failure(self, rank: int, ended: Any) -> WorkerDied | WorkerFailed:
-        """Why the worker whose ref `ended` is complete stopped serving."""
+        """Why the worker stopped serving. `ended` is the completed ref of its loop."""
         pid, node = (self.addresses[rank].pid, self.addresses[rank].node_id) if self.addresses else (None, None)
         try:
             ray.get(ended)
@@ -116,10 +110,10 @@ class WorkerGroup:
             return WorkerFailed(rank, _summary(error), str(error))
         except RayError as error:
             return WorkerDied(rank, pid, node, _cause(error))
-        return WorkerDied(rank, pid, node, "it stopped serving without being asked to")
+        return WorkerDied(rank, pid, node, "it stopped serving without having been asked to")
 
     def kill(self) -> None:
-        """End the processes, and wait until those of this node are gone."""
+        """Kill the processes, and wait until those on this node have ended."""
         for actor in self.actors:
             ray.kill(actor)
         here: str = ray.get_runtime_context().get_node_id()
@@ -133,12 +127,13 @@ class WorkerGroup:
     def _ranks(self) -> list[WorkerRank]:
         first, size = self.addresses[0], len(self.actors)
         meeting = address_of(first.host, first.free_port) if size > 1 else None
+        dp_rank, num_local_workers = self._identity.dp_rank, self._identity.num_local_workers
         on_node: Counter[str] = Counter()
         ranks: list[WorkerRank] = []
         for tp_rank, address in enumerate(self.addresses):
             local_rank = on_node[address.node_id]
             on_node[address.node_id] += 1
-            ranks.append(WorkerRank(self._dp_rank, tp_rank, size, local_rank, self._num_local_workers, meeting))
+            ranks.append(WorkerRank(dp_rank, tp_rank, size, local_rank, num_local_workers, meeting))
         return ranks
 
     def _connect(self) -> Transport:
@@ -149,18 +144,21 @@ class WorkerGroup:
             try:
                 return ChannelTransport(self.actors, nodes, settings.channel_capacity_bytes, window_s)
             except (RayError, OSError, ValueError) as error:
-                logger.warning("no channel to the workers, so they are called as actors, which is slow: %s", error)
+                logger.warning(
+                    "falling back to actor calls, which are slower: no channel to the workers could be created: %s",
+                    error,
+                )
         return ActorCallTransport(self.actors)
 
     def _gather(self, refs: list[Any], deadline_s: float) -> list[Any]:
-        """The values of `refs`, which are of one worker after the other, or the first failure."""
+        """The values of `refs`, which hold one ref for each worker, in rank order. Raises the first failure."""
         waiting = refs
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline_s - time.monotonic()))
             if not ready:
                 late = ", ".join(map(str, sorted({refs.index(ref) % len(self.actors) for ref in waiting})))
                 raise InitializationError(
-                    f"worker {late} of rank {self._dp_rank} did not come up within "
+                    f"worker {late} of rank {self._identity.dp_rank} did not come up within "
                     f"init_timeout_s={self._config.executor.init_timeout_s:g}"
                 )
             self._check_started(refs.index(ready[0]) % len(self.actors), ready[0])
@@ -178,28 +176,24 @@ class WorkerGroup:
             raise InitializationError(f"while starting, {died}") from error
 
 
-class RayExecutor(CollectiveCalls):
-    """See `Executor`. Calls come from one thread at a time; `shutdown()` may come from any."""
+class RayExecutor(Executor):
+    """An executor whose workers are Ray actors. One thread may call at a time; `shutdown()` may come from any."""
 
-    def __init__(
-        self, config: EngineConfig, dp_rank: int, placement_group: PlacementGroup | None, num_local_workers: int
-    ) -> None:
-        """The workers get bundles 0 to `world_size - 1` of `placement_group`. Nothing is started yet.
+    def __init__(self, config: EngineConfig, identity: RankIdentity, placement_group: PlacementGroup | None) -> None:
+        """Starts nothing yet. The workers get bundles 0 to `world_size - 1` of `placement_group`.
 
-        Without a group they hold no resources, and run on this node: for an engine that replaces one whose group
-        keeps the resources reserved.
+        Without a group they hold no resources and run on this node. That is for standbys, which replace a rank whose
+        group keeps the resources reserved.
         """
         super().__init__(config.executor)
         self._config = config
-        self._dp_rank = dp_rank
+        self._identity = identity
         self._placement_group = placement_group
-        self._num_local_workers = num_local_workers
-        # On a GPU the next plan is made while the device works. On a CPU the workers use all cores: a plan made
-        # at the same time takes from the step what it saves after it, and delays every stop by a step.
-        # Engines in lockstep look at a step's result before they know whether there is a next one.
+        # On a GPU the next plan is made while the device computes. On a CPU the workers use all cores: planning at the
+        # same time slows the step by as much as it saves, and delays every stop by a step. Engines in lockstep need a
+        # step's result to know whether there is a next step.
         can_overlap = config.device == "cuda" and not config.parallel.is_lockstep
         self.max_concurrent_batches = 2 if can_overlap else 1
-        self.ep_init: str | None = None
         self._workers: WorkerGroup | None = None
         self._transport: Transport | None = None
         self._client: RpcClient | None = None
@@ -218,27 +212,26 @@ class RayExecutor(CollectiveCalls):
             self.shutdown()
             raise
 
-    def adopt(self, dp_rank: int, num_local_workers: int) -> None:
+    def adopt(self, identity: RankIdentity) -> None:
         """See `Executor.adopt`."""
-        self._dp_rank = dp_rank
-        self._num_local_workers = num_local_workers
-        self._start_processes().adopt(dp_rank, num_local_workers)
+        self._identity = identity
+        self._start_processes().adopt(identity)
 
-    def ep_meeting(self) -> str:
-        """See `Executor.ep_meeting`. Starts the workers' processes."""
+    def rendezvous(self) -> str:
+        """See `Executor.rendezvous`. Starts the workers' processes."""
         try:
             workers = self._start_processes()
             workers.find()
         except BaseException:
             self.shutdown()
             raise
-        return address_of(workers.addresses[0].host, workers.addresses[0].ep_port)
+        return address_of(workers.addresses[0].host, workers.addresses[0].rendezvous_port)
 
-    def initialize(self) -> None:
+    def initialize(self, rendezvous: str | None = None) -> None:
         """See `Executor.initialize`."""
         try:
             workers = self._start_processes()
-            self._transport = workers.start(self.ep_init)
+            self._transport = workers.start(rendezvous)
         except BaseException:
             self.shutdown()
             raise
@@ -248,7 +241,7 @@ class RayExecutor(CollectiveCalls):
         threading.Thread(target=self._watch, name="raycore-worker-monitor", daemon=True).start()
 
     def load_progress(self) -> float:
-        """See `Executor.load_progress`: worker 0's, since all read alike."""
+        """See `Executor.load_progress`. Worker 0 speaks for all, which read at the same pace."""
         if self._workers is None or not self._workers.actors:
             return 0.0
         return ray.get(self._workers.actors[0].load_progress.remote(), timeout=HEALTH_TIMEOUT_S)
@@ -257,22 +250,10 @@ class RayExecutor(CollectiveCalls):
         """See `Executor.execute`."""
         return self._ready().step(plan, self._settings.execute_timeout_s)
 
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-        non_block: bool = False,
-        unique_reply_rank: int | None = None,
-        kv_output_aggregator: Callable[[list[Any]], Any] | None = None,
-    ) -> Any:
-        """See `Executor.collective_rpc`."""
-        timeout_s = self._settings.execute_timeout_s if timeout is None else timeout
-        reply_rank = unique_reply_rank if kv_output_aggregator is None else None
-        payload = encode_call(method, args, kwargs, reply_rank)
-        call = self._ready().call(method, payload, reply_rank, kv_output_aggregator, timeout_s)
-        return call if non_block else call.result()
+    def start_call(self, call: WorkerCall, timeout_s: float) -> Pending[Any]:
+        """See `Executor.start_call`."""
+        payload = encode_call(call.method, call.args, call.kwargs, call.reply_rank)
+        return self._ready().call(call.method, payload, call.reply_rank, call.aggregate, timeout_s)
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
         """See `Executor.register_failure_callback`."""
@@ -307,7 +288,7 @@ class RayExecutor(CollectiveCalls):
 
     def _start_processes(self) -> WorkerGroup:
         if self._workers is None:
-            self._workers = WorkerGroup(self._config, self._dp_rank, self._placement_group, self._num_local_workers)
+            self._workers = WorkerGroup(self._config, self._identity, self._placement_group)
         return self._workers
 
     def _ready(self) -> RpcClient:
@@ -322,14 +303,14 @@ class RayExecutor(CollectiveCalls):
         try:
             client.stop(timeout_s)
         except RaycoreError as error:
-            logger.warning("the workers could not be asked to stop and will be killed: %s", error)
+            logger.warning("killing the workers, which could not be asked to stop: %s", error)
             return
         _, busy = ray.wait(self._serving, num_returns=len(self._serving), timeout=timeout_s)
         if busy:
-            logger.warning("%d workers did not stop within %g s and will be killed", len(busy), timeout_s)
+            logger.warning("killing %d workers, which did not stop within shutdown_timeout_s=%g", len(busy), timeout_s)
 
     def _watch(self) -> None:
-        """The monitor's thread: wait for a worker that ends."""
+        """The body of the monitor's thread: wait until a worker ends."""
         assert self._workers is not None
         while not self._stopping:
             ended, _ = ray.wait(self._serving, num_returns=1, timeout=WATCH_S)
@@ -357,7 +338,7 @@ class RayExecutor(CollectiveCalls):
 
 
 def _options(group: PlacementGroup | None, bundle_index: int) -> dict[str, Any]:
-    """Actor options that take exactly what the bundle holds; without a group nothing, on this node."""
+    """Options of the actor that gets a bundle: all of its resources. Without a group: none, on this node."""
     if group is None:
         here: str = ray.get_runtime_context().get_node_id()
         return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
@@ -376,6 +357,6 @@ def _summary(error: RayTaskError) -> str:
 
 
 def _cause(error: RayError) -> str:
-    """Why Ray says that an actor died, on one line, without the actor's particulars."""
+    """The reason that Ray gives for an actor's death, on one line, without the actor's id and address."""
     text = str(error)
     return " ".join(text.rpartition("The actor is dead because ")[2].split())

@@ -53,12 +53,12 @@ class Collectives(Protocol):
 
 
 def join(
-    address: str, rank: int, size: int, device: torch.device, timeout_s: float, *, in_rank_order: bool = False
+    address: str, rank: int, size: int, device: torch.device, timeout_s: float, *, batch_invariant: bool = False
 ) -> Collectives:
     """Meet the other ranks at `address`, `tcp://host:port`, where rank 0 listens.
 
     Args:
-        in_rank_order: whether sums must be added up in rank order, so that an element's place makes no difference.
+        batch_invariant: whether sums must be added up in rank order, so that an element's place makes no difference.
 
     Raises:
         torch.distributed.DistError: not all came within `timeout_s`.
@@ -71,7 +71,7 @@ def join(
         if shared is not None:
             _part(store, rank, size)
             return shared
-    return TorchCollectives(store, rank, size, device, timeout, in_rank_order)
+    return TorchCollectives(store, rank, size, device, timeout, batch_invariant)
 
 
 def _part(store: Store, rank: int, size: int) -> None:
@@ -94,10 +94,10 @@ class TorchCollectives:
         size: int,
         device: torch.device,
         timeout: datetime.timedelta,
-        in_rank_order: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self._size = size
-        self._in_rank_order = in_rank_order
+        self._batch_invariant = batch_invariant
         self._store = PrefixStore("collectives", store)  # rank 0's serves the others as long as they live
         if device.type == "cuda":
             options = torch.distributed.ProcessGroupNCCL.Options()
@@ -108,7 +108,7 @@ class TorchCollectives:
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """See `Collectives`."""
-        if not self._in_rank_order:
+        if not self._batch_invariant:
             self._group.allreduce([x]).wait()
             return x
         parts = self.all_gather(x)

@@ -138,9 +138,9 @@ class _Layer:
         self._head_dim = spec.head_dim
         self.attention_width = spec.num_heads // ranks.size * spec.head_dim
         self._num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
-        is_tiled = isinstance(rows, TiledRows)
-        self._input_norm = RMSNorm(weights.input_norm_D.to(device), spec.rms_norm_eps, is_tiled)
-        self._post_norm = RMSNorm(weights.post_norm_D.to(device), spec.rms_norm_eps, is_tiled)
+        batch_invariant = isinstance(rows, TiledRows)
+        self._input_norm = RMSNorm(weights.input_norm_D.to(device), spec.rms_norm_eps, batch_invariant)
+        self._post_norm = RMSNorm(weights.post_norm_D.to(device), spec.rms_norm_eps, batch_invariant)
         self._qk_norm = self._make_qk_norm(spec, weights, ranks, device)
         self._qkv = make_linear(
             self._interleave_rotated(weights.qkv_OD.to(device)),

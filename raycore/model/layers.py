@@ -134,9 +134,9 @@ class RMSNorm:
     torch's own takes 13 µs.
     """
 
-    def __init__(self, weight: Tensor, eps: float, is_tiled: bool = False) -> None:
-        """`is_tiled`: the root is taken by operations that round correctly, so that no element's place matters."""
-        self._is_tiled = is_tiled
+    def __init__(self, weight: Tensor, eps: float, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: use operations that round correctly for the root, so that no element's place matters."""
+        self._batch_invariant = batch_invariant
         self._dim = weight.shape[-1]
         self._eps = eps
         self._weight = weight
@@ -159,7 +159,7 @@ class RMSNorm:
 
     def _inverse_norm(self, x: Tensor) -> Tensor:
         norm = cast(Tensor, torch.linalg.vector_norm(x, 2, -1, True))  # pyright: ignore[reportUnknownMemberType]
-        if self._is_tiled:
+        if self._batch_invariant:
             return norm.square_().add_(self._dim * self._eps).sqrt_().reciprocal_()
         return norm.hypot_(self._least_norm).reciprocal_()
 

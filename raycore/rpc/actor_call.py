@@ -33,10 +33,10 @@ class ActorCallTransport:
         return CallInvitation()
 
     def accept(self, rank: int, answer: Any) -> None:
-        """See `transport.Transport`: there is nothing to complete."""
+        """See `transport.Transport`. There is nothing to complete."""
 
-    def settle(self) -> None:
-        """See `transport.Transport`: joining needed nothing."""
+    def finish_joining(self) -> None:
+        """See `transport.Transport`. There is nothing to release."""
 
     def start(self) -> list[Any]:
         return [worker.hold.remote() for worker in self._workers]

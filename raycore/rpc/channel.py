@@ -159,7 +159,7 @@ class ChannelEndpoint:
         self._waiter = Waiter(spin_window_s, bell, must_poll=board is None)
         self._writes = Waiter(0.0, None, must_poll=True)
 
-    def settle(self) -> None:
+    def finish_joining(self) -> None:
         _unlink_semaphores()
 
     def receive(self) -> bytes:
@@ -249,7 +249,7 @@ class ChannelTransport:
         self._replies[rank] = RawChannel(channel, self._capacity)
         (self._on_board if sees_board else self._off_board).append(rank)
 
-    def settle(self) -> None:
+    def finish_joining(self) -> None:
         if self._board_fd >= 0:
             os.close(self._board_fd)  # everyone who can see the board has opened it
             self._board_fd = -1

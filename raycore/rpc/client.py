@@ -112,10 +112,10 @@ class RpcClient:
         self._send(STOP, "stop", b"", 0, _decode_values, timeout_s)
 
     def pump(self, call: Call[Any], deadline_s: float) -> None:
-        """Hand out replies until `call` is settled or `deadline_s` has passed."""
+        """Hand out replies until `call` has finished or `deadline_s` has passed."""
         while call.num_missing and call.error is None and self._take_turn(deadline_s):
             try:
-                if call.num_missing and call.error is None:  # while waiting for the turn it may have been settled
+                if call.num_missing and call.error is None:  # while waiting for the turn it may have finished
                     received = self._receive(call, deadline_s)
                     if received is None:
                         return
@@ -124,7 +124,7 @@ class RpcClient:
                 self._turn.release()
 
     def give_up(self, call: Call[Any]) -> None:
-        """Settle a call whose time is up. What still comes for it is discarded."""
+        """Finish a call with an RpcTimeout. Replies that arrive later are discarded."""
         self._calls.pop(call.number, None)
         late = [str(rank) for rank, reply in enumerate(call.replies) if not reply]
         call.error = RpcTimeout(

@@ -12,8 +12,8 @@ class TransportClosed(Exception):  # an event rather than an error: every transp
 class Endpoint(Protocol):
     """A worker's end."""
 
-    def settle(self) -> None:
-        """All workers have joined: let go of what only joining needs."""
+    def finish_joining(self) -> None:
+        """Release what only joining needs, now that all workers have joined."""
         ...
 
     def receive(self) -> bytes:

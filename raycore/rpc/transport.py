@@ -23,8 +23,8 @@ class Transport(Protocol):
         """Complete the connection to worker `rank`."""
         ...
 
-    def settle(self) -> None:
-        """All workers have been accepted: let go of what only joining needs."""
+    def finish_joining(self) -> None:
+        """Release what only joining needs, now that all workers have been accepted."""
         ...
 
     def start(self) -> list[Any]:

@@ -40,6 +40,7 @@ from raycore.model.weights.loader import load_decoder_weights, random_decoder_we
 from raycore.node import resources as host
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ _DEFAULT_CPU_SHARE = 0.5
 """Of the available memory, at most."""
 
 
-class Worker:
+class Worker(WorkerProtocol):
     """One rank: `init_device`, `load_model`, `initialize_cache` and `warm_up`, in this order, then plans."""
 
     def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
@@ -275,17 +276,17 @@ class Worker:
 
     def _join_experts(self) -> ExpertParallel:
         rank = self.rank
-        if rank.ep_init is None:
+        if rank.rendezvous is None:
             raise InvalidConfig(
-                f"ep_size={rank.ep_size} needs ep_init, the address where the ranks of all engines meet"
+                f"ep_size={rank.ep_size} needs rendezvous, the address where the ranks of all engines meet"
             )
-        collectives = self._join(rank.ep_init, rank.ep_rank, rank.ep_size)
+        collectives = self._join(rank.rendezvous, rank.ep_rank, rank.ep_size)
         return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, self._device)
 
     def _join(self, address: str, rank: int, size: int) -> Collectives:
         timeout_s = self.config.executor.init_timeout_s
-        in_rank_order = self.config.model.batch_invariant
-        return join(address, rank, size, self._device, timeout_s, in_rank_order=in_rank_order)
+        batch_invariant = self.config.model.batch_invariant
+        return join(address, rank, size, self._device, timeout_s, batch_invariant=batch_invariant)
 
     def _step_bytes(self) -> int:
         """What a step needs besides weights and KV cache, at most."""

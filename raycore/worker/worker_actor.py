@@ -21,6 +21,7 @@ from raycore.node import lifeline
 from raycore.node.ports import free_ports
 from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.rpc.server import RpcServer
+from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank, load_worker_class
 
 
@@ -31,8 +32,8 @@ class WorkerAddress(NamedTuple):
     node_id: str
     host: str
     free_port: int
-    """Free a moment ago: where the workers of an engine meet, if this is their first."""
-    ep_port: int
+    """Was free a moment ago. The workers of an engine meet at their first worker's."""
+    rendezvous_port: int
     """The same for the workers of all engines, if they share experts."""
 
 
@@ -48,7 +49,7 @@ class WorkerActor:
         self._name = name
         self._stopping = threading.Event()
         self._endpoint: Endpoint | None = None
-        self._worker: Any = None
+        self._worker: WorkerProtocol | None = None
         lifeline.hold()
 
     def __repr__(self) -> str:
@@ -74,7 +75,7 @@ class WorkerActor:
     def start(self, rank: WorkerRank) -> None:
         """Make the worker and load its model, once all of the engine's workers have joined."""
         if self._endpoint is not None:
-            self._endpoint.settle()
+            self._endpoint.finish_joining()
         log_as(f"dp{rank.dp_rank} tp{rank.tp_rank}", self._config.log_level)
         worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
         self._server = RpcServer(worker, rank.tp_rank)

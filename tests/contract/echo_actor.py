@@ -17,9 +17,9 @@ class EchoActor:
         self._endpoint, answer = invitation.join()
         return answer
 
-    def settle(self):
+    def finish_joining(self):
         if self._endpoint is not None:
-            self._endpoint.settle()
+            self._endpoint.finish_joining()
 
     @ray.method(concurrency_group="work")
     def serve(self):

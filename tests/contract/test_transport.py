@@ -31,8 +31,8 @@ class Link:
         self.transport = transport
         for rank, worker in enumerate(workers):
             transport.accept(rank, ray.get(worker.join.remote(transport.invite(rank))))
-        transport.settle()
-        ray.get([worker.settle.remote() for worker in workers])
+        transport.finish_joining()
+        ray.get([worker.finish_joining.remote() for worker in workers])
         self.served = transport.start()
 
     def send(self, message):

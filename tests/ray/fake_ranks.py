@@ -18,26 +18,25 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
 from raycore.errors import InitializationError, InvalidConfig, WorkerDied
 from raycore.messages import EngineInfo
+from raycore.worker.rank import RankIdentity
 
 
 @ray.remote(max_restarts=0, concurrency_groups={"run": 1, "io": 1})
 class FakeRank:
     """Stands in for `DPEngineCoreActor`; the model's name in its configuration says how it behaves."""
 
-    def __init__(
-        self, config_bytes: bytes, dp_rank: int, placement_group: object, num_local_workers: int, name: str
-    ) -> None:
+    def __init__(self, config_bytes: bytes, identity: RankIdentity, placement_group: object, name: str) -> None:
         self.behaviour = EngineConfig.decode(config_bytes).model.model
-        self.dp_rank = dp_rank
+        dp_rank = self.dp_rank = identity.dp_rank
         self.is_first = name.endswith(f"_dp{dp_rank}")
         """Whether it took nobody's place."""
-        self.num_local_workers = num_local_workers
+        self.num_local_workers = identity.num_local_workers
         self.told = threading.Event()
         if self.behaviour == "fails in its constructor" and dp_rank == 1:
             raise ValueError("no room for weights")
 
     @ray.method(concurrency_group="run")
-    def wait_for_init(self, ep_init: str | None) -> bytes:
+    def wait_for_init(self, rendezvous: str | None) -> bytes:
         if self.behaviour == "bad config" and self.dp_rank == 1:
             raise InvalidConfig("max_model_len=7 is odd")
         if self.behaviour == "never up" and self.dp_rank == 1:

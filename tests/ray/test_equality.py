@@ -22,6 +22,7 @@ from raycore.engine.core import EngineCore
 from raycore.executor.inline import InlineExecutor
 from raycore.executor.ray_executor import RayExecutor
 from raycore.messages import EngineRequest
+from raycore.worker.rank import RankIdentity
 
 # workers can't import a test module, so what they are to call travels whole
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -60,7 +61,7 @@ class LivingWorkers:
         made.config = config
         return made
 
-    def initialize(self):
+    def initialize(self, rendezvous=None):
         self.executor.collective_rpc(_reload, args=(self.config,))
 
     def shutdown(self):
@@ -84,11 +85,11 @@ def workers(request, ray_cluster, checkpoints):
     tp = request.param
     config = _start_config(checkpoints["llama2"][0], tp)
     if tp == 1:
-        executor = InlineExecutor(config, dp_rank=0, num_local_workers=1)
+        executor = InlineExecutor(config, RankIdentity(0, 1))
         group = None
     else:
         group = ray_cluster.util.placement_group([{"CPU": 1}] * tp)
-        executor = RayExecutor(config, dp_rank=0, placement_group=group, num_local_workers=tp)
+        executor = RayExecutor(config, RankIdentity(0, tp), group)
     executor.initialize()
     yield LivingWorkers(executor, tp)
     executor.shutdown()

@@ -15,6 +15,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, RpcTimeout, WorkerDied, WorkerFailed
 from raycore.messages import StepPlan
 from raycore.node.processes import is_running
+from raycore.worker.rank import RankIdentity
 
 AT_ONCE_S = 1.0
 NUM_WORKERS = 2
@@ -40,7 +41,7 @@ def make_executor(ray_cluster):
         config = make_config(worker_cls, **options)
         groups.append(ray_cluster.util.placement_group([{"CPU": 1}] * config.parallel.world_size))
         ray_cluster.get(groups[-1].ready())
-        made.append(RayExecutor(config, 0, groups[-1], config.parallel.world_size))
+        made.append(RayExecutor(config, RankIdentity(0, config.parallel.world_size), groups[-1]))
         return made[-1]
 
     yield make
@@ -58,7 +59,7 @@ def shared(request, ray_cluster):
     group = ray_cluster.util.placement_group([{"CPU": 1}] * NUM_WORKERS)
     ray_cluster.get(group.ready())
     config = make_config("fake_workers.FakeWorker", transport=request.param, channel_capacity_bytes=8192)
-    executor = RayExecutor(config, 3, group, 5)
+    executor = RayExecutor(config, RankIdentity(3, 5), group)
     executor.initialize()
     yield executor
     executor.shutdown()
@@ -99,7 +100,7 @@ def test_long_arguments_and_results(shared):
     assert shared.collective_rpc("echo", args=(value,)) == [(0, value), (1, value)]
 
 
-def test_calls_under_way_are_settled_in_order(shared):
+def test_calls_under_way_finish_in_order(shared):
     calls = [shared.collective_rpc("echo", args=(b"%d" % i,), non_block=True) for i in range(5)]
     assert calls[4].result() == [(0, b"4"), (1, b"4")]
     assert all(call.done() for call in calls)

@@ -13,7 +13,7 @@ from raycore.messages import TokenLogprobs
 
 
 def token_logprobs(
-    logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: Sequence[int], row_by_row: bool = False
+    logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: Sequence[int], batch_invariant: bool = False
 ) -> list[TokenLogprobs]:
     """One entry for each row: its token, then its `num_top[row]` most likely ones (-1: the whole vocabulary).
 
@@ -21,9 +21,9 @@ def token_logprobs(
     tokens that are strictly more likely.
 
     Args:
-        row_by_row: give each row the bits, and equals the order, that it gets by itself.
+        batch_invariant: give each row the bits, and equals the order, that it gets by itself.
     """
-    if row_by_row and len(logits_RV) > 1:
+    if batch_invariant and len(logits_RV) > 1:
         rows = range(len(logits_RV))
         return [token_logprobs(logits_RV[i : i + 1], token_ids[i : i + 1], num_top[i : i + 1])[0] for i in rows]
     vocab_size = logits_RV.shape[1]
@@ -43,7 +43,7 @@ def token_logprobs(
 
 
 def prompt_logprobs(
-    logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int, row_by_row: bool = False
+    logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int, batch_invariant: bool = False
 ) -> list[TokenLogprobs]:
     """One entry for each of T positions: `next_token_ids[t]`, which follows there, and the most likely tokens."""
-    return token_logprobs(logits_TV, next_token_ids, [num_top] * len(next_token_ids), row_by_row)
+    return token_logprobs(logits_TV, next_token_ids, [num_top] * len(next_token_ids), batch_invariant)

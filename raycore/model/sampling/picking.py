@@ -5,7 +5,7 @@ weighs 1. Every filter becomes a threshold on the weight, and the draw walks the
 so that what a row gives depends on that row alone: not on the rows beside it, and not on how a sort breaks ties. Tokens
 exactly as likely as the last one that top-k or top-p keeps are kept too.
 
-To the last bit that holds where `row_by_row` is asked for. Torch shares long tensors among threads, and there cuts rows
+To the last bit that holds with `batch_invariant`. Torch shares long tensors among threads, and there cuts rows
 for `exp`, whose last elements before a cut round otherwise, and the one long sum of a single row. All else is exact, or
 sums every row, or block of one, in one piece and in order.
 
@@ -42,12 +42,12 @@ def most_likely(logits_RV: Tensor) -> Tensor:
     return block_R * _BLOCK + logits_RNB[torch.arange(num_rows), block_R].max(dim=-1).indices
 
 
-def token_weights(logits_RV: Tensor, temperature_R: Tensor, row_by_row: bool = False) -> Tensor:
+def token_weights(logits_RV: Tensor, temperature_R: Tensor, batch_invariant: bool = False) -> Tensor:
     """Float32[R, V], new: `exp((logits - max) / temperature)`. No temperature is so small that this overflows."""
     logits_RV = logits_RV.float()
     weights_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
     weights_RV.div_(temperature_R.unsqueeze(1))
-    for rows in _in_parts(weights_RV, row_by_row):
+    for rows in _in_parts(weights_RV, batch_invariant):
         rows.exp_()
     return weights_RV
 
@@ -72,10 +72,10 @@ def top_k_thresholds(weights_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Te
     return largest_RK.gather(1, last_R1).squeeze(1)
 
 
-def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, row_by_row: bool = False) -> Tensor:
+def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, batch_invariant: bool = False) -> Tensor:
     """Float32[R]: the least weight among the fewest that together reach `top_p_R` (float64) of the whole."""
     vocab_size = weights_RV.shape[1]
-    totals = [rows.sum(dim=-1, dtype=torch.float64) for rows in _in_parts(weights_RV, row_by_row)]
+    totals = [rows.sum(dim=-1, dtype=torch.float64) for rows in _in_parts(weights_RV, batch_invariant)]
     wanted_R = torch.cat(totals) * top_p_R
     largest_RK = _largest(weights_RV, min(_FIRST_TOP, vocab_size))
     sums_RK = largest_RK.cumsum(dim=-1, dtype=torch.float64)
@@ -97,8 +97,8 @@ def draw(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     return _search(weights_RV, 1.0 - uniform_R)
 
 
-def _in_parts(x_RV: Tensor, row_by_row: bool) -> list[Tensor]:
-    return [x_RV[row : row + 1] for row in range(len(x_RV))] if row_by_row else [x_RV]
+def _in_parts(x_RV: Tensor, batch_invariant: bool) -> list[Tensor]:
+    return [x_RV[row : row + 1] for row in range(len(x_RV))] if batch_invariant else [x_RV]
 
 
 def _search(weights_RV: Tensor, share_R: Tensor) -> Tensor:

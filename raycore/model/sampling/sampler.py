@@ -77,7 +77,7 @@ class Sampler:
             batch_invariant: whatever could round otherwise beside other rows is done a row at a time.
             grammars: for requests with `structured_outputs`.
         """
-        self._row_by_row = batch_invariant
+        self._batch_invariant = batch_invariant
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS, grammars)
@@ -151,7 +151,7 @@ class Sampler:
         if not len(rows):
             return SampledTokens(token_ids, [], failed)
         num_top: list[int] = state["num_logprobs"][rows].tolist()
-        entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top, self._row_by_row)
+        entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top, self._batch_invariant)
         return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)), failed)
 
     def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -168,7 +168,7 @@ class Sampler:
         return token_ids
 
     def _draw(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
-        weights_RV = picking.token_weights(logits_RV, self._on_device(state["temperature"]), self._row_by_row)
+        weights_RV = picking.token_weights(logits_RV, self._on_device(state["temperature"]), self._batch_invariant)
         if state["min_p"].any():
             picking.drop_below_(weights_RV, self._on_device(state["min_p"]))
         self._keep_top_(weights_RV, state)
@@ -190,7 +190,7 @@ class Sampler:
         if len(rows_P):
             rows = self._on_device(rows_P)
             shares = self._on_device(state["top_p"][rows_P])
-            threshold_R[rows] = picking.top_p_thresholds(weights_RV[rows], shares, self._row_by_row)
+            threshold_R[rows] = picking.top_p_thresholds(weights_RV[rows], shares, self._batch_invariant)
         picking.drop_below_(weights_RV, threshold_R)
 
     def _on_device(self, values: NDArray[np.generic]) -> Tensor:

@@ -21,6 +21,7 @@ from raycore.messages import EngineRequest, FinishedRequest
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.tokenizer import Tokenizer
+from raycore.worker.rank import RankIdentity
 
 TOKENS = Tokenizer.from_dir(demo_model_path())
 NUM_REQUESTS = 16
@@ -70,7 +71,7 @@ def make_core(**options: Any) -> EngineCore:
         demo_model_path(), num_threads=1, max_model_len=512, max_num_batched_tokens=64,
         max_num_seqs=NUM_REQUESTS, **options,
     )  # fmt: skip
-    return EngineCore(config, InlineExecutor(config, 0, 1))
+    return EngineCore(config, InlineExecutor(config, RankIdentity(0, 1)))
 
 
 def run(core: EngineCore, made: list[EngineRequest]) -> tuple[dict[int, list[int]], dict[int, FinishedRequest]]:

@@ -32,7 +32,7 @@ class FakeExecutor:
         self.is_shut_down = False
         self.missing: dict[int, int] = {}
 
-    def initialize(self):
+    def initialize(self, rendezvous=None):
         if self.fail_with:
             raise self.fail_with
 

@@ -11,6 +11,7 @@ from configs import make_config
 from raycore.errors import EngineDeadError, InitializationError, WorkerFailed
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import StepPlan, StepResult
+from raycore.worker.rank import RankIdentity
 
 
 class Worker:
@@ -50,7 +51,7 @@ def make_executor(worker_cls, **parallel):
     config = msgspec.structs.replace(
         config, parallel=msgspec.structs.replace(config.parallel, worker_cls=path, **parallel)
     )
-    return InlineExecutor(config, 2, 4)
+    return InlineExecutor(config, RankIdentity(2, 4))
 
 
 @pytest.fixture
@@ -70,11 +71,11 @@ def test_the_worker_comes_up_in_order(executor):
 
 def test_the_worker_knows_its_place_among_those_that_share_experts():
     executor = make_executor(Worker, enable_expert_parallel=True, data_parallel_size=3)
-    executor.ep_init = executor.ep_meeting()
-    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", executor.ep_init)
-    executor.initialize()
+    rendezvous = executor.rendezvous()
+    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", rendezvous)
+    executor.initialize(rendezvous)
     rank = executor.collective_rpc(lambda worker: worker.rank, unique_reply_rank=0)
-    assert (rank.ep_rank, rank.ep_size, rank.ep_init) == (2, 3, executor.ep_init)
+    assert (rank.ep_rank, rank.ep_size, rank.rendezvous) == (2, 3, rendezvous)
 
 
 def test_a_dummy_batch_is_a_step_without_a_token():

@@ -207,7 +207,7 @@ def test_a_cached_prefix_gives_the_same_bits(num_cached: int, dtype: torch.dtype
 
 def test_prompt_logprobs_are_worked_out_row_by_row() -> None:
     logits = torch.randn(5, 37) * 5
-    together = prompt_logprobs(logits, np.arange(5), 3, row_by_row=True)
+    together = prompt_logprobs(logits, np.arange(5), 3, batch_invariant=True)
     assert together == [prompt_logprobs(logits[i : i + 1], np.array([i]), 3)[0] for i in range(5)]
 
 

@@ -147,7 +147,7 @@ MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3, "num_experts_
 def test_ranks_that_share_experts_need_a_place_to_meet(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE))
     config = resolve(str(tmp_path), enable_expert_parallel=True, data_parallel_size=2)
-    with pytest.raises(InvalidConfig, match="ep_init"):
+    with pytest.raises(InvalidConfig, match="rendezvous"):
         Worker(config, ALONE.with_experts(config.parallel, None)).init_device()
 
 
