@@ -15,7 +15,7 @@ from stand_ins.world import World
 STAND_INS = ("docker", "helm", "kind", "kubectl")
 SCRIPT_S = 500.0
 """A whole page takes a fifth of that, on a machine that does nothing else."""
-_PYTHONPATH = os.pathsep.join(str(ROOT / "tests" / folder) for folder in ("ray", "unit"))
+_PYTHONPATH = os.pathsep.join(str(ROOT / "tests" / folder) for folder in ("ray", "support"))
 
 
 class KubernetesShell:

@@ -28,7 +28,7 @@ from raycore.control.remote import RemoteEngine
 from raycore.errors import ControlError
 from raycore.node.processes import is_running, wait_until_gone
 
-NUM_STREAMS = 16
+NUM_STREAMS = 12
 ENGINE = "two-servers"
 PROMPT = [5, 6, 7, 8]
 ESTABLISHED = "01"
@@ -241,7 +241,7 @@ def test_both_serve_and_the_program_knows_what_runs(program, remote):
     async def keep_streaming() -> None:
         # one answer may be over before word of it has come round
         while not is_known.is_set():
-            streams.append(stream := Stream(600))
+            streams.append(stream := Stream(300))
             await stream.run(program.url)
 
     async def run() -> None:
@@ -249,11 +249,14 @@ def test_both_serve_and_the_program_knows_what_runs(program, remote):
         await until(
             "both have connections", lambda: all(num_connections(pid, program.port) for pid in program.server_pids)
         )
-        await until("the program hears of it", lambda: sum(rank.num_running for rank in remote.status()[0].ranks) > 8)
+        await until(
+            "the program hears of it",
+            lambda: sum(rank.num_running for rank in remote.status()[0].ranks) > NUM_STREAMS // 2,
+        )
         is_known.set()
         await asyncio.gather(*tasks)
         assert all(stream.is_whole for stream in streams), streams
-        await until("either shows what both have done", lambda: told(program) == {len(streams) * 600})
+        await until("either shows what both have done", lambda: told(program) == {len(streams) * 300})
         answered = 'http_requests_total{handler="/v1/completions"'
         await until("either counts what both were asked", lambda: told(program, answered) == {len(streams)})
         await until(
@@ -293,7 +296,7 @@ def test_a_server_that_is_killed_takes_its_streams_alone_and_is_replaced(program
 
 def test_a_rank_that_is_killed_ends_no_stream_of_either(program, remote):
     async def run() -> None:
-        streams = [Stream(600) for _ in range(NUM_STREAMS)]
+        streams = [Stream(400) for _ in range(NUM_STREAMS)]
         tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
         await until("all streams have begun", lambda: all(stream.num_events for stream in streams))
         pid = remote.status()[0].ranks[1].pid
@@ -329,7 +332,7 @@ def test_sigterm_lets_streams_finish_sends_their_traces_and_leaves_nothing(progr
     pids = [*program.live_servers(), *(rank.pid for rank in remote.status()[0].ranks if rank.pid is not None)]
 
     async def run() -> None:
-        streams = [Stream(600, trace_id) for _ in range(NUM_STREAMS)]
+        streams = [Stream(400, trace_id) for _ in range(NUM_STREAMS)]
         tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
         await until("all streams have begun", lambda: all(stream.num_events for stream in streams))
         program.process.send_signal(signal.SIGTERM)

@@ -16,6 +16,7 @@ from number_formats import DTYPE
 from raycore import LLM, EngineDeadError, SamplingParams
 from raycore.cluster.supervisor import RestartBudget
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE
+from raycore.control.remote import RemoteEngine
 from raycore.demo import demo_model_path
 from raycore.node.processes import is_running
 
@@ -104,12 +105,13 @@ def test_scaling_from_outside_under_load(llm, address):
 
         deadline_s = time.monotonic() + 30
         while True:  # what is published may be a second old, and a new rank gets nothing before the next call
-            ranks = ranks_of(address)
-            if all(rank["num_running"] for rank in ranks):
+            ranks = RemoteEngine("demo").status()[0].ranks
+            if all(rank.num_running for rank in ranks):
                 break
             assert time.monotonic() < deadline_s, ranks
-        assert sum(rank["num_running"] for rank in ranks) <= 8
-        assert all(0 < rank["kv_usage"] < 1 for rank in ranks)
+            time.sleep(0.1)
+        assert sum(rank.num_running for rank in ranks) <= 8
+        assert all(0 < rank.kv_usage < 1 for rank in ranks)
 
         code, stdout, stderr = raycore(address, "scale", "-dp", "60")
         assert (code, stdout) == (1, "")

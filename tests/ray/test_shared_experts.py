@@ -5,16 +5,31 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
 import time
+from typing import Any
 
+import cloudpickle
 import pytest
 from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
 from number_formats import BATCH_INVARIANT
 
 from raycore import LLM, InvalidConfig, SamplingParams
+from raycore.config import EngineConfig, resolve
 
-OPTIONS = {"num_threads": 1, "max_num_seqs": 8, "block_size": 8, "max_num_batched_tokens": 24}
+# workers can't import a test module, so what they are to call travels whole
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+NUM_BLOCKS = 200
+OPTIONS = {
+    "num_threads": 1,
+    "max_num_seqs": 8,
+    "block_size": 8,
+    "num_gpu_blocks_override": NUM_BLOCKS,
+    "max_num_batched_tokens": 24,
+    "standby_delay_s": None,
+}
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 
@@ -28,24 +43,44 @@ def checkpoints(tmp_path_factory):
     return made
 
 
+@pytest.fixture(scope="module", params=[(1, 1), (2, 1), (1, 2), (2, 2)], ids=lambda shape: "tp{}-dp{}".format(*shape))
+def shape(request) -> dict[str, Any]:
+    tp, dp = request.param
+    shape = {"tensor_parallel_size": tp, "data_parallel_size": dp, "enable_expert_parallel": True}
+    return {"dtype": "float32", **shape, **OPTIONS}
+
+
+@pytest.fixture(scope="module")
+def living_llm(ray_cluster, checkpoints, shape):
+    """An `LLM` of each shape, which the families take turns in."""
+    with LLM(checkpoints["mixtral"][0], **shape) as llm:
+        yield llm
+
+
+def _become(worker, config: EngineConfig) -> None:
+    worker.config = config
+    worker.load_model()
+    worker.initialize_cache(NUM_BLOCKS)
+
+
 def tokens(llm: LLM, ids, params=PARAMS) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(ids, params, use_tqdm=False)]
 
 
-@pytest.mark.parametrize(("tp", "dp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_uneven_arrivals_give_the_reference_tokens(ray_cluster, checkpoints, family, tp, dp):
+def test_uneven_arrivals_give_the_reference_tokens(living_llm, checkpoints, shape, family):
     path, expected = checkpoints[family]
-    shape = {"tensor_parallel_size": tp, "data_parallel_size": dp, "enable_expert_parallel": True}
-    with LLM(path, dtype="float32", **shape, **OPTIONS) as llm:
-        assert tokens(llm, prompts()) == expected
-        rnd = random.Random(0)
-        for _ in range(25):  # one alone, several, a pause in which all rest, and the next before the last is over
-            indices = rnd.sample(range(len(expected)), rnd.randrange(1, 4))
-            assert tokens(llm, [prompts()[i] for i in indices]) == [expected[i] for i in indices]
-            time.sleep(rnd.choice([0, 0, 0.01, 0.05]))
+    assert living_llm.reset_prefix_cache()
+    living_llm.collective_rpc(_become, args=(resolve(path, **shape),))
+    assert tokens(living_llm, prompts()) == expected
+    rnd = random.Random(0)
+    for _ in range(15):  # one alone, several, a pause in which all rest, and the next before the last is over
+        indices = rnd.sample(range(len(expected)), rnd.randrange(1, 4))
+        assert tokens(living_llm, [prompts()[i] for i in indices]) == [expected[i] for i in indices]
+        time.sleep(rnd.choice([0, 0, 0.01, 0.05]))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", BATCH_INVARIANT)
 def test_a_rank_that_dies_takes_its_group_along_and_no_request(ray_cluster, checkpoints, mode):
     path, _ = checkpoints["mixtral"]
