@@ -13,7 +13,7 @@ raw bytes of C-contiguous little-endian numpy arrays, whose element type each fi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -126,7 +126,7 @@ class StepResult(msgspec.Struct, array_like=True):
     """Of ranks that share experts: whether any of them had tokens to compute in this step."""
 
 
-class FinishedRequest(msgspec.Struct, array_like=True):
+class FinishedRequest(NamedTuple):
     """The end of a request. No output follows it."""
 
     seq_id: int
@@ -156,7 +156,45 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
 NO_LOAD = LoadView(0, 0, 0.0)
 
 
-class OutputBatch(msgspec.Struct, array_like=True):
+class SequenceNews(msgspec.Struct, array_like=True):
+    """What there is to say of single sequences, besides their new tokens.
+
+    Every field is a list of tuples that begin with a seq_id. A new field needs nothing but who fills and who reads it:
+    `append`, `clients` and `entries_of` treat all fields alike.
+    """
+
+    started: list[tuple[int, int]] = []
+    """(seq_id, num_cached_tokens) of requests that were scheduled for the first time."""
+    queued: list[tuple[int, float]] = []
+    """(seq_id, seconds) of the same requests: from their arrival in the engine to their first step."""
+    finished: list[FinishedRequest] = []
+    """Their last tokens come with it."""
+    logprobs: list[tuple[int, TokenLogprobs]] = []
+    """(seq_id, logprobs of its next token), in the order of its tokens."""
+    prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
+    """(seq_id, first position, one entry for each position from there on); no position comes twice."""
+
+    def append(self, later: SequenceNews) -> None:
+        """Take in what another record of the same kind has; of a subclass only the fields of this class."""
+        for field in SequenceNews.__struct_fields__:
+            entries = getattr(later, field)
+            if entries:
+                getattr(self, field).extend(entries)
+
+    def clients(self) -> set[int]:
+        """The clients of the sequences that are named here."""
+        fields = SequenceNews.__struct_fields__
+        return {client_of(entry[0]) for field in fields for entry in getattr(self, field)}
+
+    def entries_of(self, client: int) -> dict[str, Any]:
+        """By field: the entries of this client's sequences."""
+        return {
+            field: [entry for entry in getattr(self, field) if client_of(entry[0]) == client]
+            for field in SequenceNews.__struct_fields__
+        }
+
+
+class OutputBatch(SequenceNews, array_like=True):
     """What one flush sends to one client: tokens in the order in which they were made, then what finished."""
 
     seq_ids: bytes = b""
@@ -166,15 +204,6 @@ class OutputBatch(msgspec.Struct, array_like=True):
     steps: list[tuple[int, float, float]] = []
     """(tokens, seconds, seconds) of each step that is in here, in order: how many of the tokens it made, each for
     another seq_id; how long before the batch was sent; and how long it took, from its plan to its result."""
-    started: list[tuple[int, int]] = []
-    """(seq_id, num_cached_tokens) of requests that were scheduled for the first time."""
-    queued: list[tuple[int, float]] = []
-    """(seq_id, seconds) of the same requests: from their arrival in the engine to their first step."""
-    finished: list[FinishedRequest] = []
-    logprobs: list[tuple[int, TokenLogprobs]] = []
-    """(index into `token_ids`, logprobs of that token)."""
-    prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
-    """(seq_id, first position, one entry for each position from there on)."""
     load: LoadView = NO_LOAD
     """The rank's, when the batch was sent."""
 

@@ -145,7 +145,7 @@ class OutputProcessor:
         self._note_first_tokens(step)
         if self._traced:
             self._trace_steps(step.arrivals)
-        self._collect_logprobs(batch, seq_ids)
+        self._collect_logprobs(batch)
         changed = self._follow_watched(batch, seq_ids, step)
         for end in batch.finished:
             sequence = self._sequences.get(end.seq_id)
@@ -214,9 +214,9 @@ class OutputProcessor:
                 sequence.request.metrics.setdefault("first_token_s", made_s)
                 step.first_tokens.append(sequence)
 
-    def _collect_logprobs(self, batch: OutputBatch, seq_ids: list[int]) -> None:
-        for index, entry in batch.logprobs:
-            sequence = self._sequences.get(seq_ids[index])
+    def _collect_logprobs(self, batch: OutputBatch) -> None:
+        for seq_id, entry in batch.logprobs:
+            sequence = self._sequences.get(seq_id)
             if sequence is not None:
                 sequence.add_logprobs(entry)
         for seq_id, first, entries in batch.prompt_logprobs:

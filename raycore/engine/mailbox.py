@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
 from raycore.scheduler.outputs import StepOutputs
@@ -135,14 +134,13 @@ class Mailbox:
 
     def publish(self, outputs: StepOutputs, load: LoadView) -> None:
         """Keep a step's outputs for their clients, and send them if they shouldn't wait for more."""
-        for client, part in _split_by_client(outputs):
+        for client, part in outputs.by_client():
             self._outboxes.setdefault(client, _Outbox()).add(part, load)
 
     def refuse(self, seq_id: int, error: str) -> None:
         """Tell a request's client that it can't be run."""
         outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
-        nothing = np.empty(0, np.int64), np.empty(0, np.int32)
-        outbox.add(StepOutputs(*nothing, finished=[FinishedRequest(seq_id, "error", error)]), None)
+        outbox.add(StepOutputs(finished=[FinishedRequest(seq_id, "error", error)]), None)
 
     def forget_client(self, client: int) -> None:
         """End a client's output stream, and take no requests of its any more."""
@@ -199,54 +197,9 @@ class _Outbox:
             self._is_due = False
             self._due_s = float("inf")
             load = self._load
-        return _merge(steps, load, time.monotonic())
+        return StepOutputs.merge(steps, load, time.monotonic())
 
     def close(self) -> None:
         with self._ready:
             self.closed = True
             self._ready.notify_all()
-
-
-def _merge(steps: list[tuple[StepOutputs, float]], load: LoadView, now_s: float) -> OutputBatch:
-    batch = OutputBatch(load=load)
-    num_tokens = 0
-    for step, made_s in steps:
-        batch.steps.append((len(step.token_ids), now_s - made_s, step.duration_s))
-        batch.started += step.started
-        batch.queued += step.queued
-        batch.finished += step.finished
-        batch.prompt_logprobs += step.prompt_logprobs
-        batch.logprobs += [(num_tokens + i, logprobs) for i, logprobs in step.logprobs]
-        num_tokens += len(step.token_ids)
-    batch.seq_ids = b"".join(step.seq_ids.tobytes() for step, _ in steps)
-    batch.token_ids = b"".join(step.token_ids.tobytes() for step, _ in steps)
-    return batch
-
-
-def _split_by_client(outputs: StepOutputs) -> list[tuple[int, StepOutputs]]:
-    """The parts of a step's outputs by client, usually one: the arrays are split only when there are several."""
-    clients = client_of(outputs.seq_ids)
-    named = {client_of(seq_id) for seq_id, *_ in outputs.started + outputs.prompt_logprobs}
-    named |= {client_of(f.seq_id) for f in outputs.finished}
-    if len(clients):
-        low, high = int(clients.min()), int(clients.max())
-        named |= {low} if low == high else set(np.unique(clients).tolist())
-    if len(named) <= 1:
-        return [(client, outputs) for client in named]
-    return [(client, _only(client, clients, outputs)) for client in sorted(named)]
-
-
-def _only(client: int, clients: np.ndarray[Any, np.dtype[np.int64]], outputs: StepOutputs) -> StepOutputs:
-    kept = np.flatnonzero(clients == client)
-    new_index = {int(old): new for new, old in enumerate(kept)}
-    return StepOutputs(
-        seq_ids=outputs.seq_ids[kept],
-        token_ids=outputs.token_ids[kept],
-        started=[s for s in outputs.started if client_of(s[0]) == client],
-        queued=[q for q in outputs.queued if client_of(q[0]) == client],
-        finished=[f for f in outputs.finished if client_of(f.seq_id) == client],
-        logprobs=[(new_index[i], logprobs) for i, logprobs in outputs.logprobs if i in new_index],
-        prompt_logprobs=[p for p in outputs.prompt_logprobs if client_of(p[0]) == client],
-        flush_interval_s=outputs.flush_interval_s,
-        duration_s=outputs.duration_s,
-    )

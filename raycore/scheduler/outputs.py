@@ -3,35 +3,60 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from raycore.messages import FinishedRequest, TokenLogprobs
+from raycore.messages import LoadView, OutputBatch, SequenceNews, client_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
-@dataclass(slots=True)
-class StepOutputs:
+class StepOutputs(SequenceNews, eq=False):
     """One step's outputs. The arrays are read-only and may be shared with the scheduler."""
 
-    seq_ids: NDArray[np.int64]
+    seq_ids: NDArray[np.int64] = np.empty(0, np.int64)
     """int64[k]: whose `token_ids[i]` is; each seq_id occurs once."""
-    token_ids: NDArray[np.int32]
+    token_ids: NDArray[np.int32] = np.empty(0, np.int32)
     """int32[k]."""
-    started: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(seq_id, num_cached_tokens) of requests that were scheduled for the first time."""
-    queued: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
-    """(seq_id, seconds) of the same requests: from their arrival to their first step. The engine adds it."""
     duration_s: float = 0.0
-    """From the step's plan to its result. The engine adds it."""
-    finished: list[FinishedRequest] = field(default_factory=list[FinishedRequest])
-    """Their last tokens are in `token_ids`."""
-    logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list[tuple[int, TokenLogprobs]])
-    """(index into `token_ids`, logprobs of that token)."""
-    prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = field(
-        default_factory=list[tuple[int, int, list[TokenLogprobs]]]
-    )
-    """(seq_id, first position, one entry for each position from there on); no position comes twice."""
+    """From the step's plan to its result. The engine adds it, as it does `queued`."""
     flush_interval_s: float = math.inf
     """The smallest flush interval among the requests with new tokens; infinite when there is no new token."""
+
+    def by_client(self) -> list[tuple[int, StepOutputs]]:
+        """The parts for each client, usually one: the arrays are split only when there are several."""
+        clients = client_of(self.seq_ids)
+        named = self.clients()
+        if len(clients):
+            low, high = int(clients.min()), int(clients.max())
+            named |= {low} if low == high else set(np.unique(clients).tolist())
+        if len(named) <= 1:
+            return [(client, self) for client in named]
+        return [(client, self._for_client(client, clients == client)) for client in sorted(named)]
+
+    def _for_client(self, client: int, is_its: NDArray[np.bool_]) -> StepOutputs:
+        return StepOutputs(
+            **self.entries_of(client),
+            seq_ids=self.seq_ids[is_its],
+            token_ids=self.token_ids[is_its],
+            duration_s=self.duration_s,
+            flush_interval_s=self.flush_interval_s,
+        )
+
+    @staticmethod
+    def merge(steps: Sequence[tuple[StepOutputs, float]], load: LoadView, now_s: float) -> OutputBatch:
+        """One batch of several steps' outputs for one client.
+
+        Args:
+            steps: with the times at which they came, on the clock of `now_s`.
+        """
+        batch = OutputBatch(load=load)
+        for step, made_s in steps:
+            batch.steps.append((len(step.token_ids), now_s - made_s, step.duration_s))
+            batch.append(step)
+        batch.seq_ids = b"".join(step.seq_ids.tobytes() for step, _ in steps)
+        batch.token_ids = b"".join(step.token_ids.tobytes() for step, _ in steps)
+        return batch

@@ -102,8 +102,8 @@ class RequestLimits:
         """
         if not prompt_token_ids:
             raise InvalidRequest("the prompt has no tokens: there is nothing to continue")
-        self._check_ids("the prompt", prompt_token_ids)
         self._check_length(len(prompt_token_ids), params.max_tokens)
+        self._check_ids("the prompt", prompt_token_ids)
         for name, chosen in (
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids),

@@ -300,13 +300,13 @@ class Scheduler:
         token_ids = np.frombuffer(result.token_ids, np.int32)
         rows = step.live_rows(table)
         if rows is None:
-            outputs = StepOutputs(batch.seq_ids, token_ids, flush_interval_s=batch.flush_interval_s)
+            outputs = StepOutputs(seq_ids=batch.seq_ids, token_ids=token_ids, flush_interval_s=batch.flush_interval_s)
             slots, max_tokens = batch.slots, batch.max_tokens
         else:
             token_ids = token_ids[rows]
             slots, max_tokens = batch.slots[rows], batch.max_tokens[rows]
             flush_interval_s = float(table.flush_interval_s[slots].min(initial=np.inf))
-            outputs = StepOutputs(batch.seq_ids[rows], token_ids, flush_interval_s=flush_interval_s)
+            outputs = StepOutputs(seq_ids=batch.seq_ids[rows], token_ids=token_ids, flush_interval_s=flush_interval_s)
         if step.started or result.logprobs or result.prompt_logprobs:
             step.add_extras(outputs, result, rows, table)
         failures = step.failures(result, rows) if result.failed else {}

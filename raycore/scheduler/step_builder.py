@@ -107,11 +107,12 @@ class InFlight:
             rows: what `live_rows` said; `outputs` has these rows' tokens.
         """
         outputs.started = [(request.seq_id, cached) for request, cached in self.started if not request.is_aborted]
-        if rows is None:
-            outputs.logprobs = result.logprobs
-        elif result.logprobs:
-            index_of = {row: index for index, row in enumerate(rows.tolist())}
-            outputs.logprobs = [(index_of[row], entry) for row, entry in result.logprobs if row in index_of]
+        if result.logprobs:
+            live = None if rows is None else set(rows.tolist())
+            seq_ids = self.batch.seq_ids
+            outputs.logprobs = [
+                (int(seq_ids[row]), entry) for row, entry in result.logprobs if live is None or row in live
+            ]
         for row, position, entries in result.prompt_logprobs:
             request = self.live_request(row, table)
             if request is None:

@@ -130,7 +130,7 @@ class FakeEngine:
             finished=ends,
         )
         if params.logprobs is not None:
-            batch.logprobs = [(i, _logprobs(token_id, params.logprobs)) for i, (_, token_id) in enumerate(tokens)]
+            batch.logprobs = [(seq_id, _logprobs(token_id, params.logprobs)) for seq_id, token_id in tokens]
         if params.prompt_logprobs is not None and len(prompt) > 1:
             entries = [_logprobs(token_id, params.prompt_logprobs) for token_id in prompt[1:]]
             batch.prompt_logprobs = [(first, 1, entries)]

@@ -220,9 +220,9 @@ class FakeEngine:
             assert seq_id not in self.finished
             assert seq_id in self.started
             self.tokens[seq_id].append(token)
-        for index, entry in outputs.logprobs:
-            assert entry.token_ids == [outputs.token_ids[index]]
-            self.logprobs.setdefault(seq_ids[index], []).extend(entry.token_ids)
+        for seq_id, entry in outputs.logprobs:
+            assert entry.token_ids == [outputs.token_ids[seq_ids.index(seq_id)]]
+            self.logprobs.setdefault(seq_id, []).extend(entry.token_ids)
         for seq_id, position, entries in outputs.prompt_logprobs:
             seen = self.prompt_logprobs.setdefault(seq_id, [])
             assert position == len(seen)

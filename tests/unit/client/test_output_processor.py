@@ -87,7 +87,7 @@ def test_a_stop_token_is_no_part_of_the_text(assembler, tokenizer, stream):
 def test_a_stop_string_ends_a_request_and_aborts_it_in_the_engine(assembler, tokenizer, stream):
     ids = tokenizer.encode("the quick brown fox")
     add(assembler, stream=stream, stop=["brown"], logprobs=0)
-    logprobs = [(i, TokenLogprobs([token_id], [-1.0], 1)) for i, token_id in enumerate(ids)]
+    logprobs = [(1, TokenLogprobs([token_id], [-1.0], 1)) for token_id in ids]
     step = assembler.process(batch([(1, i) for i in ids], logprobs=logprobs))
     assert step.aborts == [1]
     completion = step.updates[-1].output.outputs[0]
@@ -97,7 +97,7 @@ def test_a_stop_string_ends_a_request_and_aborts_it_in_the_engine(assembler, tok
     assert completion.cumulative_logprob == -len(completion.token_ids)
     # what the engine still sends until the abort reaches it is nobody's
     late = assembler.process(
-        batch([(1, 3)], [(1, "length")], started=[(1, 0)], logprobs=[(0, TokenLogprobs([3], [0.0], 1))])
+        batch([(1, 3)], [(1, "length")], started=[(1, 0)], logprobs=[(1, TokenLogprobs([3], [0.0], 1))])
     )
     assert late.updates == []
     assert late.aborts == []
@@ -141,7 +141,7 @@ def test_logprobs_are_by_token_with_text_and_rank(assembler, tokenizer):
     same = TokenLogprobs([b, b, c], [-0.25, -0.25, -1.5], 1)
     prompt = [TokenLogprobs([6, b], [-2.0, -1.0], 4)]
     assembler.process(batch([(2, a), (1, a)], logprobs=[(1, entry)], prompt_logprobs=[(1, 1, prompt)]))
-    step = assembler.process(batch([(1, b)], [(1, "length")], logprobs=[(0, same)], prompt_logprobs=[(1, 2, prompt)]))
+    step = assembler.process(batch([(1, b)], [(1, "length")], logprobs=[(1, same)], prompt_logprobs=[(1, 2, prompt)]))
     output = step.updates[0].output
     first, second = output.outputs[0].logprobs
     assert list(first) == [a, b, c]

@@ -2,13 +2,14 @@
 
 import threading
 import time
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
 import pytest
 
 from raycore.engine.mailbox import Abort, Mailbox, Utility
-from raycore.messages import FinishedRequest, LoadView, OutputBatch, TokenLogprobs, first_seq_id
+from raycore.messages import FinishedRequest, LoadView, OutputBatch, SequenceNews, TokenLogprobs, first_seq_id
 from raycore.scheduler.outputs import StepOutputs
 
 LOAD = LoadView(1, 2, 0.5)
@@ -70,16 +71,35 @@ def test_without_an_interval_every_step_is_sent():
     assert tokens_of(next_batch(stream)) == [(1, 11)]
 
 
-def test_logprobs_keep_pointing_at_their_tokens_when_steps_are_merged():
+def test_what_steps_say_of_sequences_comes_in_the_order_of_the_steps():
     mailbox = Mailbox()
-    first, second = TokenLogprobs([10], [-1.0], 1), TokenLogprobs([21], [-2.0], 1)
-    mailbox.publish(step([1, 2], [10, 20], interval=60.0, logprobs=[(0, first)]), LOAD)
-    mailbox.publish(step([1, 2], [11, 21], logprobs=[(1, second)]), LOAD)
+    first, second, third = (TokenLogprobs([token], [-1.0], 1) for token in (10, 11, 21))
+    mailbox.publish(step([1, 2], [10, 20], interval=60.0, logprobs=[(1, first)], started=[(2, 0)]), LOAD)
+    mailbox.publish(step([1, 2], [11, 21], logprobs=[(1, second), (2, third)], started=[(1, 3)]), LOAD)
     batch = next_batch(mailbox.outputs(0))
-    assert [(np.frombuffer(batch.token_ids, np.int32)[i], lp.token_ids[0]) for i, lp in batch.logprobs] == [
-        (10, 10),
-        (21, 21),
-    ]
+    assert batch.logprobs == [(1, first), (1, second), (2, third)]
+    assert batch.started == [(2, 0), (1, 3)]
+
+
+def entry_of(field: str, seq_id: int) -> tuple[Any, ...]:
+    """What may stand in this field."""
+    (entry,) = get_args(get_type_hints(SequenceNews)[field])
+    if entry is FinishedRequest:
+        return FinishedRequest(seq_id, "stop")
+    values = {int: 1, float: 0.5, TokenLogprobs: TokenLogprobs([1], [-1.0], 1), list[TokenLogprobs]: []}
+    return seq_id, *(values[kind] for kind in get_args(entry)[1:])
+
+
+@pytest.mark.parametrize("field", SequenceNews.__struct_fields__)
+def test_whatever_is_said_of_a_sequence_reaches_its_client_alone(field):
+    mailbox = Mailbox()
+    other = first_seq_id(1)
+    mine, theirs = entry_of(field, 1), entry_of(field, other)
+    for _ in range(2):
+        mailbox.publish(step([], [], **{field: [mine, theirs]}), LOAD)
+    for client, entry in ((0, mine), (1, theirs)):
+        batch = next_batch(mailbox.outputs(client))
+        assert getattr(batch, field) == [entry] * 2
 
 
 def test_clients_get_only_what_is_theirs():
@@ -89,7 +109,7 @@ def test_clients_get_only_what_is_theirs():
     outputs = step(
         [1, other + 1, 2],
         [10, 20, 30],
-        logprobs=[(1, logprobs)],
+        logprobs=[(other + 1, logprobs)],
         started=[(other + 1, 0)],
         queued=[(other + 1, 0.5)],
         finished=[FinishedRequest(1, "stop")],
@@ -99,7 +119,7 @@ def test_clients_get_only_what_is_theirs():
     assert tokens_of(mine) == [(1, 10), (2, 30)]
     assert (mine.logprobs, mine.started, mine.queued, len(mine.finished)) == ([], [], [], 1)
     assert tokens_of(theirs) == [(other + 1, 20)]
-    assert (theirs.logprobs, theirs.started, theirs.finished) == ([(0, logprobs)], [(other + 1, 0)], [])
+    assert (theirs.logprobs, theirs.started, theirs.finished) == ([(other + 1, logprobs)], [(other + 1, 0)], [])
     assert theirs.queued == [(other + 1, 0.5)]
 
 
