@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, cast
 
 import msgspec
 
 from raycore.errors import InvalidRequest
 from raycore.structured_outputs import StructuredOutputsParams
 
-MAX_SEED = 2**63 - 1
-_MAX_INT = 2**63 - 1
-"""More than messages hold."""
+MIN_INT, MAX_INT = -(2**63), 2**63 - 1
+"""The integers that engines compute with: 64 bits."""
+MAX_SEED = MAX_INT
+_MAX_N = 1 << 14
+"""A client makes as many sequences at once."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy."""
 
@@ -74,10 +77,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        if self.top_k == -1:
-            self.top_k = 0
-        if self.seed == -1:
-            self.seed = None
         self._check_ranges()
         self._check_combinations()
 
@@ -105,35 +104,70 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         """A copy that shares no lists with this one."""
         return msgspec.convert(msgspec.to_builtins(self), SamplingParams, strict=False)
 
+    def snapshot(self) -> SamplingParams:
+        """A copy that has been checked again, and that later changes to this object don't reach.
+
+        Raises:
+            InvalidRequest: a field was set to something that can't work.
+        """
+        copy = msgspec.structs.replace(self)  # which runs the constructor's checks, and they copy lists
+        if copy.structured_outputs is not None:
+            copy.structured_outputs = msgspec.structs.replace(copy.structured_outputs)
+        return copy
+
     def _check_ranges(self) -> None:
-        _check_int("n", self.n, 1)
-        _check_float("temperature", self.temperature, 0.0, math.inf)
-        _check_float("top_p", self.top_p, 0.0, 1.0)
+        self.n = checked_int("n", self.n, 1, _MAX_N)
+        self.temperature = _checked_float("temperature", self.temperature, 0.0)
+        self.top_p = _checked_float("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise InvalidRequest("top_p=0.0 leaves no token to sample: it must be in (0, 1]")
-        _check_int("top_k", self.top_k, 0)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
+        self.top_k = max(0, checked_int("top_k", self.top_k, -1))
+        self.min_p = _checked_float("min_p", self.min_p, 0.0, 1.0)
+        self.presence_penalty = _checked_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = _checked_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = _checked_float("repetition_penalty", self.repetition_penalty, 0.0)
         if self.repetition_penalty == 0.0:
             raise InvalidRequest("repetition_penalty=0.0 would divide by zero: it must be positive")
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, MAX_SEED)
+            seed = checked_int("seed", self.seed, -1)
+            self.seed = None if seed == -1 else seed
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1)
-        _check_int("min_tokens", self.min_tokens, 0)
+            self.max_tokens = checked_int("max_tokens", self.max_tokens, 1)
+        self.min_tokens = checked_int("min_tokens", self.min_tokens, 0)
         if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, -1)
+            self.logprobs = checked_int("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:
-            _check_int("prompt_logprobs", self.prompt_logprobs, -1)
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("allowed_token_ids", self.allowed_token_ids)):
+            self.prompt_logprobs = checked_int("prompt_logprobs", self.prompt_logprobs, -1)
+        self._check_flags()
+        self._check_tokens()
+
+    def _check_flags(self) -> None:
+        for name in (
+            "ignore_eos",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "include_stop_str_in_output",
+            "detokenize",
+        ):
+            value = getattr(self, name)
+            if value is not True and value is not False:
+                raise InvalidRequest(f"{name}={value!r} is neither True nor False")
+
+    def _check_tokens(self) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            ids = getattr(self, name)
             _check_list(name, ids)
-            for token_id in ids or []:
-                _check_int(name, token_id, 0)
-        for token_id, bias in (self.logit_bias or {}).items():
-            _check_int("logit_bias key", token_id, 0)
-            _check_float(f"logit_bias[{token_id}]", bias, -math.inf, math.inf)
+            if ids is not None:
+                setattr(self, name, [checked_int(name, token_id, 0) for token_id in ids])
+        biases: Any = self.logit_bias  # users may pass anything
+        if biases is None:
+            return
+        if not isinstance(biases, Mapping):
+            raise InvalidRequest(f"logit_bias={biases!r} is not a mapping of token ids to numbers")
+        self.logit_bias = {
+            checked_int("logit_bias key", token_id, 0): _checked_float(f"logit_bias[{token_id}]", bias)
+            for token_id, bias in cast(Mapping[Any, Any], biases).items()
+        }
 
     def _check_combinations(self) -> None:
         asked: Any = self.structured_outputs  # users may pass anything
@@ -147,13 +181,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids=[] leaves no token to sample")
-        for name, words in (("stop", self.stop), ("bad_words", self.bad_words)):
+        for name in ("stop", "bad_words"):
+            words = getattr(self, name)
             _check_list(name, words)
-            for word in words or []:
-                if not isinstance(word, str) or not word:  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise InvalidRequest(f"{name} contains {word!r}: every entry must be a non-empty string")
-                if any("\ud800" <= character <= "\udfff" for character in word):
-                    raise InvalidRequest(f"{name} contains {word!r}: half of a surrogate pair is no character")
+            if words is not None:
+                setattr(self, name, [_checked_word(name, word) for word in words])
         if self.stop and not self.detokenize:
             raise InvalidRequest(f"stop={self.stop!r} needs text, but detokenize=False: use stop_token_ids")
 
@@ -163,17 +195,40 @@ def _check_list(name: str, value: object) -> None:
         raise InvalidRequest(f"{name}={value!r} is not a list")
 
 
-def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name}={value!r} is not an integer")
-    if value < low or value > (_MAX_INT if high is None else high):
-        bounds = f"at least {low}" if high is None and value < low else f"in [{low}, {high or _MAX_INT}]"
-        raise InvalidRequest(f"{name}={value} is not {bounds}")
+def _checked_word(name: str, word: object) -> str:
+    if not isinstance(word, str) or not word:
+        raise InvalidRequest(f"{name} contains {word!r}: every entry must be a non-empty string")
+    if any("\ud800" <= character <= "\udfff" for character in word):
+        raise InvalidRequest(f"{name} contains {word!r}: half of a surrogate pair is no character")
+    return str.__str__(word)
 
 
-def _check_float(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{name}={value!r} is not a number")
-    if math.isnan(value) or math.isinf(value) or not low <= value <= high:
-        bounds = f"at least {low}" if math.isinf(high) else f"in [{low}, {high}]"
-        raise InvalidRequest(f"{name}={value} is not {bounds if not math.isinf(low) else 'finite'}")
+def checked_int(name: str, value: object, low: int = MIN_INT, high: int = MAX_INT) -> int:
+    """`value` as a plain int. Other integer types, such as numpy's, are converted; booleans are refused.
+
+    Raises:
+        InvalidRequest: it is no integer from `low` to `high`; the message begins with `name`.
+    """
+    if type(value) is not int:  # nearly always it is
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise InvalidRequest(f"{name}={value!r} is not an integer")
+        value = int(value)
+    if low <= value <= high:
+        return value
+    bounds = f"at least {low}" if value < low and low > MIN_INT else f"in [{low}, {high}]"
+    raise InvalidRequest(f"{name}={value} is not {bounds}")
+
+
+def _checked_float(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
+    """`value` as a plain float; see `checked_int`."""
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise InvalidRequest(f"{name}={value!r} is not a number")
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+    if math.isfinite(value) and low <= value <= high:
+        return value
+    bounds = f"at least {low}" if math.isinf(high) else f"in [{low}, {high}]"
+    raise InvalidRequest(f"{name}={value} is not {bounds if not math.isinf(low) else 'finite'}")

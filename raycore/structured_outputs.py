@@ -7,7 +7,7 @@ type. Whether it can be followed is for `raycore.grammar` to say.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -59,14 +59,14 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise InvalidRequest(f"structured_outputs has {found} of {', '.join(_KINDS)}: give exactly one")
         if isinstance(self.json, dict):
             self.json = _as_text(self.json)
-        _check_text("json", self.json)
-        _check_text("regex", self.regex)
-        _check_text("grammar", self.grammar)
+        for name in ("json", "regex", "grammar"):
+            setattr(self, name, _checked_text(name, getattr(self, name)))
         self._check_choice()
         self._check_tags()
         for name in ("json_object", "disable_any_whitespace"):
-            if getattr(self, name) not in (None, True, False):
-                raise InvalidRequest(f"structured_outputs.{name}={getattr(self, name)!r} is not a boolean")
+            value = getattr(self, name)
+            if value is not True and value is not False and not (value is None and name == "json_object"):
+                raise InvalidRequest(f"structured_outputs.{name}={value!r} is not a boolean")
 
     def __str__(self) -> str:
         """The constraint as errors call it, shortened."""
@@ -81,7 +81,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise InvalidRequest(
                     f"structured_outputs.{name}={tag!r} is not text of 1 to {MAX_TAG_CHARACTERS} characters"
                 )
-            _check_text(name, tag)
+            setattr(self, name, _checked_text(name, tag))
         if self.or_from is not None and self.after is None:
             raise InvalidRequest(f"structured_outputs.or_from={self.or_from!r} needs after")
 
@@ -91,9 +91,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             return
         if not isinstance(given, list) or not given:
             raise InvalidRequest(f"structured_outputs.choice={given!r} is not a list of at least one text")
-        for text in self.choice or []:
-            _check_text("choice", text)
-        _check_length("choice", sum(map(len, self.choice or [])))
+        self.choice = [_checked_text("choice", text) or "" for text in cast("list[Any]", given)]
+        _check_length("choice", sum(map(len, self.choice)))
 
 
 def _as_text(schema: dict[str, Any]) -> str:
@@ -103,9 +102,10 @@ def _as_text(schema: dict[str, Any]) -> str:
         raise InvalidRequest(f"structured_outputs.json is not a JSON schema: {error}") from error
 
 
-def _check_text(name: str, value: object) -> None:
+def _checked_text(name: str, value: object) -> str | None:
+    """`value` as a plain str."""
     if value is None:
-        return
+        return None
     if not isinstance(value, str):
         raise InvalidRequest(f"structured_outputs.{name} has {value!r}, which is not text")
     try:
@@ -115,6 +115,7 @@ def _check_text(name: str, value: object) -> None:
             f"structured_outputs.{name}: character {error.start} is half of a surrogate pair"
         ) from None
     _check_length(name, len(value))
+    return str.__str__(value)
 
 
 def _check_length(name: str, length: int) -> None:

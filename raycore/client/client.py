@@ -25,7 +25,7 @@ import msgspec
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from raycore.client.inputs import ParsedPrompt, priorities_for_each
+from raycore.client.inputs import ParsedPrompt, checked_request_id, priorities_for_each
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
 from raycore.client.routing import Router
@@ -157,11 +157,14 @@ class EngineClient:
             EngineDeadError: the engine is gone.
         """
         self._raise_if_failed()
+        ids = _checked_ids(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
+        ranked = priorities_for_each(priorities, len(prompts)) or [0] * len(prompts)
+        # the caller may change its own while a request is under way
+        snapshots = {id(param): param.snapshot() for param in {id(param): param for param in params}.values()}
+        params = [snapshots[id(param)] for param in params]
         for prompt, param in zip(prompts, params, strict=True):
             self.check(prompt, param)
             self.check_structured_outputs(param)
-        priorities = priorities_for_each(priorities, len(prompts))
-        ids = list(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
         # before the lock is taken, for which all that comes from the ranks would wait
         bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
         with self._lock:
@@ -174,9 +177,7 @@ class EngineClient:
             self._check_rank(data_parallel_rank)
             try:
                 for i, (request_id, prompt, param) in enumerate(zip(ids, prompts, params, strict=True)):
-                    sequences = self._expand(
-                        request_id, prompt, param, bad_words[i], flush_interval_s, priorities[i] if priorities else 0
-                    )
+                    sequences = self._expand(request_id, prompt, param, bad_words[i], flush_interval_s, ranked[i])
                     underway = self._underway[request_id] = _Underway(
                         sink, sequences, prompt.cache_salt, data_parallel_rank
                     )
@@ -554,6 +555,14 @@ class EngineClient:
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
             raise self._failure.with_traceback(None)  # it is raised for every caller, and would keep all their frames
+
+
+def _checked_ids(request_ids: Sequence[str]) -> list[str]:
+    ids = [checked_request_id(request_id) for request_id in request_ids]
+    repeated = [request_id for request_id, count in Counter(ids).items() if count > 1]
+    if repeated:
+        raise InvalidRequest(f"request_id={repeated[0]!r} is given to more than one request")
+    return ids
 
 
 def _known_load(said: LoadView, num_own: int | None) -> LoadView:

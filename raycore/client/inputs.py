@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, cast
 
 from raycore.errors import InvalidRequest
+from raycore.sampling_params import checked_int
 from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -15,7 +17,6 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _EMPTY_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 """Keys of vLLM's prompts that change nothing when they are empty."""
-_INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not isinstance(given, Sequence):
         raise InvalidRequest(f"prompts={given!r} is neither a prompt nor a list of prompts")
     items = list(cast(Sequence[Any], given))
-    if items and all(isinstance(item, int) for item in items):
+    if items and all(isinstance(item, Integral) for item in items):
         return [items]
     return items
 
@@ -113,7 +114,7 @@ def _cache_salt(index: int, salt: Any) -> str | None:
         salt.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(f"prompt {index}: cache_salt={salt!a} contains half of a surrogate pair") from None
-    return salt
+    return str.__str__(salt)
 
 
 def _token_ids(index: int, ids: Any) -> list[int]:
@@ -122,10 +123,27 @@ def _token_ids(index: int, ids: Any) -> list[int]:
     if not ids:
         raise InvalidRequest(f"prompt {index} is empty: there is nothing to continue")
     token_ids = list(cast(Sequence[Any], ids))
+    if set(map(type, token_ids)) == {int}:
+        return token_ids
     for token_id in token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
+        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
             raise InvalidRequest(f"prompt {index} contains {token_id!r}, which is not a token id")
-    return token_ids
+    return [int(token_id) for token_id in token_ids]
+
+
+def checked_request_id(request_id: object) -> str:
+    """`request_id` as a plain str.
+
+    Raises:
+        InvalidRequest: it is no text, or text that can't be encoded.
+    """
+    if not isinstance(request_id, str):
+        raise InvalidRequest(f"request_id={request_id!r} is not a string")
+    try:
+        request_id.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"request_id={request_id!r} contains half of a surrogate pair") from None
+    return str.__str__(request_id)
 
 
 def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int] | None:
@@ -137,12 +155,9 @@ def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int]
     given: Any = priority  # users may pass anything
     if given is None:
         return None
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise InvalidRequest(f"priority={given!r} is not a list of integers, one for each prompt")
-    priorities = list(cast(Sequence[Any], given))
+    priorities = [checked_int("priority", each) for each in cast(Iterable[Any], given)]
     if len(priorities) != count:
         raise InvalidRequest(f"{len(priorities)} priorities for {count} prompts: give one for each")
-    for each in priorities:
-        if isinstance(each, bool) or not isinstance(each, int) or each not in _INT64:
-            raise InvalidRequest(f"priority contains {each!r}, which is not an integer of 64 bits")
     return priorities

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from raycore.client.inputs import ParsedPrompt, Prompt, parse_prompts
+from raycore.client.inputs import ParsedPrompt, Prompt, checked_request_id, parse_prompts
 from raycore.client.updates import Sink, Update, coalescing_s
 from raycore.errors import InvalidRequest
 from raycore.outputs import RequestOutput
@@ -66,7 +66,7 @@ class Streams:
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `AsyncLLM.generate`."""
         streams = self._of_this_loop()
-        request_id = uuid.uuid4().hex if request_id is None else request_id
+        request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
         if params.structured_outputs is not None:
             # submitting finds it compiled; meanwhile the loop serves others
             await asyncio.to_thread(self._client.check_structured_outputs, params)

@@ -240,6 +240,9 @@ def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
 def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
     """Do what a caller asked for."""
     if isinstance(command, Submit):
+        for seq_id, reason in command.undecodable:
+            if not mailbox.is_forgotten(seq_id):
+                mailbox.refuse(seq_id, reason, "failed")
         for request in command.requests:
             if mailbox.is_forgotten(request.seq_id):
                 continue
@@ -258,6 +261,36 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
         raise AssertionError(f"{command}: this engine shares no experts, so it has no waves")
 
 
-def decode_requests(data: bytes) -> list[EngineRequest]:
-    """What a client sends as one message."""
-    return msgspec.msgpack.decode(data, type=list[EngineRequest])
+_decode_requests = msgspec.msgpack.Decoder(list[EngineRequest]).decode
+_decode_each = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+def decode_requests(message: bytes) -> tuple[list[EngineRequest], list[tuple[int, str]]]:
+    """What a client sends as one message.
+
+    Returns: the requests, and (seq_id, reason) of those that can't be decoded.
+    Raises:
+        msgspec.DecodeError: the message isn't a list of requests at all.
+    """
+    try:
+        return _decode_requests(message), []
+    except msgspec.DecodeError:
+        return _decode_one_by_one(_decode_each(message))
+
+
+def _decode_one_by_one(messages: list[msgspec.Raw]) -> tuple[list[EngineRequest], list[tuple[int, str]]]:
+    requests: list[EngineRequest] = []
+    undecodable: list[tuple[int, str]] = []
+    for message in messages:
+        try:
+            requests.append(msgspec.msgpack.decode(message, type=EngineRequest))
+        except msgspec.DecodeError as error:
+            seq_id = msgspec.msgpack.decode(message, type=_Identified).seq_id
+            undecodable.append((seq_id, f"the engine can't decode the request: {error}"))
+    return requests, undecodable
+
+
+class _Identified(msgspec.Struct, array_like=True):
+    """The fields with which an encoded `EngineRequest` begins: what can be read of one that can't be decoded."""
+
+    seq_id: int

@@ -143,11 +143,12 @@ class DPEngineCoreActor:
 
     @ray.method(concurrency_group="io")
     def submit(self, requests: bytes) -> None:
-        """Take requests on: an encoded list of `EngineRequest`."""
+        """Take requests on: an encoded list of `EngineRequest`. Those that can't be decoded fail alone."""
         try:
-            self._mailbox.put(Submit(decode_requests(requests)))
+            self._mailbox.put(Submit(*decode_requests(requests)))
         except Exception as error:
-            # nobody looks at what this call gives: the requests would be lost, and their callers wait for ever
+            # Nobody reads this call's result. Which requests were in the message is unknown, and their callers would
+            # wait for ever: the rank's end hands them to other ranks.
             self._mailbox.fail(error)
             raise
 

@@ -29,6 +29,8 @@ class Submit:
     """Take these requests on."""
 
     requests: list[EngineRequest]
+    undecodable: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """(seq_id, reason) of requests that came in the same message and can't be decoded."""
 
 
 @dataclass(slots=True)
@@ -137,10 +139,10 @@ class Mailbox:
         for client, part in outputs.by_client():
             self._outboxes.setdefault(client, _Outbox()).add(part, load)
 
-    def refuse(self, seq_id: int, error: str) -> None:
-        """Tell a request's client that it can't be run."""
+    def refuse(self, seq_id: int, error: str, finish_reason: str = "error") -> None:
+        """Tell a request's client that it can't be run; for the reasons see `FinishedRequest`."""
         outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
-        outbox.add(StepOutputs(finished=[FinishedRequest(seq_id, "error", error)]), None)
+        outbox.add(StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]), None)
 
     def forget_client(self, client: int) -> None:
         """End a client's output stream, and take no requests of its any more."""

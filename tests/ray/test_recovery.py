@@ -125,6 +125,18 @@ def test_an_exception_in_a_step_costs_no_request(llm, expected):
     wait_for_ranks(llm, 2)
 
 
+def test_a_request_that_cannot_be_decoded_fails_alone(llm, monkeypatch):
+    wait_for_ranks(llm, 2)
+    pids = [info.pid for info in llm.engine_infos]
+    monkeypatch.setattr("raycore.client.inputs.checked_int", lambda name, value: value)
+    params = SamplingParams(temperature=0, max_tokens=8)
+    with pytest.raises(RequestFailed, match="Expected `int`, got `float`") as failure:
+        llm.generate(["27 + 58 ="] * 4, params, use_tqdm=False, priority=[0, 1.5, 0, 0])
+    assert [output and output.outputs[0].text for output in failure.value.outputs] == [" 85", None, " 85", " 85"]
+    llm._client.utility("check_health", ())
+    assert [info.pid for info in llm.engine_infos] == pids
+
+
 def _fail(worker):
     def execute_model(plan):
         raise RuntimeError("a fault was injected")

@@ -72,10 +72,10 @@ def test_priorities_are_one_for_each_prompt():
         (1, "priority=1 is not a list"),
         ("11", "priority='11' is not a list"),
         ([1], "1 priorities for 2 prompts"),
-        ([1, "2"], "priority contains '2'"),
-        ([1, True], "priority contains True"),
-        ([1, 1.5], "priority contains 1.5"),
-        ([1, 2**63], f"priority contains {2**63}"),
+        ([1, "2"], "priority='2' is not an integer"),
+        ([1, True], "priority=True is not an integer"),
+        ([1, 1.5], "priority=1.5 is not an integer"),
+        ([1, 2**63], f"priority={2**63} is not in"),
     ],
 )
 def test_other_priorities_are_refused_by_their_value(given: Any, named: str):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from configs import make_config
 
-from raycore.engine.core import EngineCore, apply_command, run_loop
+from raycore.engine.core import EngineCore, apply_command, decode_requests, run_loop
 from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, Submit, Utility
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput, WorkerDied
 from raycore.messages import EngineRequest, OutputBatch, StepPlan, StepResult, first_seq_id
@@ -191,6 +191,37 @@ def test_the_loop_serves_refuses_and_stops():
     assert finished[1].finish_reason == "length"
     mailbox.stop()
     assert ended.result(10) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("request_id", 5, "Expected `str`, got `int`"),
+        ("priority", 1.5, "Expected `int`, got `float`"),
+        ("prompt_token_ids", [1, "a"], "Expected `int`, got `str`"),
+        ("params", {"max_tokens": -1}, "max_tokens=-1 is not at least 1"),
+    ],
+)
+def test_a_request_that_cannot_be_decoded_fails_alone(field, value, named):
+    core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
+    ended = started_loop(core, mailbox)
+    broken = msgspec.structs.replace(request(1), **{field: value})
+    message = msgspec.msgpack.encode([request(0), broken, request(2)])
+    mailbox.put(Submit(*decode_requests(message)))
+    finished = {}
+    for data in mailbox.outputs(0):
+        finished |= {f.seq_id: f for f in msgspec.msgpack.decode(data, type=OutputBatch).finished}
+        if len(finished) == 3:
+            break
+    assert [finished[seq_id].finish_reason for seq_id in range(3)] == ["length", "failed", "length"]
+    assert named in finished[1].stop_reason
+    mailbox.stop()
+    assert ended.result(10) is None
+
+
+def test_a_message_that_is_no_list_of_requests_is_an_error():
+    with pytest.raises(msgspec.DecodeError):
+        decode_requests(b"\xc1")
 
 
 def test_a_client_that_is_gone_leaves_nothing_running_whatever_still_comes_of_it():
