@@ -195,7 +195,10 @@ class SequenceNews(msgspec.Struct, array_like=True):
 
 
 class OutputBatch(SequenceNews, array_like=True):
-    """What one flush sends to one client: tokens in the order in which they were made, then what finished."""
+    """What one flush sends to one client: tokens in the order in which they were made, then what finished.
+
+    One with nothing but a load tells a client of other clients' requests.
+    """
 
     seq_ids: bytes = b""
     """int64[k]: whose `token_ids[i]` is; a seq_id may occur more than once."""

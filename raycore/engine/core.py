@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from raycore.config import EngineConfig
+from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, Submit, Utility
 from raycore.engine.utility import call_utility
@@ -63,6 +64,8 @@ class EngineCore:
         self._arrived_s: dict[int, float] = {}
         """By seq_id: when the requests came that no step has begun."""
         self._step_started_s: float | None = None
+        self._plan: StepPlan | None = None
+        """What is executed or waited for now: what the log describes if that fails."""
         logger.info(
             "the KV cache holds %d tokens (%d blocks of %d)",
             self.num_blocks * config.cache.block_size,
@@ -103,7 +106,7 @@ class EngineCore:
 
     def step(self) -> StepOutputs | None:
         """Schedule a step and give the outputs of the oldest one in flight, once there are enough in flight."""
-        with self._timed():
+        with self._reported(), self._timed():
             return self._step()
 
     def step_age_s(self) -> float:
@@ -120,10 +123,21 @@ class EngineCore:
         finally:
             self._step_started_s = None
 
+    @contextmanager
+    def _reported(self) -> Generator[None, None, None]:
+        """Have the log say in what state the engine is if this raises."""
+        self._plan = None
+        try:
+            yield
+        except Exception as error:
+            seq_ids = [] if self._plan is None else self.scheduler.seq_ids_in_flight(self._plan.step)
+            logger.error("%s", describe_failed_step(error, self._plan, seq_ids, self.load(), self.config))
+            raise
+
     def _step(self) -> StepOutputs | None:
         plan = None
         if len(self._in_flight) < self.executor.max_concurrent_batches:
-            plan = self.scheduler.schedule()
+            plan = self._plan = self.scheduler.schedule()
             if plan is not None:
                 planned_s = time.monotonic()
                 self._in_flight.append((plan, self.executor.execute(plan), planned_s))
@@ -132,6 +146,7 @@ class EngineCore:
         if plan is not None and len(self._in_flight) < self.executor.max_concurrent_batches:
             return None  # the workers have one step to do: plan the next before waiting for it
         plan, pending, planned_s = self._in_flight.popleft()
+        self._plan = plan
         return self._update(plan, pending.result(self.config.executor.execute_timeout_s), planned_s)
 
     def _update(self, plan: StepPlan, result: StepResult, planned_s: float) -> StepOutputs:
@@ -145,9 +160,13 @@ class EngineCore:
 
         Returns its outputs, and whether any of the engines that share experts had a token to compute.
         """
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return None, self.dummy_step()
+        with self._reported():
+            plan = self._plan = self.scheduler.schedule()
+            if plan is None:
+                return None, self.dummy_step()
+            return self._execute_now(plan)
+
+    def _execute_now(self, plan: StepPlan) -> tuple[StepOutputs, bool]:
         planned_s = time.monotonic()
         with self._timed():
             result = self.executor.execute(plan).result(self.config.executor.execute_timeout_s)
@@ -229,12 +248,15 @@ def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
     Raises whatever a step raises or the mailbox was told of: the rank is then done for.
     """
     while not mailbox.stopping:
-        for command in mailbox.take(0.0 if core.has_work() else core.idle_wait_s()):
+        commands = mailbox.take(0.0 if core.has_work() else core.idle_wait_s())
+        for command in commands:
             apply_command(command, core, mailbox)
         core.release_prepared()
         outputs = core.step()
         if outputs is not None:
             mailbox.publish(outputs, core.load())
+        elif commands:
+            mailbox.note_load(core.load())
 
 
 def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:

@@ -29,6 +29,7 @@ from raycore.executor.base import Executor
 from raycore.logs import log_as
 from raycore.messages import EngineInfo
 from raycore.node import lifeline
+from raycore.node.garbage import freeze_heap
 from raycore.worker.rank import RankIdentity
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class DPEngineCoreActor:
             worker_pids=executor.worker_pids(),
             gpu_ids=executor.collective_rpc("gpu_id") if self._config.device == "cuda" else [],
         )
+        executor.collective_rpc(freeze_heap)
+        freeze_heap()
         return msgspec.msgpack.encode(info)
 
     def load_progress(self) -> float:

@@ -28,7 +28,8 @@ def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_pee
     """
     while not mailbox.stopping:
         is_busy = waves.is_running or core.has_work()
-        for command in mailbox.take(0.0 if is_busy else core.idle_wait_s()):
+        commands = mailbox.take(0.0 if is_busy else core.idle_wait_s())
+        for command in commands:
             if isinstance(command, StartWave):
                 waves.start_wave(command.wave)
             else:
@@ -38,11 +39,14 @@ def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_pee
             wave = waves.has_work()
             if wave is not None:
                 tell_peers(wave)
+        outputs = None
         if waves.is_running:
             outputs, is_anyone_busy = core.lockstep_step()
             waves.step_done(is_anyone_busy)
-            if outputs is not None:
-                mailbox.publish(outputs, core.load())
+        if outputs is not None:
+            mailbox.publish(outputs, core.load())
+        elif commands:
+            mailbox.note_load(core.load())
     _finish_wave(core, mailbox, waves)
 
 

@@ -21,7 +21,8 @@ from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, 
 from raycore.scheduler.outputs import StepOutputs
 
 IDLE_CHECK_S = 1.0
-"""A waiting output stream wakes up this often, so that a consumer that went away is noticed."""
+"""An output stream without outputs wakes up this often: to notice that its consumer is gone, and to tell it of a load
+that has changed."""
 
 
 @dataclass(slots=True)
@@ -78,6 +79,8 @@ class Mailbox:
         self._outboxes: dict[int, _Outbox] = {}
         self._forgotten: set[int] = set()
         """Clients that are gone; no later one has the index of one of these."""
+        self._load = NO_LOAD
+        """The rank's, as the loop last said."""
 
     # ---- the callers' side
 
@@ -100,16 +103,25 @@ class Mailbox:
             self._arrived.notify()
 
     def outputs(self, client: int) -> Iterator[bytes]:
-        """Encoded `OutputBatch`es for one client, until the mailbox is closed. One stream for each client."""
+        """Encoded `OutputBatch`es for one client, until the mailbox is closed. One stream for each client.
+
+        A client that gets no outputs gets a batch with the load alone when the number of requests has changed, so that
+        it knows where to send its next request.
+        """
         outbox = self._outboxes.setdefault(client, _Outbox())
         if client in self._forgotten:
             return
+        told = NO_LOAD
         while True:
             batch = outbox.take(timeout_s=IDLE_CHECK_S)
-            if batch is not None:
-                yield msgspec.msgpack.encode(batch)
-            elif outbox.closed:
-                return
+            if batch is None:
+                if outbox.closed:
+                    return
+                if _has_as_many_requests(self._load, told):
+                    continue
+                batch = OutputBatch()
+            told = batch.load = self._load
+            yield msgspec.msgpack.encode(batch)
 
     # ---- the loop's side
 
@@ -136,13 +148,18 @@ class Mailbox:
 
     def publish(self, outputs: StepOutputs, load: LoadView) -> None:
         """Keep a step's outputs for their clients, and send them if they shouldn't wait for more."""
+        self._load = load
         for client, part in outputs.by_client():
-            self._outboxes.setdefault(client, _Outbox()).add(part, load)
+            self._outboxes.setdefault(client, _Outbox()).add(part)
+
+    def note_load(self, load: LoadView) -> None:
+        """The rank's load has changed without an output."""
+        self._load = load
 
     def refuse(self, seq_id: int, error: str, finish_reason: str = "error") -> None:
         """Tell a request's client that it can't be run; for the reasons see `FinishedRequest`."""
         outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
-        outbox.add(StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]), None)
+        outbox.add(StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]))
 
     def forget_client(self, client: int) -> None:
         """End a client's output stream, and take no requests of its any more."""
@@ -173,23 +190,24 @@ class _Outbox:
         self._ready = threading.Condition()
         self._steps: list[tuple[StepOutputs, float]] = []
         """With the times at which they came."""
-        self._load = NO_LOAD
         self._due_s = float("inf")
         self._is_due = False
         self.closed = False
 
-    def add(self, outputs: StepOutputs, load: LoadView | None) -> None:
+    def add(self, outputs: StepOutputs) -> None:
         now = time.monotonic()
         with self._ready:
             self._steps.append((outputs, now))
-            self._load = load or self._load
             self._due_s = min(self._due_s, now + outputs.flush_interval_s)
             if outputs.finished or now >= self._due_s:
                 self._is_due = True
                 self._ready.notify()
 
     def take(self, timeout_s: float) -> OutputBatch | None:
-        """Everything since the last take, once it is due; None after `timeout_s` or when closed and drained."""
+        """Everything since the last take, once it is due; None after `timeout_s` or when closed and drained.
+
+        The batch has no load yet.
+        """
         with self._ready:
             if not (self._is_due or self.closed):
                 self._ready.wait(timeout_s)
@@ -198,10 +216,13 @@ class _Outbox:
             steps, self._steps = self._steps, []
             self._is_due = False
             self._due_s = float("inf")
-            load = self._load
-        return StepOutputs.merge(steps, load, time.monotonic())
+        return StepOutputs.merge(steps, time.monotonic())
 
     def close(self) -> None:
         with self._ready:
             self.closed = True
             self._ready.notify_all()
+
+
+def _has_as_many_requests(load: LoadView, other: LoadView) -> bool:
+    return (load.num_waiting, load.num_running) == (other.num_waiting, other.num_running)

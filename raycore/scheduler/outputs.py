@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raycore.messages import LoadView, OutputBatch, SequenceNews, client_of
+from raycore.messages import OutputBatch, SequenceNews, client_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,13 +47,13 @@ class StepOutputs(SequenceNews, eq=False):
         )
 
     @staticmethod
-    def merge(steps: Sequence[tuple[StepOutputs, float]], load: LoadView, now_s: float) -> OutputBatch:
-        """One batch of several steps' outputs for one client.
+    def merge(steps: Sequence[tuple[StepOutputs, float]], now_s: float) -> OutputBatch:
+        """One batch of several steps' outputs for one client, without a load.
 
         Args:
             steps: with the times at which they came, on the clock of `now_s`.
         """
-        batch = OutputBatch(load=load)
+        batch = OutputBatch()
         for step, made_s in steps:
             batch.steps.append((len(step.token_ids), now_s - made_s, step.duration_s))
             batch.append(step)

@@ -113,6 +113,14 @@ class Scheduler:
         """The requests of one client that wait or run."""
         return [seq_id for seq_id in self._requests if client_of(seq_id) == client]
 
+    def seq_ids_in_flight(self, step: int) -> list[int]:
+        """The requests of a plan that has no result yet, without those that have left since."""
+        for planned in self._in_flight:
+            if planned.step == step:
+                requests = (planned.live_request(row, self._slots) for row in range(len(planned.batch.slots)))
+                return [request.seq_id for request in requests if request is not None]
+        return []
+
     def has_work(self) -> bool:
         """Whether any request that isn't held waits or runs."""
         return len(self._requests) > len(self._held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -277,6 +278,11 @@ def test_an_interrupted_call_leaves_the_engine_usable(llm):
     while any(load.num_running + load.num_waiting for load in llm._client.utility("load", ())):
         assert time.monotonic() < deadline, "aborted requests still run"
         time.sleep(0.01)
+
+
+def test_what_an_engine_has_loaded_is_not_the_garbage_collectors_business(llm):
+    assert min(llm.collective_rpc(lambda worker: __import__("gc").get_freeze_count())) > 10_000
+    assert gc.get_freeze_count() == 0, "this process is the caller's"
 
 
 def test_collective_rpc_reaches_every_worker(llm):

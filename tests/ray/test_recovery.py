@@ -144,6 +144,11 @@ def _fail(worker):
     worker.execute_model = execute_model
 
 
+def test_what_workers_have_loaded_is_not_the_garbage_collectors_business(llm):
+    wait_for_ranks(llm, 2)
+    assert min(llm.collective_rpc(lambda worker: __import__("gc").get_freeze_count())) > 10_000
+
+
 @pytest.mark.parametrize("mode", BATCH_INVARIANT)
 def test_the_only_rank_dies_and_its_stream_goes_on(ray_cluster, mode):
     params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)

@@ -237,6 +237,21 @@ def test_a_client_that_is_gone_leaves_nothing_running_whatever_still_comes_of_it
     core.scheduler.check_integrity()
 
 
+def test_clients_hear_of_a_load_that_changes_without_an_output(monkeypatch):
+    monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.01)
+    core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
+    other = mailbox.outputs(1)
+    core.submit(request(0))
+    mailbox.note_load(core.load())
+    assert msgspec.msgpack.decode(next(other), type=OutputBatch).load.num_waiting == 1
+    mailbox.put(Abort([0]))
+    ended = started_loop(core, mailbox)
+    while msgspec.msgpack.decode(next(other), type=OutputBatch).load.num_waiting:
+        pass
+    mailbox.stop()
+    assert ended.result(10) is None
+
+
 def test_the_loop_ends_with_the_failure_it_is_told_of():
     core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
     ended = started_loop(core, mailbox)
@@ -252,6 +267,34 @@ def test_the_loop_ends_with_a_step_that_raises():
     mailbox.put(Submit([request(0)]))
     with pytest.raises(ZeroDivisionError):
         ended.result(10)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("broken", ["execute", "result"])
+def test_a_step_that_raises_leaves_the_engines_state_in_the_log(monkeypatch, caplog, depth, broken):
+    core = EngineCore(make_config(max_num_batched_tokens=16), FakeExecutor(max_concurrent_batches=depth))
+    secrets = [99, 98, 97]
+    core.submit(request(7))
+    core.submit(EngineRequest(8, "b", secrets, SamplingParams(), seed=0))
+
+    def fail(*_):
+        raise ZeroDivisionError("in the model")
+
+    monkeypatch.setattr(core.executor, broken, fail)
+    with pytest.raises(ZeroDivisionError):
+        run_to_end(core)
+    (text,) = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "raycore.engine.core" and record.levelname == "ERROR"
+    ]
+    assert "failed with ZeroDivisionError" in text
+    assert "plan of step 0: 2 requests, 7 tokens; 2 requests get a slot, 0 slots become free, 2 blocks" in text
+    assert "seq_ids of the step: [7, 8]" in text
+    assert "load: LoadView(num_waiting=0, num_running=2" in text
+    assert "max_num_batched_tokens=16" in text
+    assert "99, 98" not in text
+    assert str(np.array(secrets, np.int32).tobytes())[2:-1] not in text
 
 
 def test_utilities_are_called_by_name_and_their_mistakes_stay_theirs():

@@ -165,3 +165,43 @@ def test_a_batch_says_which_tokens_are_of_which_step_and_how_old_they_are():
     assert first_age_s - second_age_s >= 0.05
     assert second_age_s >= 0
     assert duration_s == 0.25
+
+
+@pytest.fixture
+def frequent_checks(monkeypatch):
+    monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.01)
+
+
+def test_a_client_without_requests_hears_of_a_load_that_changes(frequent_checks):
+    mailbox = Mailbox()
+    other = mailbox.outputs(1)
+    mailbox.publish(step([1], [10]), LoadView(50, 8, 0.9))
+    batch = next_batch(other)
+    assert (batch.load, tokens_of(batch), batch.steps) == (LoadView(50, 8, 0.9), [], [])
+    mailbox.publish(step([1], [11]), LoadView(0, 1, 0.1))
+    assert next_batch(other).load == LoadView(0, 1, 0.1)
+    mailbox.note_load(LoadView(0, 0, 0.0))
+    assert next_batch(other).load == LoadView(0, 0, 0.0), "also one that changes without an output"
+
+
+def test_what_a_client_knows_is_not_sent_again(frequent_checks):
+    mailbox = Mailbox()
+    mailbox.publish(step([1], [10], finished=[FinishedRequest(1, "stop")]), LoadView(0, 1, 0.25))
+    stream = mailbox.outputs(0)
+    assert next_batch(stream).load == LoadView(0, 1, 0.25)
+    mailbox.note_load(LoadView(0, 1, 0.5, num_preemptions=3))  # the same number of requests
+    rest: list[bytes] = []
+    reader = threading.Thread(target=lambda: rest.extend(stream))
+    reader.start()
+    reader.join(0.2)  # some twenty checks
+    mailbox.close()
+    reader.join(30)
+    assert rest == []
+
+
+def test_every_batch_has_the_newest_load():
+    mailbox = Mailbox()
+    mailbox.publish(step([1], [10]), LoadView(3, 1, 0.25, num_preemptions=2))
+    other = first_seq_id(1)
+    mailbox.refuse(other, "too long")
+    assert next_batch(mailbox.outputs(1)).load.num_preemptions == 2, "a count never falls"

@@ -1,0 +1,46 @@
+"""What the log says of a step that failed, so that the failure can be understood afterwards.
+
+Numbers, sequence ids and the configuration. Nothing of what callers have sent, and no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from raycore.config import EngineConfig
+from raycore.messages import LoadView, StepPlan
+
+_INT32_BYTES = 4
+
+
+def describe_failed_step(
+    error: BaseException, plan: StepPlan | None, seq_ids: Sequence[int], load: LoadView, config: EngineConfig
+) -> str:
+    """Several lines about the engine's state.
+
+    Args:
+        plan: what the step was to compute; None if the error came before the plan was made, or if it was to compute
+            nothing.
+        seq_ids: those of the plan's requests that are still there.
+    """
+    return "\n    ".join(
+        [
+            f"a step failed with {type(error).__name__}. The state of the engine:",
+            "no plan" if plan is None else _describe_plan(plan),
+            f"seq_ids of the step: {list(seq_ids)}",
+            f"load: {load}",
+            f"configuration: {config}",
+        ]
+    )
+
+
+def _describe_plan(plan: StepPlan) -> str:
+    num_requests, num_new = len(plan.slots) // _INT32_BYTES, len(plan.new_requests)
+    num_tokens = int(np.frombuffer(plan.num_tokens, np.int32).sum()) if plan.num_tokens else num_requests
+    num_blocks = sum(len(new.block_ids) for new in plan.new_requests) + len(plan.new_block_ids)
+    return (
+        f"plan of step {plan.step}: {num_requests} requests, {num_tokens} tokens; {num_new} requests get a slot, "
+        f"{len(plan.freed_slots)} slots become free, {num_blocks // _INT32_BYTES} blocks are handed out"
+    )

@@ -1,0 +1,88 @@
+"""Several clients share ranks: each routes by what the ranks have now, whoever's requests those are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from configs import make_config
+
+from raycore.client.client import EngineClient
+from raycore.client.inputs import ParsedPrompt
+from raycore.engine.core import decode_requests
+from raycore.engine.mailbox import Mailbox
+from raycore.messages import EngineInfo, EngineRequest, FinishedRequest, LoadView
+from raycore.sampling_params import SamplingParams
+from raycore.scheduler.outputs import StepOutputs
+
+SOON_S = 20.0
+OWN = 1
+"""The index of the client that is looked at."""
+
+
+class Rank:
+    """An actor's handle: it keeps what is submitted, and its outputs are a mailbox's."""
+
+    def __init__(self) -> None:
+        self.got: list[EngineRequest] = []
+        self.mailbox = Mailbox()
+        self.submit = SimpleNamespace(remote=lambda message: self.got.extend(decode_requests(message)[0]))
+        self.abort = SimpleNamespace(remote=lambda seq_ids: None)
+        self.outputs = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.mailbox.outputs))
+
+    def finish_own(self, load: LoadView) -> None:
+        """Everything that has been submitted."""
+        ends = [FinishedRequest(request.seq_id, "length") for request in self.got]
+        self.mailbox.publish(StepOutputs(np.empty(0, np.int64), np.empty(0, np.int32), finished=ends), load)
+        self.got = []
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.01)
+    monkeypatch.setattr(ray, "get", lambda ref: ref)
+    ranks = [Rank(), Rank()]
+    yield ranks
+    for rank in ranks:
+        rank.mailbox.close()
+
+
+@pytest.fixture
+def client(tokenizer, ranks):
+    client = EngineClient(make_config(), tokenizer, client_index=OWN)
+    for dp_rank, rank in enumerate(ranks):
+        client.rank_up(dp_rank, rank, EngineInfo(dp_rank, 0, "", 100, 16, 100, "float32", {}, []))
+    return client
+
+
+def send(client: EngineClient, count: int) -> None:
+    prompts = [ParsedPrompt(None, [5, 6, 7])] * count
+    client.submit(prompts, [SamplingParams()] * count, lambda updates: None)
+
+
+def wait_until(is_so: Any) -> None:
+    deadline_s = time.monotonic() + SOON_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        threading.Event().wait(0.005)
+
+
+def test_a_rank_that_was_full_gets_requests_again_when_it_has_room(client: EngineClient, ranks: list[Rank]):
+    full, free = ranks
+    send(client, 2)
+    assert [len(rank.got) for rank in ranks] == [1, 1]
+    full.finish_own(LoadView(50, 8, 1.0))
+    free.finish_own(LoadView(0, 0, 0.0))
+    wait_until(lambda: client.num_unfinished_requests == 0)
+    send(client, 4)
+    assert [len(rank.got) for rank in ranks] == [0, 4]
+    # another client's requests have ended
+    full.mailbox.note_load(LoadView(0, 0, 0.0))
+    wait_until(lambda: client._router.loads()[0].num_requests == 0)
+    send(client, 4)
+    assert [len(rank.got) for rank in ranks] == [4, 4]
