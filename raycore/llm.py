@@ -32,6 +32,7 @@ from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.display.notebook import engine_html
 from raycore.display.progress_bars import BAR_S, RequestBar, loading_bar, request_bar
+from raycore.engine.rank_events import EngineLost
 from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest, RequestFailed
 from raycore.logs import own_level
 from raycore.messages import EngineInfo
@@ -695,7 +696,7 @@ def _stop(
     control.stop()
     supervisor.stop()
     if not is_exiting():  # daemon threads alone could wait then, and print what they get
-        clients.engine_lost(EngineDeadError("the engine was shut down"))
+        clients.on_rank_event(EngineLost(EngineDeadError("the engine was shut down")))
     control.join()
     manager.shutdown()
     supervisor.join(STOP_TIMEOUT_S)

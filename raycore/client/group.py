@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from raycore.client.client import EngineClient, LinkView
-from raycore.errors import EngineDeadError
-from raycore.messages import NO_LOAD, EngineInfo, LoadView
+from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
+from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts, total
 
 logger = logging.getLogger(__name__)
@@ -31,24 +31,12 @@ class RemoteClient(Protocol):
     client_index: int
     """Its own: no two clients of an engine ever have the same."""
 
-    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
-        """The rank serves."""
-        ...
-
-    def ranks_lost(self, dp_ranks: Sequence[int], loss: int) -> None:
-        """The ranks are gone, with what they had. Why they are follows, as that of the loss with this number."""
-        ...
-
-    def explained(self, loss: int, error: EngineDeadError) -> None:
-        """Why ranks are gone."""
+    def on_rank_event(self, event: RankEvent) -> None:
+        """Ranks have come or gone, or it is known why."""
         ...
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[Any]:
         """The ranks are about to be stopped. Done once this client needs nothing of them any longer."""
-        ...
-
-    def engine_lost(self, error: EngineDeadError) -> None:
-        """No rank is left, and none will come."""
         ...
 
     def drain(self, timeout_s: float) -> Future[bool]:
@@ -89,23 +77,22 @@ class ClientGroup:
         self._own = own
         self._lock = threading.Lock()
         self._remote: list[RemoteClient] = []
-        self._ranks: dict[int, tuple[Any, EngineInfo]] = {}
-        """Those that serve: what one who joins has to be told."""
-        self._failure: EngineDeadError | None = None
+        self._ranks: dict[int, RankUp] = {}
+        """By dp_rank, those that serve: what a client that joins is told."""
+        self._end: EngineLost | None = None
         self._counts_of_gone: dict[int, RankCounts] = {}
         self._is_draining = False
-        self._num_losses = 0
 
     def join(self, client: RemoteClient) -> None:
         """Tell it of the ranks, now and from now on."""
         with self._lock:
             self._remote.append(client)
-            for dp_rank, (actor, info) in self._ranks.items():
-                client.rank_up(dp_rank, actor, info)
+            for event in self._ranks.values():
+                client.on_rank_event(event)
             if self._is_draining:
                 client.drain(0.0)
-            if self._failure is not None:
-                client.engine_lost(self._failure)
+            if self._end is not None:
+                client.on_rank_event(self._end)
 
     def leave(self, client: RemoteClient) -> None:
         """Its process has ended: the ranks drop what it had there. Idempotent."""
@@ -117,26 +104,21 @@ class ClientGroup:
 
     # ---- ranks come and go: see `RankListener`
 
-    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
-        """All clients may use the rank."""
+    def on_rank_event(self, event: RankEvent) -> None:
+        """All clients are told."""
         with self._lock:
-            self._ranks[dp_rank] = actor, info
+            match event:
+                case RankUp():
+                    self._ranks[event.dp_rank] = event
+                case RanksLost():
+                    self._remove(event.dp_ranks)
+                case EngineLost():
+                    self._end = event
+                case LossExplained():
+                    pass
             for client in self._remote:
-                client.rank_up(dp_rank, actor, info)
-        self._own.rank_up(dp_rank, actor, info)
-
-    def ranks_lost(self, dp_ranks: Sequence[int], explain: Callable[[], EngineDeadError]) -> None:
-        """All clients hand what the ranks had to others."""
-        with self._lock:
-            self._remove(dp_ranks)
-            self._num_losses += 1
-            loss, told = self._num_losses, list(self._remote)
-            for client in told:
-                client.ranks_lost(dp_ranks, loss)
-        if told:
-            # nobody's requests wait for the explanation, which may take a moment
-            threading.Thread(target=_explain, args=(told, loss, explain), name="raycore-explain", daemon=True).start()
-        self._own.ranks_lost(dp_ranks, explain)
+                client.on_rank_event(event)
+        self._own.on_rank_event(event)
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
         """Returns once no client needs the ranks, or some while after `timeout_s`."""
@@ -150,14 +132,6 @@ class ClientGroup:
     def is_busy(self, dp_rank: int) -> bool:
         """Whether any client has a request on the rank."""
         return self._own.is_busy(dp_rank) or any(client.num_own(dp_rank) for client in self._remotes())
-
-    def engine_lost(self, error: EngineDeadError) -> None:
-        """All callers of all clients get `error`."""
-        with self._lock:
-            self._failure = error
-            for client in self._remote:
-                client.engine_lost(error)
-        self._own.engine_lost(error)
 
     # ---- all clients' requests
 
@@ -210,12 +184,6 @@ class ClientGroup:
     def _remove(self, dp_ranks: Sequence[int]) -> None:
         for dp_rank in dp_ranks:
             self._ranks.pop(dp_rank, None)
-
-
-def _explain(clients: Sequence[RemoteClient], loss: int, explain: Callable[[], EngineDeadError]) -> None:
-    error = explain()
-    for client in clients:
-        client.explained(loss, error)
 
 
 def _combined(loads: Sequence[LoadView]) -> LoadView:

@@ -33,7 +33,7 @@ _EXPLANATION_S = 1.0
 
 
 class Ends:
-    """The ends of a unit's ranks. To be closed."""
+    """The ends of a failure domain's ranks. To be closed."""
 
     def __init__(self, ranks: Sequence[Rank], own_node: str) -> None:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

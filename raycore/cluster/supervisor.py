@@ -1,7 +1,7 @@
 """Keeps ranks running: notices that one has ended, stalled, or is to lose its node, and puts another in its place.
 
-One thread waits for each unit, so that one that is slow to come back delays no other. Knows nothing of requests: what
-becomes of those on a lost rank is the listener's business.
+One thread waits for each failure domain, so that one that is slow to come back delays no other. Knows nothing of
+requests: what becomes of those on a lost rank is the listener's business.
 """
 
 # ray's own types are partial:
@@ -9,6 +9,7 @@ becomes of those on a lost rank is the listener's business.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -29,6 +30,7 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig, RecoveryConfig
+from raycore.engine.rank_events import EngineLost, LossExplained, RankListener, RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
 from raycore.messages import EngineInfo
 
@@ -39,33 +41,6 @@ _POLL_INTERVAL_S = 0.5
 
 _DRAIN_POLL_INTERVAL_S = 2.0
 _GET_TIMEOUT_S = 5.0
-
-
-class RankListener(Protocol):
-    """Whoever hands work to ranks. Called from the supervisor's threads; must not block for long."""
-
-    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
-        """The rank serves."""
-        ...
-
-    def ranks_lost(self, dp_ranks: Sequence[int], explain: Callable[[], EngineDeadError]) -> None:
-        """The ranks are gone, with what they had. `explain` says why, which may take a moment to find out."""
-        ...
-
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """The ranks are about to be stopped: give them nothing more. Returns once nothing of them is needed any longer.
-
-        What they don't finish within `timeout_s` is handed to others.
-        """
-        ...
-
-    def is_busy(self, dp_rank: int) -> bool:
-        """Whether the rank has work that its caller waits for."""
-        ...
-
-    def engine_lost(self, error: EngineDeadError) -> None:
-        """No rank is left, and none will come."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -130,7 +105,8 @@ class Watchdog:
 class Supervisor:
     """Watches over all ranks of an engine.
 
-    Ranks that share experts stand and fall together: they are one *unit*. Otherwise each rank is a unit of its own.
+    Ranks that share experts stand and fall together: they are one *failure domain*. Otherwise each rank is a failure
+    domain of its own.
     """
 
     def __init__(self, manager: CoreEngineActorManager, listener: RankListener, config: EngineConfig) -> None:
@@ -138,7 +114,8 @@ class Supervisor:
         self._listener = listener
         self._config = config.recovery
         self._is_lockstep = config.parallel.is_lockstep
-        self._keepers: dict[int, _Keeper] = {}
+        self._losses = itertools.count(1)
+        self._monitors: dict[int, _RankMonitor] = {}
         """By dp_rank."""
         self._scaling = threading.Lock()
         self._lock = threading.Lock()
@@ -148,7 +125,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Tell the listener of the ranks that are up, and watch over them from now on."""
-        self._keep(list(self._manager.ranks.values()))
+        self._watch(list(self._manager.ranks.values()))
 
     def wait(self, timeout_s: float | None = None) -> EngineDeadError | None:
         """Wait until the engine has ended, at most `timeout_s`. Returns why it failed; None if it hasn't."""
@@ -162,15 +139,15 @@ class Supervisor:
 
     def report(self, dp_rank: int, reason: str) -> None:
         """A rank doesn't do what it should, as seen by someone else: end it, so that it is replaced."""
-        keeper = self._keepers.get(dp_rank)
-        if keeper is not None and not self._stopping.is_set():
-            keeper.suspect(dp_rank, reason)
+        monitor = self._monitors.get(dp_rank)
+        if monitor is not None and not self._stopping.is_set():
+            monitor.suspect(dp_rank, reason)
 
     def watches(self) -> dict[int, WatchView]:
         """The ranks that are watched over, by dp_rank."""
         return {
-            dp_rank: WatchView(keeper.num_restarts, keeper.has_given_up)
-            for dp_rank, keeper in list(self._keepers.items())
+            dp_rank: WatchView(monitor.num_restarts, monitor.has_given_up)
+            for dp_rank, monitor in list(self._monitors.items())
         }
 
     def scale(self, num_ranks: int, drain_timeout_s: float | None = None) -> list[EngineInfo]:
@@ -191,12 +168,12 @@ class Supervisor:
         with self._scaling:
             if self.has_ended:
                 raise self._cause or EngineDeadError("the engine was shut down")
-            standing = sorted(self._keepers)
+            standing = sorted(self._monitors)
             if num_ranks != len(standing) and self._is_lockstep:
                 self._share_anew(standing, num_ranks, drain_timeout_s)
             else:
                 if num_ranks > len(standing):
-                    self._grow([dp_rank for dp_rank in range(num_ranks) if dp_rank not in self._keepers])
+                    self._grow([dp_rank for dp_rank in range(num_ranks) if dp_rank not in self._monitors])
                 self._shrink([dp_rank for dp_rank in standing if dp_rank >= num_ranks], drain_timeout_s)
             return self._manager.infos
 
@@ -204,14 +181,14 @@ class Supervisor:
         """Watch no longer: from now on ranks end because they were asked to. Idempotent."""
         self._stopping.set()
         self._ended.set()
-        for keeper in self._all_keepers():
-            keeper.leave()
+        for monitor in self._all_monitors():
+            monitor.leave()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the threads, after `stop()`."""
         deadline_s = time.monotonic() + timeout_s
-        for keeper in self._all_keepers():
-            keeper.join(max(0.0, deadline_s - time.monotonic()))
+        for monitor in self._all_monitors():
+            monitor.join(max(0.0, deadline_s - time.monotonic()))
 
     # ---- scaling
 
@@ -222,12 +199,12 @@ class Supervisor:
         except BaseException:
             self._manager.shrink(added)
             raise
-        self._keep(ranks)
+        self._watch(ranks)
 
     def _shrink(self, leaving: Sequence[int], drain_timeout_s: float) -> None:
         if not leaving:
             return
-        self._release_keepers(leaving)
+        self._release_monitors(leaving)
         self._listener.ranks_leaving(leaving, drain_timeout_s)
         self._manager.shrink(leaving, _GET_TIMEOUT_S)
 
@@ -235,7 +212,7 @@ class Supervisor:
         if num_ranks == 1:
             raise InvalidConfig("data_parallel_size=1: ranks that share experts can't become one; start a new engine")
         groups = self._manager.prepare(num_ranks)
-        self._release_keepers(standing)
+        self._release_monitors(standing)
         self._listener.ranks_leaving(standing, drain_timeout_s)
         try:
             ranks = self._manager.restart(groups, num_ranks)
@@ -244,48 +221,50 @@ class Supervisor:
             logger.exception("%d ranks can't share the experts; going back to %d", num_ranks, len(standing))
             ranks = self._manager.restart(self._manager.prepare(len(standing)), len(standing))
             self._manager.confirm(ranks)
-            self._keep(ranks)
+            self._watch(ranks)
             raise
-        self._keep(ranks)
+        self._watch(ranks)
 
-    def _release_keepers(self, dp_ranks: Sequence[int]) -> None:
-        keepers = {self._keepers[dp_rank] for dp_rank in dp_ranks}
-        for keeper in keepers:
-            keeper.leave()
-        for keeper in keepers:
-            keeper.join(None)
+    def _release_monitors(self, dp_ranks: Sequence[int]) -> None:
+        monitors = {self._monitors[dp_rank] for dp_rank in dp_ranks}
+        for monitor in monitors:
+            monitor.leave()
+        for monitor in monitors:
+            monitor.join(None)
         for dp_rank in dp_ranks:
-            del self._keepers[dp_rank]
+            del self._monitors[dp_rank]
 
-    # ---- keepers, and what they report
+    # ---- monitors, and what they report
 
-    def _all_keepers(self) -> set[_Keeper]:
-        return set(self._keepers.values())
+    def _all_monitors(self) -> set[_RankMonitor]:
+        return set(self._monitors.values())
 
-    def _keep(self, ranks: Sequence[Rank]) -> None:
-        units = [list(ranks)] if self._is_lockstep else [[rank] for rank in ranks]
+    def _watch(self, ranks: Sequence[Rank]) -> None:
+        failure_domains = [list(ranks)] if self._is_lockstep else [[rank] for rank in ranks]
         _announce(self._listener, ranks)
-        for unit in units:
-            keeper = _Keeper(unit, self._manager, self._listener, self._config, self._give_up)
-            for rank in unit:
-                self._keepers[rank.dp_rank] = keeper
-            keeper.start()
+        for domain in failure_domains:
+            monitor = _RankMonitor(
+                domain, self._manager, self._listener, self._config, self._give_up, self._losses.__next__
+            )
+            for rank in domain:
+                self._monitors[rank.dp_rank] = monitor
+            monitor.start()
 
-    def _give_up(self, keeper: _Keeper, error: EngineDeadError) -> None:
-        """A unit won't come back. As long as another may, the engine goes on."""
+    def _give_up(self, monitor: _RankMonitor, error: EngineDeadError) -> None:
+        """A failure domain won't come back. As long as another may, the engine goes on."""
         with self._lock:
-            keeper.has_given_up = True
-            others = [other for other in self._all_keepers() if not other.has_given_up]
+            monitor.has_given_up = True
+            others = [other for other in self._all_monitors() if not other.has_given_up]
             if others or self._stopping.is_set():
                 logger.error("%d ranks go on without one that is given up: %s", len(others), error)
                 return
             self._cause = error
-        self._listener.engine_lost(error)
+        self._listener.on_rank_event(EngineLost(error))
         self._ended.set()
 
 
-class _Keeper:
-    """One unit's thread."""
+class _RankMonitor:
+    """One failure domain's thread."""
 
     def __init__(
         self,
@@ -293,8 +272,10 @@ class _Keeper:
         manager: CoreEngineActorManager,
         listener: RankListener,
         config: RecoveryConfig,
-        give_up: Callable[[_Keeper, EngineDeadError], None],
+        give_up: Callable[[_RankMonitor, EngineDeadError], None],
+        next_loss: Callable[[], int],
     ) -> None:
+        """`next_loss`: gives each loss of the engine's ranks its number."""
         self.has_given_up = False
         self.num_restarts = 0
         self._ranks = list(ranks)
@@ -303,12 +284,15 @@ class _Keeper:
         self._listener = listener
         self._config = config
         self._give_up = give_up
+        self._next_loss = next_loss
+        self._unexplained: int | None = None
+        """The number of the latest loss, until the listener knows its reason."""
         self._budget = RestartBudget(config)
         self._leaving = threading.Event()
         self._suspicion: tuple[int, str] | None = None
         self._next_drain_look_s = 0.0
-        name = "raycore-keeper-dp" + "-".join(map(str, self._dp_ranks))
-        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+        name = "raycore-monitor-dp" + "-".join(map(str, self._dp_ranks))
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -325,7 +309,7 @@ class _Keeper:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         try:
             while not self._leaving.is_set():
                 ends = Ends(self._ranks, self._manager.node)
@@ -342,7 +326,7 @@ class _Keeper:
             if not self._leaving.is_set():
                 logger.exception("the watch over dp_ranks %s failed", self._dp_ranks)
                 blind = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} can't be watched any more")
-                self._listener.ranks_lost(self._dp_ranks, lambda: blind)
+                self._explain_loss(self._unexplained or self._tell_of_loss(), blind)
                 self._give_up(self, blind)
 
     def _drained(self) -> EngineDeadError:
@@ -350,17 +334,32 @@ class _Keeper:
 
     def _tell(self, explain: Callable[[], EngineDeadError]) -> Callable[[], EngineDeadError]:
         """Tell the listener and the log of the ranks' end. Returns what gives the whole explanation."""
+        loss = self._tell_of_loss()
+        explain()  # before the manager ends what is left of the ranks, which Ray would give as the cause
         lost = cache(partial(_with_last_lines, explain))
-        self._listener.ranks_lost(self._dp_ranks, lost)
-        explain()  # before the manager ends what is left of them, which Ray would give as the cause
-        # nobody who waits for their successors waits for another node to send a log
-        threading.Thread(target=lambda: logger.error("%s", lost()), name="raycore-last-lines", daemon=True).start()
+
+        def tell_why() -> None:
+            logger.error("%s", lost())
+            self._explain_loss(loss, lost())
+
+        # nobody who waits for the ranks' successors waits for another node to send a log
+        threading.Thread(target=tell_why, name="raycore-last-lines", daemon=True).start()
         return lost
+
+    def _tell_of_loss(self) -> int:
+        loss = self._unexplained = self._next_loss()
+        self._listener.on_rank_event(RanksLost(self._dp_ranks, loss))
+        return loss
+
+    def _explain_loss(self, loss: int, error: EngineDeadError) -> None:
+        self._listener.on_rank_event(LossExplained(loss, error))
+        if self._unexplained == loss:
+            self._unexplained = None
 
     # ---- while they run
 
     def _wait_for_end(self, ends: Ends) -> Callable[[], EngineDeadError] | None:
-        """What says why the unit is gone; None when it has left a node that is going, or the keeper is to end."""
+        """What says why the ranks are gone; None when they have left a node that is going, or the monitor is to end."""
         watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
         while not self._leaving.is_set():
             lost = ends.wait(_POLL_INTERVAL_S)
@@ -444,4 +443,4 @@ def _with_last_lines(explain: Callable[[], EngineDeadError]) -> EngineDeadError:
 def _announce(listener: RankListener, ranks: Sequence[Rank]) -> None:
     for rank in ranks:
         assert rank.info is not None, "confirm() comes first"
-        listener.rank_up(rank.dp_rank, rank.actor, rank.info)
+        listener.on_rank_event(RankUp(rank.dp_rank, rank.actor, rank.info))

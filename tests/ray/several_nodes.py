@@ -44,7 +44,7 @@ def wait_until_moved(llm: LLM, dp_rank: int, old_node: str) -> None:
     deadline_s = time.monotonic() + 60
     while True:
         infos = {info.dp_rank: info.node_id for info in llm.engine_infos}
-        if dp_rank in llm._client._links and infos.get(dp_rank, old_node) != old_node:
+        if dp_rank in llm._client.links() and infos.get(dp_rank, old_node) != old_node:
             return
         assert time.monotonic() < deadline_s, "the rank isn't replaced"
         time.sleep(0.1)

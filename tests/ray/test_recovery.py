@@ -80,7 +80,7 @@ def wait_for_other(llm, dp_rank: int, old_pid: int) -> None:
     deadline_s = time.monotonic() + 30
     while True:
         info = next((info for info in llm.engine_infos if info.dp_rank == dp_rank), None)
-        if info is not None and info.pid != old_pid and dp_rank in llm._client._links:
+        if info is not None and info.pid != old_pid and dp_rank in llm._client.links():
             return
         assert time.monotonic() < deadline_s, "the rank doesn't come back"
         time.sleep(0.01)
@@ -116,7 +116,7 @@ def test_the_results_are_those_of_an_undisturbed_run(llm, expected, victim, numb
 
 def test_an_exception_in_a_step_costs_no_request(llm, expected):
     wait_for_ranks(llm, 2)
-    actor = llm._client._links[0].actor
+    actor = llm._manager.ranks[0].actor
     timer = threading.Timer(0.4, lambda: actor.utility.remote("collective_rpc", (_fail, None, (), {}), {}, 10.0))
     timer.start()
     outputs = llm.generate(*mixed_requests(), use_tqdm=False)

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from placement.errors import PlacementShortage
 from placement.reserve import release
 from raycore.cluster.supervisor import RestartBudget, Supervisor, WatchView
 from raycore.config import RecoveryConfig
+from raycore.engine.rank_events import EngineLost, LossExplained, RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidConfig
 from raycore.node.processes import is_running
 
@@ -30,23 +32,27 @@ class Listener:
 
     def __init__(self) -> None:
         self.events: queue.Queue[tuple[Any, ...]] = queue.Queue()
+        self.losses: dict[int, Sequence[int]] = {}
+        """Those that aren't explained."""
         self.busy = False
 
-    def rank_up(self, dp_rank, actor, info):
-        self.events.put(("up", dp_rank, info.pid))
-
-    def ranks_lost(self, dp_ranks, explain):
-        (dp_rank,) = dp_ranks
-        self.events.put(("lost", dp_rank, explain()))
+    def on_rank_event(self, event):
+        match event:
+            case RankUp():
+                self.events.put(("up", event.dp_rank, event.info.pid))
+            case RanksLost():
+                self.losses[event.loss] = event.dp_ranks
+            case LossExplained():
+                (dp_rank,) = self.losses.pop(event.loss)
+                self.events.put(("lost", dp_rank, event.error))
+            case EngineLost():
+                self.events.put(("engine lost", event.error))
 
     def ranks_leaving(self, dp_ranks, timeout_s):
         self.events.put(("leaving", dp_ranks, timeout_s))
 
     def is_busy(self, dp_rank):
         return self.busy
-
-    def engine_lost(self, error):
-        self.events.put(("engine lost", error))
 
     def next(self, kind: str, timeout_s: float = SOON_S) -> tuple[Any, ...]:
         event = self.events.get(timeout=timeout_s)
@@ -85,6 +91,7 @@ def start():
     yield start
     for engine in engines:
         engine.stop()
+        assert engine.listener.losses == {}
         assert engine.listener.events.empty(), "ranks that were asked to stop aren't lost"
         assert not [rank for rank in engine.infos if is_running(rank.pid)]
     assert live_groups() == []

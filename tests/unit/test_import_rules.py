@@ -51,7 +51,7 @@ BELOW = {
 """What each layer may import itself; what those import in turn is below it, too."""
 
 RAY_PLACES = re.compile(
-    r"placement/|raycore/cluster/|raycore/client/client\.py|raycore/executor/ray_executor\.py|raycore/rpc/channel\.py"
+    r"placement/|raycore/cluster/|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py|raycore/rpc/channel\.py"
     r"|raycore/control/(program|remote)\.py|raycore/metrics/ray_export\.py|raycore/server/serve_app\.py"
     r"|raycore/server/multi_process/api_servers?\.py|.*/(engine|worker|control)_actor\.py"
 )

@@ -12,15 +12,14 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import ray
 
 from raycore.client.client import EngineClient
 from raycore.config import EngineConfig
-from raycore.errors import EngineDeadError
+from raycore.engine.rank_events import RankEvent
 from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.view import MetricsView
 from raycore.server.app import build_app
@@ -40,17 +39,12 @@ logger = logging.getLogger(__name__)
 _REPORT_S = 1.0
 """What has changed is reported so often. A broken stream is reported at once."""
 
-_EXPLANATION_S = 3.0
-"""Requests that have failed wait this long for the reason."""
-
-_MAX_EXPLANATIONS = 16
-
 
 @ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
     num_cpus=0,
     max_restarts=0,
     # `ranks` has one thread, which keeps the order of what it is told
-    concurrency_groups={"ranks": 1, "explanations": 1, "leaving": 4, "control": 4, "reports": 1},
+    concurrency_groups={"ranks": 1, "leaving": 4, "control": 4, "reports": 1},
 )
 class APIServer:
     """One of several processes that serve the same port."""
@@ -74,7 +68,6 @@ class APIServer:
         self._server: HttpServer | None = None
         self._changed = threading.Condition()
         self._broken: list[tuple[int, str]] = []
-        self._explanations: dict[int, EngineDeadError] = {}
 
     def __repr__(self) -> str:
         return self._name
@@ -114,32 +107,14 @@ class APIServer:
     # ---- what becomes of ranks: see `RemoteClient`
 
     @ray.method(concurrency_group="ranks")
-    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
-        """The rank serves."""
-        self._client.rank_up(dp_rank, actor, info)
-
-    @ray.method(concurrency_group="ranks")
-    def ranks_lost(self, dp_ranks: Sequence[int], loss: int) -> None:
-        """The ranks are gone."""
-        self._client.ranks_lost(dp_ranks, partial(self._explanation, loss))
-
-    @ray.method(concurrency_group="explanations")
-    def explained(self, loss: int, error: EngineDeadError) -> None:
-        """Why they are."""
-        with self._changed:
-            self._explanations[loss] = error
-            self._explanations.pop(loss - _MAX_EXPLANATIONS, None)
-            self._changed.notify_all()
+    def on_rank_event(self, event: RankEvent) -> None:
+        """Ranks have come or gone, or it is known why."""
+        self._client.on_rank_event(event)
 
     @ray.method(concurrency_group="leaving")
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
         """The ranks are to go. Returns once this client needs nothing of them any longer."""
         self._client.ranks_leaving(dp_ranks, timeout_s)
-
-    @ray.method(concurrency_group="ranks")
-    def engine_lost(self, error: EngineDeadError) -> None:
-        """No rank is left, and none will come."""
-        self._client.engine_lost(error)
 
     @ray.method(concurrency_group="control")
     def drain(self, timeout_s: float) -> bool:
@@ -165,11 +140,6 @@ class APIServer:
 
         self._tracing = start_tracing(traces.endpoint)
         return build_traced_app(self._engine, options, self._tracing)
-
-    def _explanation(self, loss: int) -> EngineDeadError:
-        with self._changed:
-            self._changed.wait_for(lambda: loss in self._explanations, _EXPLANATION_S)
-            return self._explanations.get(loss) or EngineDeadError("a rank is gone; the engine's log says why")
 
     def _note_broken(self, dp_rank: int, reason: str) -> None:
         with self._changed:

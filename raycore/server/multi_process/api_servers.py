@@ -28,9 +28,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raycore.cluster.failure_reports import describe_death
 from raycore.cluster.supervisor import RestartBudget
 from raycore.engine.engine_actor import MAX_CLIENTS
-from raycore.errors import EngineDeadError, InitializationError, InvalidConfig
+from raycore.engine.rank_events import RankEvent
+from raycore.errors import InitializationError, InvalidConfig
 from raycore.llm import AsyncLLM
-from raycore.messages import NO_LOAD, EngineInfo, LoadView
+from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.node.processes import send_signal, wait_until_gone
@@ -86,7 +87,7 @@ class APIServers:
             raise InvalidConfig(f"api_server_count={count} is not in [1, {MAX_API_SERVERS}]")
         each = replace(options, max_streams=-(-options.max_streams // count))
         make = _Factory(engine, each, host, port, traces)
-        self._keepers = [_Keeper(index, make, engine) for index in range(count)]
+        self._monitors = [_ServerMonitor(index, make, engine) for index in range(count)]
 
     def start(self) -> None:
         """Returns once all of them serve.
@@ -94,22 +95,22 @@ class APIServers:
         Raises:
             InitializationError: one of them doesn't, with its own error.
         """
-        for keeper in self._keepers:
-            keeper.start()
-        for keeper in self._keepers:
-            keeper.wait_until_serving()
+        for monitor in self._monitors:
+            monitor.start()
+        for monitor in self._monitors:
+            monitor.wait_until_serving()
 
     def check(self) -> None:
         """Raise if none of them serves, or ever will again."""
-        if all(keeper.has_given_up for keeper in self._keepers):
+        if all(monitor.has_given_up for monitor in self._monitors):
             raise RuntimeError("no API server is left: each ended too often; the log says why")
 
     def stop(self) -> None:
         """Take no connections any more, wait for the answers under way, and end the processes. Idempotent."""
-        for keeper in self._keepers:
-            keeper.leave()
-        for keeper in self._keepers:
-            keeper.join()
+        for monitor in self._monitors:
+            monitor.leave()
+        for monitor in self._monitors:
+            monitor.join()
 
 
 class _Process:
@@ -127,25 +128,13 @@ class _Process:
 
     # ---- see `RemoteClient`
 
-    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
-        """The rank serves."""
-        self._tell(self.actor.rank_up.remote(dp_rank, actor, info))
-
-    def ranks_lost(self, dp_ranks: Sequence[int], loss: int) -> None:
-        """The ranks are gone."""
-        self._tell(self.actor.ranks_lost.remote(dp_ranks, loss))
-
-    def explained(self, loss: int, error: EngineDeadError) -> None:
-        """Why they are."""
-        self._tell(self.actor.explained.remote(loss, error))
+    def on_rank_event(self, event: RankEvent) -> None:
+        """Ranks have come or gone, or it is known why."""
+        self._tell(self.actor.on_rank_event.remote(event))
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[Any]:
         """The ranks are to go."""
         return self.actor.ranks_leaving.remote(dp_ranks, timeout_s).future()
-
-    def engine_lost(self, error: EngineDeadError) -> None:
-        """No rank is left."""
-        self._tell(self.actor.engine_lost.remote(error))
 
     def drain(self, timeout_s: float) -> Future[bool]:
         """Refuse what comes, and wait for what is under way."""
@@ -177,7 +166,7 @@ class _Process:
         """The rank's load, as last reported."""
         return self._report.ranks.get(dp_rank, _NO_SHARE).load if self.num_own(dp_rank) else NO_LOAD
 
-    # ---- the keeper's
+    # ---- its monitor's
 
     @property
     def http(self) -> HttpCounts:
@@ -276,7 +265,7 @@ class _Factory:
         return _Process(actor, client_index)
 
 
-class _Keeper:
+class _ServerMonitor:
     """One API server's thread: another process takes the place of one that has ended."""
 
     def __init__(self, index: int, factory: _Factory, engine: AsyncLLM) -> None:
@@ -287,7 +276,7 @@ class _Keeper:
         self._budget = RestartBudget(engine.config.recovery)
         self._first: Future[None] = Future()
         self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"raycore-api-server-{index}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"raycore-api-server-{index}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -305,7 +294,7 @@ class _Keeper:
         if self._thread.is_alive():
             self._thread.join(2 * GOODBYE_S + 3 * _END_TIMEOUT_S)
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         delay_s: float | None = 0.0
         while delay_s is not None and not self._leaving.wait(delay_s):
             try:

@@ -6,8 +6,10 @@ import pytest
 import ray
 from configs import SPEC, make_config
 
-from raycore.client.client import EngineClient, _Link
+from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
+from raycore.client.rank_connections import RankConnection
+from raycore.engine.rank_events import EngineLost
 from raycore.errors import EngineDeadError
 from raycore.messages import EngineInfo
 from raycore.sampling_params import SamplingParams
@@ -26,11 +28,11 @@ def client(tokenizer: Tokenizer) -> EngineClient:
 def test_a_request_that_could_not_be_sent_is_not_under_way(
     client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(request_ids: object) -> None:
+    def fail(submissions: object) -> None:
         raise MemoryError("no room for the message")
 
     with monkeypatch.context() as patched:
-        patched.setattr(client, "_dispatch", fail)
+        patched.setattr(client._connections, "submit", fail)
         with pytest.raises(MemoryError):
             client.submit(PROMPTS, PARAMS, print, request_ids=["a", "b"])
     assert client.num_unfinished_requests == 0
@@ -68,14 +70,14 @@ def test_a_rank_whose_outputs_make_no_sense_is_reported(client: EngineClient, mo
     monkeypatch.setattr(ray, "get", lambda ref: ref)
     reported: list[tuple[int, str]] = []
     client.on_broken_stream = lambda dp_rank, reason: reported.append((dp_rank, reason))
-    client._receive(_Link(3, _Rank([b"\xc1"]), INFO))
+    client._connections.receive(RankConnection(3, _Rank([b"\xc1"]), INFO))
     ((dp_rank, reason),) = reported
     assert dp_rank == 3
     assert "DecodeError" in reason
 
 
 def test_a_failure_that_everybody_gets_keeps_nobodys_frames(client: EngineClient) -> None:
-    client.engine_lost(EngineDeadError("gone"))
+    client.on_rank_event(EngineLost(EngineDeadError("gone")))
 
     def depth() -> int:
         with pytest.raises(EngineDeadError) as raised:

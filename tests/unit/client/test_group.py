@@ -10,11 +10,13 @@ import pytest
 
 from raycore.client.client import LinkView
 from raycore.client.group import ClientGroup
+from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineInfo, LoadView
 from raycore.metrics.counts import RankCounts
 
 TIMEOUT_S = 20
+DEAD = EngineDeadError("killed")
 
 
 def info(dp_rank: int) -> EngineInfo:
@@ -39,17 +41,11 @@ class Own:
         self.num_unfinished_requests = 0
         self.busy: set[int] = set()
 
-    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
-        self.heard.append(("up", dp_rank))
-
-    def ranks_lost(self, dp_ranks: Any, explain: Any) -> None:
-        self.heard.append(("lost", *dp_ranks))
+    def on_rank_event(self, event: RankEvent) -> None:
+        self.heard.append(event)
 
     def ranks_leaving(self, dp_ranks: Any, timeout_s: float) -> None:
         self.heard.append(("leaving", *dp_ranks))
-
-    def engine_lost(self, error: EngineDeadError) -> None:
-        self.heard.append(("engine lost", str(error)))
 
     def is_busy(self, dp_rank: int) -> bool:
         return dp_rank in self.busy
@@ -76,27 +72,16 @@ class Remote:
     def __init__(self, client_index: int) -> None:
         self.client_index = client_index
         self.heard: list[Any] = []
-        self.was_explained = threading.Event()
         self.loads: dict[int, LoadView] = {}
         self.num_unfinished_requests = 0
         self.answer: Future[Any] = Future()
 
-    def rank_up(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
-        self.heard.append(("up", dp_rank, actor))
-
-    def ranks_lost(self, dp_ranks: Any, loss: int) -> None:
-        self.heard.append(("lost", *dp_ranks, loss))
-
-    def explained(self, loss: int, error: EngineDeadError) -> None:
-        self.heard.append(("explained", loss, str(error)))
-        self.was_explained.set()
+    def on_rank_event(self, event: RankEvent) -> None:
+        self.heard.append(event)
 
     def ranks_leaving(self, dp_ranks: Any, timeout_s: float) -> Future[Any]:
         self.heard.append(("leaving", *dp_ranks))
         return self.answer
-
-    def engine_lost(self, error: EngineDeadError) -> None:
-        self.heard.append(("engine lost", str(error)))
 
     def drain(self, timeout_s: float) -> Future[bool]:
         self.heard.append(("drain",))
@@ -125,32 +110,29 @@ def group(own: Own) -> ClientGroup:
     return ClientGroup(own)  # pyright: ignore[reportArgumentType]
 
 
+def up(dp_rank: int, actor: str = "actor") -> RankUp:
+    return RankUp(dp_rank, actor, info(dp_rank))
+
+
 def test_who_joins_late_hears_of_the_ranks_that_serve(group: ClientGroup) -> None:
     for dp_rank in range(3):
-        group.rank_up(dp_rank, f"actor {dp_rank}", info(dp_rank))
-    group.ranks_lost([1], lambda: EngineDeadError("why"))
+        group.on_rank_event(up(dp_rank))
+    group.on_rank_event(RanksLost([1], 1))
     group.ranks_leaving([2], 0.0)
     late = Remote(1)
     group.join(late)
-    assert late.heard == [("up", 0, "actor 0")]
-    group.rank_up(1, "another", info(1))
-    assert late.heard[1:] == [("up", 1, "another")]
+    assert late.heard == [up(0)]
+    group.on_rank_event(up(1, "another"))
+    assert late.heard[1:] == [up(1, "another")]
 
 
-def test_all_hear_of_a_loss_at_once_and_of_its_reason_when_it_is_known(group: ClientGroup, own: Own) -> None:
+def test_all_hear_the_same_in_the_same_order(group: ClientGroup, own: Own) -> None:
     remote = Remote(1)
     group.join(remote)
-    known = threading.Event()
-
-    def explain() -> EngineDeadError:
-        assert known.wait(TIMEOUT_S)
-        return EngineDeadError("killed")
-
-    group.ranks_lost([0, 1], explain)
-    assert (remote.heard, own.heard) == ([("lost", 0, 1, 1)], [("lost", 0, 1)])
-    known.set()
-    assert remote.was_explained.wait(TIMEOUT_S)
-    assert remote.heard[1:] == [("explained", 1, "killed")]
+    events = [up(0), up(1), RanksLost([0, 1], 1), LossExplained(1, DEAD), up(0), EngineLost(DEAD)]
+    for event in events:
+        group.on_rank_event(event)
+    assert remote.heard == own.heard == events
 
 
 def test_leaving_ranks_are_waited_for_until_every_client_has_done_with_them(group: ClientGroup) -> None:
@@ -181,10 +163,10 @@ def test_who_joins_an_engine_that_drains_takes_nothing_either(group: ClientGroup
 
 
 def test_who_joins_an_engine_that_is_lost_hears_why(group: ClientGroup) -> None:
-    group.engine_lost(EngineDeadError("no rank is left"))
+    group.on_rank_event(EngineLost(DEAD))
     late = Remote(1)
     group.join(late)
-    assert late.heard == [("engine lost", "no rank is left")]
+    assert late.heard == [EngineLost(DEAD)]
 
 
 def test_the_ranks_forget_a_client_that_leaves(group: ClientGroup, own: Own) -> None:
@@ -196,7 +178,7 @@ def test_the_ranks_forget_a_client_that_leaves(group: ClientGroup, own: Own) -> 
     group.leave(remote)
     assert set(own.forgotten) == {7}
     assert group.num_unfinished_requests == 0
-    group.rank_up(0, "actor", info(0))
+    group.on_rank_event(up(0))
     assert remote.heard == []
 
 

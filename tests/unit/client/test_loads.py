@@ -16,6 +16,7 @@ from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
 from raycore.engine.core import decode_requests
 from raycore.engine.mailbox import Mailbox
+from raycore.engine.rank_events import RankUp
 from raycore.messages import EngineInfo, EngineRequest, FinishedRequest, LoadView
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.outputs import StepOutputs
@@ -56,7 +57,7 @@ def ranks(monkeypatch):
 def client(tokenizer, ranks):
     client = EngineClient(make_config(), tokenizer, client_index=OWN)
     for dp_rank, rank in enumerate(ranks):
-        client.rank_up(dp_rank, rank, EngineInfo(dp_rank, 0, "", 100, 16, 100, "float32", {}, []))
+        client.on_rank_event(RankUp(dp_rank, rank, EngineInfo(dp_rank, 0, "", 100, 16, 100, "float32", {}, [])))
     return client
 
 
@@ -83,6 +84,6 @@ def test_a_rank_that_was_full_gets_requests_again_when_it_has_room(client: Engin
     assert [len(rank.got) for rank in ranks] == [0, 4]
     # another client's requests have ended
     full.mailbox.note_load(LoadView(0, 0, 0.0))
-    wait_until(lambda: client._router.loads()[0].num_requests == 0)
+    wait_until(lambda: client._requests.router.loads()[0].num_requests == 0)
     send(client, 4)
     assert [len(rank.got) for rank in ranks] == [4, 4]

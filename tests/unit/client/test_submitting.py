@@ -10,7 +10,8 @@ from configs import make_config
 
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
-from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.engine.rank_events import RanksLost, RankUp
+from raycore.errors import InvalidRequest
 from raycore.messages import EngineInfo, EngineRequest
 from raycore.sampling_params import SamplingParams
 
@@ -38,7 +39,7 @@ def rank():
 @pytest.fixture
 def client(tokenizer, rank):
     client = EngineClient(make_config(), tokenizer)
-    client.rank_up(0, rank, INFO)
+    client.on_rank_event(RankUp(0, rank, INFO))
     return client
 
 
@@ -68,14 +69,14 @@ def test_a_salt_goes_with_every_sequence_also_to_another_rank(client, rank):
     client.submit([ParsedPrompt(None, [5, 6, 7], "s")], [SamplingParams(n=2)], lambda updates: None)
     assert [sequence.cache_salt for sequence in rank.got] == ["s", "s"]
     other = Rank()
-    client.ranks_lost([0], lambda: EngineDeadError("gone"))
-    client.rank_up(1, other, INFO)
+    client.on_rank_event(RanksLost([0], 1))
+    client.on_rank_event(RankUp(1, other, INFO))
     assert [sequence.cache_salt for sequence in other.got] == ["s", "s"]
 
 
 def test_a_request_goes_to_the_rank_that_it_names(client, rank):
     other = Rank()
-    client.rank_up(1, other, INFO)
+    client.on_rank_event(RankUp(1, other, INFO))
     for _ in range(3):
         client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
     assert (len(rank.got), len(other.got)) == (0, 3)
@@ -83,15 +84,15 @@ def test_a_request_goes_to_the_rank_that_it_names(client, rank):
 
 @pytest.mark.parametrize("dp_rank", [2, -1, "1", 1.0, True])
 def test_a_rank_that_the_engine_has_not_is_refused(client, rank, dp_rank):
-    client.rank_up(1, Rank(), INFO)
-    with pytest.raises(InvalidRequest, match=f"data_parallel_rank={dp_rank!r} .* 0, 1"):
+    client.on_rank_event(RankUp(1, Rank(), INFO))
+    with pytest.raises(InvalidRequest, match=f"data_parallel_rank={dp_rank!r} is not "):
         client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=dp_rank)
     assert rank.got == []
 
 
 def test_while_a_named_rank_is_replaced_another_takes_its_requests(client, rank):
-    client.rank_up(1, Rank(), INFO)
-    client.ranks_lost([1], lambda: EngineDeadError("gone"))
+    client.on_rank_event(RankUp(1, Rank(), INFO))
+    client.on_rank_event(RanksLost([1], 1))
     client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
     assert len(rank.got) == 1
     client.ranks_leaving([1], 0.0)

@@ -14,7 +14,8 @@ from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt, parse_prompts
 from raycore.client.streams import Streams
 from raycore.engine.core import decode_requests
-from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.engine.rank_events import RanksLost, RankUp
+from raycore.errors import InvalidRequest
 from raycore.messages import EngineInfo, EngineRequest
 from raycore.sampling_params import MAX_INT, MIN_INT, SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
@@ -84,7 +85,7 @@ def rank() -> Rank:
 def client(tokenizer, rank, monkeypatch) -> EngineClient:
     client = EngineClient(make_config(), tokenizer)
     monkeypatch.setattr(client._grammars, "check", lambda asked: None)  # the tokenizer has another vocabulary
-    client.rank_up(0, rank, EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, []))
+    client.on_rank_event(RankUp(0, rank, EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])))
     return client
 
 
@@ -143,7 +144,7 @@ def test_prompts(client, rank, make):
 def test_a_rank_to_go_to(client, rank):
     for value in ODD_VALUES:
         submit(client, rank, data_parallel_rank=value)
-    with pytest.raises(InvalidRequest, match="data_parallel_rank=1.5"):
+    with pytest.raises(InvalidRequest, match="data_parallel_rank=1"):
         client.submit([ParsedPrompt(None, [5])], [SamplingParams()], print, data_parallel_rank=1.5)
 
 
@@ -207,7 +208,7 @@ def test_what_is_changed_later_changes_no_request_under_way(client, rank):
     client.submit([ParsedPrompt(None, [5])], [params], print)
     params.stop_token_ids.append(1.5)
     params.max_tokens = "many"
-    client.ranks_lost([0], lambda: EngineDeadError("gone"))
-    client.rank_up(0, rank, EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, []))
+    client.on_rank_event(RanksLost([0], 1))
+    client.on_rank_event(RankUp(0, rank, EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])))
     first, again = rank.got
     assert first.params == again.params

@@ -1,0 +1,128 @@
+"""What a client knows of its requests while ranks come and go. No rank, no thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from configs import make_config
+
+from raycore.client.inputs import ParsedPrompt
+from raycore.client.request_table import News, RequestTable, Submissions
+from raycore.errors import EngineDeadError, RequestFailed
+from raycore.messages import NO_LOAD, FinishedRequest, OutputBatch
+from raycore.sampling_params import SamplingParams
+from raycore.text.tokenizer import Tokenizer
+
+MAX_REPLAYS = 1
+KILLED = EngineDeadError("killed")
+
+
+@pytest.fixture
+def table(tokenizer: Tokenizer) -> RequestTable:
+    return RequestTable(make_config().model, tokenizer, client_index=0, max_replays=MAX_REPLAYS)
+
+
+def add(table: RequestTable, request_id: str, **params: Any) -> None:
+    table.add(
+        request_id,
+        ParsedPrompt(None, [5, 6]),
+        SamplingParams(**params),
+        print,
+        stream=False,
+        bad_words_token_ids=[],
+        flush_interval_s=0.0,
+        priority=0,
+        wanted_rank=None,
+    )
+
+
+def ids(submissions: Submissions) -> dict[int, list[str]]:
+    return {dp_rank: [request.request_id for request in requests] for dp_rank, requests in submissions.items()}
+
+
+def told(news: News) -> list[tuple[str, type]]:
+    return [(update.request_id, type(update.error or update.output)) for _, update in news]
+
+
+def lose(table: RequestTable, dp_rank: int, loss: int) -> Submissions:
+    table.close_ranks([dp_rank])
+    return table.lose_ranks([dp_rank], loss)
+
+
+def test_requests_wait_for_a_rank(table: RequestTable) -> None:
+    add(table, "a")
+    assert ids(table.dispatch(["a"])) == {}
+    assert (table.num_parked, table.num_on_ranks()) == (1, {})
+    assert ids(table.add_rank(0)) == {0: ["a"]}
+    assert (table.num_parked, table.num_on_ranks()) == (0, {0: 1})
+
+
+def test_another_rank_goes_on_under_new_seq_ids(table: RequestTable) -> None:
+    table.add_rank(0)
+    add(table, "a", n=2)
+    before = [request.seq_id for request in table.dispatch(["a"])[0]]
+    table.add_rank(1)
+    moved = lose(table, 0, 1)
+    assert ids(moved) == {1: ["a", "a"]}
+    assert not {request.seq_id for request in moved[1]} & set(before)
+
+
+def test_what_has_failed_too_often_fails_when_the_reason_is_known(table: RequestTable) -> None:
+    table.add_rank(0)
+    add(table, "a")
+    table.dispatch(["a"])
+    assert ids(lose(table, 0, 1)) == {}
+    assert table.explain_loss(1, KILLED) == [], "it may be tried once more"
+    assert ids(table.add_rank(0)) == {0: ["a"]}
+    assert ids(lose(table, 0, 2)) == {}
+    # the lost rank's successor may be there first, and has nothing to do with it
+    assert ids(table.add_rank(0)) == {}
+    assert (len(table), table.num_on_ranks(), table.num_parked) == (1, {}, 0)
+    ((sink, update),) = table.explain_loss(2, KILLED)
+    assert sink is print
+    assert isinstance(update.error, RequestFailed)
+    assert "2 ranks failed while they had it" in str(update.error)
+    assert update.error.__cause__ is KILLED
+    assert len(table) == 0
+    assert table.counts()[0].num_finished["error"] == 1
+    assert table.explain_loss(2, KILLED) == []
+
+
+def test_one_that_is_aborted_before_the_reason_is_known_does_not_fail(table: RequestTable) -> None:
+    table.add_rank(0)
+    add(table, "a")
+    table.dispatch(["a"])
+    for loss in (1, 2):
+        lose(table, 0, loss)
+        table.add_rank(0)
+    news, aborts = table.abort(["a"])
+    assert (len(news), dict(aborts)) == (1, {})
+    add(table, "a")  # another one by the same id
+    assert table.explain_loss(2, KILLED) == []
+    assert "a" in table
+
+
+def test_ranks_that_leave_finish_or_hand_over(table: RequestTable) -> None:
+    table.add_rank(0)
+    add(table, "a")
+    add(table, "b")
+    first, second = table.dispatch(["a", "b"])[0]
+    table.add_rank(1)
+    table.close_ranks([0], for_good=True)
+    add(table, "c")
+    assert ids(table.dispatch(["c"])) == {1: ["c"]}
+    by_sink, _ = table.take(0, NO_LOAD, OutputBatch(finished=[FinishedRequest(first.seq_id, "length")]))
+    assert [update.request_id for update in by_sink[print]] == ["a"]
+    submissions, aborts = table.take_back([0])
+    assert (ids(submissions), dict(aborts)) == ({1: ["b"]}, {0: [second.seq_id]})
+
+
+def test_nothing_is_left_when_the_engine_is_lost(table: RequestTable) -> None:
+    add(table, "a")
+    table.dispatch(["a"])
+    table.add_rank(0)
+    add(table, "b")
+    table.dispatch(["b"])
+    assert told(table.fail_all(KILLED)) == [("a", EngineDeadError), ("b", EngineDeadError)]
+    assert (len(table), table.num_parked, table.on_ranks([0])) == (0, 0, [])
