@@ -216,7 +216,7 @@ class _Engine:
         self._supervisor.scale(data_parallel_size, drain_timeout_s)
 
     def report(self, dp_rank: int, reason: str) -> None:
-        """A rank doesn't do what it should, as another process's client sees it: end it, so that it is replaced."""
+        """Report a misbehaving rank, as another process's client sees it. It is killed and replaced."""
         self._supervisor.report(dp_rank, reason)
 
     def wait_for_completion_or_failure(self, timeout_s: float | None = None) -> bool:

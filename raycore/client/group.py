@@ -1,7 +1,7 @@
-"""The clients of one engine as one: that of the engine's own program, and those of other processes.
+"""All clients of one engine together: that of the engine's own program, and those of other processes.
 
-Only the program hears of its ranks, so it passes on what it hears, and answers for all clients when somebody asks.
-Other processes' clients are represented by `RemoteClient`s, which never block. Knows no Ray.
+The supervisor tells only the program of ranks. The program passes that on to all clients, and answers for them all.
+Clients in other processes are represented by `RemoteClient`s, which never block. Knows no Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ANSWER_S = 5.0
 
 
 class RemoteClient(Protocol):
-    """A client in another process. No call blocks; what is told it hears in the order of the calls."""
+    """A client in another process. No call blocks. The client is told of events in the order of the calls."""
 
     client_index: int
     """Its own: no two clients of an engine ever have the same."""

@@ -1,4 +1,4 @@
-"""Keeps ranks running: notices that one has ended, stalled, or is to lose its node, and puts another in its place.
+"""Keeps ranks running: notices that a rank has died or stalled, or is about to lose its node, and replaces it.
 
 One thread waits for each failure domain, so that one that is slow to come back delays no other. Knows nothing of
 requests: what becomes of those on a lost rank is the listener's business.
@@ -75,7 +75,7 @@ class RestartBudget:
 
 
 class Watchdog:
-    """Whether a busy rank still gets anywhere. Asks only while there is work, so that an idle rank is left alone."""
+    """Whether a busy rank makes progress. Asks only while there is work, so that an idle rank is left alone."""
 
     def __init__(self, actor: Any, step_timeout_s: float) -> None:
         self._actor = actor
@@ -138,7 +138,7 @@ class Supervisor:
         return self._ended.is_set()
 
     def report(self, dp_rank: int, reason: str) -> None:
-        """A rank doesn't do what it should, as seen by someone else: end it, so that it is replaced."""
+        """Report a misbehaving rank. It is killed and replaced."""
         monitor = self._monitors.get(dp_rank)
         if monitor is not None and not self._stopping.is_set():
             monitor.suspect(dp_rank, reason)
@@ -178,7 +178,7 @@ class Supervisor:
             return self._manager.infos
 
     def stop(self) -> None:
-        """Watch no longer: from now on ranks end because they were asked to. Idempotent."""
+        """Watch no longer: from now on ranks end because they are asked to. Idempotent."""
         self._stopping.set()
         self._ended.set()
         for monitor in self._all_monitors():
@@ -298,11 +298,11 @@ class _RankMonitor:
         self._thread.start()
 
     def leave(self) -> None:
-        """End: the ranks are to be stopped, or everything."""
+        """Watch no longer, because the ranks, or the whole engine, are about to be stopped."""
         self._leaving.set()
 
     def suspect(self, dp_rank: int, reason: str) -> None:
-        """Have a rank ended and replaced."""
+        """Have a rank killed and replaced, for this reason."""
         self._suspicion = dp_rank, reason
 
     def join(self, timeout_s: float | None) -> None:
@@ -359,7 +359,10 @@ class _RankMonitor:
     # ---- while they run
 
     def _wait_for_end(self, ends: Ends) -> Callable[[], EngineDeadError] | None:
-        """What says why the ranks are gone; None when they have left a node that is going, or the monitor is to end."""
+        """Wait until the ranks are gone. Returns what tells why.
+
+        None: they have left a node that is being drained, or the monitor is to end.
+        """
         watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
         while not self._leaving.is_set():
             lost = ends.wait(_POLL_INTERVAL_S)
@@ -368,7 +371,7 @@ class _RankMonitor:
             stalled = self._suspicion or self._ask(watchdogs)
             if stalled is not None:
                 dp_rank, reason = stalled
-                # their callers needn't wait for their death, which Ray may be slow to see
+                # Ray may be slow to see that they have died: nobody needs to wait for that
                 for rank in self._ranks:
                     self._manager.kill(rank.dp_rank)
                 info = self._ranks[self._dp_ranks.index(dp_rank)].info
@@ -382,7 +385,7 @@ class _RankMonitor:
         return None
 
     def _ask(self, watchdogs: dict[int, Watchdog]) -> tuple[int, str] | None:
-        """A rank that gets nowhere, and how that shows."""
+        """(dp_rank, reason) of a rank that makes no progress; None if all do."""
         # ranks in lockstep that have nothing to do themselves work for those that have
         is_busy = any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
         for dp_rank, watchdog in watchdogs.items():
@@ -402,7 +405,7 @@ class _RankMonitor:
     # ---- when they have ended
 
     def _replace(self, lost: Callable[[], EngineDeadError]) -> bool:
-        """Put others in their place, however many attempts that takes. False when there is no use, or to end."""
+        """Replace the ranks, in as many attempts as it takes. False if they are given up, or the monitor is to end."""
         failed: EngineDeadError | None = None
         started_s = time.monotonic()
         while not self._leaving.is_set():

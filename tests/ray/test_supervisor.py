@@ -6,7 +6,8 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -32,8 +33,8 @@ class Listener:
 
     def __init__(self) -> None:
         self.events: queue.Queue[tuple[Any, ...]] = queue.Queue()
-        self.losses: dict[int, Sequence[int]] = {}
-        """Those that aren't explained."""
+        self.reasons: defaultdict[int, Future[EngineDeadError]] = defaultdict(Future)
+        """Of losses, by their numbers."""
         self.busy = False
 
     def on_rank_event(self, event):
@@ -41,10 +42,10 @@ class Listener:
             case RankUp():
                 self.events.put(("up", event.dp_rank, event.info.pid))
             case RanksLost():
-                self.losses[event.loss] = event.dp_ranks
+                (dp_rank,) = event.dp_ranks
+                self.events.put(("lost", dp_rank, self.reasons[event.loss]))
             case LossExplained():
-                (dp_rank,) = self.losses.pop(event.loss)
-                self.events.put(("lost", dp_rank, event.error))
+                self.reasons[event.loss].set_result(event.error)
             case EngineLost():
                 self.events.put(("engine lost", event.error))
 
@@ -57,6 +58,9 @@ class Listener:
     def next(self, kind: str, timeout_s: float = SOON_S) -> tuple[Any, ...]:
         event = self.events.get(timeout=timeout_s)
         assert event[0] == kind, event
+        if kind == "lost":
+            _, dp_rank, reason = event
+            return dp_rank, reason.result(SOON_S)
         return event[1:]
 
 
@@ -91,7 +95,6 @@ def start():
     yield start
     for engine in engines:
         engine.stop()
-        assert engine.listener.losses == {}
         assert engine.listener.events.empty(), "ranks that were asked to stop aren't lost"
         assert not [rank for rank in engine.infos if is_running(rank.pid)]
     assert live_groups() == []

@@ -1,4 +1,4 @@
-"""Several processes that serve one port, as the engine's program keeps them: started, watched, started again, ended.
+"""Several processes that serve one port: the engine's program starts, watches, restarts and stops them.
 
 The kernel spreads connections over the processes, each of which has a listening socket of its own. One that dies takes
 its connections with it; the ranks drop its requests, the others go on, and another process takes its place.
@@ -266,7 +266,7 @@ class _Factory:
 
 
 class _ServerMonitor:
-    """One API server's thread: another process takes the place of one that has ended."""
+    """One API server's thread: replaces the server's process when it has ended."""
 
     def __init__(self, index: int, factory: _Factory, engine: AsyncLLM) -> None:
         self.has_given_up = False
