@@ -133,6 +133,7 @@ class CoreEngineActorManager:
     def cancel(self) -> None:
         """Have `start()`, on another thread, raise InitializationError soon, unless it has ended."""
         self._is_shut_down = True
+        self.reservations.cancel()
 
     @property
     def infos(self) -> list[EngineInfo]:

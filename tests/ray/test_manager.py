@@ -142,6 +142,16 @@ def test_growth_waits_for_nodes_until_the_engine_is_shut_down():
             growth.result(timeout=10)
 
 
+def test_a_start_that_waits_for_nodes_can_be_cancelled():
+    manager = manager_of(config(data_parallel_size=17, wait_for_nodes_s=60.0))
+    with ThreadPoolExecutor() as pool:
+        start = pool.submit(manager.start)
+        eventually(lambda: len(live_groups()) == 17)
+        manager.cancel()
+        with pytest.raises(InitializationError, match="the engine was shut down"):
+            start.result(timeout=30)
+
+
 def test_a_replaced_rank_keeps_its_group():
     manager = manager_of(config())
     before = manager.start()

@@ -19,7 +19,7 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.demo import demo_model_path
 from raycore.node.processes import is_running
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
 
 LIMITS = {"num_threads": 1, "dtype": "float32", "max_model_len": 256, "use_tqdm_on_load": False}
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -205,5 +205,5 @@ def test_an_engine_has_room_at_once_after_a_pool_of_actors_with_engines():
 
     for _ in range(2):
         assert run() == [[" 85"] * 2] * 4
-    with LLM(demo_model_path(), data_parallel_size=2, standby_delay_s=None, placement_timeout_s=30, **LIMITS) as llm:
+    with LLM(demo_model_path(), data_parallel_size=2, standby_delay_s=None, **LIMITS) as llm:
         assert answers(llm, ["27 + 58 ="]) == [" 85"]
