@@ -54,9 +54,10 @@ class RayExport:
                 self._metric("Gauge", sample).set(value, dict(sample[1]))
         for sample, value in counters.items():
             before = self._last_counters.get(sample, 0.0)
-            if value != before:
-                # less than before: it is another rank by that number
-                self._metric("Counter", sample).inc(value - before if value > before else value, dict(sample[1]))
+            # less than before: another rank has that number, and counts from zero
+            growth = value - before if value >= before else value
+            if growth:
+                self._metric("Counter", sample).inc(growth, dict(sample[1]))
         self._last_gauges, self._last_counters = gauges, counters
 
     def _gauges(self, view: MetricsView) -> dict[Sample, float]:

@@ -145,7 +145,9 @@ class FakeMetric:
         assert tuple(tags) == self.keys
         self.told.append((value, tags))
 
-    inc = set
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        assert value > 0, "Ray refuses it"
+        self.set(value, tags)
 
 
 @pytest.fixture
@@ -193,6 +195,15 @@ def test_a_rank_that_has_gone_has_nothing_left(recorded):
         export.report()
     of_gone = [value for value, tags in recorded["raycore_num_requests_running"].told if tags["engine"] == "1"]
     assert of_gone == [2.0, 0.0]
+
+
+def test_another_rank_by_the_same_number_counts_from_zero(recorded):
+    now = view(num_output=10)
+    export = RayExport("e", lambda: now)
+    for num_output in (10, 0, 3):
+        now = view(num_output=num_output)
+        export.report()
+    assert [value for value, _ in recorded["raycore_generation_tokens"].told] == [10.0, 3.0]
 
 
 def test_where_ray_exports_nothing_nothing_is_recorded(recorded, monkeypatch):
