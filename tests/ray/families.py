@@ -104,6 +104,7 @@ def reference(path: Path) -> list[list[int]]:
     import torch
     import transformers
 
+    torch.set_num_threads(1)  # more only wait for each other here, for long if something else computes
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     outputs: list[list[int]] = []
     for prompt in prompts():
