@@ -13,7 +13,7 @@ from raycore.cli.control import add_control_commands
 from raycore.cli.engine_options import add_device_option, add_wait_option
 from raycore.cli.run_batch import add_run_batch_command
 from raycore.cli.serve import add_serve_command
-from raycore.cli.signals import Terminated, raising_on_signals
+from raycore.cli.signals import interrupted_by, raising_on_signals
 from raycore.cli.terminal import outlive_terminal
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, PlacementShortage, RaycoreError
@@ -32,12 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RaycoreError, PlacementShortage) as error:
         print(f"raycore: {error}", file=sys.stderr)
         return 1
-    except Terminated as terminated:
-        print(f"raycore: ended by {signal.Signals(terminated.number).name}", file=sys.stderr)
-        return 128 + terminated.number
     except KeyboardInterrupt:
-        print("raycore: interrupted", file=sys.stderr)
-        return 130
+        number = interrupted_by()
+        text = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+        print(f"raycore: {text}", file=sys.stderr)
+        return 128 + number
     except BrokenPipeError:
         # the reader of our output left (`raycore generate | head -1`): nothing to say, nobody to say it to
         sys.stderr.close()
@@ -102,7 +101,9 @@ def _generate(args: argparse.Namespace) -> int:
             except EngineDeadError as error:
                 if str(error) != DRAINING:
                     raise
-                raise Terminated(signals[0]) from None  # it came before there was anything to finish
+                name = signal.Signals(signals[0]).name
+                print(f"raycore: ended by {name} before anything was generated", file=sys.stderr)
+                return 128 + signals[0]
     for prompt, output in zip(prompts, outputs, strict=True):
         completion = output.outputs[0]
         if args.json:

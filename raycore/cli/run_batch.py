@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raycore.cli.engine_options import add_chat_options, add_engine_options, engine_options
-from raycore.cli.signals import Terminated
+from raycore.cli.signals import interrupted_by
 from raycore.errors import InvalidConfig, RaycoreError
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def _run_batch(args: argparse.Namespace) -> int:
         if tally.num_left:
             try:
                 ended_by = _answer(args, requests, results, tally)
-            except KeyboardInterrupt as interrupt:  # there was no engine yet to finish anything
-                ended_by = interrupt.number if isinstance(interrupt, Terminated) else signal.SIGINT
+            except KeyboardInterrupt:  # there was no engine yet to finish anything
+                ended_by = interrupted_by()
             except (RaycoreError, OSError) as error:
                 if not tally.is_begun:
                     raise  # nothing to add to what is wrong

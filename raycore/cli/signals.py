@@ -14,9 +14,14 @@ from raycore.node.signals import ending_signals, forget_signals, is_echo
 class Terminated(KeyboardInterrupt):
     """A signal came while nothing could be finished first."""
 
-    def __init__(self, number: int = signal.SIGTERM) -> None:
-        super().__init__()
-        self.number = number
+
+_came: int | None = None
+"""The signal for which `Terminated` was raised."""
+
+
+def interrupted_by() -> int:
+    """The signal behind a KeyboardInterrupt. Its type does not tell: where a program waits for Ray, Ray replaces it."""
+    return signal.SIGINT if _came is None else _came
 
 
 @contextmanager
@@ -28,6 +33,8 @@ def raising_on_signals() -> Generator[None, None, None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    global _came
+    _came = None
     forget_signals()
     numbers = set(ending_signals()) - {signal.SIGINT}
     before = {number: signal.signal(number, _raise) for number in numbers}
@@ -39,5 +46,7 @@ def raising_on_signals() -> Generator[None, None, None]:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
+    global _came
     if not is_echo(number):
-        raise Terminated(number)
+        _came = number
+        raise Terminated

@@ -202,9 +202,11 @@ def test_a_program_whose_group_is_signalled_ends_as_when_it_alone_is(send):
         assert_ends(program, signal.SIGTERM)
 
 
-def test_a_signal_while_a_server_starts_ends_it_there():
-    with serve("-tp", "2") as program:
-        program.wait_for_process("raylet/raylet")
+@pytest.mark.parametrize("mark", ["raylet/raylet", "ray::DPEngineCoreActor"])
+def test_a_signal_while_a_server_starts_ends_it_there(mark):
+    """When this process has come up. From the second on the program waits for Ray, which has interrupts of its own."""
+    with serve() as program:
+        program.wait_for_process(mark)
         send_to_group(program, signal.SIGHUP)
         send_to_group(program, signal.SIGHUP)
         assert_ends(program, 128 + signal.SIGHUP)
