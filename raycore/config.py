@@ -2,52 +2,122 @@
 
 Users give keyword arguments (`LLM(...)`, the command line); `resolve()` checks them, reads the checkpoint's
 own `config.json`, fills in what was left open, and returns one `EngineConfig` that travels to every process.
+Each option is declared here, once, by an `option(...)` at its field: see `raycore.options`.
 Nothing else in raycore reads the environment or mutates a configuration. This file knows neither Ray nor torch.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
-import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
 from raycore.errors import InvalidConfig
+from raycore.options import check_options, option, options_of, with_options
+from raycore.vllm_options import without_vllm_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from raycore.option_types import EngineOptions
 
 DType = Literal["float32", "bfloat16", "float16"]
 PlacementStrategy = Literal["strict", "fill", "span"]
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-DEFAULT_BLOCK_SIZE = 16
 MAX_BLOCK_SIZE = 1024
 
+_Count = Annotated[int, Meta(ge=1)]
+_Seconds = Annotated[float, Meta(ge=0)]
+_Timeout = Annotated[float, Meta(gt=0)]
 
-class ModelConfig(msgspec.Struct, frozen=True):
+_PartT = TypeVar("_PartT", bound=msgspec.Struct)
+
+
+def _path(path: str | os.PathLike[str]) -> str:
+    return path if isinstance(path, str) else os.fspath(path)
+
+
+def _dtype_name(dtype: str | Any) -> str:
+    """A `torch.dtype` is welcome, and so are torch's other names."""
+    name = str(dtype).removeprefix("torch.")
+    return {"float": "float32", "half": "float16"}.get(name, name)
+
+
+def _class_path(worker_cls: str | type[Any] | None) -> str | None:
+    path = f"{worker_cls.__module__}.{worker_cls.__qualname__}" if isinstance(worker_cls, type) else worker_cls
+    if isinstance(path, str) and (path.startswith("__main__.") or "<locals>" in path):
+        raise InvalidConfig(
+            f"worker_cls={path!r} can't be imported by a worker's process: define the class at the top of a module"
+        )
+    return path
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is run. Paths are absolute; `spec` is the checkpoint's own description."""
 
-    model: str
-    tokenizer: str
+    model: Annotated[
+        str,
+        option(
+            "A Hugging Face checkpoint's directory, which is the same on all nodes.",
+            metavar="DIR",
+            default="the bundled model",
+            convert=_path,
+        ),
+    ]
+    tokenizer: Annotated[str, option("The tokenizer's directory.", metavar="DIR", default="the model's", convert=_path)]
     spec: ModelSpec
-    dtype: DType | Literal["auto"]
-    """`auto` is decided by each worker, which knows its device: the checkpoint's, or float32 if the device lacks it."""
-    max_model_len: int
-    seed: int
-    enforce_eager: bool
-    """Kept for scripts that set it: nothing is compiled yet, so every model runs eagerly."""
-    load_format: Literal["auto", "dummy"] = "auto"
-    """`dummy` fills the weights with seeded random numbers instead of reading them."""
-    batch_invariant: bool = False
-    """Whether every token is computed with the same arithmetic whatever is beside it, so that its logits have the same
-    bits alone, in a crowd, from a cached prefix, and after a preemption. Slower."""
-    prepare_structured_outputs: bool = False
-    """Whether clients and workers load what `structured_outputs` need while they start, and not with the first request
-    that has them, which stops each of them for a second or two if the vocabulary is large."""
+    dtype: Annotated[
+        Literal["auto"] | DType,
+        option(
+            "Numbers that weights and activations are computed in. auto: the checkpoint's, or float32 where the "
+            "device lacks it, as each worker finds.",
+            convert=_dtype_name,
+        ),
+    ] = "auto"
+    max_model_len: Annotated[
+        int,
+        Meta(ge=1),
+        option(
+            "Tokens of a prompt and its output together, at most.", default="as many as the checkpoint has positions"
+        ),
+    ]
+    seed: Annotated[
+        int,
+        Meta(ge=-(2**63), le=2**63 - 1),
+        option(
+            "Seed of the requests that have none of their own.",
+            flags=("--seed", "--engine-seed"),
+            expected="a 64-bit integer",
+        ),
+    ] = 0
+    enforce_eager: Annotated[
+        bool, option("Has no effect: nothing is compiled yet, so every model runs eagerly. For vLLM's scripts.")
+    ] = True
+    load_format: Annotated[
+        Literal["auto", "dummy"],
+        option("dummy: fill the weights with seeded random numbers instead of reading them."),
+    ] = "auto"
+    batch_invariant: Annotated[
+        bool,
+        option(
+            "Compute every token with the same arithmetic whatever else is in its batch: its logits have the same bits "
+            "alone, in a crowd, from a cached prefix, and after a preemption. Slower."
+        ),
+    ] = False
+    prepare_structured_outputs: Annotated[
+        bool,
+        option(
+            "Load what structured outputs need at startup. Otherwise the first request that has them stops each client "
+            "and worker for a second or two if the vocabulary is large."
+        ),
+    ] = False
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
@@ -61,40 +131,97 @@ class ModelConfig(msgspec.Struct, frozen=True):
 class CacheConfig(msgspec.Struct, frozen=True):
     """The KV cache. A *block* holds `block_size` tokens of every layer of one rank."""
 
-    block_size: int
-    enable_prefix_caching: bool
-    gpu_memory_utilization: float
-    num_gpu_blocks_override: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    """Bytes for each worker's share of the cache. None: profiled at startup."""
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE), option("Tokens in a block of the KV cache.")] = 16
+    enable_prefix_caching: Annotated[
+        bool, option("Keep the KV cache of prompts, for prompts that begin in the same way.")
+    ] = True
+    gpu_memory_utilization: Annotated[
+        float,
+        Meta(gt=0, le=1),
+        option("Share of the device's memory for weights and KV cache together.", metavar="SHARE"),
+    ] = 0.9
+    num_gpu_blocks_override: Annotated[_Count | None, option("Blocks of the KV cache.", default="as many as fit")] = (
+        None
+    )
+    kv_cache_memory_bytes: Annotated[
+        _Count | None, option("Bytes of each worker's share of the KV cache.", default="profiled at startup")
+    ] = None
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
     """Limits of one step."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: Annotated[
+        int,
+        Meta(ge=1),
+        option(
+            "Sequences that one rank runs at a time, at most.",
+            default=f"{DEFAULT_MAX_NUM_SEQS}, or max_num_batched_tokens if that is less",
+        ),
+    ]
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(ge=1),
+        option(
+            "Tokens that one rank computes in a step, at most.",
+            default=f"{DEFAULT_MAX_NUM_BATCHED_TOKENS}, or max_num_seqs if that is more",
+        ),
+    ]
     max_model_len: int
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    long_prefill_token_threshold: int = 0
-    """A prompt's chunk is at most this long; 0 means the token budget alone limits it."""
+    policy: Annotated[
+        Literal["fcfs", "priority"],
+        option(
+            "Which waiting request runs next. fcfs: the first that came. priority: the one with the lowest number.",
+            name="scheduling_policy",
+        ),
+    ] = "fcfs"
+    long_prefill_token_threshold: Annotated[
+        int,
+        Meta(ge=0),
+        option("Tokens of one prompt in a step, at most. 0: only max_num_batched_tokens limits them."),
+    ] = 0
 
 
 class ParallelConfig(msgspec.Struct, frozen=True):
     """The shape: `data_parallel_size` ranks of `tensor_parallel_size` workers each."""
 
-    tensor_parallel_size: int
-    data_parallel_size: int
-    placement_strategy: PlacementStrategy = "fill"
-    wait_for_nodes_s: float = 0.0
-    """So long an autoscaler has to add nodes for ranks that have no place. 0: what the nodes that there are can never
-    hold is refused at once."""
-    worker_cls: str | None = None
-    """`package.module.Class` of a `Worker` subclass; None is raycore's own."""
-    enable_expert_parallel: bool = False
-    """Whether experts are whole and spread over the workers of all ranks, rather than split within each rank."""
-    dp_sync_interval: int = 1
-    """Ranks in lockstep look for the end of their common work every so many steps."""
+    tensor_parallel_size: Annotated[
+        int, Meta(ge=1), option("Workers of each rank, which split the model.", flags=("-tp", "--tensor-parallel-size"))
+    ] = 1
+    data_parallel_size: Annotated[
+        int, Meta(ge=1), option("Ranks: copies of the model.", flags=("-dp", "--data-parallel-size"))
+    ] = 1
+    placement_strategy: Annotated[
+        PlacementStrategy,
+        option(
+            "How ranks are placed on nodes. strict: no rank spans nodes, and every node in use has the same number of "
+            "ranks. fill: no rank spans nodes, and one node is filled after the other. span: as fill, but a rank that "
+            "no node can hold is spread over several."
+        ),
+    ] = "fill"
+    wait_for_nodes_s: Annotated[
+        _Seconds,
+        option(
+            "Seconds to wait for an autoscaler to add nodes. 0: fail at once if the cluster can never fit the ranks.",
+            flags=("--wait-for-nodes", "--wait-for-nodes-s"),
+        ),
+    ] = 0.0
+    worker_cls: Annotated[
+        str | None,
+        option(
+            "package.module.Class of a Worker subclass.",
+            metavar="CLASS",
+            default="raycore's own",
+            expected="a class, or its package.module.Class",
+            convert=_class_path,
+        ),
+    ] = None
+    enable_expert_parallel: Annotated[
+        bool, option("Spread whole experts over the workers of all ranks, instead of splitting each within its rank.")
+    ] = False
+    dp_sync_interval: Annotated[
+        int, Meta(ge=1), option("Steps between two looks of ranks that share experts for the end of their common work.")
+    ] = 1
 
     @property
     def world_size(self) -> int:
@@ -110,40 +237,97 @@ class ParallelConfig(msgspec.Struct, frozen=True):
 class ExecutorConfig(msgspec.Struct, frozen=True):
     """How an engine drives its workers."""
 
-    backend: Literal["inline", "ray"]
-    transport: Literal["channel", "actor_call"] = "channel"
-    wait: Literal["adaptive", "spin"] = "adaptive"
-    """`adaptive` spins for `spin_window_s`, then sleeps until its doorbell rings; `spin` never sleeps."""
-    spin_window_s: float = 100e-6
-    channel_capacity_bytes: int = 1 << 20
-    num_threads: int | None = None
-    """Compute threads of one worker. None: the cores of the node over the workers on it."""
-    init_timeout_s: float = 600.0
-    execute_timeout_s: float = 300.0
-    shutdown_timeout_s: float = 5.0
+    backend: Annotated[
+        Literal["inline", "ray"],
+        option(
+            "Where workers run. inline: the only worker of a rank in the engine's process. ray: each in an actor.",
+            name="executor_backend",
+            default="inline if tensor_parallel_size is 1, else ray",
+        ),
+    ]
+    transport: Annotated[
+        Literal["channel", "actor_call"],
+        option(
+            "How an engine calls its workers. channel: through shared memory. actor_call: with calls of Ray's.",
+            name="executor_transport",
+        ),
+    ] = "channel"
+    wait: Annotated[
+        Literal["adaptive", "spin"],
+        option(
+            "How processes wait at a channel. adaptive: spin for spin_window_s, then sleep. spin: never sleep.",
+            name="executor_wait",
+        ),
+    ] = "adaptive"
+    spin_window_s: Annotated[_Seconds, option("Seconds that a process spins at a channel before it sleeps.")] = 100e-6
+    channel_capacity_bytes: Annotated[
+        int, Meta(ge=4096), option("Bytes that a channel holds. A larger message is sent in parts.")
+    ] = 1 << 20
+    num_threads: Annotated[
+        _Count | None,
+        option("Compute threads of each worker.", default="the cores of its node over the workers there"),
+    ] = None
+    init_timeout_s: Annotated[
+        _Timeout, option("Seconds for a rank to come up, weights and all. It fails after that.")
+    ] = 600.0
+    execute_timeout_s: Annotated[
+        _Timeout, option("Seconds for the workers' reply to one call, such as a step. The rank fails after that.")
+    ] = 300.0
+    shutdown_timeout_s: Annotated[
+        _Seconds,
+        option(
+            "Seconds for workers to stop when the engine does. They are killed after that.",
+            flags=("--worker-shutdown-timeout-s",),
+        ),
+    ] = 5.0
 
 
 class RecoveryConfig(msgspec.Struct, frozen=True):
     """What is done about ranks that end, stall, or have to leave."""
 
-    max_request_replays: int = 2
-    """A request that was on a failing rank more often than this fails, alone."""
-    step_timeout_s: float = 60.0
-    """A rank with work whose step takes longer, or that doesn't answer for as long, is killed and replaced."""
-    drain_timeout_s: float = 30.0
-    """A rank that has to leave may finish what it has for this long; what is left then goes to others."""
-    max_rank_restarts: int = 5
-    """A rank that has to be started again more often within `restart_window_s` is given up."""
-    restart_window_s: float = 300.0
-    restart_backoff_s: float = 0.5
-    """The pause before a second start within `crash_loop_s`; it doubles with each further one. The first has none."""
-    crash_loop_s: float = 30.0
-    max_restart_backoff_s: float = 30.0
-    standby_delay_s: float | None = 8.0
-    """So long after ranks have come up, processes start on their nodes that wait to take the place of one: memory for a
-    much faster replacement. None: there are none."""
-    placement_timeout_s: float = 60.0
-    """How long one start may wait for resources that others hold."""
+    max_request_replays: Annotated[
+        int,
+        Meta(ge=0),
+        option("How often a request may go on elsewhere after its rank has failed. It fails alone, the next time."),
+    ] = 2
+    step_timeout_s: Annotated[
+        _Timeout,
+        option(
+            "Seconds for one step. A rank that takes longer, or does not answer for as long, is killed and replaced."
+        ),
+    ] = 60.0
+    drain_timeout_s: Annotated[
+        _Seconds,
+        option(
+            "Seconds in which a rank that has to leave may finish its requests. Others go on with what is left.",
+            flags=("--rank-drain-timeout-s",),
+        ),
+    ] = 30.0
+    max_rank_restarts: Annotated[
+        int, Meta(ge=0), option("How often a rank may be started again within restart_window_s before it is given up.")
+    ] = 5
+    restart_window_s: Annotated[_Timeout, option("Seconds over which the starts of a rank are counted.")] = 300.0
+    restart_backoff_s: Annotated[
+        _Seconds,
+        option(
+            "Seconds before the second start of a rank within crash_loop_s. They double with each further one. The "
+            "first start is at once."
+        ),
+    ] = 0.5
+    crash_loop_s: Annotated[_Seconds, option("Seconds within which starts of a rank are taken for a crash loop.")] = (
+        30.0
+    )
+    max_restart_backoff_s: Annotated[_Seconds, option("Seconds between two starts of a rank, at most.")] = 30.0
+    standby_delay_s: Annotated[
+        _Seconds | None,
+        option(
+            "Seconds after which standby processes start beside ranks that have come up. They cost memory, and make "
+            "replacing a rank much faster. None: no standbys."
+        ),
+    ] = 8.0
+    placement_timeout_s: Annotated[
+        _Timeout, option("Seconds to wait for resources that others hold, when ranks are placed.")
+    ] = 60.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -155,10 +339,22 @@ class EngineConfig(msgspec.Struct, frozen=True):
     parallel: ParallelConfig
     executor: ExecutorConfig
     recovery: RecoveryConfig = RecoveryConfig()
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        option(
+            "What workers compute on. auto: the CPU until the GPU path has been tested on GPUs, with a warning if the "
+            "cluster has GPUs."
+        ),
+    ] = "auto"
     """`auto` is decided once for an engine, when it starts, from the GPUs of the Ray cluster: workers never see it."""
-    engine_name: str | None = None
-    """By which others in the Ray cluster find the engine. None: a random one."""
+    engine_name: Annotated[
+        Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]+\Z")] | None,
+        option(
+            "Name by which `raycore status` and `raycore scale` find the engine.",
+            default="a random one",
+            expected="a name of letters, digits, '-', '_' and '.'",
+        ),
+    ] = None
     log_level: int = logging.WARNING
     """From which level on the processes of its ranks log."""
 
@@ -192,188 +388,99 @@ def _note_changes(name: str, old: object, new: object, found: list[str]) -> None
         found.append(f"{name}={new!r}, was {old!r}")
 
 
+_PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
+    (ModelConfig, "Model"),
+    (EngineConfig, "Engine"),
+    (ParallelConfig, "Parallelism and placement"),
+    (CacheConfig, "KV cache"),
+    (SchedulerConfig, "Scheduler"),
+    (ExecutorConfig, "Workers"),
+    (RecoveryConfig, "Recovery"),
+)
+
+ENGINE_OPTIONS = {each.name: each for part, group in _PARTS for each in options_of(part, group)}
+"""All options of an engine, by keyword."""
+
+
+@with_options(ENGINE_OPTIONS)
 def resolve(
-    model: str,
-    tokenizer: str | None = None,
-    *,
-    dtype: str = "auto",
-    seed: int = 0,
-    max_model_len: int | None = None,
-    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
-    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    block_size: int = DEFAULT_BLOCK_SIZE,
-    num_gpu_blocks_override: int | None = None,
-    kv_cache_memory_bytes: int | None = None,
-    gpu_memory_utilization: float = 0.9,
-    enable_prefix_caching: bool = True,
-    enforce_eager: bool = True,
-    load_format: str = "auto",
-    batch_invariant: bool = False,
-    prepare_structured_outputs: bool = False,
-    tensor_parallel_size: int = 1,
-    data_parallel_size: int = 1,
-    enable_expert_parallel: bool = False,
-    dp_sync_interval: int = 1,
-    placement_strategy: str = "fill",
-    wait_for_nodes_s: float = 0.0,
-    worker_cls: str | type | None = None,
-    executor_backend: str | None = None,
-    executor_transport: str = "channel",
-    executor_wait: str = "adaptive",
-    num_threads: int | None = None,
-    scheduling_policy: str = "fcfs",
-    long_prefill_token_threshold: int = 0,
-    device: str = "auto",
-    init_timeout_s: float = 600.0,
-    max_request_replays: int = 2,
-    max_rank_restarts: int = 5,
-    restart_backoff_s: float = 0.5,
-    step_timeout_s: float = 60.0,
-    drain_timeout_s: float = 30.0,
-    standby_delay_s: float | None = 8.0,
-    engine_name: str | None = None,
+    model: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None, **options: Unpack[EngineOptions]
 ) -> EngineConfig:
     """Check the options, read the checkpoint's description, and decide what was left open.
+
+    Args:
+        options: those of `ENGINE_OPTIONS`, with types, ranges and defaults in docs/options.md. None is the default,
+            where it isn't a value of its own.
 
     Raises:
         InvalidConfig: an option, named with its value, can't work, or two contradict each other.
         InvalidCheckpoint: `model` isn't a checkpoint that raycore runs.
     """
-    for name, value in (
-        ("max_num_seqs", max_num_seqs),
-        ("max_num_batched_tokens", max_num_batched_tokens),
-        ("block_size", block_size),
-        ("tensor_parallel_size", tensor_parallel_size),
-        ("data_parallel_size", data_parallel_size),
-        ("dp_sync_interval", dp_sync_interval),
-    ):
-        _require_positive(name, value)
-    for name, value in (
-        ("max_model_len", max_model_len),
-        ("num_gpu_blocks_override", num_gpu_blocks_override),
-        ("kv_cache_memory_bytes", kv_cache_memory_bytes),
-        ("num_threads", num_threads),
-    ):
-        if value is not None:
-            _require_positive(name, value)
-    if block_size > MAX_BLOCK_SIZE:
-        raise InvalidConfig(f"block_size={block_size} is above the largest supported, {MAX_BLOCK_SIZE}")
-    if not 0.0 < gpu_memory_utilization <= 1.0:
-        raise InvalidConfig(f"gpu_memory_utilization={gpu_memory_utilization} is not in (0, 1]")
-    if long_prefill_token_threshold < 0:
-        raise InvalidConfig(f"long_prefill_token_threshold={long_prefill_token_threshold} is negative")
-    for name, value in (("max_request_replays", max_request_replays), ("max_rank_restarts", max_rank_restarts)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidConfig(f"{name}={value!r} is not a whole number, 0 or above")
-    for name, value in (("init_timeout_s", init_timeout_s), ("step_timeout_s", step_timeout_s)):
-        if not value > 0:
-            raise InvalidConfig(f"{name}={value!r} is not positive")
-    if not isinstance(wait_for_nodes_s, (int, float)) or not 0 <= wait_for_nodes_s < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidConfig(f"wait_for_nodes_s={wait_for_nodes_s!r}: give seconds; 0 waits for none")
-    if standby_delay_s is not None and not standby_delay_s >= 0:
-        raise InvalidConfig(f"standby_delay_s={standby_delay_s!r} is negative: give seconds, or None for no standbys")
-    for name, value in (("drain_timeout_s", drain_timeout_s), ("restart_backoff_s", restart_backoff_s)):
-        if not value >= 0:
-            raise InvalidConfig(f"{name}={value!r} is negative")
-    if engine_name is not None and not re.fullmatch(r"[\w.-]+", engine_name, re.ASCII):
-        raise InvalidConfig(f"engine_name={engine_name!r}: use letters, digits, '-', '_' and '.'")
-    if isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidConfig(f"seed={seed!r} is not an integer")
-    dtype = str(dtype).removeprefix("torch.")  # a torch.dtype is welcome too
-    dtype = {"float": "float32", "half": "float16"}.get(dtype, dtype)
-    _require_choice("dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
-    _require_choice("load_format", load_format, ("auto", "dummy"))
-    _require_choice("placement_strategy", placement_strategy, ("strict", "fill", "span"))
-    _require_choice("executor_backend", executor_backend, (None, "inline", "ray"))
-    _require_choice("executor_transport", executor_transport, ("channel", "actor_call"))
-    _require_choice("executor_wait", executor_wait, ("adaptive", "spin"))
-    _require_choice("scheduling_policy", scheduling_policy, ("fcfs", "priority"))
-    _require_choice("device", device, ("auto", "cpu", "cuda"))
-    if executor_backend == "inline" and tensor_parallel_size > 1:
+    given = check_options(ENGINE_OPTIONS, without_vllm_options({"model": model, "tokenizer": tokenizer, **options}))
+    chosen: dict[str, Any] = {
+        name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
+    }
+    path = Path(chosen["model"]).expanduser()
+    tensor_parallel_size: int = chosen.get("tensor_parallel_size", 1)
+    backend = _executor_backend(chosen.get("executor_backend"), tensor_parallel_size)
+    spec = load_model_spec(path)
+    has_expert_parallel: bool = chosen.get("enable_expert_parallel", False)
+    if has_expert_parallel and spec.moe is None:
+        raise InvalidConfig(
+            f"enable_expert_parallel=True, but {path} is a {spec.architecture} without experts: omit it"
+        )
+    spec.check_tensor_parallel(tensor_parallel_size, has_expert_parallel)
+    length = _model_length(chosen.get("max_model_len"), spec)
+    num_seqs, num_tokens = _step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
+    return _part(
+        EngineConfig,
+        chosen,
+        model=_part(
+            ModelConfig,
+            chosen,
+            model=os.path.abspath(path),
+            tokenizer=os.path.abspath(Path(chosen.get("tokenizer", path)).expanduser()),
+            spec=spec,
+            max_model_len=length,
+        ),
+        cache=_part(CacheConfig, chosen),
+        scheduler=_part(
+            SchedulerConfig, chosen, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=length
+        ),
+        parallel=_part(ParallelConfig, chosen),
+        executor=_part(ExecutorConfig, chosen, backend=backend),
+        recovery=_part(RecoveryConfig, chosen),
+    )
+
+
+def _part(struct: type[_PartT], chosen: dict[str, Any], **decided: Any) -> _PartT:
+    """A part of the configuration: its options as chosen, and what was decided from them."""
+    fields = {each.field: chosen[each.name] for each in options_of(struct, "") if each.name in chosen}
+    return struct(**fields | decided)
+
+
+def _executor_backend(asked: str | None, tensor_parallel_size: int) -> str:
+    if asked == "inline" and tensor_parallel_size > 1:
         raise InvalidConfig(
             f"executor_backend='inline' runs one worker in the engine's process, but "
             f"tensor_parallel_size={tensor_parallel_size} needs {tensor_parallel_size}: use executor_backend='ray'"
         )
+    return asked or ("inline" if tensor_parallel_size == 1 else "ray")
 
-    path = Path(model).expanduser()
-    spec = load_model_spec(path)
-    if enable_expert_parallel and spec.moe is None:
+
+def _step_limits(num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
+    """`max_num_seqs` and `max_num_batched_tokens`: a default gives way to the one that was chosen."""
+    if num_seqs is None:
+        num_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS if num_tokens is None else num_tokens
+        return min(DEFAULT_MAX_NUM_SEQS, num_tokens), num_tokens
+    if num_tokens is None:
+        return num_seqs, max(DEFAULT_MAX_NUM_BATCHED_TOKENS, num_seqs)
+    if num_tokens < num_seqs:
         raise InvalidConfig(
-            f"enable_expert_parallel=True, but {path} is a {spec.architecture} without experts: omit it"
-        )
-    spec.check_tensor_parallel(tensor_parallel_size, enable_expert_parallel)
-    length = _model_length(max_model_len, spec)
-    if max_num_batched_tokens < max_num_seqs:
-        raise InvalidConfig(
-            f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}: "
+            f"max_num_batched_tokens={num_tokens} is below max_num_seqs={num_seqs}: "
             "a step could not hold one token of every running request"
         )
-    return EngineConfig(
-        model=ModelConfig(
-            model=os.path.abspath(path),
-            tokenizer=os.path.abspath(Path(tokenizer).expanduser()) if tokenizer else os.path.abspath(path),
-            spec=spec,
-            dtype=dtype,  # pyright: ignore[reportArgumentType]  # checked above
-            max_model_len=length,
-            seed=seed,
-            enforce_eager=enforce_eager,
-            load_format=load_format,  # pyright: ignore[reportArgumentType]
-            batch_invariant=batch_invariant,
-            prepare_structured_outputs=prepare_structured_outputs,
-        ),
-        cache=CacheConfig(
-            block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching,
-            gpu_memory_utilization=gpu_memory_utilization,
-            num_gpu_blocks_override=num_gpu_blocks_override,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-        ),
-        scheduler=SchedulerConfig(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=length,
-            policy=scheduling_policy,  # pyright: ignore[reportArgumentType]
-            long_prefill_token_threshold=long_prefill_token_threshold,
-        ),
-        parallel=ParallelConfig(
-            tensor_parallel_size=tensor_parallel_size,
-            data_parallel_size=data_parallel_size,
-            placement_strategy=placement_strategy,  # pyright: ignore[reportArgumentType]
-            wait_for_nodes_s=float(wait_for_nodes_s),
-            worker_cls=_class_path(worker_cls),
-            enable_expert_parallel=enable_expert_parallel,
-            dp_sync_interval=dp_sync_interval,
-        ),
-        executor=ExecutorConfig(
-            backend=executor_backend or ("inline" if tensor_parallel_size == 1 else "ray"),  # pyright: ignore[reportArgumentType]
-            transport=executor_transport,  # pyright: ignore[reportArgumentType]
-            wait=executor_wait,  # pyright: ignore[reportArgumentType]
-            num_threads=num_threads,
-            init_timeout_s=init_timeout_s,
-        ),
-        recovery=RecoveryConfig(
-            max_request_replays=max_request_replays,
-            max_rank_restarts=max_rank_restarts,
-            restart_backoff_s=restart_backoff_s,
-            step_timeout_s=step_timeout_s,
-            drain_timeout_s=drain_timeout_s,
-            standby_delay_s=standby_delay_s,
-        ),
-        device=device,  # pyright: ignore[reportArgumentType]
-        engine_name=engine_name,
-    )
-
-
-def _require_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidConfig(f"{name}={value!r} is not an integer")
-    if value <= 0:
-        raise InvalidConfig(f"{name}={value} is not positive")
-
-
-def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise InvalidConfig(f"{name}={value!r} is none of {', '.join(map(repr, choices))}")
+    return num_seqs, num_tokens
 
 
 def _model_length(asked: int | None, spec: ModelSpec) -> int:
@@ -385,12 +492,3 @@ def _model_length(asked: int | None, spec: ModelSpec) -> int:
             "made for (max_position_embeddings in its config.json)"
         )
     return asked
-
-
-def _class_path(worker_cls: str | type | None) -> str | None:
-    path = f"{worker_cls.__module__}.{worker_cls.__qualname__}" if isinstance(worker_cls, type) else worker_cls
-    if path is not None and (path.startswith("__main__.") or "<locals>" in path):
-        raise InvalidConfig(
-            f"worker_cls={path!r} can't be imported by a worker's process: define the class at the top of a module"
-        )
-    return path

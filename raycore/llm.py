@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
+import os
 import signal
 import threading
 import time
@@ -27,19 +27,20 @@ from raycore.cluster.local import cancelled_at_exit, end_before_ray, is_exiting
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_task
 from raycore.cluster.supervisor import Supervisor
-from raycore.config import EngineConfig, changes, resolve
+from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, resolve
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.display.notebook import engine_html
 from raycore.display.progress_bars import BAR_S, RequestBar, loading_bar, request_bar
 from raycore.engine.rank_events import EngineLost
-from raycore.errors import EngineDeadError, InvalidConfig, InvalidRequest, RequestFailed
+from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.logs import own_level
 from raycore.messages import EngineInfo
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.view import MetricsView
 from raycore.node.signals import ending_signals, forget_signals, is_echo
+from raycore.options import with_options
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.status import EngineStatus, RankStatus, num_serving
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from ray.util.placement_group import PlacementGroup
+    from typing_extensions import Unpack
+
+    from raycore.option_types import EngineOptions
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +71,16 @@ Messages = Sequence[dict[str, Any]]
 class _Engine:
     """What `LLM` and `AsyncLLM` share: a running engine and the client that talks to it."""
 
+    @with_options(ENGINE_OPTIONS)
     def __init__(
         self,
-        model: str,
-        tokenizer: str | None = None,
+        model: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
         *,
         placement_groups: Sequence[PlacementGroup] | None = None,
         use_tqdm_on_load: bool = True,
         _is_wanted: Callable[[], bool] = lambda: True,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
         """Start the engine and wait until it can serve.
 
@@ -85,11 +90,8 @@ class _Engine:
             placement_groups: one for each data-parallel rank, made by the caller and left in place. None: raycore
                 makes its own and removes them.
             use_tqdm_on_load: show a progress bar while weights are read, if that takes long.
-            options: see `raycore.config.resolve`: `dtype`, `seed`, `max_model_len`, `max_num_seqs`,
-                `max_num_batched_tokens`, `block_size`, `num_gpu_blocks_override`, `kv_cache_memory_bytes`,
-                `enable_prefix_caching`, `enforce_eager`, `tensor_parallel_size`, `data_parallel_size`, `worker_cls`,
-                `engine_name` (by which `raycore status` finds the engine), `wait_for_nodes_s` (how long an autoscaler
-                may take to add nodes, here, for `scale()`, and for a rank that has lost its node), …
+            options: docs/options.md lists them, with types, ranges and defaults. vLLM's others are taken with values
+                that ask for nothing.
 
         Raises:
             InvalidConfig, InvalidCheckpoint: an option or the checkpoint can't work; the message names it.
@@ -134,14 +136,15 @@ class _Engine:
         self._ending = threading.Lock()
 
     @classmethod
+    @with_options(ENGINE_OPTIONS)
     def get_or_create(
         cls: type[_EngineT],
-        model: str,
-        tokenizer: str | None = None,
+        model: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
         *,
         placement_groups: Sequence[PlacementGroup] | None = None,
         use_tqdm_on_load: bool = True,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> _EngineT:
         """The engine that the last such call gave, if it still serves; with other arguments, another one in its place.
 
@@ -513,14 +516,15 @@ class AsyncLLM(_Engine):
     """
 
     @classmethod
+    @with_options(ENGINE_OPTIONS)
     async def create(
         cls: type[_AsyncT],
-        model: str,
-        tokenizer: str | None = None,
+        model: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
         *,
         placement_groups: Sequence[PlacementGroup] | None = None,
         use_tqdm_on_load: bool = True,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> _AsyncT:
         """Start an engine on a thread, so that the event loop stays free: for async actors and servers.
 
@@ -662,11 +666,9 @@ def _params_for_each(params: SamplingParams | Sequence[SamplingParams], count: i
     return params
 
 
-def _resolve(model: str, tokenizer: str | None, options: dict[str, Any]) -> EngineConfig:
-    known = inspect.signature(resolve).parameters
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise InvalidConfig(f"unknown option {unknown[0]!r}; the options are {', '.join(known)}")
+def _resolve(
+    model: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None, options: EngineOptions
+) -> EngineConfig:
     return msgspec.structs.replace(resolve(model, tokenizer, **options), log_level=own_level())
 
 

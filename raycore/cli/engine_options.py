@@ -1,92 +1,126 @@
-"""The engine's options as flags, which are vLLM's."""
+"""The options of engines and servers as flags: made from the options' own declarations."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Iterable
+from itertools import groupby
 from typing import Any
 
+from raycore.cli.parser import Parser
+from raycore.config import ENGINE_OPTIONS
+from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
+from raycore.options import Option
+from raycore.server.options import SERVER_OPTIONS, ServerOptions, server_options
+from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, VllmOption
 
-_OPTIONS = (
-    *("tokenizer", "dtype", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
-    *("gpu_memory_utilization", "tensor_parallel_size", "data_parallel_size", "enable_expert_parallel", "device"),
-    *("engine_name", "batch_invariant", "enable_prefix_caching", "load_format", "scheduling_policy", "enforce_eager"),
-    *("wait_for_nodes_s", "prepare_structured_outputs"),
-)
+_ENGINE, _SERVER, _VLLM = "engine.", "server.", "vllm."
+"""Begin the names that parsed options have: commands have some of the same names for other things."""
 
 
-def add_chat_options(command: argparse.ArgumentParser) -> None:
-    """Add what says how conversations become prompts, and answers tool calls and thoughts."""
-    command.add_argument("--chat-template", default=None, metavar="FILE_OR_TEXT", help="default: the checkpoint's")
+def add_engine_options(command: Parser, without: Collection[str] = ()) -> None:
+    """Add a flag for each option of an engine.
+
+    Args:
+        without: flags that mean something else for this command.
+    """
+    command.add_config_flag()
+    _add_groups(command, ENGINE_OPTIONS.values(), _ENGINE, without)
+    _add_vllm_flags(command, VLLM_OPTIONS.values(), without)
+
+
+def add_model_argument(command: Parser) -> None:
+    """Let the model be an argument, too, beside `--model`."""
+    model = ENGINE_OPTIONS["model"]
     command.add_argument(
-        "--trust-request-chat-template", action="store_true", help="requests may bring chat templates of their own"
-    )
-    command.add_argument(
-        "--tool-call-parser",
-        default=None,
-        metavar="NAME",
-        help="hermes, llama3_json or qwen3_coder; default: found from the chat template",
-    )
-    command.add_argument(
-        "--reasoning-parser",
-        default=None,
-        metavar="NAME",
-        help="deepseek_r1 or qwen3: tell thoughts from content; default: they are left in it",
-    )
-
-
-def add_device_option(command: argparse.ArgumentParser) -> None:
-    """Add the device that workers compute on."""
-    command.add_argument(
-        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="default: auto, which is cpu for now"
+        f"{_ENGINE}model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        type=FlagType(model),
+        help=_help(model),
     )
 
 
-def add_wait_option(command: argparse.ArgumentParser) -> None:
-    """Add what says how long nodes may take to come."""
-    command.add_argument(
-        "--wait-for-nodes",
-        dest="wait_for_nodes_s",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="seconds in which an autoscaler may add nodes for ranks that have no place; default: 0, none",
-    )
+def add_server_options(command: Parser, has_http: bool) -> None:
+    """Add a flag for each option of a server; without HTTP, for those that say something about a batch."""
+    shown = [each for each in SERVER_OPTIONS.values() if has_http or not each.is_http]
+    _add_groups(command, shown, _SERVER, ())
+    _add_vllm_flags(command, VLLM_SERVER_FLAGS.values(), ())
 
 
-def add_engine_options(command: argparse.ArgumentParser) -> None:
-    """Add a flag for each option."""
-    command.add_argument("--tokenizer", default=None, metavar="DIR", help="default: the model's")
-    command.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N")
-    command.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, metavar="N", help="only 1")
-    command.add_argument("-dp", "--data-parallel-size", type=int, default=1, metavar="N")
-    command.add_argument("--enable-expert-parallel", action="store_true")
-    command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    command.add_argument("--seed", type=int, default=0, metavar="N")
-    command.add_argument("--max-model-len", type=int, default=None, metavar="N")
-    command.add_argument("--max-num-seqs", type=int, default=None, metavar="N")
-    command.add_argument("--max-num-batched-tokens", type=int, default=None, metavar="N")
-    command.add_argument("--block-size", type=int, default=None, metavar="N")
-    command.add_argument("--gpu-memory-utilization", type=float, default=None, metavar="SHARE")
-    command.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None)
-    command.add_argument("--scheduling-policy", default=None, choices=["fcfs", "priority"])
-    command.add_argument("--load-format", default=None)
-    command.add_argument("--enforce-eager", action=argparse.BooleanOptionalAction, default=None)
-    command.add_argument("--batch-invariant", action="store_true", help="a token's bits don't depend on its batch")
-    command.add_argument(
-        "--prepare-structured-outputs", action="store_true", help="while it starts, not with the first request for them"
-    )
-    command.add_argument("--engine-name", default=None, metavar="NAME", help="by which `raycore status` finds it")
-    add_device_option(command)
-    add_wait_option(command)
-
-
-def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was chosen, as keyword arguments of `LLM` and `AsyncLLM`.
+def chosen_engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What was chosen, as keyword arguments of `LLM` and `AsyncLLM`. Without a model, it is the bundled one.
 
     Raises:
-        InvalidConfig: there is no such thing yet.
+        InvalidConfig: a flag of vLLM's asks for something that raycore does not do.
     """
-    if args.pipeline_parallel_size != 1:
-        raise InvalidConfig(f"pipeline_parallel_size={args.pipeline_parallel_size}: pipeline parallelism is not there")
-    return {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+    for name, value in _chosen(args, _VLLM).items():
+        (VLLM_OPTIONS.get(name) or VLLM_SERVER_FLAGS[name]).check(value)
+    return {"model": str(demo_model_path()), **_chosen(args, _ENGINE)}
+
+
+def chosen_server_options(args: argparse.Namespace, model: str, **defaults: Any) -> ServerOptions:
+    """What was chosen for the server of this model, over other defaults.
+
+    Raises:
+        InvalidConfig: an option can't work.
+    """
+    return server_options(model, {**defaults, **_chosen(args, _SERVER)})
+
+
+class FlagType:
+    """Makes an option's value of a flag's text."""
+
+    def __init__(self, option: Option) -> None:
+        self.takes_none = option.takes_none and not option.is_open
+        self._option = option
+
+    def __call__(self, text: str) -> Any:
+        """Raises ArgumentTypeError, which argparse shows."""
+        try:
+            return self._option.parse(text)
+        except InvalidConfig as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _chosen(args: argparse.Namespace, prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in vars(args).items() if name.startswith(prefix)}
+
+
+def _add_groups(command: Parser, options: Iterable[Option], prefix: str, without: Collection[str]) -> None:
+    for title, members in groupby(options, key=lambda each: each.group):
+        group = command.add_argument_group(title)
+        for each in members:
+            _add_option(group, each, prefix, [flag for flag in each.flags if flag not in without])
+
+
+def _add_option(group: Any, option: Option, prefix: str, flags: Iterable[str]) -> None:
+    kind: dict[str, Any]
+    if option.is_bool:
+        kind = {"action": argparse.BooleanOptionalAction}
+    elif option.is_list:
+        kind = {"nargs": "+", "metavar": option.metavar}
+    else:
+        kind = {"type": FlagType(option), "metavar": option.metavar, "choices": option.choices or None}
+    action = group.add_argument(*flags, dest=f"{prefix}{option.name}", help=_help(option), **kind)
+    action.default = argparse.SUPPRESS  # not before: Python 3.10 would put it into the help
+
+
+def _add_vllm_flags(command: Parser, options: Iterable[VllmOption], without: Collection[str]) -> None:
+    for each in options:
+        flags = [flag for flag in each.flags or [f"--{each.name.replace('_', '-')}"] if flag not in without]
+        kind: dict[str, Any] = (
+            {"action": argparse.BooleanOptionalAction} if each.is_bool else {"type": VllmOption.parse}
+        )
+        if [] in each.values:
+            kind["nargs"] = "+"
+        if flags:
+            action = command.add_argument(*flags, dest=f"{_VLLM}{each.name}", help=argparse.SUPPRESS, **kind)
+            action.default = argparse.SUPPRESS
+
+
+def _help(option: Option) -> str:
+    default = "" if option.default_text is None else f" Default: {option.default_text}."
+    return f"{option.help}{default}".replace("%", "%%")

@@ -10,7 +10,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raycore.cli.engine_options import add_chat_options, add_engine_options, engine_options
+from raycore.cli.engine_options import (
+    add_engine_options,
+    add_server_options,
+    chosen_engine_options,
+    chosen_server_options,
+)
+from raycore.cli.parser import Parser
 from raycore.cli.signals import interrupted_by
 from raycore.errors import InvalidConfig, RaycoreError
 
@@ -28,39 +34,40 @@ Answer a file of requests: a line each, {"custom_id", "method": "POST", "url": "
 order in which requests end; "error" is null where the request was answered. Run again with the same
 files, it goes on: what was answered stays, what failed is tried again.
 
-exit status: 0, all were answered; 1, it could not run, or not to the end; 3, it ran to the end,
-and some lines failed; 128 and the signal's number, a signal ended it before all was done.
+exit status: 0, all were answered; 1, it could not run, or not to the end; 2, a flag is wrong;
+3, it ran to the end, and some lines failed; 128 and the signal's number, a signal ended it
+before all was done.
 """
 
 
 def add_run_batch_command(commands: Any) -> None:
     """Add `run-batch` to the command line."""
-    command = commands.add_parser(
+    command: Parser = commands.add_parser(
         "run-batch",
+        usage="raycore run-batch -i FILE -o FILE [--model DIR] [FLAG]...",
         help="answer a file of OpenAI requests",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(command=_run_batch)
-    command.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE")
-    command.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE")
-    command.add_argument("--model", default=None, metavar="DIR", help="a checkpoint; default: the bundled model")
-    command.add_argument(
-        "--served-model-name", nargs="+", default=None, metavar="NAME", help="what requests call it; default: its path"
-    )
-    add_chat_options(command)
+    command.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="Requests.")
+    command.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="Results.")
     command.add_argument(
         "--max-concurrent-requests",
         type=int,
         default=None,
         metavar="N",
-        help="given to the engine at a time; default: twice what it runs at once",
+        help="Requests that are given to the engine at a time. Default: twice what it runs at once.",
     )
-    command.add_argument("--max-logprobs", type=int, default=20, metavar="N", help="for each token; default: 20")
     command.add_argument(
-        "--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds to finish in after SIGTERM or Ctrl-C"
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="Seconds to finish requests in after SIGTERM or Ctrl-C. Default: 30.",
     )
-    command.add_argument("--no-progress", action="store_true", help="say nothing before the end")
+    command.add_argument("--no-progress", action="store_true", help="Print nothing before the end.")
+    add_server_options(command, has_http=False)
     add_engine_options(command)
 
 
@@ -108,22 +115,13 @@ def _run_batch(args: argparse.Namespace) -> int:
 def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile, tally: Tally) -> int | None:
     """Answer what is left. Returns the signal that came, if one did."""
     from raycore.cli.batch_progress import Progress
-    from raycore.demo import demo_model_path
     from raycore.llm import AsyncLLM
     from raycore.server.batch.runner import run_lines
-    from raycore.server.options import ServerOptions, read_chat_template
 
-    model = args.model or str(demo_model_path())
-    options = ServerOptions(
-        served_model_names=tuple(args.served_model_name or [model]),
-        chat_template=read_chat_template(args.chat_template),
-        trust_request_chat_template=args.trust_request_chat_template,
-        tool_call_parser=args.tool_call_parser,
-        reasoning_parser=args.reasoning_parser,
-        max_logprobs=args.max_logprobs,
-    )
+    chosen = chosen_engine_options(args)
+    options = chosen_server_options(args, chosen["model"])
     logging.getLogger("raycore").setLevel(logging.INFO)
-    engine = AsyncLLM(model, use_tqdm_on_load=sys.stderr.isatty(), **engine_options(args))
+    engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), **chosen)
     try:
         with engine.draining_on_signals(args.shutdown_timeout) as came, Progress(tally, args.no_progress) as progress:
             results.begin()

@@ -1,62 +1,150 @@
-"""What an operator decides about a server. Names follow vLLM's flags."""
+"""What an operator decides about a server. Flags are vLLM's.
+
+Each option is declared once, by an `option(...)` at its field: see `raycore.options`. The command line imports this
+file before anything heavy.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from raycore.errors import InvalidConfig
-from raycore.server.parsers import reasoning as reasoning_parsers
-from raycore.server.parsers import tool_calls as tool_parsers
+from raycore.options import check_options, option, options_of
+
+ToolCallParserName = Literal["hermes", "qwen3_coder", "qwen3_xml", "llama3_json"]
+"""Those of `raycore.server.parsers.tool_calls.PARSERS`, which is too heavy to import for `raycore --help`."""
+
+ReasoningParserName = Literal["deepseek_r1", "qwen3"]
+"""Those of `raycore.server.parsers.reasoning.PARSERS`."""
+
+_Count = Annotated[int, Meta(ge=1)]
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """How the OpenAI API is served, apart from the engine behind it."""
+def _names(names: str | Sequence[str]) -> Sequence[str]:
+    return (names,) if isinstance(names, str) else names
 
-    served_model_names: tuple[str, ...]
-    """Names that clients may ask for; the first is the one that answers carry."""
-    api_keys: tuple[str, ...] = ()
-    """Keys of which a client has to send one, as `Authorization: Bearer …`. None: everybody may ask."""
-    chat_template: str | None = None
-    """Jinja text; None is the checkpoint's own. Here, not on the command line, it may be the name of one of several."""
-    trust_request_chat_template: bool = False
-    """Whether a request may bring a chat template of its own."""
-    tool_call_parser: str | None = None
-    """The form in which the model writes tool calls, by `tool_parsers.PARSERS`; None: found from the chat template."""
-    reasoning_parser: str | None = None
-    """How the model writes what it thinks, by `reasoning_parsers.PARSERS`; None leaves that in the content."""
-    max_body_bytes: int = 4 << 20
-    """Of a request. Reading one of this size holds up all others for a good part of a second, if it is full of small
-    values."""
-    body_timeout_s: float = 60.0
-    """A body has to be there so long after its request's headers."""
-    max_n: int = 128
-    max_logprobs: int = 20
-    max_stop_strings: int = 16
-    max_bad_words: int = 128
-    """Each is looked for at every token."""
-    max_word_characters: int = 1024
-    """Of each stop string and each bad word."""
-    max_sequences: int = 2048
-    """Of one completion request: its prompts times `n`."""
-    max_streams: int = 4096
-    """Requests under way at the same time; further ones are told to come again."""
+
+def _usable_keys(keys: str | Sequence[str]) -> Sequence[str]:
+    for number, key in enumerate(_names(keys), 1):
+        if key != str.strip(key, " \t\r\n") or not key:  # not said: it is a secret
+            raise InvalidConfig(f"API key {number} is empty, or has blanks around it, so no client could send it")
+    return _names(keys)
+
+
+class ServerOptions(msgspec.Struct, frozen=True):
+    """How the OpenAI API is served, apart from the engine behind it.
+
+    Raises:
+        InvalidConfig: from the constructor, when a value can't work.
+    """
+
+    served_model_names: Annotated[
+        tuple[str, ...],
+        option(
+            "Names by which clients may ask for the model. Answers carry the first.",
+            name="served_model_name",
+            default="the model's path",
+            convert=_names,
+        ),
+    ]
+    api_keys: Annotated[
+        tuple[str, ...],
+        option(
+            "Keys of which a client has to send one, as `Authorization: Bearer KEY`.",
+            name="api_key",
+            metavar="KEY",
+            default="RAYCORE_API_KEY; without it everybody may ask",
+            convert=_usable_keys,
+            is_secret=True,
+            is_http=True,
+        ),
+    ] = ()
+    chat_template: Annotated[
+        str | None,
+        option(
+            "How a conversation becomes a prompt: Jinja text, or a file of it.",
+            metavar="FILE_OR_TEXT",
+            default="the checkpoint's own",
+        ),
+    ] = None
+    """Here, not on the command line, it may be the name of one of the checkpoint's several."""
+    trust_request_chat_template: Annotated[bool, option("Let requests bring chat templates of their own.")] = False
+    tool_call_parser: Annotated[
+        ToolCallParserName | None,
+        option("The form in which the model writes tool calls.", default="found from the chat template"),
+    ] = None
+    reasoning_parser: Annotated[
+        ReasoningParserName | None,
+        option(
+            "The form in which the model writes its reasoning, which then is apart from the content.",
+            default="none: reasoning is part of the content",
+        ),
+    ] = None
+    max_body_bytes: Annotated[
+        _Count,
+        option(
+            "Bytes of a request's body, at most. Reading one of 4 MiB that is full of small values holds up all other "
+            "requests for a good part of a second.",
+            is_http=True,
+        ),
+    ] = 4 << 20
+    body_timeout_s: Annotated[
+        float, Meta(gt=0), option("Seconds for a request's body to come, after its headers.", is_http=True)
+    ] = 60.0
+    max_n: Annotated[_Count, option("Choices of a request (`n`), at most.")] = 128
+    max_logprobs: Annotated[
+        int, Meta(ge=0), option("Log probabilities that a request may ask for, for each token.")
+    ] = 20
+    max_stop_strings: Annotated[int, Meta(ge=0), option("Stop strings of a request, at most.")] = 16
+    max_bad_words: Annotated[
+        int, Meta(ge=0), option("Bad words of a request, at most. Each is looked for at every token.")
+    ] = 128
+    max_word_characters: Annotated[_Count, option("Characters of each stop string and each bad word, at most.")] = 1024
+    max_sequences: Annotated[_Count, option("Sequences of one completion request, at most: its prompts times `n`.")] = (
+        2048
+    )
+    max_streams: Annotated[
+        _Count,
+        option(
+            "Requests under way at the same time, at most. Further ones get the status 429.",
+            name="max_concurrent_requests",
+            is_http=True,
+        ),
+    ] = 4096
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig when a value can't work."""
-        for number, key in enumerate(self.api_keys, 1):
-            if key != key.strip(" \t\r\n") or not key:  # not said: it is a secret
-                raise InvalidConfig(f"API key {number} is empty, or has blanks around it, so no client could send it")
-        for name in ("max_body_bytes", "max_n", "max_sequences", "max_streams"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name}={getattr(self, name)} is not at least 1")
-        if self.max_logprobs < 0:
-            raise InvalidConfig(f"max_logprobs={self.max_logprobs} is not at least 0")
-        if self.tool_call_parser is not None:
-            tool_parsers.parser_named(self.tool_call_parser)
-        if self.reasoning_parser is not None:
-            reasoning_parsers.parser_named(self.reasoning_parser)
+        for each in SERVER_OPTIONS.values():
+            each.check(getattr(self, each.field))
+
+
+SERVER_OPTIONS = {each.name: each for each in options_of(ServerOptions, "Server")}
+"""All options of a server, by keyword."""
+
+
+def server_options(model: str, given: Mapping[str, Any]) -> ServerOptions:
+    """What was chosen among `SERVER_OPTIONS`, by keyword. The model goes by its path unless it has a name.
+
+    Raises:
+        InvalidConfig: an option isn't known, or can't work; or a chat template is neither a file nor Jinja text.
+    """
+    checked = check_options(SERVER_OPTIONS, given)
+    chosen = {SERVER_OPTIONS[name].field: value for name, value in checked.items()}
+    chosen["served_model_names"] = chosen.get("served_model_names") or (model,)
+    chosen["chat_template"] = read_chat_template(chosen.get("chat_template"))
+    return ServerOptions(**chosen)
+
+
+def api_keys_of_environment() -> tuple[str, ...]:
+    """What RAYCORE_API_KEY says: one key, or none."""
+    return tuple(key for key in [os.environ.get("RAYCORE_API_KEY")] if key)
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,19 @@ below `args`; on the command line `serve run raycore.server.serve_app:build_serv
 from __future__ import annotations
 
 import asyncio
-import inspect
-import os
-from typing import Any, get_type_hints
+from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, create_model
 from ray import serve
 
-from raycore.config import resolve
+from raycore.config import ENGINE_OPTIONS
 from raycore.demo import demo_model_path
-from raycore.errors import EngineDeadError, InvalidConfig
+from raycore.errors import EngineDeadError
 from raycore.llm import AsyncLLM
+from raycore.options import check_options
 from raycore.server.app import build_app
-from raycore.server.options import ServerOptions, read_chat_template
+from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, server_options
+from raycore.vllm_options import VLLM_OPTIONS, without_vllm_options
 
 DRAIN_TIMEOUT_S = 60.0
 """A replica that has to go may finish its requests for this long. A pod's termination grace period has to be longer."""
@@ -35,60 +34,35 @@ _MAX_STARTS = 3
 """Serve's own 20 would load a model that can't work 20 times."""
 
 
-class ServerArguments(BaseModel):
-    """What the builder takes beside the engine's options, which are those of `raycore.config.resolve`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str | None = None
-    """A checkpoint's directory, the same on all nodes; None is the bundled model."""
-    served_model_name: str | list[str] | None = None
-    """What clients may call the model; None is its path."""
-    chat_template: str | None = None
-    """Jinja text, or a file of the replica's node; None is the checkpoint's own."""
-    trust_request_chat_template: bool = False
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    max_concurrent_requests: PositiveInt = ServerOptions.max_streams
-    """Of each replica."""
-
-
-def _engine_fields() -> dict[str, Any]:
-    hints = get_type_hints(resolve)
-    options = list(inspect.signature(resolve).parameters.values())[1:]
-    return {option.name: (hints[option.name], option.default) for option in options}
-
-
-_Arguments = create_model("Arguments", __base__=ServerArguments, **_engine_fields())
+ARGUMENTS = {**ENGINE_OPTIONS, **{name: each for name, each in SERVER_OPTIONS.items() if not each.is_secret}}
+"""What the builder takes: all options of engines and servers, but for API keys, which no manifest should have."""
 
 
 def build_serve_app(args: dict[str, Any]) -> serve.Application:
     """A Serve application with one deployment, `raycore`.
 
     Args:
-        args: fields of `ServerArguments` and options of `raycore.config.resolve`, as text (`dtype=float32` on the
-            command line) or as what they are. API keys come from the replicas' environment: RAYCORE_API_KEY.
+        args: options, as docs/options.md lists them, as text (`dtype=float32` on the command line) or as what they
+            are. API keys come from the replicas' environment: RAYCORE_API_KEY.
 
     Raises:
-        InvalidConfig: an argument isn't known, or has the wrong type.
+        InvalidConfig: an option isn't known, or can't work.
     """
-    try:
-        arguments = _Arguments.model_validate(args)
-    except ValidationError as error:
-        raise InvalidConfig(_first_mistake(error)) from error
-    given = arguments.model_dump(exclude_unset=True)
-    server = {name: given.pop(name) for name in ServerArguments.model_fields if name in given}
+    chosen = check_options(ARGUMENTS, without_vllm_options({name: _value(name, arg) for name, arg in args.items()}))
+    server = {name: value for name, value in chosen.items() if name in SERVER_OPTIONS}
+    engine = {name: value for name, value in chosen.items() if name in ENGINE_OPTIONS}
     # Serve then holds back what the server would refuse
     deployment: Any = Raycore
-    return deployment.options(max_ongoing_requests=arguments.max_concurrent_requests).bind(server, given)
+    limit = chosen.get("max_concurrent_requests") or SERVER_OPTIONS["max_concurrent_requests"].default
+    return deployment.options(max_ongoing_requests=limit).bind(server, engine)
 
 
-def _first_mistake(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return f"unknown argument {name!r}; there are {', '.join(_Arguments.model_fields)}"
-    return f"{name}={first['input']!r}: {first['msg']}"
+def _value(name: str, given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    if name in ARGUMENTS:
+        return ARGUMENTS[name].parse(given)
+    return VLLM_OPTIONS[name].parse(given) if name in VLLM_OPTIONS else given
 
 
 @serve.deployment(
@@ -104,20 +78,10 @@ class Raycore:
 
     async def __init__(self, server: dict[str, Any], engine: dict[str, Any]) -> None:
         """Takes what `build_serve_app` has checked, and returns once the engine can serve."""
-        arguments = ServerArguments(**server)
-        model = arguments.model or str(demo_model_path())
-        names = arguments.served_model_name or model
-        self._options = ServerOptions(
-            served_model_names=(names,) if isinstance(names, str) else tuple(names),
-            api_keys=tuple(key for key in [os.environ.get("RAYCORE_API_KEY")] if key),
-            chat_template=read_chat_template(arguments.chat_template),
-            trust_request_chat_template=arguments.trust_request_chat_template,
-            tool_call_parser=arguments.tool_call_parser,
-            reasoning_parser=arguments.reasoning_parser,
-            max_streams=arguments.max_concurrent_requests,
-        )
+        engine = {"model": str(demo_model_path()), **engine}
+        self._options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
         # a model can take minutes to load: Serve's calls are answered meanwhile
-        self._engine = await AsyncLLM.create(model, use_tqdm_on_load=False, **engine)
+        self._engine = await AsyncLLM.create(use_tqdm_on_load=False, **engine)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._engine, self._options)

@@ -87,9 +87,9 @@ def the_rank() -> RankStatus | None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"data_parallel_sizes": 2}, "unknown argument 'data_parallel_sizes'"),
+        ({"data_parallel_sizes": 2}, "unknown option 'data_parallel_sizes'; did you mean data_parallel_size?"),
         ({"data_parallel_size": "two"}, "data_parallel_size='two'"),
-        ({"api_keys": ["in a manifest"]}, "unknown argument 'api_keys'"),
+        ({"api_keys": ["in a manifest"]}, "unknown option 'api_keys'"),
         ({"max_concurrent_requests": 0}, "max_concurrent_requests=0"),
     ],
 )

@@ -37,7 +37,14 @@ def make_config(spec: ModelSpec = SPEC, **options: Any) -> EngineConfig:
     """A small engine's configuration; `options` are `resolve()`'s, without a checkpoint to read."""
     length = options.get("max_model_len", 256)
     return EngineConfig(
-        model=ModelConfig("model", "model", spec, options.get("dtype", "float32"), length, 0, True, "dummy"),
+        model=ModelConfig(
+            model="model",
+            tokenizer="model",
+            spec=spec,
+            dtype=options.get("dtype", "float32"),
+            max_model_len=length,
+            load_format="dummy",
+        ),
         cache=CacheConfig(
             options.get("block_size", 16),
             options.get("enable_prefix_caching", True),

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy
 import pytest
 
-from raycore.config import EngineConfig, changes, resolve
+from raycore.config import EngineConfig, ExecutorConfig, RecoveryConfig, changes, resolve
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 
@@ -64,6 +65,54 @@ def test_options_arrive_where_they_are_read() -> None:
     assert config.model.prepare_structured_outputs is True
 
 
+@pytest.mark.parametrize(
+    ("given", "decided"),
+    [
+        ({}, (256, 2048)),
+        ({"max_num_batched_tokens": 48}, (48, 48)),
+        ({"max_num_batched_tokens": 512}, (256, 512)),
+        ({"max_num_seqs": 8}, (8, 2048)),
+        ({"max_num_seqs": 4096}, (4096, 4096)),
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 8}, (8, 8)),
+    ],
+)
+def test_a_default_gives_way_to_what_was_chosen(given: dict[str, Any], decided: tuple[int, int]) -> None:
+    scheduler = resolve(MODEL, **given).scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == decided
+
+
+def test_none_is_the_default_where_it_is_no_value_of_its_own() -> None:
+    none = {"block_size": None, "max_num_seqs": None, "dtype": None, "device": None, "seed": None, "tokenizer": None}
+    assert resolve(MODEL, **none) == resolve(MODEL)
+    assert resolve(MODEL, standby_delay_s=None).recovery.standby_delay_s is None
+
+
+def test_every_limit_of_the_recovery_can_be_chosen() -> None:
+    limits = {
+        "max_request_replays": 3,
+        "step_timeout_s": 1.0,
+        "drain_timeout_s": 2.0,
+        "max_rank_restarts": 4,
+        "restart_window_s": 5.0,
+        "restart_backoff_s": 6.0,
+        "crash_loop_s": 7.0,
+        "max_restart_backoff_s": 8.0,
+        "standby_delay_s": None,
+        "placement_timeout_s": 9.0,
+    }
+    assert resolve(MODEL, **limits).recovery == RecoveryConfig(**limits)
+    timeouts = {"init_timeout_s": 1.0, "execute_timeout_s": 2.0, "shutdown_timeout_s": 3.0, "spin_window_s": 4.0}
+    executor = resolve(MODEL, **timeouts, channel_capacity_bytes=8192).executor
+    assert executor == ExecutorConfig("inline", **timeouts, channel_capacity_bytes=8192)
+
+
+def test_a_path_may_be_a_path_and_a_number_numpys() -> None:
+    config = resolve(DEMO_MODEL_DIR, DEMO_MODEL_DIR, step_timeout_s=numpy.float64(2.5))
+    assert (config.model.model, config.model.tokenizer) == (MODEL, MODEL)
+    assert type(config.recovery.step_timeout_s) is float
+    assert EngineConfig.decode(config.encode()) == config
+
+
 def test_one_worker_runs_inline_unless_asked_otherwise() -> None:
     assert resolve(MODEL).executor.backend == "inline"
     assert resolve(MODEL, tensor_parallel_size=2).executor.backend == "ray"
@@ -91,7 +140,7 @@ def test_worker_class_travels_by_name() -> None:
     ("options", "fragments"),
     [
         ({"max_num_seqs": 0}, ["max_num_seqs=0", "positive"]),
-        ({"block_size": -16}, ["block_size=-16", "positive"]),
+        ({"block_size": -16}, ["block_size=-16", "from 1 to 1024"]),
         ({"block_size": 16.0}, ["block_size=16.0", "integer"]),
         ({"block_size": 2048}, ["block_size=2048", "1024"]),
         ({"data_parallel_size": True}, ["data_parallel_size=True", "integer"]),
@@ -118,6 +167,16 @@ def test_worker_class_travels_by_name() -> None:
         ({"wait_for_nodes_s": float("inf")}, ["wait_for_nodes_s=inf"]),
         ({"wait_for_nodes_s": "soon"}, ["wait_for_nodes_s='soon'"]),
         ({"dp_sync_interval": 0}, ["dp_sync_interval=0", "positive"]),
+        ({"restart_window_s": 0}, ["restart_window_s=0", "a positive number of seconds"]),
+        ({"max_rank_restarts": 1.5}, ["max_rank_restarts=1.5", "an integer, 0 or more"]),
+        ({"standby_delay_s": -1}, ["standby_delay_s=-1", "a number of seconds, 0 or more, or None"]),
+        ({"channel_capacity_bytes": 10}, ["channel_capacity_bytes=10", "4096 or more"]),
+        ({"enable_prefix_caching": "no"}, ["enable_prefix_caching='no'", "True or False"]),
+        ({"seed": 2**63}, ["seed=9223372036854775808", "64-bit integer"]),
+        ({"tokenizer": 5}, ["tokenizer=5", "text"]),
+        ({"worker_cls": 5}, ["worker_cls=5", "package.module.Class"]),
+        ({"max_num_sequences": 5}, ["unknown option 'max_num_sequences'", "did you mean max_num_seqs?"]),
+        ({"colour": "red"}, ["unknown option 'colour'", "docs/options.md"]),
         ({"enable_expert_parallel": True}, ["enable_expert_parallel=True", "LlamaForCausalLM"]),
         (
             {"executor_backend": "inline", "tensor_parallel_size": 2},

@@ -16,6 +16,9 @@ ROOT = Path(__file__).parents[2]
 SHARED = {
     "messages",
     "config",
+    "options",
+    "option_types",
+    "vllm_options",
     "errors",
     "sampling_params",
     "structured_outputs",

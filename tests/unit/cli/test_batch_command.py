@@ -163,10 +163,13 @@ def test_an_engine_that_does_not_start_leaves_the_output_as_it_was(engine, run):
 
 
 @pytest.mark.parametrize("option", ["tool-call-parser", "reasoning-parser"])
-def test_an_unknown_parser_is_refused_before_an_engine_is_started(engine, run, option):
-    status, told, ids = run("a", flags=(f"--{option}", "nope"))
-    assert (status, ids, engine.num_started) == (1, [], 0)
-    assert told[-1].startswith(f"raycore: {option.replace('-', '_')}='nope': there are ")
+def test_an_unknown_parser_is_refused_before_an_engine_is_started(engine, run, option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run("a", flags=(f"--{option}", "nope"))
+    assert (ended.value.code, engine.num_started) == (2, 0)
+    told = capsys.readouterr().err
+    assert f"{option.replace('-', '_')}='nope' is not " in told
+    assert "'qwen3" in told
 
 
 def test_an_input_that_changes_meanwhile_is_no_success(engine, run, tmp_path):

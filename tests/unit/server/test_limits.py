@@ -109,7 +109,7 @@ def test_a_key_is_needed_but_for_probes(serve):
         ({"api_keys": ("one", "")}, "API key 2"),
         ({"api_keys": ("secret\n",)}, "API key 1"),
         ({"max_body_bytes": 0}, "max_body_bytes=0"),
-        ({"max_streams": 0}, "max_streams=0"),
+        ({"max_streams": 0}, "max_concurrent_requests=0"),
         ({"max_logprobs": -1}, "max_logprobs=-1"),
     ],
 )

@@ -1,0 +1,119 @@
+"""A parser of command lines that helps: near misses, spellings, and flags from a file."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+_CONFIG = "--config"
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes flags with hyphens or underscores, never abbreviated. One that isn't known is told the nearest."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def add_config_flag(self) -> None:
+        """Let flags come from a YAML file, too."""
+        self.add_argument(
+            _CONFIG, metavar="FILE", help="YAML with flags, by their names without leading hyphens. Flags here win."
+        )
+
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """What stands for its flags and arguments."""
+        return self._actions
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """As argparse's, which calls it for each command; but what isn't known ends the program here."""
+        given = _hyphenated(sys.argv[1:] if args is None else args)
+        if _CONFIG in self._option_string_actions:
+            given = [*self._from_file(given), *given]
+        known, unknown = super().parse_known_args(given, namespace)
+        if unknown:
+            self.error(f"unknown {_kind(unknown[0])} {unknown[0]}{self._nearest(unknown[0].partition('=')[0], '--')}")
+        return known, []
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and exit with status 2."""
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: error: {message}\n`{self.prog} --help` lists all flags.\n")
+
+    def _nearest(self, name: str, hyphens: str) -> str:
+        shown = [flag for flag, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        names = [flag.removeprefix(hyphens) for flag in shown if flag.startswith("--")]
+        nearest = difflib.get_close_matches(name.removeprefix(hyphens), names, n=1)
+        return f"; did you mean {hyphens}{nearest[0]}?" if nearest else ""
+
+    def _from_file(self, args: Sequence[str]) -> list[str]:
+        """The flags in the file that `--config` names."""
+        path = _value_of(_CONFIG, args)
+        if path is None:
+            return []
+        flags: list[str] = []
+        for key, value in self._read(path).items():
+            flag = f"--{str(key).replace('_', '-')}"
+            action = self._option_string_actions.get(flag)
+            if action is None or flag == _CONFIG:
+                self.error(f"{path}: unknown flag {key!r}{self._nearest(flag, '--').replace('--', '')}")
+            flags += _as_flags(flag, value, action)
+        # a list takes all that follows it up to the next flag: not what the user has given
+        return [*flags, f"{_CONFIG}={path}"]
+
+    def _read(self, path: str) -> dict[Any, Any]:
+        import yaml  # here, where it is needed: `raycore --help` has to answer at once
+
+        try:
+            found: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            self.error(f"{_CONFIG} {path}: {error}")
+        if not isinstance(found, dict):
+            self.error(f"{_CONFIG} {path}: it is no mapping of flags to values")
+        return cast("dict[Any, Any]", found)
+
+
+def _hyphenated(args: Sequence[str]) -> list[str]:
+    """The same flags with hyphens. What follows `--` is no flag."""
+    end = list(args).index("--") if "--" in args else len(args)
+    return [*map(_hyphenated_flag, args[:end]), *args[end:]]
+
+
+def _hyphenated_flag(text: str) -> str:
+    if not text.startswith("--"):
+        return text
+    name, equals, value = text.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}"
+
+
+def _kind(text: str) -> str:
+    return "flag" if text.startswith("-") else "argument"
+
+
+def _value_of(flag: str, args: Sequence[str]) -> str | None:
+    values: Iterator[str] = iter(args)
+    for arg in values:
+        if arg == "--":
+            return None
+        name, equals, value = arg.partition("=")
+        if name == flag:
+            return value if equals else next(values, None)
+    return None
+
+
+def _as_flags(flag: str, value: Any, action: argparse.Action) -> list[str]:
+    """What one would write on the command line. None is an option's default, where it isn't a value of its own."""
+    if action.nargs == 0:
+        if isinstance(action, argparse.BooleanOptionalAction) and value is False:
+            return [f"--no-{flag[2:]}"]
+        return [flag] if value is True else [] if value in (False, None) else [f"{flag}={value}"]
+    if isinstance(value, list):
+        return [flag, *map(str, cast("list[Any]", value))]
+    if value is None:
+        return [f"{flag}=none"] if getattr(action.type, "takes_none", False) else []
+    return [f"{flag}={json.dumps(value) if isinstance(value, (dict, bool)) else value}"]

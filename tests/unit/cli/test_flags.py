@@ -1,0 +1,194 @@
+"""What the command line takes, and how it refuses the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raycore import __version__
+from raycore.cli.main import main
+from raycore.demo import demo_model_path
+from raycore.errors import InvalidConfig
+
+
+class StoppedError(InvalidConfig):
+    """Ends a command where it would start its engine."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the last command gave to its engine."""
+    found: dict[str, Any] = {}
+
+    def start(**options: Any) -> None:
+        found.update(options)
+        raise StoppedError("no engine here")
+
+    monkeypatch.setattr("raycore.llm.LLM", start)
+    monkeypatch.setattr("raycore.llm.AsyncLLM", start)
+    return found
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> dict[str, list[str]]:
+    """The least that each command needs."""
+    requests = tmp_path / "in.jsonl"
+    requests.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "1"}}\n')
+    batch = ["run-batch", "-i", str(requests), "-o", str(tmp_path / "out.jsonl")]
+    return {"generate": ["generate", "1 + 1 ="], "serve": ["serve", "--port", "0"], "run-batch": batch}
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said of a command line that can't be read."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["generate", "serve", "run-batch"])
+def test_options_of_the_engine_reach_it(name, started, command):
+    flags = ["--placement-strategy", "span", "--num-gpu-blocks-override", "7", "--kv-cache-memory-bytes", "4096"]
+    flags += ["--num-threads", "2", "--step-timeout-s", "1.5", "--init-timeout-s", "30", "--standby-delay-s", "none"]
+    flags += ["--worker-shutdown-timeout-s", "3", "--rank-drain-timeout-s", "4", "--channel-capacity-bytes", "8192"]
+    flags += ["--no-enable-prefix-caching", "-tp", "2", "--wait-for-nodes", "9", "--engine-seed", "11"]
+    assert main([*command[name], *flags]) == 1
+    started.pop("use_tqdm_on_load")
+    assert started == {
+        "model": str(demo_model_path()),
+        "placement_strategy": "span",
+        "num_gpu_blocks_override": 7,
+        "kv_cache_memory_bytes": 4096,
+        "num_threads": 2,
+        "step_timeout_s": 1.5,
+        "init_timeout_s": 30.0,
+        "standby_delay_s": None,
+        "shutdown_timeout_s": 3.0,
+        "drain_timeout_s": 4.0,
+        "channel_capacity_bytes": 8192,
+        "enable_prefix_caching": False,
+        "tensor_parallel_size": 2,
+        "wait_for_nodes_s": 9.0,
+        "seed": 11,
+    }
+
+
+def test_a_seed_is_the_engines_but_where_prompts_are_given(started, command):
+    for name, seeds in (("serve", {"seed": 5}), ("run-batch", {"seed": 5}), ("generate", {})):
+        started.clear()
+        assert main([*command[name], "--seed", "5"]) == 1
+        assert {key: value for key, value in started.items() if key == "seed"} == seeds
+
+
+def test_a_server_takes_its_model_as_an_argument_too(started, command):
+    for arguments in (
+        ["serve", "/a", "--port", "0"],
+        ["serve", "--port", "0", "/a"],
+        [*command["serve"], "--model", "/a"],
+    ):
+        started.clear()
+        assert main(arguments) == 1
+        assert started["model"] == "/a"
+
+
+@pytest.mark.parametrize("name", ["generate", "serve", "run-batch"])
+def test_flags_may_have_underscores(name, started, command):
+    assert main([*command[name], "--max_model_len", "64", "--enable_prefix_caching", "--block_size=32"]) == 1
+    assert (started["max_model_len"], started["block_size"], started["enable_prefix_caching"]) == (64, 32, True)
+
+
+def test_only_flags_are_respelled(started, monkeypatch):
+    given: list[str] = []
+    monkeypatch.setattr("raycore.cli.main._generate", lambda args: given.extend(args.prompts) or 0)
+    assert main(["generate", "snake_case", "--", "--also_a_prompt"]) == 0
+    assert given == ["snake_case", "--also_a_prompt"]
+
+
+def test_an_unknown_flag_is_told_the_nearest_with_the_commands_usage(capsys):
+    told = refused(["serve", "--max-model-length", "64"], capsys)
+    assert told.startswith("usage: raycore serve [MODEL] [FLAG]...\n")
+    assert "unknown flag --max-model-length; did you mean --max-model-len?" in told
+    assert len(told.splitlines()) == 3
+    told = refused(["run-batch", "-i", "a", "-o", "b", "--colour=red"], capsys)
+    assert "raycore run-batch: error: unknown flag --colour=red\n" in told
+    assert "did you mean" not in told
+    assert "unknown flag --vesion; did you mean --version?" in refused(["--vesion", "completion", "bash"], capsys)
+
+
+def test_flags_are_not_abbreviated(capsys):
+    assert "unknown flag --max-model; did you mean --max-" in refused(["generate", "x", "--max-model", "64"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--block-size", "4096"], "block_size=4096 is not an integer from 1 to 1024"),
+        (["--block-size", "big"], "block_size='big' is not an integer from 1 to 1024"),
+        (["--dtype", "int8"], "dtype='int8' is not 'auto', 'float32'"),
+        (["--init-timeout-s", "0"], "init_timeout_s=0.0 is not a positive number of seconds"),
+        (["--engine-name", "my engine"], "engine_name='my engine' is not a name of letters"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_at_once(flags, message, capsys):
+    assert message in refused(["serve", *flags], capsys)
+
+
+def test_flags_of_vllm_without_effect_are_taken(started, command):
+    flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code", "-pp", "1"]
+    flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "--kv-cache-dtype", "auto", "-O3"]
+    flags += ["--no-enable-lora", "--enable-chunked-prefill", "--disable-log-stats", "--quantization", "none"]
+    assert main([*command["serve"], *flags]) == 1
+    assert set(started) == {"model", "use_tqdm_on_load"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--trust-remote-code"], "trust_remote_code=True: code from checkpoints is never run"),
+        (["-pp", "2"], "pipeline_parallel_size=2: pipeline parallelism is not supported"),
+        (["--quantization", "fp8"], "quantization='fp8': quantization is not supported"),
+        (["--enable-lora"], "enable_lora=True: LoRA adapters are not supported"),
+        (["--lora-modules", "a=b", "c=d"], "LoRA adapters are not supported"),
+        (["--ssl-keyfile", "key.pem"], "TLS is not supported"),
+    ],
+)
+def test_flags_of_vllm_that_ask_for_something_are_refused_by_name(flags, message, started, command, capsys):
+    assert main([*command["serve"], *flags]) == 1
+    assert started == {}
+    told = capsys.readouterr().err
+    assert told.startswith("raycore: ")
+    assert message in told
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"raycore {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [
+        (["completion", "bash"], "WARNING"),
+        (["--log-level", "info", "completion", "bash"], "INFO"),
+        (["completion", "bash", "--log-level", "debug"], "DEBUG"),
+        (["--log-level", "info", "completion", "--log-level", "error", "bash"], "ERROR"),
+    ],
+)
+def test_the_log_level_stands_before_or_after_the_command(arguments, level, monkeypatch, capsys):
+    levels: list[str] = []
+    monkeypatch.setattr("logging.basicConfig", lambda level, **_: levels.append(level))
+    assert main(arguments) == 0
+    assert levels == [level]
+
+
+def test_help_shows_every_flag_with_its_default(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Tokens in a block of the KV cache. Default: 16." in told
+    assert "--enable-prefix-caching, --no-enable-prefix-caching" in told
+    assert "--trust-remote-code" not in told  # it has no effect

@@ -1,0 +1,219 @@
+"""Each option is declared once, and is everywhere: in Python, on the command line, under Ray Serve, in the docs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from raycore.cli.main import build_parser
+from raycore.config import ENGINE_OPTIONS, EngineConfig
+from raycore.errors import InvalidConfig
+from raycore.llm import LLM, AsyncLLM
+from raycore.option_types import EngineOptions
+from raycore.options import check_options, option, options_of
+from raycore.server.options import SERVER_OPTIONS, ServerOptions, server_options
+from raycore.server.parsers import reasoning, tool_calls
+from raycore.server.serve_app import ARGUMENTS
+from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, without_vllm_options
+
+ROOT = Path(__file__).parents[2]
+
+NO_OPTIONS = {"spec", "log_level", "SchedulerConfig.max_model_len"}
+"""What is found, or given by the program: the rest of the configuration is for users to choose."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One option, whose declaration here is all that there is of it."""
+
+    num_wheels: Annotated[int, Meta(ge=1, le=6), option("Wheels of the wagon.", flags=("-w", "--wheels"))] = 4
+
+
+def fields_of(struct: type[msgspec.Struct]) -> list[tuple[str, str, Any]]:
+    """The fields of a struct, and of those in it, as struct, name and type; but not of a checkpoint's description."""
+    found: list[tuple[str, str, Any]] = []
+    for name, kind in get_type_hints(struct).items():
+        is_part = isinstance(kind, type) and issubclass(kind, msgspec.Struct) and name != "spec"
+        found += fields_of(kind) if is_part else [(struct.__name__, name, kind)]
+    return found
+
+
+def flags_of(command: str) -> dict[str, argparse.Action]:
+    """What a command takes, by the name under which it is parsed."""
+    (commands,) = (each for each in build_parser().actions if isinstance(each.choices, dict))
+    return {action.dest: action for action in commands.choices[command].actions if action.option_strings}
+
+
+@pytest.mark.parametrize(("struct", "options"), [(EngineConfig, ENGINE_OPTIONS), (ServerOptions, SERVER_OPTIONS)])
+def test_every_field_is_an_option(struct, options):
+    declared = {each.field for each in options.values()}
+    missing = {
+        name
+        for part, name, _ in fields_of(struct)
+        if not {name, f"{part}.{name}"} & NO_OPTIONS and name not in declared
+    }
+    assert missing == set()
+
+
+def test_every_option_says_what_it_is():
+    for each in [*ENGINE_OPTIONS.values(), *SERVER_OPTIONS.values()]:
+        assert each.help.endswith("."), each.name
+        assert each.expected
+
+
+@pytest.mark.parametrize("function", [LLM, AsyncLLM, LLM.get_or_create, AsyncLLM.get_or_create])
+def test_python_takes_every_option_of_an_engine(function):
+    parameters = inspect.signature(function).parameters
+    assert set(ENGINE_OPTIONS) <= set(parameters)
+    assert parameters["block_size"].default == 16
+    assert parameters["max_num_seqs"].annotation == int | None
+    assert set(EngineOptions.__annotations__) == (set(ENGINE_OPTIONS) | set(VLLM_OPTIONS)) - {"model", "tokenizer"}
+
+
+@pytest.mark.parametrize("command", ["generate", "serve", "run-batch"])
+def test_the_command_line_takes_every_option_of_an_engine(command):
+    flags = flags_of(command)
+    for name, each in ENGINE_OPTIONS.items():
+        action = flags[f"engine.{name}"]
+        assert set(action.option_strings) & set(each.flags)
+        assert action.help.startswith(each.help)
+        if each.is_bool:
+            assert f"--no-{each.flags[0].removeprefix('--')}" in action.option_strings
+    assert {"-tp", "-dp"} <= {flag for action in flags.values() for flag in action.option_strings}
+
+
+def test_the_command_line_takes_every_option_of_a_server():
+    assert {name.removeprefix("server.") for name in flags_of("serve") if "server." in name} == set(SERVER_OPTIONS)
+    batch = {name.removeprefix("server.") for name in flags_of("run-batch") if "server." in name}
+    assert batch == {name for name, each in SERVER_OPTIONS.items() if not each.is_http}
+
+
+def test_ray_serve_takes_every_option_but_secrets():
+    assert set(ARGUMENTS) == {*ENGINE_OPTIONS, *SERVER_OPTIONS} - {"api_key"}
+
+
+def test_what_is_written_from_the_declarations_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("write_options", ROOT / "docs" / "write_options.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for path, text in script.FILES.items():
+        assert path.read_text() == text(), "run docs/write_options.py"
+    page = (ROOT / "docs" / "options.md").read_text()
+    for name in (*ENGINE_OPTIONS, *SERVER_OPTIONS, *VLLM_OPTIONS, *VLLM_SERVER_FLAGS):
+        assert f"| `{name}`" in page
+
+
+def test_no_two_options_have_a_name_or_a_flag_in_common():
+    options = [*ENGINE_OPTIONS.values(), *SERVER_OPTIONS.values(), *VLLM_OPTIONS.values(), *VLLM_SERVER_FLAGS.values()]
+    names = [each.name for each in options]
+    flags = [flag for each in options for flag in each.flags]
+    assert len(names) == len(set(names))
+    assert len(flags) == len(set(flags))
+
+
+def test_parsers_that_can_be_chosen_are_those_that_there_are():
+    assert set(SERVER_OPTIONS["tool_call_parser"].choices) == set(tool_calls.PARSERS)
+    assert set(SERVER_OPTIONS["reasoning_parser"].choices) == set(reasoning.PARSERS)
+
+
+def test_a_declaration_is_all_that_an_option_needs():
+    (wheels,) = options_of(Part, "Wagon")
+    assert (wheels.name, wheels.default, wheels.group, wheels.flags) == ("num_wheels", 4, "Wagon", ("-w", "--wheels"))
+    assert wheels.annotation is int
+    assert wheels.parse("6") == 6
+    assert wheels.check(None) == 4
+    for value in (0, 7, 2.0, True, "four"):
+        with pytest.raises(InvalidConfig, match=f"num_wheels={value!r} is not an integer from 1 to 6"):
+            check_options({"num_wheels": wheels}, {"num_wheels": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("block_size", "32", 32),
+        ("gpu_memory_utilization", "0.5", 0.5),
+        ("enable_prefix_caching", "false", False),
+        ("enable_prefix_caching", "True", True),
+        ("standby_delay_s", "none", None),
+        ("standby_delay_s", "3", 3.0),
+        ("num_threads", "None", None),
+        ("engine_name", "none", "none"),
+        ("dtype", "half", "float16"),
+        ("served_model_name", "chat", ("chat",)),
+        ("reasoning_parser", "none", None),
+    ],
+)
+def test_a_text_is_what_it_says(name, text, value):
+    assert ARGUMENTS[name].parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("block_size", "many", "block_size='many' is not an integer from 1 to 1024"),
+        ("enable_prefix_caching", "maybe", "enable_prefix_caching='maybe' is not True or False"),
+        ("wait_for_nodes_s", "nan", "wait_for_nodes_s=nan is not a number of seconds, 0 or more"),
+        ("device", "none", "device='none' is not "),
+    ],
+)
+def test_a_text_that_says_nothing_usable_is_refused(name, text, message):
+    with pytest.raises(InvalidConfig, match=message):
+        ARGUMENTS[name].parse(text)
+
+
+def test_a_server_goes_by_its_models_path_unless_it_has_names():
+    assert server_options("/a/model", {}) == ServerOptions(("/a/model",))
+    assert server_options("m", {"served_model_name": "chat"}).served_model_names == ("chat",)
+    assert server_options("m", {"served_model_name": ["a", "b"]}).served_model_names == ("a", "b")
+    chosen = server_options("m", {"max_concurrent_requests": 3, "body_timeout_s": 2})
+    assert (chosen.max_streams, chosen.body_timeout_s) == (3, 2)
+    with pytest.raises(InvalidConfig, match="unknown option 'max_streams'"):
+        server_options("m", {"max_streams": 3})
+
+
+# ---- vLLM's other options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trust_remote_code": False, "quantization": None, "pipeline_parallel_size": 1, "enable_chunked_prefill": True},
+        {"disable_log_stats": True, "distributed_executor_backend": "ray", "swap_space": 4, "cpu_offload_gb": 0},
+        {"disable_log_stats": False, "disable_custom_all_reduce": True, "tokenizer_mode": "auto", "revision": None},
+        {"skip_tokenizer_init": False, "tokenizer_revision": None, "max_seq_len_to_capture": 8192, "hf_token": "x"},
+        {"enable_lora": False, "speculative_config": None, "kv_cache_dtype": "auto", "task": "generate"},
+        {"runner": "auto", "enable_sleep_mode": False, "hf_overrides": None, "limit_mm_per_prompt": {}},
+    ],
+)
+def test_vllms_options_that_ask_for_nothing_are_taken(options):
+    assert without_vllm_options({"dtype": "auto", **options}) == {"dtype": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fragments"),
+    [
+        ("pipeline_parallel_size", 2, ["pipeline parallelism is not supported", "tensor_parallel_size"]),
+        ("trust_remote_code", True, ["code from checkpoints is never run", "False"]),
+        ("quantization", "fp8", ["quantization is not supported"]),
+        ("kv_cache_dtype", "fp8", ["quantization is not supported", "'auto'"]),
+        ("enable_chunked_prefill", False, ["always computed in chunks"]),
+        ("distributed_executor_backend", "mp", ["Ray actors", "'ray'"]),
+        ("task", "embed", ["embed", "'generate'"]),
+        ("cpu_offload_gb", 4, ["not supported", "0"]),
+        ("speculative_config", {"method": "ngram"}, ["speculative decoding is not supported"]),
+        ("enable_lora", True, ["LoRA adapters are not supported"]),
+    ],
+)
+def test_vllms_options_that_ask_for_something_are_refused_by_name(name, value, fragments):
+    with pytest.raises(InvalidConfig) as raised:
+        without_vllm_options({name: value})
+    for fragment in (f"{name}={value!r}", *fragments):
+        assert fragment in str(raised.value)
