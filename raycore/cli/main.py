@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from raycore import __version__
+from raycore.cli.collect_env import add_collect_env_command
+from raycore.cli.completion import add_completion_command
 from raycore.cli.control import add_control_commands
 from raycore.cli.engine_options import add_engine_options, chosen_engine_options
 from raycore.cli.parser import Parser
@@ -56,6 +58,8 @@ def build_parser() -> Parser:
     add_run_batch_command(commands)
     _add_generate_command(commands)
     add_control_commands(commands)
+    add_collect_env_command(commands)
+    add_completion_command(commands, parser)
     for command in commands.choices.values():
         # without a default, which would win over what stands before the command
         command.add_argument("--log-level", default=argparse.SUPPRESS, choices=_LOG_LEVELS, help="Default: warning.")
@@ -113,12 +117,18 @@ def _generate(args: argparse.Namespace) -> int:
                 print(f"raycore: ended by {name} before anything was generated", file=sys.stderr)
                 return 128 + signals[0]
     for prompt, output in zip(prompts, outputs, strict=True):
+        completion = output.outputs[0]
         if args.json:
             fields = {
                 "prompt": prompt,
+                "text": completion.text,
+                "token_ids": completion.token_ids,
+                "finish_reason": completion.finish_reason,
             }
             print(json.dumps(fields, ensure_ascii=False))
         else:
+            print(prompt + completion.text)
+    num_aborted = sum(completion.finish_reason == "abort" for output in outputs for completion in output.outputs)
     if signals and num_aborted:
         name = signal.Signals(signals[0]).name
         print(f"raycore: ended by {name}, with {num_aborted} of {len(outputs)} outputs cut short", file=sys.stderr)
