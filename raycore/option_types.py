@@ -99,8 +99,9 @@ class EngineOptions(VllmOptions, total=False):
     prepare_structured_outputs: bool
     """Load what structured outputs need at startup. Otherwise the first request that has them stops each client and
     worker for a second or two if the vocabulary is large. Default: False."""
-    device: Literal["cpu", "cuda"]
-    """What workers compute on. Default: cpu."""
+    device: Literal["auto", "cpu", "cuda"]
+    """What workers compute on. auto: the CPU until the GPU path has been tested on GPUs, with a warning if the cluster
+    has GPUs. Default: auto."""
     engine_name: str | None
     """Name by which `raycore status` and `raycore scale` find the engine. Default: a random one."""
     tensor_parallel_size: int

@@ -22,6 +22,7 @@ from raycore.cli.signals import interrupted_by, raising_on_signals
 from raycore.cli.terminal import outlive_terminal
 from raycore.errors import EngineDeadError, PlacementShortage, RaycoreError
 from raycore.logs import DATE_FORMAT, line_format
+from raycore.sampling_params import SamplingParams
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -99,14 +100,16 @@ def _generate(args: argparse.Namespace) -> int:
     if not prompts:
         print("raycore generate: no prompt given, and none on standard input", file=sys.stderr)
         return 2
+    chosen = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    SamplingParams(**chosen)  # what can't work is said before an engine is started
     shows_progress = sys.stderr.isatty() and not args.no_progress
     # imported late so that `raycore --help` answers at once
     from raycore.client.client import DRAINING
     from raycore.llm import LLM
 
     with LLM(use_tqdm_on_load=shows_progress, **chosen_engine_options(args)) as llm:
-        chosen = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
-        params = llm.get_default_sampling_params(**{name: value for name, value in chosen.items() if value is not None})
+        params = llm.get_default_sampling_params(**chosen)
         with llm.draining_on_signals(args.drain_timeout) as signals:
             try:
                 outputs = llm.generate(prompts, params, use_tqdm=shows_progress)

@@ -17,7 +17,7 @@ import yaml
 from kuberay_definitions import CRDS, mistakes
 from packaging.specifiers import SpecifierSet
 
-from raycore.cli.main import _parser
+from raycore.cli.main import build_parser
 from raycore.config import RecoveryConfig
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +154,7 @@ def test_variables_of_raycore_in_manifests_are_read():
 def is_raycore_command(words: list[str]) -> bool:
     """Whether the command line takes it; argparse exits when it doesn't."""
     assert words[0] == "raycore"
-    return isinstance(_parser().parse_args(words[1:]), argparse.Namespace)
+    return isinstance(build_parser().parse_args(words[1:]), argparse.Namespace)
 
 
 def test_commands_are_raycores():

@@ -67,7 +67,7 @@ def test_every_option_says_what_it_is():
         assert each.expected
 
 
-@pytest.mark.parametrize("function", [LLM, AsyncLLM, LLM.get_or_create, AsyncLLM.get_or_create])
+@pytest.mark.parametrize("function", [LLM, AsyncLLM, LLM.get_or_create, AsyncLLM.create])
 def test_python_takes_every_option_of_an_engine(function):
     parameters = inspect.signature(function).parameters
     assert set(ENGINE_OPTIONS) <= set(parameters)

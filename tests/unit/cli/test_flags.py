@@ -192,3 +192,8 @@ def test_help_shows_every_flag_with_its_default(capsys):
     assert "Tokens in a block of the KV cache. Default: 16." in told
     assert "--enable-prefix-caching, --no-enable-prefix-caching" in told
     assert "--trust-remote-code" not in told  # it has no effect
+
+
+def test_sampling_that_cannot_work_is_refused_before_an_engine_is_started(started, capsys):
+    assert main(["generate", "x", "--temperature", "-1"]) == 1
+    assert (started, capsys.readouterr().err) == ({}, "raycore: temperature=-1.0 is not at least 0.0\n")
