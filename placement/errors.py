@@ -1,22 +1,22 @@
-"""What placement can refuse.
+"""The errors that placement raises.
 
 ::
 
-    PlacementShortage               the cluster can't hold what was asked for
-    ReservationCancelled            whoever asked for it doesn't want it any more
-    InvalidPlacementGroup (ValueError)   a group that the caller brought doesn't fit the shape
+    PlacementShortage                    the ranks don't fit the cluster
+    ReservationCancelled                 the caller cancelled a reservation that was waiting
+    InvalidPlacementGroup (ValueError)   the caller's placement group doesn't fit the shape
 """
 
 from __future__ import annotations
 
 
 class PlacementShortage(Exception):
-    """The cluster can't hold what was asked for. The message holds both, as a table."""
+    """The ranks don't fit the cluster. The message has a table of what was requested and what each node has."""
 
 
 class ReservationCancelled(Exception):
-    """Whoever asked for it doesn't want it any more. Nothing stays reserved."""
+    """The caller cancelled a reservation that was waiting. Nothing stays reserved."""
 
 
 class InvalidPlacementGroup(ValueError):
-    """A placement group that the caller brought can't hold a rank. The message says what it has and what it needs."""
+    """A placement group of the caller's can't hold a rank. The message says what it has and what it needs."""

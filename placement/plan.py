@@ -1,8 +1,8 @@
-"""Which rank's bundles go to which node. Pure: a view and a shape in, rank plans out, nothing touched.
+"""Plans which node hosts each bundle of each rank. Pure: takes a view and a shape, returns rank plans.
 
-A *rank* is one engine: `world_size` worker bundles, then one bundle for the engine process itself (index
-`world_size`). An engine that hosts its only worker in its own process has `engine_cpus=0` and no bundle of its own: it
-lives in bundle 0, the worker's.
+A *rank* is one engine: `world_size` worker bundles, then one bundle for the engine process itself (index `world_size`).
+An engine that hosts its only worker in its own process has `engine_cpus=0` and no bundle of its own: it runs in bundle
+0, the worker's.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from placement.errors import PlacementShortage
 from placement.topology import ClusterView, NodeView
 
 Bundle = Mapping[str, float]
-"""Amounts by resource name, as a placement group takes them."""
+"""Resource amounts by name, as in a Ray placement group."""
 
 Strategy = Literal["strict", "fill", "span"]
-"""How ranks go to nodes.
+"""How ranks are assigned to nodes.
 
-* `strict`: a rank never spans nodes, and every node that is used holds the same number of ranks; as many nodes as
-  possible are used.
-* `fill`: a rank never spans nodes; the first node is filled, then the next.
-* `span`: as `fill` where a rank fits one node; else its tensor-parallel groups are spread over nodes, each of them kept
-  whole unless it fits no node whole.
+* `strict`: a rank never spans nodes, and every node in use holds the same number of ranks. Uses as many nodes as
+  possible.
+* `fill`: a rank never spans nodes. Fills the first node, then the next.
+* `span`: as `fill` for a rank that fits one node. A larger rank is spread by tensor-parallel group; a group is split
+  only if no node can hold it whole.
 """
 
 _TOLERANCE = 1e-6
-"""Ray counts resources in steps of 1e-4; sums of floats are off by less than this."""
+"""Allows for rounding in sums of floats. Ray's own resolution is 1e-4."""
 
 
 @dataclass(frozen=True)
 class EngineShape:
-    """What is asked of the cluster: `num_ranks` groups of the same bundles."""
+    """The requested resources: `num_ranks` groups of the same bundles."""
 
     num_ranks: int
     world_size: int
@@ -43,23 +43,23 @@ class EngineShape:
     """0: the engine hosts its worker and needs no bundle of its own."""
     strategy: Strategy = "fill"
     tensor_parallel_size: int | None = None
-    """Workers of one tensor-parallel group, consecutive in a rank. None: all of them."""
+    """Workers per tensor-parallel group. A group's workers are consecutive in the rank. None: one group per rank."""
 
     @property
     def worker_bundle(self) -> Bundle:
-        """What one worker needs."""
+        """Resources of one worker."""
         gpus = {"GPU": self.gpus_per_worker} if self.gpus_per_worker else {}
         return {"CPU": self.cpus_per_worker, **gpus}
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """The bundles of one rank: its workers', then its engine's."""
+        """The bundles of one rank: one per worker, then the engine's."""
         engine = ({"CPU": self.engine_cpus},) if self.engine_cpus else ()
         return (self.worker_bundle,) * self.world_size + engine
 
     @property
     def engine_bundle_index(self) -> int:
-        """The bundle in which the engine lives."""
+        """Index of the bundle that hosts the engine."""
         return self.world_size if self.engine_cpus else 0
 
     @property
@@ -70,7 +70,7 @@ class EngineShape:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """Where one rank goes: `bundles[i]` to the node `node_ids[i]`."""
+    """Placement of one rank: `bundles[i]` goes to node `node_ids[i]`."""
 
     dp_rank: int
     bundles: tuple[Bundle, ...]
@@ -78,17 +78,21 @@ class RankPlan:
 
     @property
     def group_strategy(self) -> Literal["STRICT_PACK", "PACK"]:
-        """The strategy of the rank's placement group."""
+        """Ray's strategy for the rank's placement group."""
         return "STRICT_PACK" if len(set(self.node_ids)) == 1 else "PACK"
 
 
 def plan_ranks(
     view: ClusterView, shape: EngineShape, *, of: Literal["total", "available"] = "available"
 ) -> list[RankPlan]:
-    """Place the ranks on what the nodes have free, or, to see whether they could ever fit, on all that the nodes have.
+    """Assign the ranks to the usable nodes.
+
+    Args:
+        of: the resources to plan with: what is `available` now, or each node's `total`, which tells whether the ranks
+            could ever fit.
 
     Raises:
-        PlacementShortage: they don't fit; the message is the table of `describe_shortage()`.
+        PlacementShortage: the ranks don't fit. The message is the table of `describe_shortage()`.
     """
     rooms = [_Room(node, node.total if of == "total" else node.available) for node in view.usable_nodes]
     place = {"strict": _place_strict, "fill": _place_fill, "span": _place_span}[shape.strategy]
@@ -99,7 +103,7 @@ def plan_ranks(
 
 
 def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
-    """What was asked and what each node has, as a table for people."""
+    """What was requested and what each node has, as a table for people."""
     rule = {
         "strict": "each on one node, the same number on every node",
         "fill": "each on one node",
@@ -108,7 +112,7 @@ def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
     lines = [
         f"{_count(shape.num_ranks, 'rank')} of {_count(shape.world_size, 'worker')} don't fit the cluster "
         f"(strategy {shape.strategy!r}: {rule})",
-        f"asked for each rank: {_describe_rank(shape)}; in all: {_describe(_sum(shape.bundles * shape.num_ranks))}",
+        f"each rank needs {_describe_rank(shape)}; in total: {_describe(_sum(shape.bundles * shape.num_ranks))}",
         *_table(view, shape),
         _advice(shape),
     ]
@@ -116,35 +120,34 @@ def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
 
 
 def describe_missing(view: ClusterView, shape: EngineShape, standing: Mapping[str, Collection[str]]) -> str:
-    """Which ranks have a place by now, what the others need, and what each node has.
+    """Which ranks are placed, what the others need, and what each node has.
 
     Args:
-        standing: the ids of the nodes of each group that stands, by the group's name.
+        standing: the node ids of each created group, by the group's name.
     """
     places = [f"{name} on {', '.join(sorted({node[:8] for node in nodes}))}" for name, nodes in standing.items()]
     others = shape.bundles * (shape.num_ranks - len(standing))
     lines = [
         f"{len(standing)} of {_count(shape.num_ranks, 'rank')} placed" + (f" ({'; '.join(places)})" if places else ""),
-        f"missing for each{' of the others' if places else ''}: {_describe_rank(shape)}; "
-        f"in all: {_describe(_sum(others))}",
+        f"each missing rank needs {_describe_rank(shape)}; in total: {_describe(_sum(others))}",
         *_table(view, shape),
     ]
     return "\n".join(lines)
 
 
 class _Room:
-    """What is left of one node while ranks are being placed."""
+    """The resources left on one node while ranks are placed."""
 
     def __init__(self, node: NodeView, resources: Mapping[str, float]) -> None:
         self.node_id = node.node_id
         self._left = dict(resources)
 
     def fits(self, bundles: Sequence[Bundle]) -> bool:
-        """Whether all of `bundles` fit at once."""
+        """Whether `bundles` fit together."""
         return all(self._left.get(name, 0.0) + _TOLERANCE >= amount for name, amount in _sum(bundles).items())
 
     def take(self, bundles: Sequence[Bundle]) -> tuple[str, ...]:
-        """Take `bundles`, which fit. Returns this node's id for each."""
+        """Allocate `bundles`, which must fit. Returns this node's id once per bundle."""
         for name, amount in _sum(bundles).items():
             self._left[name] = self._left.get(name, 0.0) - amount
         return (self.node_id,) * len(bundles)
@@ -156,7 +159,7 @@ class _Room:
 
 
 _Placed = list[tuple[str, ...]] | None
-"""For each rank the node id of each bundle; None when they don't fit."""
+"""For each rank, the node id of each bundle; None if the ranks don't fit."""
 
 
 def _place_fill(rooms: list[_Room], shape: EngineShape) -> _Placed:
@@ -179,7 +182,8 @@ def _place_strict(rooms: list[_Room], shape: EngineShape) -> _Placed:
 
 
 def _place_span(rooms: list[_Room], shape: EngineShape) -> _Placed:
-    """Workers of all ranks first, because they are the picky ones; then the engines, near their first workers."""
+    """Places the workers of all ranks first, since they are harder to place, then the engines, near their first
+    workers."""
     workers: list[tuple[str, ...]] = []
     for _ in range(shape.num_ranks):
         placed = _place_workers(rooms, shape)
@@ -199,7 +203,10 @@ def _place_span(rooms: list[_Room], shape: EngineShape) -> _Placed:
 
 
 def _place_workers(rooms: list[_Room], shape: EngineShape) -> tuple[str, ...] | None:
-    """One rank's workers: with their engine on one node, or without it, or by groups, or one by one."""
+    """Place one rank's workers.
+
+    Tried in order: one node that also fits the engine; one node; a node per tensor-parallel group; a node per worker.
+    """
     workers = shape.bundles[: shape.world_size]
     room = _first_fit(rooms, shape.bundles) or _first_fit(rooms, workers)
     if room is not None:
@@ -230,7 +237,8 @@ def _sum(bundles: Sequence[Bundle]) -> dict[str, float]:
 
 
 def _table(view: ClusterView, shape: EngineShape) -> list[str]:
-    """One row a node: how much of each resource is free, and how many ranks that holds."""
+    """One row per node: the free and total amount of each resource, and how many ranks would fit now and on an idle
+    node."""
     names = list(_sum(shape.bundles))
     header = ["node", "address", *(f"{name} free/total" for name in names), "ranks now/ever"]
     rows = [
@@ -239,7 +247,7 @@ def _table(view: ClusterView, shape: EngineShape) -> list[str]:
         if node.alive
     ]
     if not rows:
-        return ["the cluster has no node that is alive"]
+        return ["the cluster has no live node"]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -273,4 +281,4 @@ def _count(number: int, noun: str) -> str:
 
 def _advice(shape: EngineShape) -> str:
     span = "" if shape.strategy == "span" or shape.world_size == 1 else ", let ranks span nodes (strategy 'span')"
-    return f"Ask for fewer ranks or workers{span}, free what others hold, or add nodes."
+    return f"Request fewer ranks or workers{span}, free resources, or add nodes."

@@ -1,4 +1,4 @@
-"""Take what was planned, and give it back: the only module of this package that changes the cluster."""
+"""Creates, checks and removes placement groups: the only module of this package that changes the cluster."""
 
 # ray's own types are partial:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -28,19 +28,19 @@ from placement.topology import ClusterView, read_cluster
 logger = logging.getLogger(__name__)
 
 _NODE_ID_LABEL = "ray.io/node-id"
-"""The label that every Ray node carries; tells nodes apart that share an address."""
+"""Label that Ray sets on every node. Tells nodes apart that share an address."""
 
 _ATTEMPT_TIMEOUT_S = 5.0
-"""A group whose place was taken between planning and creation is planned anew after this long."""
+"""Time to wait for planned groups. Then plan again: their resources may have been taken after planning."""
 
 _POLL_INTERVAL_S = 0.05
 _NODE_POLL_INTERVAL_S = 0.25
-"""A node takes seconds to come at best."""
+"""Poll interval while waiting for new nodes, which take seconds to start."""
 
 _LOG_INTERVAL_S = 10.0
 _RELEASE_TIMEOUT_S = 5.0
 _SETTLE_TIMEOUT_S = 2.0
-"""Groups that are to be removed may take so long to come to stand first, all of them together."""
+"""Time that `release()` waits for groups that are still being created, all of them together."""
 
 
 def reserve(
@@ -52,23 +52,24 @@ def reserve(
     asks_for_nodes: bool = False,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[PlacementGroup]:
-    """Create one placement group for each rank, and wait until they stand.
+    """Create one placement group per rank, and wait until all are created.
 
-    Waits, saying so, while others hold what the shape needs. The groups belong to the caller, who releases them; Ray
-    removes them when this process ends.
+    Waits, logging the shortage, while others hold the resources. The groups belong to the caller, who releases them.
+    Ray removes them when this process ends.
 
     Args:
-        names: the groups' names, one for each rank; by default they have none.
-        avoid: ids of nodes that are not to be used.
-        asks_for_nodes: have groups that don't fit wait in Ray, where an autoscaler sees each of them whole and adds
-            nodes for it. Groups that stand meanwhile hold what they have. With the strategy `strict` a node may come
-            to hold more ranks than another; they are then placed anew, on the nodes that there are.
-        is_wanted: asked while waiting; once it says no, nothing more is.
+        names: the groups' names, one per rank; empty for groups without names.
+        avoid: ids of nodes not to use.
+        timeout_s: seconds to wait for the resources.
+        asks_for_nodes: create the groups even if they don't fit now. An autoscaler sees the pending groups and adds
+            nodes for them. Groups that are created meanwhile hold their resources. With the strategy `strict`, nodes
+            may end up with unequal numbers of ranks; the ranks are then placed again on the existing nodes.
+        is_wanted: called while waiting. If it returns False, the reservation is cancelled.
 
     Raises:
-        PlacementShortage: at once if the shape can never fit this cluster and `asks_for_nodes` is False, after
+        PlacementShortage: at once if the shape can never fit this cluster and `asks_for_nodes` is False; after
             `timeout_s` if it still doesn't fit. Nothing stays reserved.
-        ReservationCancelled: it wasn't wanted any more. Nothing stays reserved.
+        ReservationCancelled: `is_wanted()` returned False. Nothing stays reserved.
     """
     waiting = _Waiting(shape, timeout_s, is_wanted)
     while True:
@@ -86,10 +87,13 @@ def reserve(
 
 
 def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOUT_S) -> None:
-    """Remove groups, and with them whatever still runs in them; returns once they are gone, or after `timeout_s`."""
+    """Remove groups and kill whatever still runs in them.
+
+    Returns when Ray has removed them. Logs a warning if that takes longer than `timeout_s`.
+    """
     settled_s = time.monotonic() + _SETTLE_TIMEOUT_S
     for group in groups:
-        # removed in the moment in which it comes to stand, 1 in 100 never gives back what it holds (Ray 2.60)
+        # 1 in 100 groups that are removed while they are being created never return their resources (Ray 2.60)
         if _state(group) in ("PENDING", "PREPARED"):
             group.wait(max(0.0, settled_s - time.monotonic()))
         remove_placement_group(group)
@@ -104,7 +108,7 @@ def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOU
 
 
 def groups_named(prefix: str) -> list[PlacementGroup]:
-    """The groups of the cluster whose names begin with `prefix`, whoever made them, except those that are removed."""
+    """The cluster's groups whose names begin with `prefix`, whoever created them, except removed ones."""
     table: dict[str, dict[str, Any]] = placement_group_table()
     return [
         PlacementGroup(PlacementGroupID(bytes.fromhex(group_id)))
@@ -114,13 +118,13 @@ def groups_named(prefix: str) -> list[PlacementGroup]:
 
 
 def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float = 60.0) -> None:
-    """Check that a caller's own group can hold one rank of `shape`; a pending one is waited for.
+    """Check that the caller's own group can hold one rank of `shape`. Waits up to `timeout_s` for a pending group.
 
-    Bundles 0 to `world_size - 1` are the workers', the next one the engine's. A group may have more of everything, and
-    the engine's bundle when the engine needs none.
+    Bundles 0 to `world_size - 1` are for the workers, the next one for the engine. A group may have more bundles and
+    resources than needed, also a bundle for an engine that needs none.
 
     Raises:
-        InvalidPlacementGroup: it can't, with what it has and what it needs.
+        InvalidPlacementGroup: the group has too few or too small bundles, or isn't created in time.
     """
     label = f"placement group {group.id.hex()[:12]}"
     needed = shape.bundles
@@ -136,23 +140,23 @@ def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float =
             if has.get(resource, 0.0) < amount:
                 raise InvalidPlacementGroup(
                     f"bundle {index} of {label} has {resource} {has.get(resource, 0.0):g}, "
-                    f"but the rank's {'engine' if index == shape.world_size else 'worker'} there needs {amount:g}"
+                    f"but the rank's {'engine' if index == shape.world_size else 'worker'} needs {amount:g}"
                 )
-    if not _comes_to_stand(group, label, timeout_s):
+    if not _is_created_within(group, label, timeout_s):
         raise InvalidPlacementGroup(
             f"{label} is {_state(group)}, not CREATED (waited up to {timeout_s:g} s): "
-            "bring one that exists and that the cluster can hold"
+            "pass a group that exists and fits the cluster"
         )
 
 
 def bundle_nodes(group: PlacementGroup) -> list[str]:
-    """The node id on which each bundle of a standing group lies."""
+    """The node id of each bundle of a created group, in bundle order."""
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     return [nodes[index] for index in sorted(nodes)]
 
 
 class _Waiting:
-    """Patience: a deadline, and what is said while it runs."""
+    """The deadline of a reservation, and its log lines while it waits."""
 
     def __init__(
         self,
@@ -166,7 +170,7 @@ class _Waiting:
         self._is_wanted = is_wanted
         self._clock = clock
         self._started_s = clock()
-        # what another engine has just given back shows up within a second
+        # no line at first: resources that another engine has just released show up within a second
         self._next_log_s = self._started_s + 1.0
 
     def left_s(self) -> float:
@@ -174,13 +178,13 @@ class _Waiting:
         return max(0.0, self._started_s + self._timeout_s - self._clock())
 
     def step(self, view: ClusterView, standing: Mapping[str, Collection[str]] | None = None) -> None:
-        """Sleep a little; at the deadline raise.
+        """Sleep for one poll interval. Raises if the deadline has passed or the reservation was cancelled.
 
         Args:
-            standing: while nodes are waited for, the ids of the nodes of each group that stands, by its name.
+            standing: given while waiting for nodes: the node ids of each created group, by its name.
         """
         if not self._is_wanted():
-            raise ReservationCancelled("the reservation isn't wanted any more")
+            raise ReservationCancelled("the reservation was cancelled while it waited for resources")
         if self.left_s() <= 0:
             placed = "" if standing is None else f", with {len(standing)} of {self._shape.num_ranks} placed"
             raise PlacementShortage(
@@ -202,7 +206,7 @@ def _plan_if_free(view: ClusterView, shape: EngineShape) -> list[RankPlan] | Non
 
 
 def _create(plans: Sequence[RankPlan], names: Sequence[str], timeout_s: float) -> list[PlacementGroup] | None:
-    """All groups, or none: None when one of them didn't get its place in time."""
+    """Create all groups or none. None: a group wasn't created in time."""
     deadline_s = time.monotonic() + min(timeout_s, _ATTEMPT_TIMEOUT_S)
     groups: list[PlacementGroup] = []
     with ExitStack() as undo:
@@ -218,17 +222,19 @@ def _create(plans: Sequence[RankPlan], names: Sequence[str], timeout_s: float) -
 def _ask(
     shape: EngineShape, names: Sequence[str], avoid: Collection[str], waiting: _Waiting
 ) -> list[PlacementGroup] | None:
-    """Groups that Ray places where it can, once there is room for all; None if they don't lie as the strategy says."""
-    # those that Ray knows to be dead it avoids itself
+    """Create groups on nodes of Ray's choice, once all fit. None if the outcome breaks the strategy `strict`."""
+    # Ray itself avoids the nodes that it knows to be dead
     avoid = [node.node_id for node in read_cluster().nodes if node.alive and node.node_id in avoid]
     groups: list[PlacementGroup] = []
     with ExitStack() as undo:
         undo.callback(release, groups)
         groups.extend(_create_anywhere(shape, avoid, name) for name in names or [""] * shape.num_ranks)
-        while len(standing := _standing(groups, names)) < len(groups):
+        while len(standing := _created_nodes(groups, names)) < len(groups):
             waiting.step(read_cluster().without(avoid), standing)
         if shape.strategy == "strict" and not _are_even(standing.values()):
-            logger.warning("the nodes that came hold unequal numbers of ranks, which strategy 'strict' rules out")
+            logger.warning(
+                "the nodes hold unequal numbers of ranks, which strategy 'strict' forbids: placing the ranks again"
+            )
             return None
         undo.pop_all()
     return groups
@@ -244,8 +250,8 @@ def _create_anywhere(shape: EngineShape, avoid: Collection[str], name: str) -> P
     )
 
 
-def _standing(groups: Sequence[PlacementGroup], names: Sequence[str]) -> dict[str, list[str]]:
-    """The node ids of each group that stands, by its name."""
+def _created_nodes(groups: Sequence[PlacementGroup], names: Sequence[str]) -> dict[str, list[str]]:
+    """The node ids of each created group, by its name (its id if it has none)."""
     labels = names or [group.id.hex()[:12] for group in groups]
     return {
         label: bundle_nodes(group) for label, group in zip(labels, groups, strict=True) if _state(group) == "CREATED"
@@ -253,14 +259,14 @@ def _standing(groups: Sequence[PlacementGroup], names: Sequence[str]) -> dict[st
 
 
 def _are_even(nodes_of_ranks: Iterable[Sequence[str]]) -> bool:
-    """Whether every node that is used holds as many ranks."""
+    """Whether all nodes in use hold the same number of ranks."""
     return len(set(Counter(nodes[0] for nodes in nodes_of_ranks).values())) == 1
 
 
-def _comes_to_stand(group: PlacementGroup, label: str, timeout_s: float) -> bool:
-    """Whether it stands within `timeout_s`; says so while it waits."""
+def _is_created_within(group: PlacementGroup, label: str, timeout_s: float) -> bool:
+    """Whether the group is created within `timeout_s`. Logs while it waits."""
     deadline_s = time.monotonic() + timeout_s
-    # Ray raises a bare Exception when it is to wait for a group that is gone
+    # Ray raises a bare Exception from wait() if the group was removed
     while _state(group) != "REMOVED":
         left_s = max(0.0, deadline_s - time.monotonic())
         if group.wait(min(left_s, _LOG_INTERVAL_S)):

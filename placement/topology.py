@@ -1,6 +1,6 @@
-"""The cluster as it is now: nodes, what they have, what is free.
+"""The cluster's current state: its nodes, their resources, and which of these are free.
 
-Only the functions here talk to anybody; everything else takes the `ClusterView` that `read_cluster()` returns.
+Only the functions here query the cluster. Everything else takes the `ClusterView` that `read_cluster()` returns.
 """
 
 # ray's own types are partial:
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node, as Ray reports it. Resources are by name (`CPU`, `GPU`, custom ones)."""
+    """One node, as Ray reports it. `total` and `available` are amounts by resource name (`CPU`, `GPU`, custom ones)."""
 
     node_id: str
     ip: str
@@ -25,40 +25,40 @@ class NodeView:
     alive: bool = True
     draining: bool = False
     port: int = 0
-    """Where its node daemon listens; 0 where that isn't known."""
+    """Port of the node's raylet; 0 if unknown."""
 
     @property
     def usable(self) -> bool:
-        """Whether something new may be placed here."""
+        """Whether new groups may be placed on this node."""
         return self.alive and not self.draining
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The nodes, in the order in which they are filled: the caller's own first, then by address."""
+    """The nodes in the order in which they are filled: this process's own first, then by address."""
 
     nodes: tuple[NodeView, ...] = field(default=())
 
     def without(self, node_ids: Collection[str]) -> ClusterView:
-        """The view without some nodes."""
+        """The view without these nodes."""
         return ClusterView(tuple(node for node in self.nodes if node.node_id not in node_ids))
 
     @property
     def usable_nodes(self) -> tuple[NodeView, ...]:
-        """The nodes where something new may be placed."""
+        """The nodes on which new groups may be placed."""
         return tuple(node for node in self.nodes if node.usable)
 
 
 def read_cluster() -> ClusterView:
-    """Read the view from the Ray that this process is connected to; takes a few milliseconds.
+    """Read the view from the Ray cluster that this process is connected to. Takes a few milliseconds.
 
-    What is available may be a moment old, so a group that fits it can still find its place taken.
+    The available amounts may be slightly out of date, so a plan that fits the view can still fail.
     """
-    # here, so that planning needs no Ray
+    # imported here, so that planning doesn't need Ray
     import ray
     from ray._private.state import state
 
-    # ray.available_resources() adds all nodes up: what each has free has no public spelling
+    # ray.available_resources() is a sum over nodes; Ray has no public API for each node's free resources
     available: dict[str, dict[str, float]] = state.available_resources_per_node()
     draining = draining_nodes()
     nodes: list[dict[str, Any]] = ray.nodes()
@@ -79,7 +79,7 @@ def read_cluster() -> ClusterView:
 
 
 def draining_nodes() -> set[str]:
-    """The ids of the nodes that are to go: cheaper than `read_cluster()`."""
+    """The ids of the nodes that are being drained. Cheaper than `read_cluster()`."""
     from ray._private.state import state
 
     draining: dict[str, int] = state.get_draining_nodes()
@@ -87,7 +87,7 @@ def draining_nodes() -> set[str]:
 
 
 def answers(node: NodeView, timeout_s: float = 1.0) -> bool:
-    """Whether a node's daemon takes connections. Ray itself takes 10 seconds and more to find a crashed node dead."""
+    """Whether a node's raylet accepts connections. Ray itself takes 10 seconds or more to notice a crashed node."""
     if not node.port:
         return True
     try:
@@ -98,5 +98,5 @@ def answers(node: NodeView, timeout_s: float = 1.0) -> bool:
 
 
 def _plain(resources: Mapping[str, float]) -> dict[str, float]:
-    """Without the resources by which Ray names nodes and the bundles of groups."""
+    """The resources without those that Ray creates for each node and for the bundles of groups."""
     return {name: amount for name, amount in resources.items() if "_group_" not in name and ":" not in name}

@@ -132,11 +132,11 @@ def test_the_shortage_is_a_table_of_what_was_asked_and_what_there_is():
     text = describe_shortage(view((8, 4), (16, 2), free=((8, 1), (16, 2))), gpu_shape(3, 2))
     assert text.splitlines() == [
         "3 ranks of 2 workers don't fit the cluster (strategy 'fill': each on one node)",
-        "asked for each rank: 2 workers of CPU 1 GPU 1, an engine of CPU 1; in all: CPU 9 GPU 6",
+        "each rank needs 2 workers of CPU 1 GPU 1, an engine of CPU 1; in total: CPU 9 GPU 6",
         "  node  address   CPU free/total  GPU free/total  ranks now/ever",
         "  a     10.0.0.0  8/8             1/4             0/2",
         "  b     10.0.0.1  16/16           2/2             1/1",
-        "Ask for fewer ranks or workers, let ranks span nodes (strategy 'span'), free what others hold, or add nodes.",
+        "Request fewer ranks or workers, let ranks span nodes (strategy 'span'), free resources, or add nodes.",
     ]
 
 
@@ -145,13 +145,13 @@ def test_what_is_waited_for_names_the_ranks_that_have_a_place_and_what_the_other
     text = describe_missing(view((8, 4), free=((5, 2),)), gpu_shape(3, 2), standing)
     assert text.splitlines() == [
         "1 of 3 ranks placed (raycore_1_dp0 on 01234567)",
-        "missing for each of the others: 2 workers of CPU 1 GPU 1, an engine of CPU 1; in all: CPU 6 GPU 4",
+        "each missing rank needs 2 workers of CPU 1 GPU 1, an engine of CPU 1; in total: CPU 6 GPU 4",
         "  node  address   CPU free/total  GPU free/total  ranks now/ever",
         "  a     10.0.0.0  5/8             2/4             1/2",
     ]
     assert describe_missing(view(), gpu_shape(1, 1), {}).splitlines()[:2] == [
         "0 of 1 rank placed",
-        "missing for each: 1 worker of CPU 1 GPU 1, an engine of CPU 1; in all: CPU 2 GPU 1",
+        "each missing rank needs 1 worker of CPU 1 GPU 1, an engine of CPU 1; in total: CPU 2 GPU 1",
     ]
 
 
