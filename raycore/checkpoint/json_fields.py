@@ -1,4 +1,4 @@
-"""A checkpoint's JSON files with typed access: each error names the file, the key, and the value it found."""
+"""Typed access to a checkpoint's JSON files. Every error names the file, the key, and the value found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raycore.errors import InvalidCheckpoint
 
 
 class JsonFields:
-    """An object of a JSON file. `source` is how errors call it: the file's path, or the path and the object's key."""
+    """One JSON object. `source` names it in errors: the file's path, or the path and the object's key."""
 
     def __init__(self, source: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
         self._source = source
@@ -21,7 +21,7 @@ class JsonFields:
 
     @classmethod
     def read(cls, path: Path) -> JsonFields:
-        """Read a file that must exist and hold one JSON object."""
+        """Read a file that must exist and hold one JSON object. Raises InvalidCheckpoint otherwise."""
         try:
             values: object = msgspec.json.decode(path.read_bytes())
         except OSError as error:
@@ -33,18 +33,18 @@ class JsonFields:
         return cls(str(path), cast("dict[str, Any]", values))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> JsonFields:
-        """The same object, where an absent key has the value that `defaults` gives it."""
+        """The same object with `defaults` for the keys that it lacks."""
         return JsonFields(self._source, self.values, defaults)
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
     def get(self, key: str) -> Any:
-        """The value, or its default, or None where it has neither."""
+        """The value of `key`, its default, or None if it has neither."""
         return self.values[key] if key in self.values else self._defaults.get(key)
 
     def child(self, key: str) -> JsonFields:
-        """The object at `key`, an empty one where it is absent or null."""
+        """The object at `key`; empty if it is absent or null."""
         value = self.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.error(key, "an object")
@@ -58,7 +58,7 @@ class JsonFields:
         return value
 
     def optional_int(self, key: str, low: int = 1) -> int | None:
-        """An integer, at least `low`, or None where it is absent or null."""
+        """An integer of at least `low`; None if it is absent or null."""
         return None if self.get(key) is None else self.int_(key, low)
 
     def float_(self, key: str) -> float:
@@ -69,11 +69,11 @@ class JsonFields:
         return float(value)
 
     def optional_float(self, key: str) -> float | None:
-        """A positive number, or None where it is absent or null."""
+        """A positive number; None if it is absent or null."""
         return None if self.get(key) is None else self.float_(key)
 
     def bool_(self, key: str, default: bool = False) -> bool:
-        """A truth value; `default` where it is absent or null."""
+        """A boolean; `default` if it is absent or null."""
         value = self.get(key)
         if value is None:
             return default
@@ -82,14 +82,14 @@ class JsonFields:
         return value
 
     def list_(self, key: str) -> list[Any] | None:
-        """A list, or None where it is absent or null."""
+        """A list; None if it is absent or null."""
         value = self.get(key)
         if value is not None and not isinstance(value, list):
             raise self.error(key, "a list")
         return cast("list[Any] | None", value)
 
     def error(self, key: str, expected: str) -> InvalidCheckpoint:
-        """The error for a value that isn't what was expected."""
+        """The error for a value of `key` that isn't as expected."""
         if self.get(key) is None:
             return InvalidCheckpoint(f"{self._source}: {key} is missing: expected {expected}")
         return InvalidCheckpoint(f"{self._source}: {key}={self.get(key)!r}: expected {expected}")

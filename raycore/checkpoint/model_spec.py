@@ -1,8 +1,8 @@
-"""What a checkpoint says about its model: `config.json` and `generation_config.json`, read once and checked.
+"""A checkpoint's description of its model: `config.json` and `generation_config.json`, parsed and validated.
 
-Owns the difference between the forms that transformers 4 and 5 write and between the families that raycore runs;
-everything below it sees one `ModelSpec`. Keys that are absent mean what transformers' configuration classes take them
-to mean. Knows neither torch nor the weights (those are `raycore.model.weights.loader`'s).
+Handles the differences between the formats of transformers 4 and 5 and between model families, so that other modules
+see one `ModelSpec`. Absent keys get the defaults of transformers' configuration classes. Knows neither torch nor the
+weights, which `raycore.model.weights.loader` reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ CheckpointDType = Literal["float32", "bfloat16", "float16"]
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """A decoder's shape and arithmetic, as its checkpoint describes them. Sizes are the whole model's."""
+    """A decoder's shape and arithmetic, as its checkpoint describes them. Sizes are of the whole model, not of one
+    rank."""
 
     architecture: str
     model_type: str
@@ -39,7 +40,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     rope_theta: float
     rope_scaling: RopeScaling | None
     layer_windows: list[int | None]
-    """By layer: how many positions a token sees, itself included; None is all of them."""
+    """By layer: the sliding window in tokens, including the token itself. None: full attention."""
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -49,30 +50,32 @@ class ModelSpec(msgspec.Struct, frozen=True):
     hidden_act: str
     max_position_embeddings: int
     dtype: CheckpointDType
-    """What the weights are stored in."""
+    """Type in which the weights are stored."""
     bos_token_id: int | None
     eos_token_ids: list[int]
     generation_defaults: dict[str, Any]
-    """Sampling values that generation_config.json recommends, by its names; only those it gives."""
+    """Sampling parameters that generation_config.json recommends, under its names; only those present."""
     moe: MoeSpec | None = None
-    """The experts of the layers that have some; `intermediate_size` is that of the others."""
+    """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of the dense layers."""
 
     @property
     def max_length(self) -> int:
-        """Positions that the model can address: YaRN's stretch is often not yet in `max_position_embeddings`."""
+        """Positions that the model can address. With YaRN, `max_position_embeddings` often is the length before
+        scaling."""
         if self.rope_scaling is None or self.rope_scaling.rope_type != "yarn":
             return self.max_position_embeddings
         stretched = int(self.rope_scaling.factor * self.rope_scaling.original_max_position_embeddings)
         return max(self.max_position_embeddings, stretched)
 
     def kv_heads_per_rank(self, tp_size: int) -> int:
-        """Key-value heads of one tensor-parallel rank; ranks beyond `num_kv_heads` hold copies."""
+        """Key-value heads of one tensor-parallel rank. With more ranks than heads, several ranks hold the same head."""
         return max(1, self.num_kv_heads // tp_size)
 
     def check_tensor_parallel(self, tp_size: int, expert_parallel: bool = False) -> None:
-        """Raise InvalidConfig, naming the sizes, unless `tp_size` ranks can share the model.
+        """Raise InvalidConfig, with the sizes, unless `tp_size` ranks can split the model.
 
-        The vocabulary may be of any size: it is padded. With `expert_parallel` experts stay whole, whatever their size.
+        The vocabulary may have any size: it is padded. With `expert_parallel` experts aren't split, so their size
+        doesn't matter.
         """
         sizes = self._split_sizes(expert_parallel)
         for name, size in sizes.items():
@@ -88,7 +91,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
             )
 
     def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:
-        """What tensor-parallel ranks divide among them, by its name in config.json."""
+        """The sizes that tensor-parallel ranks split, by their names in config.json."""
         sizes = {"num_attention_heads": self.num_heads}
         if self.moe is None or not all(self.moe.sparse_layers):
             sizes["intermediate_size"] = self.intermediate_size
@@ -107,14 +110,14 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class _Family(msgspec.Struct, frozen=True):
-    """What one architecture takes absent keys to mean, and what it fixes without a key."""
+    """One architecture's defaults for absent keys, and its properties that no key sets."""
 
     defaults: dict[str, Any]
     qkv_bias: bool | None = False
-    """None: `attention_bias` says it, and says it of the output projection too."""
+    """None: `attention_bias` decides, also for the output projection."""
     qk_norm: bool = False
     windows: Literal["none", "every layer", "every layer if used", "by layer"] = "none"
-    """All but `every layer` only where `use_sliding_window` says so."""
+    """All but `every layer` apply only if `use_sliding_window` is true."""
 
 
 _LLAMA_DEFAULTS: dict[str, Any] = {
@@ -174,11 +177,11 @@ _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 
 def load_model_spec(path: Path) -> ModelSpec:
-    """Read the description of the checkpoint in the directory `path`.
+    """Read the description of the model in the checkpoint directory `path`.
 
     Raises:
-        InvalidCheckpoint: no such directory, no config.json, one that can't be read, or a model of a kind that
-            raycore doesn't run. The message names the file, the key and its value.
+        InvalidCheckpoint: the directory or its config.json is missing or can't be read, or raycore doesn't support the
+            model. The message names the file, the key and its value.
     """
     path = path.expanduser()
     if not path.is_dir():
@@ -249,7 +252,7 @@ def _model_spec(architecture: str, family: _Family, config: JsonFields, generati
 def _head_dim(config: JsonFields, num_heads: int) -> int:
     given = config.optional_int("head_dim")
     if given is None and config.int_("hidden_size") % num_heads:
-        raise config.error("hidden_size", f"a multiple of num_attention_heads={num_heads}, or head_dim given")
+        raise config.error("hidden_size", f"a multiple of num_attention_heads={num_heads}, or an explicit head_dim")
     head_dim = given or config.int_("hidden_size") // num_heads
     if head_dim % 2:
         key = "num_attention_heads" if given is None else "head_dim"

@@ -1,4 +1,4 @@
-"""A mixture of experts as a checkpoint's config.json describes it, and how ranks may share the experts."""
+"""A mixture of experts as a checkpoint's config.json describes it, and how ranks share the experts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from raycore.checkpoint.json_fields import JsonFields
 
 
 class ExpertShare(NamedTuple):
-    """What one rank holds of a layer's experts."""
+    """The part of a layer's experts that one rank holds."""
 
     experts: range
     rows: range
-    """Of each of these experts' intermediate rows."""
+    """Intermediate rows of each of these experts."""
 
 
 class MoeSpec(msgspec.Struct, frozen=True):
@@ -25,25 +25,25 @@ class MoeSpec(msgspec.Struct, frozen=True):
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
-    """Of each expert."""
+    """Intermediate size of one expert."""
     norm_topk_prob: bool
-    """Whether the weights of a token's experts are scaled to sum to 1."""
+    """Whether the weights of a token's experts are normalised to sum to 1."""
     sparse_layers: list[bool]
-    """By layer: whether it has experts; the others are dense."""
+    """By layer: whether it has experts. The other layers are dense."""
 
     def split_experts(self, tp_rank: int, tp_size: int) -> ExpertShare:
-        """A part of every expert."""
+        """Tensor parallelism: the same share of the rows of every expert."""
         num_rows = self.intermediate_size // tp_size
         return ExpertShare(range(self.num_experts), range(tp_rank * num_rows, (tp_rank + 1) * num_rows))
 
     def whole_experts(self, ep_rank: int, ep_size: int) -> ExpertShare:
-        """Neighbouring experts, whole. Where ranks can't have equally many, their numbers differ by one."""
+        """Expert parallelism: consecutive whole experts. The ranks' numbers of experts differ by at most one."""
         first, end = (rank * self.num_experts // ep_size for rank in (ep_rank, ep_rank + 1))
         return ExpertShare(range(first, end), range(self.intermediate_size))
 
 
 def parse_moe(architecture: str, config: JsonFields) -> MoeSpec | None:
-    """The experts of the model that `config` describes; None where no layer has any."""
+    """The experts of the model that `config` describes; None if no layer has any."""
     if architecture == "MixtralForCausalLM":
         size, is_normed = "intermediate_size", True
     elif architecture == "Qwen3MoeForCausalLM":
@@ -56,12 +56,12 @@ def parse_moe(architecture: str, config: JsonFields) -> MoeSpec | None:
     num_experts = _num_experts(config)
     num_chosen = config.int_("num_experts_per_tok")
     if num_chosen > num_experts:
-        raise config.error("num_experts_per_tok", f"at most the {num_experts} experts that there are")
+        raise config.error("num_experts_per_tok", f"at most the model's {num_experts} experts")
     return MoeSpec(num_experts, num_chosen, config.int_(size), is_normed, sparse_layers)
 
 
 def _num_experts(config: JsonFields) -> int:
-    """Transformers 5 knows either name for both families."""
+    """Transformers 5 accepts either key for both families."""
     given = [key for key in ("num_experts", "num_local_experts") if config.values.get(key) is not None]
     return config.int_(given[0] if given else "num_experts")
 

@@ -1,6 +1,6 @@
-"""How a checkpoint stretches its rotary embedding: the parameters, in every form that config.json gives them.
+"""RoPE scaling: its parameters, in every form that config.json gives them.
 
-Knows nothing of the arithmetic on tensors, which is the decoder's.
+The frequencies themselves are computed in `raycore.model.rope`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ RopeType = Literal["linear", "llama3", "yarn"]
 
 
 class RopeScaling(msgspec.Struct, frozen=True):
-    """How the rotary frequencies are stretched. Fields that `rope_type` doesn't use keep their defaults."""
+    """How the rotary frequencies are scaled. Fields that `rope_type` doesn't use keep their defaults."""
 
     rope_type: RopeType
     factor: float
     original_max_position_embeddings: int = 0
-    """llama3, yarn: positions of the model before it was stretched."""
+    """llama3, yarn: the model's positions before scaling."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     attention_factor: float = 1.0
-    """Multiplies cos and sin: what the checkpoint gives, or what the YaRN paper derives from `factor`."""
+    """yarn: factor on cos and sin, from the checkpoint or derived from `factor` as in the YaRN paper."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
@@ -33,17 +33,18 @@ class RopeScaling(msgspec.Struct, frozen=True):
 
 
 def parse_rope(config: JsonFields) -> tuple[float, RopeScaling | None]:
-    """The base of the rotary frequencies, and how they are stretched, from a config.json.
+    """The base of the rotary frequencies and their scaling (None: not scaled), from a config.json.
 
     Raises:
-        InvalidCheckpoint: naming the key, where the stretching isn't one of `RopeType` or lacks a parameter.
+        InvalidCheckpoint: the scaling isn't one of `RopeType` or lacks a parameter. The message names the key.
     """
     rope = _rope_parameters(config)
     return rope.float_("rope_theta"), _rope_scaling(rope, config)
 
 
 def _rope_parameters(config: JsonFields) -> JsonFields:
-    """What transformers 5 calls `rope_parameters`, also where transformers 4 wrote it: beside and in `rope_scaling`."""
+    """`rope_parameters` as transformers 5 writes it, or what transformers 4 wrote instead: `rope_scaling` and
+    `rope_theta`."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.child(key)
     nested = [rope.child(name) for name in ("full_attention", "sliding_attention") if rope.get(name) is not None]
@@ -89,5 +90,5 @@ def _yarn(rope: JsonFields, factor: float, original: int) -> RopeScaling:
 
 
 def _yarn_attention_factor(factor: float, mscale: float) -> float:
-    """Section 3.4 of the YaRN paper (arXiv 2309.00071): the square root of its temperature's inverse."""
+    """Section 3.4 of the YaRN paper (arXiv 2309.00071): `sqrt(1 / t)` for the attention temperature `t`."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
