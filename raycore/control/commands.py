@@ -1,4 +1,4 @@
-"""What travels between an engine's program and those who watch and steer it from elsewhere, and how they find it."""
+"""Messages between an engine's program and processes that inspect or scale it, and the names of control actors."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ NAMESPACE = "raycore"
 """The Ray namespace of the engines' control actors."""
 
 ACTOR_PREFIX = "engine-"
-"""A control actor's name is this and the engine's."""
+"""A control actor's name is this prefix and the engine's name."""
 
 
 class ScaleCommand(msgspec.Struct, frozen=True):
-    """Have this many ranks: see `LLM.scale`."""
+    """Change the number of ranks; see `LLM.scale`."""
 
     data_parallel_size: int
     drain_timeout_s: float | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a command."""
+    """The result of a command."""
 
     error: str | None = None
-    """Why it was refused or has failed; None if it was done."""
+    """Why the command was refused or failed; None if it succeeded."""

@@ -1,8 +1,8 @@
-"""The Ray actor by which an engine is found and reached from other processes of its cluster.
+"""The Ray actor through which other processes of the cluster find and reach an engine.
 
-An engine's ranks are supervised by the program that started it, which isn't an actor. So that program leaves word of
-its ranks here, and asks, in calls that last, for commands that others have left. Encoded messages pass through
-unopened, and what they need is all that is imported: this process lives as long as the engine does.
+The program that starts an engine supervises its ranks, and it isn't an actor. It publishes the ranks' status here and
+long-polls for commands from other processes. Messages pass through without being decoded, and imports are kept few:
+this process lives as long as the engine.
 """
 
 # ray's own types are partial:
@@ -18,17 +18,17 @@ import time
 import ray
 
 _POLL_INTERVAL_S = 1.0
-"""Waiting threads look up so often; what they wait for wakes them at once."""
+"""Waiting threads check the clock at this interval; a notification wakes them at once."""
 
 _SILENCE_S = 10.0
-"""So long after its time the program's next call is taken for one that won't come."""
+"""Grace period after which a missed poll means that the program is gone."""
 
 
 @ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
     num_cpus=0, max_restarts=0, concurrency_groups={"poll": 1, "publish": 1, "status": 2, "command": 4}
 )
 class EngineControl:
-    """A letter box between one engine's program and everybody else."""
+    """A mailbox between one engine's program and other processes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,16 +36,16 @@ class EngineControl:
         self._status: bytes | None = None
         self._ids = itertools.count()
         self._commands: dict[int, bytes] = {}
-        """Those that the program has yet to take, in the order in which they came."""
+        """Commands that the program has yet to take, by number, oldest first."""
         self._outcomes: dict[int, bytes | None] = {}
-        """Of the commands that somebody waits for; None until it is known."""
+        """Outcomes of the commands whose callers wait, by number; None until known."""
         self._due_s = time.monotonic()
-        """When the program's next call is to be expected at the latest."""
+        """When the program's next call is due at the latest."""
 
     def __repr__(self) -> str:
         return self._name
 
-    # ---- the program's side
+    # ---- called by the engine's program
 
     def pid(self) -> int:
         """This process's id."""
@@ -53,12 +53,12 @@ class EngineControl:
 
     @ray.method(concurrency_group="publish")
     def publish(self, status: bytes) -> None:
-        """Keep an encoded `EngineStatus` for whoever asks."""
+        """Store the program's encoded `EngineStatus`."""
         self._status = status
 
     @ray.method(concurrency_group="poll")
     def next_command(self, timeout_s: float) -> tuple[int, bytes] | None:
-        """A command's number and itself, encoded; None if none comes within `timeout_s`."""
+        """The next command as (number, encoded command); None if none arrives within `timeout_s`."""
         with self._changed:
             deadline_s = self._due_s = time.monotonic() + timeout_s
             while not self._commands and time.monotonic() < deadline_s:
@@ -71,25 +71,25 @@ class EngineControl:
 
     @ray.method(concurrency_group="publish")
     def finish(self, number: int, outcome: bytes, status: bytes) -> None:
-        """What a command has led to: its encoded `Outcome`, and the engine's status after it."""
+        """Store a command's encoded `Outcome`, and the engine's status after it."""
         self._status = status
         with self._changed:
             if number in self._outcomes:
                 self._outcomes[number] = outcome
                 self._changed.notify_all()
 
-    # ---- everybody else's
+    # ---- called by other processes
 
     @ray.method(concurrency_group="status")
     def status(self) -> tuple[bytes | None, bool]:
-        """The encoded `EngineStatus`, None before there is one, and whether the program still asks for commands."""
+        """(encoded `EngineStatus`, None before the first; whether the program still polls for commands)."""
         return self._status, not self._is_silent()
 
     @ray.method(concurrency_group="command")
     def execute(self, command: bytes) -> bytes | None:
-        """Have the program do what an encoded command says. Returns its encoded `Outcome`.
+        """Have the program execute an encoded command. Returns its encoded `Outcome`.
 
-        None if the program doesn't ask for commands, or not any more; one that it has taken it may still execute.
+        None if the program doesn't poll, or stops polling. A command that it has already taken may still be executed.
         """
         number = next(self._ids)
         with self._changed:

@@ -1,7 +1,7 @@
-"""The engine's program's end of its control actor: one thread that publishes what is new and takes commands.
+"""The program's side of the control actor: one thread that publishes status changes and takes commands.
 
-It starts when the engine serves, so that the actor's process costs the first requests nothing, and the engine never
-depends on it. While nothing changes and nobody asks for anything it makes one call in `POLL_S`.
+It starts the actor once the engine serves, so that the actor's start doesn't delay the first requests. The engine never
+depends on it. While idle it makes one call per `POLL_S`.
 """
 
 # ray's own types are partial:
@@ -29,13 +29,13 @@ from raycore.status import EngineStatus
 logger = logging.getLogger(__name__)
 
 POLL_S = 30.0
-"""One call for commands lasts so long."""
+"""Duration of one poll for commands."""
 
 _PUBLISH_S = 1.0
-"""The status is looked at, and published if it has changed, so often."""
+"""Interval at which the status is checked. It is published only if it has changed."""
 
 _DELAY_S = 2.0
-"""So long after the engine has come up the actor's process starts: it takes a second of a core."""
+"""Delay before the actor's process starts, which takes a second of a core."""
 
 _RETRY_S = 10.0
 _END_TIMEOUT_S = 5.0
@@ -44,17 +44,17 @@ Command = tuple[int, bytes]
 
 
 class ControlThread:
-    """Lets others reach an engine."""
+    """Makes an engine reachable from other processes."""
 
     def __init__(
         self, name: str, read_status: Callable[[], EngineStatus], scale: Callable[[int, float | None], object]
     ) -> None:
-        """Nothing is started yet.
+        """Starts nothing yet.
 
         Args:
-            name: the engine's, by which others find it.
-            read_status: the engine as it is now; called every second.
-            scale: what a `ScaleCommand` does, with its fields; may raise anything.
+            name: the engine's name, by which others find it.
+            read_status: returns the engine's current status; called every second.
+            scale: executes a `ScaleCommand`, given its fields; may raise anything.
         """
         self._name = name
         self._read_status = read_status
@@ -65,16 +65,16 @@ class ControlThread:
         self._thread = threading.Thread(target=self._run, name="raycore-control", daemon=True)
 
     def start(self) -> None:
-        """Be reachable, a few seconds from now."""
+        """Start the thread. The engine is reachable a few seconds later."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin to end, the actor's process too. Idempotent."""
+        """Tell the thread and the actor's process to end. Doesn't wait. Idempotent."""
         self._stopping.set()
         self._wake.set()
 
     def join(self) -> None:
-        """Wait until the thread and the actor's process have ended, after `stop()`."""
+        """Wait for the thread and the actor's process to end, after `stop()`."""
         self._thread.join(_END_TIMEOUT_S)
         if self._pid is not None and self._pid.done() and self._pid.exception() is None:
             wait_until_gone([self._pid.result()], _END_TIMEOUT_S)
@@ -84,7 +84,7 @@ class ControlThread:
         while not self._stopping.wait(delay_s) and ray.is_initialized():
             try:
                 self._serve()
-            except (RayError, ValueError) as error:  # Ray's for a name that is taken is the latter
+            except (RayError, ValueError) as error:  # Ray raises ValueError if the name is taken
                 if not self._stopping.is_set():
                     complain("`raycore status` and `raycore scale` can't reach engine %s: %s", self._name, error)
             delay_s, complain = _RETRY_S, logger.debug
@@ -94,7 +94,7 @@ class ControlThread:
         actor = actor_class.options(
             name=f"{ACTOR_PREFIX}{self._name}",
             namespace=NAMESPACE,
-            # it has to end with this process, and a node's end is that of its processes
+            # on this node, so that a node failure that ends this process ends the actor too
             scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
         ).remote(f"raycore_{self._name}_control")
         try:
@@ -117,7 +117,7 @@ class ControlThread:
                 command = poll.result()
                 poll = self._ask(actor)
                 if command is not None:
-                    # not here: it may take minutes, in which the ranks' states change
+                    # on its own thread: it may take minutes, while status changes still have to be published
                     threading.Thread(
                         target=self._execute, args=(actor, *command), name="raycore-control-scale", daemon=True
                     ).start()
@@ -130,10 +130,10 @@ class ControlThread:
     def _execute(self, actor: Any, number: int, data: bytes) -> None:
         try:
             command = msgspec.msgpack.decode(data, type=ScaleCommand)
-            logger.info("asked from outside to have %d ranks", command.data_parallel_size)
+            logger.info("received a command to scale to %d ranks", command.data_parallel_size)
             self._scale(command.data_parallel_size, command.drain_timeout_s)
             outcome = Outcome()
-        except Exception as error:  # the thread's outermost frame: whoever has asked is told, whatever it is
+        except Exception as error:  # the thread's outermost frame: the caller is told of any error
             outcome = Outcome(describe_death(error))
         if not self._stopping.is_set():
             encoded = msgspec.msgpack.encode(outcome), msgspec.msgpack.encode(self._read_status())

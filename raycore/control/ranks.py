@@ -1,4 +1,4 @@
-"""The ranks' status, put together from what the engine's program knows of them anyway: no rank is asked anything."""
+"""The ranks' status, assembled from what the engine's program already knows. No rank is queried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raycore.status import RankState, RankStatus
 
 
 def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup) -> list[RankStatus]:
-    """One for each rank, in rank order; none once the engine was shut down."""
+    """The status of each rank, in rank order; empty after the engine was shut down."""
     links, watches = clients.links(), supervisor.watches()
     statuses: list[RankStatus] = []
     for dp_rank, rank in sorted(manager.ranks.items()):
@@ -40,9 +40,9 @@ def rank_state(link: LinkView | None, watch: WatchView | None, *, is_up: bool) -
     """A rank's state.
 
     Args:
-        link: how the client sees it; None while it doesn't serve.
-        watch: how the supervisor does; None where nobody would replace it.
-        is_up: whether its processes have come up.
+        link: the client's view of it; None while it doesn't serve.
+        watch: the supervisor's view of it; None if it isn't supervised.
+        is_up: whether its processes have started.
     """
     if link is not None:
         return "leaving" if link.is_leaving else "serving"

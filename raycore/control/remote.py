@@ -1,4 +1,4 @@
-"""Finds the engines of a Ray cluster, and reaches them, from any process that can join the cluster."""
+"""Finds and controls the engines of a Ray cluster, from any process that can join the cluster."""
 
 # ray's own types are partial:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -21,21 +21,26 @@ from raycore.errors import ControlError
 from raycore.status import EngineStatus
 
 _ANSWER_S = 10.0
-"""A control actor answers within milliseconds, a resting one within a second."""
+"""Timeout of a call to a control actor, which normally answers within milliseconds."""
 
 
 @contextmanager
 def connected(address: str) -> Generator[None, None, None]:
-    """Join the cluster at `address` (`host:port`, or `auto`: this machine's) while the block runs.
+    """Join the cluster at `address` while the block runs.
+
+    Args:
+        address: `host:port`, or `auto`: the cluster that RAY_ADDRESS names, or else this machine's.
 
     Raises:
-        ControlError: there is none.
+        ControlError: there is no such cluster.
     """
     asked = os.environ.get("RAY_ADDRESS") or address if address == "auto" else address
     if asked == "local":
-        raise ControlError("address 'local' would start a Ray of its own: name the cluster of the engine")
+        raise ControlError("address 'local' would start a new Ray cluster: give the address of the engine's cluster")
     if "://" in asked:
-        raise ControlError(f"address {asked!r}: give the cluster's own, HOST:PORT, and run this on one of its nodes")
+        raise ControlError(
+            f"address {asked!r} isn't supported: run this on a node of the cluster, and give its address as HOST:PORT"
+        )
     try:
         if asked != "auto" and not is_listening(asked):
             raise ConnectionError("nothing listens there")
@@ -52,31 +57,32 @@ def connected(address: str) -> Generator[None, None, None]:
 
 
 def engine_names() -> list[str]:
-    """The engines of the cluster that this process is connected to."""
+    """Names of the engines of the cluster that this process is connected to, sorted."""
     names: list[str] = ray.util.list_named_actors()
     return sorted(name.removeprefix(ACTOR_PREFIX) for name in names if name.startswith(ACTOR_PREFIX))
 
 
 def choose_engine(names: list[str], wanted: str | None) -> str:
-    """The one that is meant.
+    """The engine to use: `wanted`, or the only one.
 
     Raises:
-        ControlError: that isn't clear, or it isn't there; with the names that are.
+        ControlError: no engine runs, `wanted` doesn't run, or several run and none was chosen. The message has their
+            names.
     """
     if not names:
         raise ControlError(
-            "no engine runs in this Ray cluster; one can be reached from a few seconds after it has come up until its "
-            "program ends"
+            "no engine runs in this Ray cluster; an engine can be reached from a few seconds after its start until "
+            "its program ends"
         )
     if wanted is None and len(names) > 1:
         raise ControlError(f"{len(names)} engines run in this Ray cluster: choose with --name {' | '.join(names)}")
     if wanted is not None and wanted not in names:
-        raise ControlError(f"no engine {wanted!r} runs in this Ray cluster; there is {', '.join(names)}")
+        raise ControlError(f"no engine {wanted!r} runs in this Ray cluster; running: {', '.join(names)}")
     return wanted or names[0]
 
 
 class RemoteEngine:
-    """An engine that another process runs."""
+    """An engine that runs in another process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -86,30 +92,31 @@ class RemoteEngine:
             raise self._ended() from error
 
     def status(self) -> tuple[EngineStatus, bool]:
-        """The engine as its program last saw it, and whether that program still answers.
+        """The status that the engine's program last published, and whether the program still polls for commands.
 
         Raises:
-            ControlError: the engine has ended, or has yet to say anything of itself.
+            ControlError: the engine has ended, or hasn't published a status yet.
         """
         data, is_answering = self._get(self._actor.status.remote())
         if data is None:
-            raise ControlError(f"engine {self._name} is only just there, and has yet to say anything of its ranks")
+            raise ControlError(f"engine {self._name} has just started and hasn't published its status yet")
         return msgspec.msgpack.decode(data, type=EngineStatus), is_answering
 
     def scale(self, data_parallel_size: int, drain_timeout_s: float | None) -> None:
-        """See `LLM.scale`: the same, for an engine elsewhere.
+        """Scale the engine; see `LLM.scale`.
 
         Raises:
-            ControlError: it was refused, or has failed, with the engine's own message; or nobody answers.
+            ControlError: the engine refused the command or failed (the message is its own), or its program doesn't
+                answer.
         """
         command = msgspec.msgpack.encode(ScaleCommand(data_parallel_size, drain_timeout_s))
         asked = self._actor.execute.remote(command)
-        # it may take minutes: as many as it likes while both processes live
+        # scaling may take minutes: wait as long as the control actor answers
         while not ray.wait([asked], timeout=_ANSWER_S)[0]:
             self.status()
         data = self._get(asked)
         if data is None:
-            raise ControlError(f"the program of engine {self._name} doesn't answer; it may scale when it goes on")
+            raise ControlError(f"the program of engine {self._name} doesn't answer; it may still scale when it resumes")
         error = msgspec.msgpack.decode(data, type=Outcome).error
         if error is not None:
             raise ControlError(error)

@@ -134,7 +134,7 @@ def test_scaling_from_outside_under_load(llm, address):
 def test_mistakes_are_explained(llm, address):
     for arguments, message in (
         (("scale", "-dp", "0"), "data_parallel_size=0"),
-        (("status", "--name", "other"), "no engine 'other' runs in this Ray cluster; there is demo"),
+        (("status", "--name", "other"), "no engine 'other' runs in this Ray cluster; running: demo"),
         (("status", "--address", "127.0.0.1:1"), "no Ray cluster at address '127.0.0.1:1'"),
         (("status", "--address", "local"), "'local'"),
     ):

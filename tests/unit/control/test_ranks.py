@@ -46,7 +46,7 @@ def test_the_only_engine_needs_no_name() -> None:
         ([], None, "no engine runs in this Ray cluster"),
         ([], "a", "no engine runs in this Ray cluster"),
         (["a", "b"], None, r"2 engines run in this Ray cluster: choose with --name a \| b"),
-        (["a", "b"], "c", "no engine 'c' runs in this Ray cluster; there is a, b"),
+        (["a", "b"], "c", "no engine 'c' runs in this Ray cluster; running: a, b"),
     ],
 )
 def test_an_unclear_choice_is_an_error_that_lists_them(names: list[str], wanted: str | None, message: str) -> None:
