@@ -1,4 +1,4 @@
-"""What a notebook's cell shows: an engine and its ranks, and text while it is generated."""
+"""Output for notebook cells: an engine with a table of its ranks, and text while it is generated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raycore.status import COLUMNS, LEFT_ALIGNED, EngineStatus, RankState, RankS
 
 _STATE_COLOURS: dict[RankState, str] = {"serving": "#2da44e", "gone": "#e5534b"}
 _OTHER_COLOUR = "#bf8700"
-"""All three can be told from a light and from a dark background; everything else has the theme's own colours."""
+"""These three colours are readable on a light and on a dark background. Everything else has the theme's colours."""
 
 
 @overload
@@ -22,14 +22,14 @@ def echo(outputs: AsyncGenerator[RequestOutput, None]) -> Awaitable[None]: ...
 def echo(
     outputs: Generator[RequestOutput, None, None] | AsyncGenerator[RequestOutput, None],
 ) -> Awaitable[None] | None:
-    """Print a request's text as it comes: `echo(llm.stream(…))`, or `await echo(async_llm.generate(…))`.
+    """Print a request's text as it arrives: `echo(llm.stream(…))`, or `await echo(async_llm.generate(…))`.
 
-    Of several sequences (`n` above 1) the first is shown. An interrupt ends the request.
+    With several sequences (`n` above 1), the first is shown. An interrupt aborts the request.
     """
     if isinstance(outputs, AsyncGenerator):
         return _echo_async(outputs)
     printer = _Printer()
-    # closed at once, whoever else still refers to it: an interrupted cell's traceback does
+    # close it explicitly: after an interrupt, the cell's traceback keeps a reference to it
     with closing(outputs):
         for output in outputs:
             printer.show(output)
@@ -44,7 +44,7 @@ async def _echo_async(outputs: AsyncGenerator[RequestOutput, None]) -> None:
 
 
 class _Printer:
-    """Prints what is new in each output, and a line break after the last one."""
+    """Prints the new text of each output, and a line break after the last one."""
 
     def __init__(self) -> None:
         self._num_shown = 0
@@ -56,10 +56,10 @@ class _Printer:
 
 
 def engine_html(kind: str, status: EngineStatus, unavailable_reason: str | None) -> str:
-    """An engine's headline and the table of its ranks.
+    """An engine's headline and the table of its ranks, as HTML.
 
     Args:
-        kind: what it is: the name of its class.
+        kind: the name of the engine's class.
         unavailable_reason: why it takes no requests; None if it does.
     """
     name, model = f"<b>{escape(kind)} {escape(status.name)}</b>", f"model <code>{escape(status.model)}</code>"
