@@ -1,5 +1,6 @@
-"""Which tokens may come next in an output that has to be valid JSON, match a pattern, or follow a grammar.
+"""Constrained decoding: which tokens may come next if an output must be valid JSON, match a pattern, or follow a
+grammar.
 
-Clients use it to refuse what can't be followed, workers to hold what is sampled to it. Both go by llguidance, which is
-imported once a request asks for it.
+Clients use it to refuse constraints that can't be compiled, workers to apply them in sampling. Both use llguidance,
+which is imported when the first request needs it.
 """

@@ -1,4 +1,4 @@
-"""From `StructuredOutputsParams` to matchers for one model's tokens."""
+"""Compiles `StructuredOutputsParams` to matchers for one model's tokens."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
-"""Between the parts of JSON: enough to lay it out, and not so much that a model could go on with it for ever."""
+"""White space between the parts of JSON: enough to indent it, but bounded, so that a model can't emit it for ever."""
 NO_SPACE: JsonCompileOptions = {"whitespace_flexible": False}
 _NUM_KEPT = 64
-"""Compiled grammars to remember: many requests have the same."""
+"""Size of the cache of compiled grammars: many requests have the same one."""
 _COMPILE_TIMEOUT_S = 30.0
-"""What compiles takes a few seconds at most, the first time with the tokenizer."""
+"""A valid grammar compiles in a few seconds at most, including the time to load the tokenizer."""
 _REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 class _Compiled(NamedTuple):
-    """A matcher and the free text before it, both at their beginning."""
+    """A matcher and the free text before it, both in their initial state."""
 
     native: LLMatcher
     free_text: FreeText | None
 
 
 class GrammarCompiler:
-    """Reads the tokenizer and loads llguidance when it is first asked for something. Thread-safe.
+    """Compiles grammars and caches them. Loads the tokenizer and llguidance on first use. Thread-safe.
 
-    It compiles on a thread of its own. Most of that lets other threads run, all but the reading of the tokenizer.
+    It compiles on a thread of its own, which releases the GIL except while it reads the tokenizer.
     """
 
     def __init__(self, tokenizer_dir: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """`vocab_size` is the model's, which logits have; the tokenizer may know fewer tokens, or more."""
+        """`vocab_size` is the width of the model's logits. The tokenizer may have fewer tokens, or more."""
         self._tokenizer_dir = tokenizer_dir
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
@@ -58,18 +58,19 @@ class GrammarCompiler:
         self._compiled: OrderedDict[bytes, Future[_Compiled | InvalidRequest]] = OrderedDict()
 
     def prepare(self) -> Future[Any]:
-        """Load what the first constraint would wait for, on the thread. The result raises InvalidRequest if need be."""
+        """Load the tokenizer and llguidance on the compiler's thread. The future raises InvalidRequest on failure."""
         return self._thread.submit(self._load)
 
     def check(self, asked: StructuredOutputsParams) -> None:
-        """Raises InvalidRequest when it can't be followed, with the reason."""
+        """Raise InvalidRequest, with the reason, if `asked` can't be compiled."""
         try:
             self.matcher(asked)
         except InvalidRequest as error:
             raise InvalidRequest(f"{asked}: {error}") from error
 
     def begin(self, asked: StructuredOutputsParams) -> Future[Any]:
-        """Have it compiled, unless it is. Once the future is done `matcher` doesn't wait, whatever became of it."""
+        """Start to compile `asked`, unless it is cached. Once the future is done, `matcher` returns or raises without
+        waiting."""
         key = msgspec.msgpack.encode(asked)
         with self._lock:
             compiled = self._compiled.get(key)
@@ -81,10 +82,11 @@ class GrammarCompiler:
             return compiled
 
     def matcher(self, asked: StructuredOutputsParams, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
-        """A matcher of an output's beginning. A complete output ends with end-of-sequence or one of `stop_token_ids`.
+        """A matcher at the beginning of an output. A complete output ends with end-of-sequence or one of
+        `stop_token_ids`.
 
         Raises:
-            InvalidRequest: it can't be compiled, or no output can begin.
+            InvalidRequest: the constraint can't be compiled, wasn't compiled in time, or allows no first token.
         """
         try:
             compiled: _Compiled | InvalidRequest = self.begin(asked).result(_COMPILE_TIMEOUT_S)
@@ -113,7 +115,7 @@ class GrammarCompiler:
             text = _grammar_text(asked)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
-        # an error would show the parser's state
+        # verbose errors include the parser's state
         limits = LLParserLimits(verbose_errors=False)
         native = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if native.is_error():
@@ -138,7 +140,7 @@ class GrammarCompiler:
                 f"the package llguidance is missing ({error}): pip install 'raycore[structured]'"
             ) from error
         if not self._eos_token_ids:
-            raise InvalidRequest("the model has no end-of-sequence token, with which an output could end")
+            raise InvalidRequest("the model has no end-of-sequence token: a constrained output could never end")
         try:
             text, num_ids = read_tokenizer_text(Path(self._tokenizer_dir))
             return LLTokenizer(
@@ -151,13 +153,13 @@ class GrammarCompiler:
 
 
 def _grammar_text(asked: StructuredOutputsParams) -> str:
-    """The constraint as llguidance takes it. Raises ValueError when that can't be said."""
+    """The constraint in llguidance's format. Raises ValueError if it can't be converted."""
     from llguidance import LLMatcher, grammar_from
 
     if asked.regex is not None:
         return LLMatcher.grammar_from_regex(asked.regex)
     if asked.choice is not None:
-        # its lists of alternatives are limited to some hundreds, its patterns aren't
+        # llguidance limits a grammar's alternatives to some hundreds, but not a regular expression's
         return LLMatcher.grammar_from_regex(pattern_of_choice(asked.choice))
     if asked.grammar is not None:
         return grammar_from("grammar", asked.grammar)
@@ -168,10 +170,10 @@ def _grammar_text(asked: StructuredOutputsParams) -> str:
 
 
 def pattern_of_choice(texts: Sequence[str]) -> str:
-    """What any of these texts match, and nothing else does."""
+    """A regular expression that matches these texts and nothing else."""
     return "|".join(map(_literal, texts))
 
 
 def _literal(text: str) -> str:
-    """A pattern that matches this text alone."""
+    """A regular expression that matches this text and nothing else."""
     return "".join(f"\\{character}" if character in _REGEX_SPECIAL else character for character in text)

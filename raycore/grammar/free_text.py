@@ -48,7 +48,7 @@ class FreeText:
         self._tail = b""
 
     def copy(self) -> FreeText:
-        """A fresh one for another output."""
+        """A new `FreeText` for another output, at its beginning."""
         return FreeText(self._tags, self._texts)
 
     def advance(self, token_id: int) -> Tag | None:
@@ -63,7 +63,7 @@ class FreeText:
 
 
 class FreeTexts:
-    """Makes a `FreeText` for each constraint, for one tokenizer, whose tokens are read at the first call."""
+    """Creates the `FreeText` of each constraint, for one tokenizer. Reads the tokenizer's tokens at the first call."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -71,9 +71,9 @@ class FreeTexts:
         self._tags: dict[tuple[str, bool], Tag] = {}
 
     def before(self, native: LLMatcher, after: str, or_from: str | None) -> FreeText:
-        """The text before the part that `native` constrains.
+        """The free text before the output that `native` constrains.
 
-        It ends after `after`, or before `or_from` if the constrained part may begin with that.
+        It ends after the tag `after`, or before the tag `or_from` if the constrained part may begin with that.
         """
         if not self._texts:
             self._texts = [self._tokenizer.decode_bytes([token_id]) for token_id in range(self._tokenizer.vocab_size)]
@@ -94,7 +94,7 @@ class FreeTexts:
 
 
 def _find_overruns(tag: bytes, texts: Sequence[bytes]) -> dict[int, NDArray[np.int64]]:
-    """Tokens that complete the tag and have text after it, by how many of its bytes come before them."""
+    """Tokens that complete the tag and have text after it, by the number of the tag's bytes that precede the token."""
     found: dict[int, list[int]] = {}
     last = tag[-1:]
     for token_id, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Parts of grammars in llguidance's variant of Lark. Pure."""
+"""Builds parts of grammars in llguidance's variant of Lark. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raycore.grammar.compiler import NO_SPACE, WHITE_SPACE, pattern_of_choice
 from raycore.structured_outputs import StructuredOutputsParams
 
 SpecialTokens = Mapping[str, int]
-"""The ids of texts that are special tokens, which a grammar can't spell."""
+"""Ids of the special tokens by their text. A grammar has to name them by id."""
 
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
@@ -23,10 +23,10 @@ def tag_rule(text: str, special: SpecialTokens) -> str:
 
 
 def alternative(asked: StructuredOutputsParams) -> str:
-    """What a rule says that allows all that is asked for.
+    """The body of a rule that matches exactly what `asked` allows.
 
     Raises:
-        InvalidRequest: it is a grammar, which can't be part of another, or text that isn't JSON.
+        InvalidRequest: `asked` is a grammar, which can't be part of another one, or its schema isn't valid JSON.
     """
     if asked.grammar is not None:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""One output on its way through a grammar, token by token."""
+"""Follows one output through a grammar, token by token."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class TokenMatcher:
-    """Follows one output, and knows what may come next. Made by `GrammarCompiler.matcher`."""
+    """Follows one output, and tells which tokens may come next. Made by `GrammarCompiler.matcher`."""
 
     def __init__(
         self, native: LLMatcher, vocab_size: int, end_ids: Iterable[int], free_text: FreeText | None = None
     ) -> None:
         """
         Args:
-            end_ids: the tokens that may end an output, when it is complete.
-            free_text: what comes before the grammar's part.
+            end_ids: the tokens that may end a complete output.
+            free_text: the unconstrained part before the grammar's part.
         """
         self._native = native
         self._vocab_size = vocab_size
@@ -34,13 +34,13 @@ class TokenMatcher:
         self._has_ended = False
 
     def allowed_after(self, output: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """bool[vocab_size]: the tokens that may follow `output`, one at least. Behind its end that is another end.
+        """bool[vocab_size]: the tokens that may follow `output`, at least one. After the output's end, its end tokens.
 
         Args:
-            output: all tokens so far, of which those of the last call are the first.
+            output: all tokens so far. It must begin with the `output` of the previous call.
 
         Raises:
-            InvalidRequest: `output` doesn't follow the grammar, nothing can come next, or the grammar is too complex.
+            InvalidRequest: `output` doesn't follow the grammar, no token can come next, or the grammar is too complex.
         """
         for token_id in output[self._num_tokens :].tolist():
             self._advance(token_id)
@@ -77,16 +77,16 @@ class TokenMatcher:
         if not self._has_ended:
             bits = np.frombuffer(self._native.compute_bitmask(), np.uint8)
             allowed_V = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
-            # it allows the end after an error, too
+            # after an error it still allows the output to end
             if self._native.is_error():
                 raise InvalidRequest(f"structured_outputs can't be followed: {reason_of(self._native)}")
         if self._has_ended or self._native.is_accepting():
             allowed_V[list(self._end_ids)] = True
         if not allowed_V.any():
-            raise InvalidRequest("structured_outputs can't be followed: no token of this model's can come next")
+            raise InvalidRequest("structured_outputs can't be followed: none of the model's tokens can come next")
         return allowed_V
 
 
 def reason_of(native: LLMatcher) -> str:
-    """Its error, without what stands for the details that aren't shown."""
+    """llguidance's error message, without its placeholder for omitted details."""
     return native.get_error().removesuffix("<non-verbose/>").rstrip()

@@ -1,6 +1,7 @@
-"""Makes tags such as Qwen's `<tool_call>` text for llguidance, where the tokenizer doesn't call them special.
+"""Makes tags such as Qwen's `<tool_call>` plain text for llguidance, unless the tokenizer declares them special.
 
-llguidance takes any added token of the form `<…>` for a special one, and with those no grammar's text can be written.
+llguidance treats any added token of the form `<…>` as special, and a grammar's text can't be written with special
+tokens.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ class _AddedToken(msgspec.Struct):
 
 
 class _AddedTokens(msgspec.Struct):
-    """The part of a `tokenizer.json` that says whether there is anything to do."""
+    """The part of a `tokenizer.json` that tells whether any token has to change."""
 
     added_tokens: list[_AddedToken] = []
 
 
 def with_plain_tags(tokenizer_json: str, special_ids: Container[int]) -> str:
-    """The tokenizer with its tags in the vocabulary, but for those of `special_ids`. All tokens keep their ids."""
+    """The tokenizer with its tags in the vocabulary, except those of `special_ids`. All tokens keep their ids."""
     added = msgspec.json.decode(tokenizer_json, type=_AddedTokens).added_tokens
     tags = {
         token.content
@@ -40,7 +41,7 @@ def with_plain_tags(tokenizer_json: str, special_ids: Container[int]) -> str:
     vocabulary: dict[str, int] | list[Any] = tokenizer["model"]["vocab"]
     if isinstance(vocabulary, list):
         return tokenizer_json
-    # all of them: those that remain added get the ids that the vocabulary has
+    # all added tokens, since those that remain added tokens get their ids from the vocabulary
     vocabulary |= {token.content: token.id for token in added}
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] not in tags]
     return msgspec.json.encode(tokenizer).decode()
