@@ -1,1 +1,1 @@
-"""Which block of the KV cache holds what. Knows neither requests nor tensors."""
+"""Bookkeeping of KV cache blocks: references, prefixes, eviction. Knows neither requests nor tensors."""

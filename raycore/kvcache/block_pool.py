@@ -1,7 +1,7 @@
-"""Who may write which block: reference counts, free blocks, and the order of eviction.
+"""Reference counts, free blocks, and the order of eviction.
 
-A block that nobody holds is free. Free blocks without known content are taken first; those that the prefix cache
-still knows are evicted in the order in which they were last used.
+A block without references is free. Free blocks without cached content are taken first; the cached ones are evicted
+least recently used first.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ class BlockPool:
         self.prefix_cache = prefix_cache
         self._num_holders = np.zeros(num_blocks, np.int32)
         self._blank = list(range(num_blocks - 1, -1, -1))
-        """Free, content unknown; a stack, lowest number on top."""
+        """Free blocks without cached content, as a stack."""
         self._cached: OrderedDict[int, None] = OrderedDict()
-        """Free, content known; least recently used first."""
+        """Free blocks with cached content, least recently used first."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that `take` can give, cached ones included."""
+        """Blocks that `take` can return, including cached ones."""
         return len(self._blank) + len(self._cached)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that somebody holds, 0 to 1."""
+        """Share of the blocks in use, 0 to 1."""
         return 1.0 - self.num_free / self.num_blocks
 
     def take(self, count: int) -> list[int]:
-        """`count` free blocks, content forgotten, each held once. The caller has checked `num_free`."""
+        """Take `count` free blocks, with one reference each; their cached content is evicted. The caller has checked
+        `num_free`."""
         assert 0 <= count <= self.num_free, (count, self.num_free)
         split = max(0, len(self._blank) - count)
         blocks = self._blank[split:][::-1]
@@ -49,19 +50,20 @@ class BlockPool:
         return blocks
 
     def num_free_among(self, blocks: list[int]) -> int:
-        """How many of `blocks` nobody holds: what sharing them would take away from `num_free`."""
+        """How many of `blocks` are free. Sharing them reduces `num_free` by that number."""
         return sum(1 for block in blocks if block in self._cached)
 
     def share(self, blocks: list[int]) -> None:
-        """Hold blocks that the prefix cache found, once more."""
+        """Add a reference to each of `blocks`, which the prefix cache found."""
         for block in blocks:
             self._cached.pop(block, None)
         self._num_holders[blocks] += 1
 
     def release(self, blocks: NDArray[np.int32]) -> None:
-        """Let go of one request's blocks, in the order of its tokens.
+        """Drop one request's reference to each of its blocks, given in the order of its tokens.
 
-        The last one is evicted first: a chain is of use only as far as its beginning is there.
+        Of these blocks the last one is evicted first: a cached block is of use only while all blocks before it are
+        cached.
         """
         self._num_holders[blocks] -= 1
         for block in blocks[self._num_holders[blocks] == 0][::-1].tolist():
@@ -71,17 +73,17 @@ class BlockPool:
                 self._blank.append(block)
 
     def forget(self) -> None:
-        """Empty the prefix cache, also of blocks that are held."""
+        """Clear the prefix cache, including blocks in use."""
         if self.prefix_cache is not None:
             self.prefix_cache.clear()
             self._blank.extend(self._cached)
             self._cached.clear()
 
     def check_integrity(self, holders: NDArray[np.int64]) -> None:
-        """Assert that the books agree.
+        """Assert that reference counts, free blocks and prefix cache agree.
 
         Args:
-            holders: int64[num_blocks], how often the callers say that they hold each block.
+            holders: int64[num_blocks], the references that the callers have to each block.
         """
         assert (self._num_holders == holders).all()
         free = [*self._blank, *self._cached]

@@ -1,4 +1,4 @@
-"""Which blocks each slot holds, in the order of its tokens: rows of one array."""
+"""The blocks of each slot in the order of its tokens, as rows of one array."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from raycore.kvcache.block_pool import BlockPool
 
 
 class BlockTable:
-    """A row of block ids for each slot, filled from `pool`.
+    """A row of block ids for each slot, allocated from `pool`.
 
-    `capacity[slot]` is the number of tokens that the slot's blocks hold, int64; read it, don't write it.
+    `capacity[slot]` is the number of tokens that fit the slot's blocks, int64. Callers only read it.
     """
 
     def __init__(self, num_slots: int, max_tokens: int, block_size: int, pool: BlockPool) -> None:
@@ -25,18 +25,18 @@ class BlockTable:
         return self._ids[slot, : self.capacity[slot] // self.block_size]
 
     def num_missing(self, slot: int, num_tokens: int) -> int:
-        """Blocks that the slot lacks to hold `num_tokens`."""
+        """How many more blocks the slot needs to hold `num_tokens`."""
         return max(0, -((int(self.capacity[slot]) - num_tokens) // self.block_size))
 
     def begin(self, slot: int, shared: list[int]) -> None:
-        """Start an empty row with blocks that the prefix cache found."""
+        """Start an empty row with blocks found by the prefix cache."""
         assert self.capacity[slot] == 0, slot
         if shared:
             self.pool.share(shared)
             self._append(slot, shared)
 
     def grow(self, slot: int, num_tokens: int) -> list[int]:
-        """Make the slot's row hold `num_tokens`; returns the blocks added."""
+        """Extend the slot's row to hold `num_tokens`. Returns the added blocks."""
         missing = self.num_missing(slot, num_tokens)
         if not missing:
             return []
@@ -45,19 +45,19 @@ class BlockTable:
         return added
 
     def grow_each(self, slots: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Give every one of `slots`, all different, one block more; returns the blocks, int32[n]."""
+        """Add one block to each of `slots`, all different. Returns the added blocks, int32[n]."""
         added = np.array(self.pool.take(len(slots)), np.int32)
         self._ids[slots, self.capacity[slots] // self.block_size] = added
         self.capacity[slots] += self.block_size
         return added
 
     def end(self, slot: int) -> None:
-        """Give the slot's blocks back."""
+        """Release the slot's blocks."""
         self.pool.release(self.row(slot))
         self.capacity[slot] = 0
 
     def check_integrity(self) -> None:
-        """Assert that the pool's books agree with the rows."""
+        """Assert that the pool's reference counts agree with the rows."""
         rows = [self.row(slot) for slot in np.flatnonzero(self.capacity).tolist()]
         held = np.concatenate(rows) if rows else np.zeros(0, np.int32)
         self.pool.check_integrity(np.bincount(held, minlength=self.pool.num_blocks))

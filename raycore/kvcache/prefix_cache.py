@@ -1,8 +1,8 @@
-"""Which blocks hold which prefixes: a chain of digests over full blocks.
+"""Index of cached prefixes: a chain of digests over full blocks.
 
-A block is known by the digest of its own tokens and of everything before them, so that equal digests mean equal
-prefixes. The digest is cryptographic, because prompts are chosen by strangers: a collision that someone can construct
-would serve one caller's keys and values to another. Knows nothing of reference counts or eviction order.
+A block's digest covers its own tokens and all tokens before them, so equal digests mean equal prefixes. The digest is
+cryptographic because prompts are untrusted: with a constructed collision, one caller would be served keys and values of
+another. Knows nothing of reference counts or eviction order.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from numpy.typing import NDArray
 
 DIGEST_BYTES = 16
 ROOT_DIGEST = bytes(DIGEST_BYTES)
-"""Stands before the first block of a request without a salt."""
+"""Parent digest of the first block of a request without a salt."""
 
 
 def root_digest(salt: str | None) -> bytes:
-    """What stands before the first block: requests share prefixes only with requests of the same salt."""
+    """Parent digest of the first block: requests share prefixes only with requests of the same salt."""
     if salt is None:
         return ROOT_DIGEST
-    # `person` makes it another function than the one for blocks: no salt can stand for somebody else's prefix
+    # `person` makes this a different hash function from the blocks' one: no salt can yield the digest of a prefix
     return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"cache_salt").digest()
 
 
 def extend_digests(
     digests: list[bytes], tokens: NDArray[np.int32], num_blocks: int, block_size: int, root: bytes = ROOT_DIGEST
 ) -> None:
-    """Append to `digests`, which covers the first blocks of `tokens`, until it covers `num_blocks`.
+    """Append to `digests`, which covers the first blocks of `tokens`, until it covers `num_blocks` blocks.
 
     Args:
         tokens: int32, at least `num_blocks * block_size` long.
-        root: what `root_digest` gives for the request's salt.
+        root: the `root_digest` of the request's salt.
     """
     first = len(digests)
     data = tokens[first * block_size : num_blocks * block_size].tobytes()
@@ -44,7 +44,7 @@ def extend_digests(
 
 
 class PrefixCache:
-    """A two-way map between digests and blocks. One block for each digest: the first that came."""
+    """A two-way map between digests and blocks. Of several blocks with the same digest, the first one is kept."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -57,7 +57,7 @@ class PrefixCache:
         return block in self._digest_of
 
     def match(self, digests: list[bytes], max_blocks: int) -> list[int]:
-        """Blocks that hold the longest known prefix of the chain, at most `max_blocks` of them."""
+        """The blocks of the longest cached prefix of the chain, at most `max_blocks`."""
         blocks: list[int] = []
         for digest in digests[:max_blocks]:
             block = self._block_of.get(digest)
@@ -67,16 +67,16 @@ class PrefixCache:
         return blocks
 
     def insert(self, digest: bytes, block: int) -> None:
-        """Let `block`, which is full, be found by `digest`; nothing happens if another block is already."""
+        """Register `block`, which is full, under `digest`, unless another block already is."""
         if self._block_of.setdefault(digest, block) == block:
             self._digest_of[block] = digest
 
     def remove(self, block: int) -> None:
-        """Forget what `block` holds."""
+        """Remove a registered block."""
         del self._block_of[self._digest_of.pop(block)]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all blocks."""
         self._block_of.clear()
         self._digest_of.clear()
 
