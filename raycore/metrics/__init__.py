@@ -1,1 +1,1 @@
-"""What an engine counts, as values, and the ways in which it is shown: Prometheus, Ray's own export, the log."""
+"""An engine's metrics as values, and their exporters: Prometheus, Ray's own export, the log."""

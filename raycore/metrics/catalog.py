@@ -1,6 +1,7 @@
-"""The names of all metrics, and where their numbers are. Those that begin with `vllm:` are vLLM's, in name and meaning.
+"""The names of all metrics, their help texts, and the fields that hold their numbers.
 
-Counters are named without the `_total` that Prometheus adds.
+Metrics whose names begin with `vllm:` have vLLM's names and meanings. Counters are named without the `_total` that
+Prometheus adds.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Callable
 from raycore.status import RankStatus
 
 GAUGES: tuple[tuple[str, str, Callable[[RankStatus], float]], ...] = (
-    ("vllm:num_requests_running", "Requests that the rank computes tokens for.", lambda rank: rank.num_running),
-    ("vllm:num_requests_waiting", "Requests that the rank has no room for yet.", lambda rank: rank.num_waiting),
+    ("vllm:num_requests_running", "Running requests.", lambda rank: rank.num_running),
+    ("vllm:num_requests_waiting", "Waiting requests.", lambda rank: rank.num_waiting),
     ("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda rank: rank.kv_usage),
     ("raycore_rank_serving", "1 while the rank takes requests.", lambda rank: rank.state == "serving"),
 )
@@ -29,7 +30,7 @@ LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], flo
     ),
     (
         "vllm:num_requests_waiting_by_reason",
-        "Waiting requests: for room (capacity), or for a grammar to be compiled (deferred).",
+        "Waiting requests: for a slot or blocks (capacity), or for a grammar to be compiled (deferred).",
         "reason",
         {
             "capacity": lambda rank: rank.num_waiting - rank.num_deferred,
@@ -37,19 +38,19 @@ LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], flo
         },
     ),
 )
-"""Gauges with one more label: name, text, the label, and each of its values with where its number is."""
+"""Gauges with one more label: name, help text, label, and a function for the number of each of its values."""
 
-RESTARTS = "raycore_rank_restarts", "How often another process has taken the rank's place."
-WITHOUT_RANK = "raycore_requests_without_rank", "Requests that wait because no rank serves."
+RESTARTS = "raycore_rank_restarts", "How often the rank was replaced by a new process."
+WITHOUT_RANK = "raycore_requests_without_rank", "Requests that wait because no rank is serving."
 FINISHED = "vllm:request_success", "Requests that have ended, by finished_reason."
 
 COUNTERS = (
-    ("vllm:num_preemptions", "Running requests that had to start over.", "num_preemptions"),
+    ("vllm:num_preemptions", "Preemptions of running requests.", "num_preemptions"),
     ("vllm:prompt_tokens", "Prompt tokens, cached ones included.", "num_prompt_tokens"),
-    ("vllm:prompt_tokens_cached", "Prompt tokens that the prefix cache held.", "num_cached_prompt_tokens"),
+    ("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.", "num_cached_prompt_tokens"),
     ("vllm:generation_tokens", "Generated tokens.", "num_output_tokens"),
-    ("vllm:prefix_cache_queries", "Tokens that were looked for in the prefix cache.", "num_prefix_queries"),
-    ("vllm:prefix_cache_hits", "Tokens that the prefix cache held.", "num_prefix_hits"),
+    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", "num_prefix_queries"),
+    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", "num_prefix_hits"),
 )
 
 HISTOGRAMS = (
@@ -70,11 +71,15 @@ HISTOGRAMS = (
     ("vllm:request_prefill_time_seconds", "From a request's first step to its first token.", "prefill_s"),
     ("vllm:request_decode_time_seconds", "From a request's first token to its last.", "decode_s"),
     ("vllm:request_inference_time_seconds", "From a request's first step to its last token.", "inference_s"),
-    ("vllm:iteration_tokens_total", "Tokens of a step: those made, and prompts that it finished.", "step_tokens"),
+    (
+        "vllm:iteration_tokens_total",
+        "Tokens of a step: those generated, and the prompts that it completed.",
+        "step_tokens",
+    ),
     ("vllm:request_prompt_tokens", "A request's prompt tokens.", "prompt_tokens"),
     (
         "vllm:request_prefill_kv_computed_tokens",
-        "A request's prompt tokens that the prefix cache didn't hold.",
+        "A request's prompt tokens not found in the prefix cache.",
         "computed_prompt_tokens",
     ),
     ("vllm:request_generation_tokens", "A request's generated tokens.", "output_tokens"),
@@ -83,6 +88,6 @@ HISTOGRAMS = (
         "Generated tokens of the longest of a request's n sequences.",
         "longest_output_tokens",
     ),
-    ("vllm:request_params_max_tokens", "The max_tokens that requests ask for.", "max_tokens"),
-    ("vllm:request_params_n", "The n that requests ask for.", "n"),
+    ("vllm:request_params_max_tokens", "The max_tokens of requests.", "max_tokens"),
+    ("vllm:request_params_n", "The n of requests.", "n"),
 )

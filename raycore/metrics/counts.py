@@ -1,7 +1,7 @@
-"""What is counted of one rank, as values that may be copied, sent and added up.
+"""The metrics of one rank, as values that can be copied, sent and added up.
 
-Plain integers and lists: to count is an addition, and only who looks pays for names and labels. Bucket boundaries are
-vLLM's, so that its dashboards show what they should.
+Plain integers and lists: counting is an addition, and names and labels are made only when metrics are read. Bucket
+boundaries are vLLM's, so that its dashboards work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
 
 
 def token_bounds(max_model_len: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, … up to the longest request."""
+    """Bucket boundaries: 1, 2, 5, 10, 20, 50, … up to `max_model_len`."""
     bounds: list[float] = []
     unit = 1
     while unit <= max_model_len:
@@ -43,34 +43,34 @@ def token_bounds(max_model_len: int) -> tuple[float, ...]:
 
 
 class Histogram(msgspec.Struct):
-    """How many values fell into which bucket."""
+    """Counts of values by bucket."""
 
     bounds: tuple[float, ...]
-    """The buckets' upper bounds, which belong to them, ascending. One more bucket has no bound."""
+    """The buckets' upper bounds, inclusive and ascending. One more bucket has no bound."""
     counts: list[int] = []
-    """One for each bucket, not cumulative."""
+    """One count per bucket, not cumulative."""
     sum: float = 0.0
 
     def __post_init__(self) -> None:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value that occurred `times`."""
+        """Count a value that occurred `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     @property
     def count(self) -> int:
-        """Values so far."""
+        """Number of values."""
         return sum(self.counts)
 
     def __add__(self, other: Histogram) -> Histogram:
-        """What both have counted, in the same buckets."""
+        """The sum of two histograms with the same buckets."""
         counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def copy(self) -> Histogram:
-        """As it is now."""
+        """An independent copy."""
         return Histogram(self.bounds, self.counts.copy(), self.sum)
 
 
@@ -79,27 +79,28 @@ def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
 
 
 class RankCounts(msgspec.Struct, kw_only=True):
-    """What one client has counted of one rank since the client began, whichever processes the rank had.
+    """What one client has counted of one rank since the client started, across restarts of the rank.
 
-    What is said of requests is said of each of their `n` sequences. Times are those of requests that were not aborted.
+    Metrics of requests count each of a request's `n` sequences, except `n` and `longest_output_tokens`. Times leave out
+    aborted requests.
     """
 
     num_prompt_tokens: int = 0
-    """Of prompts whose first token has come, cached ones included."""
+    """Tokens of the prompts whose first output token has arrived, including cached ones."""
     num_cached_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
     num_prefix_queries: int = 0
-    """Tokens that were looked for in the prefix cache."""
+    """Tokens looked up in the prefix cache."""
     num_prefix_hits: int = 0
     num_finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
     """By finish reason."""
     first_token_s: Histogram = msgspec.field(default_factory=_histogram(FIRST_TOKEN_SECONDS))
     """From a request's arrival at the client to its first token."""
     between_tokens_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
-    """As the rank makes them, however long they then wait for company."""
+    """Measured as the rank generates tokens; the wait for a flush of outputs doesn't count."""
     per_output_token_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
-    """The mean of a request's tokens after its first."""
+    """A request's mean time per token after the first."""
     request_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
     queue_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
     """From the arrival in the engine to the first step."""
@@ -108,22 +109,22 @@ class RankCounts(msgspec.Struct, kw_only=True):
     decode_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
     """From the first token to the last."""
     inference_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
-    """Both of these."""
+    """From the first step to the last token."""
     step_tokens: Histogram = msgspec.field(default_factory=_histogram(STEP_TOKENS))
-    """Tokens that a step made, and those of the prompts whose first tokens it made: this client's alone."""
+    """Tokens that a step generated, and those of the prompts whose first token it generated; this client's only."""
     prompt_tokens: Histogram
     computed_prompt_tokens: Histogram
-    """Those that the prefix cache didn't hold."""
+    """Prompt tokens not found in the prefix cache."""
     output_tokens: Histogram
     longest_output_tokens: Histogram
-    """Of each request's `n` sequences, the one with most tokens."""
+    """Output tokens of the longest of a request's `n` sequences."""
     max_tokens: Histogram
-    """What requests asked for."""
+    """The `max_tokens` of requests that set it."""
     n: Histogram = msgspec.field(default_factory=_histogram(SEQUENCES))
 
     @staticmethod
     def empty(max_model_len: int) -> RankCounts:
-        """Nothing counted yet."""
+        """All counts zero."""
         bounds = token_bounds(max_model_len)
         return RankCounts(
             prompt_tokens=Histogram(bounds),
@@ -134,18 +135,18 @@ class RankCounts(msgspec.Struct, kw_only=True):
         )
 
     def copy(self) -> RankCounts:
-        """As they are now."""
+        """An independent copy."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         mutable = {name: value.copy() for name, value in values.items() if not isinstance(value, int)}
         return msgspec.structs.replace(self, **mutable)
 
 
 _OF_THE_RANK = ("num_preemptions", "num_prefix_queries", "num_prefix_hits")
-"""Ranks say these of all clients' requests together, and each client counts them."""
+"""Counters that ranks report for all clients together. Each client has the full number, so they are not added up."""
 
 
 def total(parts: Sequence[dict[int, RankCounts]]) -> dict[int, RankCounts]:
-    """Several clients' counts of the same ranks as one, by dp_rank."""
+    """The sum of several clients' counts, by dp_rank."""
     dp_ranks = sorted({dp_rank for part in parts for dp_rank in part})
     return {dp_rank: reduce(_add, [part[dp_rank] for part in parts if dp_rank in part]) for dp_rank in dp_ranks}
 

@@ -1,4 +1,4 @@
-"""Looks at something every few seconds."""
+"""A thread that repeats an action."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class Periodic:
-    """A thread that calls `action` every `interval_s`, from `start()` to `stop()`."""
+    """A thread that calls `action` every `interval_s` seconds, from `start()` to `stop()`."""
 
     def __init__(self, name: str, interval_s: float, action: Callable[[], object]) -> None:
         self._interval_s = interval_s
@@ -19,16 +19,16 @@ class Periodic:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """For the first time one interval from now."""
+        """Start the thread. The first call comes after one interval."""
         self._thread.start()
 
     def stop(self) -> None:
-        """The present call, if there is one, is the last. Idempotent."""
+        """Stop after the current call, if there is one. Doesn't wait. Idempotent."""
         self._stopping.set()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             try:
                 self._action()
-            except Exception:  # the next look may do better, and nobody else would say that there are none any more
+            except Exception:  # go on: the next call may succeed, and a dead thread would go unnoticed
                 logger.exception("%s failed", self._thread.name)

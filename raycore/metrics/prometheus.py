@@ -1,6 +1,6 @@
-"""An engine's numbers as Prometheus reads them: vLLM's names, labels and meanings, and a few of our own.
+"""An engine's metrics in Prometheus' format: vLLM's names, labels and meanings, and raycore's own.
 
-`engine` is the dp_rank. Nothing is kept here: each scrape turns the counts, as they are then, into samples.
+The label `engine` is the dp_rank. No state is kept: each scrape converts the current counts to samples.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ LABELS = ("model_name", "engine")
 
 
 class EngineCollector(Collector):
-    """What a registry asks for an engine's samples."""
+    """The collector that a Prometheus registry asks for an engine's samples."""
 
     def __init__(self, read: Callable[[], MetricsView], model_name: str) -> None:
         """
         Args:
-            read: the engine's numbers as they are now.
+            read: returns the engine's current metrics.
             model_name: the first name under which the model is served.
         """
         self._read = read
         self._model_name = model_name
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: to be registered must not need a running engine."""
+        """Nothing, so that registering the collector doesn't require a running engine."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -87,13 +87,13 @@ class EngineCollector(Collector):
 
 
 def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
-    """Each bucket's upper bound, as text, and how many values are below it: as Prometheus wants them."""
+    """Each bucket's upper bound, as text, and the number of values up to it, as Prometheus expects."""
     bounds = [str(bound) for bound in histogram.bounds]
     return list(zip([*bounds, "+Inf"], accumulate(histogram.counts), strict=True))
 
 
 def _cache_config(view: MetricsView) -> Metric:
-    """What autoscalers and gateways read to know how much a rank holds."""
+    """The size of each rank's KV cache, which autoscalers and gateways read."""
     info = GaugeMetricFamily(
         "vllm:cache_config_info", "A rank's KV cache.", labels=("engine", "block_size", "num_gpu_blocks")
     )

@@ -1,7 +1,7 @@
-"""An engine's numbers in Ray's own export, beside those of the cluster: `ray_raycore_…`, for each rank.
+"""Exports an engine's metrics through Ray, as `ray_raycore_…`, for each rank.
 
-Ray's nodes gather what their processes record; here, in the engine's program, it is recorded for all of its ranks. A
-local Ray that raycore has started gathers nothing, and then neither does this.
+Each Ray node exports what its processes record. The engine's program records the metrics of all ranks. A local Ray that
+raycore started exports nothing, so nothing is recorded.
 """
 
 # ray's own types are partial:
@@ -28,33 +28,33 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class RayExport:
-    """Records what has changed since its last look."""
+    """Records the metrics that have changed since the last report."""
 
     def __init__(self, engine_name: str, read: Callable[[], MetricsView]) -> None:
         self._engine_name = engine_name
         self._read = read
         self._is_gathered: bool | None = None
-        """Whether this node's Ray exports metrics; None until it is known."""
+        """Whether this node's Ray exports metrics; None until known."""
         self._metrics: dict[str, Any] = {}
         self._last_gauges: dict[Sample, float] = {}
         self._last_counters: dict[Sample, float] = {}
 
     def report(self) -> None:
-        """Look once."""
+        """Record what has changed."""
         if self._is_gathered is None:
             self._is_gathered = _node_exports()
         if not self._is_gathered or not ray.is_initialized():
             return
         view = self._read()
         gauges, counters = self._gauges(view), self._counters(view)
-        # a rank that has gone has nothing left
+        # set the gauges of a rank that is gone to 0
         gauges = dict.fromkeys(self._last_gauges, 0.0) | gauges
         for sample, value in gauges.items():
             if value != self._last_gauges.get(sample):
                 self._metric("Gauge", sample).set(value, dict(sample[1]))
         for sample, value in counters.items():
             before = self._last_counters.get(sample, 0.0)
-            # less than before: another rank has that number, and counts from zero
+            # a smaller value belongs to a new rank with the same dp_rank, which counts from zero
             growth = value - before if value >= before else value
             if growth:
                 self._metric("Counter", sample).inc(growth, dict(sample[1]))
@@ -87,7 +87,7 @@ class RayExport:
     def _metric(self, kind: str, sample: Sample) -> Any:
         name, tags = sample
         if name not in self._metrics:
-            from ray.util import metrics  # needed now, and never with a Ray that exports nothing
+            from ray.util import metrics  # imported only if Ray exports metrics
 
             self._metrics[name] = getattr(metrics, kind)(name, _TEXTS[name], tuple(key for key, _ in tags))
         return self._metrics[name]

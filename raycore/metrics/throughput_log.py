@@ -1,4 +1,4 @@
-"""A line in the log for each rank, every few seconds while it has something to do."""
+"""Logs each rank's throughput every few seconds while it has work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERVAL_S = 10.0
 
 @contextmanager
 def throughput_logged(read: Callable[[], MetricsView], is_wanted: bool = True) -> Generator[None, None, None]:
-    """While the block runs, log what the ranks do; not at all unless `is_wanted`."""
+    """Log the ranks' throughput while the block runs; not at all unless `is_wanted`."""
     periodic = Periodic("raycore-throughput-log", INTERVAL_S, ThroughputLog(read).report)
     if is_wanted:
         periodic.start()
@@ -30,7 +30,7 @@ def throughput_logged(read: Callable[[], MetricsView], is_wanted: bool = True) -
 
 
 class ThroughputLog:
-    """Remembers what had been counted at its last look. The lines are vLLM's."""
+    """Logs the difference to the counts of the previous report. The lines have vLLM's format."""
 
     def __init__(self, read: Callable[[], MetricsView], clock: Callable[[], float] = time.monotonic) -> None:
         self._read = read
@@ -38,11 +38,11 @@ class ThroughputLog:
         self._last_s = clock()
         self._before: dict[int, RankCounts] = {}
         self._busy: set[int] = set()
-        """Ranks that had something to do: they get one more line, which says that they have nothing."""
+        """Ranks that had work at the last report. A rank that becomes idle gets one more line."""
         self._hit_rates: dict[int, float] = {}
 
     def report(self) -> None:
-        """Log what has happened since the last time."""
+        """Log what has happened since the last report."""
         now_s = self._clock()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         view = self._read()
@@ -76,7 +76,7 @@ class ThroughputLog:
         logger.info("Engine %03d: %s", rank.dp_rank, ", ".join(parts))
 
     def _hit_rate(self, dp_rank: int, counts: RankCounts, before: RankCounts | None) -> float | None:
-        """Of the latest interval in which anybody asked; None while nobody ever has."""
+        """Prefix cache hit rate of the latest interval with lookups; None before the first lookup."""
         num_queries = counts.num_prefix_queries - (before.num_prefix_queries if before else 0)
         if num_queries:
             num_hits = counts.num_prefix_hits - (before.num_prefix_hits if before else 0)

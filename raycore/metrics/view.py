@@ -1,4 +1,4 @@
-"""Everything there is to show of an engine, at one moment."""
+"""An engine's metrics at one moment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from raycore.status import RankStatus
 
 @dataclass(frozen=True)
 class MetricsView:
-    """What an engine's program knows of its ranks, without asking them."""
+    """What an engine's program knows of its ranks, without querying them."""
 
     ranks: list[RankStatus]
-    """As they are; none once the engine was shut down."""
+    """The current status of each rank; empty after the engine was shut down."""
     counts: dict[int, RankCounts]
-    """What was counted since the start, by dp_rank; ranks that have gone are among them."""
+    """Counts since the start by dp_rank, including ranks that are gone."""
     infos: list[EngineInfo]
-    """Of the ranks that are up."""
+    """One for each rank that is up."""
     num_waiting_for_rank: int
-    """Requests that no rank has, because none serves."""
+    """Requests that wait because no rank is serving."""
