@@ -1,1 +1,1 @@
-"""Which tokens the next step computes: `Scheduler` is the only name that the engine needs."""
+"""Decides which tokens the next step computes. The engine needs only `Scheduler`."""

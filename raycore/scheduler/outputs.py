@@ -1,4 +1,4 @@
-"""What one step gave, for the engine to hand out to clients."""
+"""The outputs of one step, to be split among clients and merged over steps."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class StepOutputs(SequenceNews, eq=False):
     """One step's outputs. The arrays are read-only and may be shared with the scheduler."""
 
     seq_ids: NDArray[np.int64] = np.empty(0, np.int64)
-    """int64[k]: whose `token_ids[i]` is; each seq_id occurs once."""
+    """int64[k]: the sequence that got `token_ids[i]`. Each seq_id occurs once."""
     token_ids: NDArray[np.int32] = np.empty(0, np.int32)
     """int32[k]."""
     duration_s: float = 0.0
-    """From the step's plan to its result. The engine adds it, as it does `queued`."""
+    """Seconds from the step's plan to its result. Set by the engine, like `queued`."""
     flush_interval_s: float = math.inf
-    """The smallest flush interval among the requests with new tokens; infinite when there is no new token."""
+    """The smallest flush interval among the requests with new tokens; infinite if there is no new token."""
 
     def by_client(self) -> list[tuple[int, StepOutputs]]:
-        """The parts for each client, usually one: the arrays are split only when there are several."""
+        """The outputs of each client. Usually there is one client, and then nothing is copied."""
         clients = client_of(self.seq_ids)
         named = self.clients()
         if len(clients):
@@ -48,10 +48,10 @@ class StepOutputs(SequenceNews, eq=False):
 
     @staticmethod
     def merge(steps: Sequence[tuple[StepOutputs, float]], now_s: float) -> OutputBatch:
-        """One batch of several steps' outputs for one client, without a load.
+        """Merge several steps' outputs for one client into a batch without a load.
 
         Args:
-            steps: with the times at which they came, on the clock of `now_s`.
+            steps: (outputs, time at which they were made) of each step, on the clock of `now_s`.
         """
         batch = OutputBatch()
         for step, made_s in steps:

@@ -1,4 +1,4 @@
-"""Who goes first, and who has to give way."""
+"""The order of requests: which is admitted first, and which is preempted first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Urgency = tuple[int, int]
 class WaitingQueue:
     """Requests that wait for a slot, the most urgent first.
 
-    A preempted request comes back ahead of everything that arrived after it. Removal is by mark: an
-    aborted request is skipped when it comes up.
+    A preempted request goes before all requests that arrived after it. An aborted request stays in the heap until it
+    reaches the top, where it is skipped.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -28,7 +28,8 @@ class WaitingQueue:
         return len(self._heap) - self._num_discarded
 
     def urgency(self, request: Request) -> Urgency:
-        """Smaller is served first, larger is preempted first. No two requests are equal."""
+        """The sort key: the smallest is admitted first, the largest is preempted first. No two requests have equal
+        keys."""
         return (request.priority if self._by_priority else 0, request.arrival)
 
     def push(self, request: Request) -> None:
@@ -43,12 +44,12 @@ class WaitingQueue:
         return request
 
     def pop(self) -> Request:
-        """Remove and return what `peek` shows."""
+        """Remove and return the most urgent request; the queue is not empty."""
         request = self.peek()
         heapq.heappop(self._heap)
         return request
 
     def discard(self, request: Request) -> None:
-        """Remove a request that is in the queue and was just aborted."""
+        """Remove a queued request that was just aborted."""
         assert request.is_aborted
         self._num_discarded += 1

@@ -1,4 +1,4 @@
-"""What running requests give to the prefix cache, and what waiting ones take from it."""
+"""Prefix caching of requests: finds the cached blocks of waiting requests, and publishes the blocks of running ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raycore.scheduler.slots import SlotTable
 
 
 class Prefixes:
-    """Digests for the requests of `slots`, whose blocks stand in `blocks`."""
+    """Prefix caching for the requests of `slots`, whose blocks are in `blocks`."""
 
     def __init__(self, cache: PrefixCache, slots: SlotTable, blocks: BlockTable) -> None:
         self._cache = cache
@@ -20,7 +20,7 @@ class Prefixes:
         self._block_size = blocks.block_size
 
     def find(self, request: Request) -> list[int]:
-        """The cached blocks that a waiting request can use; at least one of its tokens is left to compute."""
+        """The cached blocks that a waiting request can reuse. At least one of its tokens is left to compute."""
         if not request.reads_prefix_cache:
             return []
         num_blocks = (len(request.tokens) - 1) // self._block_size
@@ -28,7 +28,7 @@ class Prefixes:
         return self._cache.match(request.digests, num_blocks)
 
     def publish(self, slots: list[int]) -> None:
-        """Let others find these slots' full blocks, as far as their tokens are known and their computation planned.
+        """Put these slots' full blocks in the prefix cache, up to the tokens that are known and planned to be computed.
 
         A request in the same plan may already read them: a step writes all its keys and values before it reads any.
         """

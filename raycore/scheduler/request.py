@@ -1,4 +1,4 @@
-"""One request as the scheduler knows it, and what makes one unacceptable."""
+"""A request as the scheduler sees it, and the limits that it is checked against."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from raycore.sampling_params import SamplingParams
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request from `submit` to its end. Its counts while it runs stand in `SlotTable`."""
+    """A request from `submit` to its end. While it runs, its token counts are in `SlotTable`."""
 
     seq_id: int
     arrival: int
-    """A running number: smaller came earlier."""
+    """A serial number: smaller arrived earlier."""
     priority: int
     params: SamplingParams
     seed: int
@@ -28,33 +28,33 @@ class Request:
     bad_words_token_ids: list[list[int]]
     flush_interval_s: float
     tokens: NDArray[np.int32]
-    """int32[num_known], prompt and output. Up to date while the request waits; while it runs, `SlotTable` has them."""
+    """int32[num_known], prompt and output. Valid while the request waits; while it runs, `SlotTable` has its tokens."""
     num_prompt_tokens: int
     max_tokens: int
-    """Prompt and output together never get longer."""
+    """Maximum length of prompt and output together."""
     min_tokens: int
-    """Prompt and output together are this long before a stop token counts."""
+    """Length of prompt and output together from which on stop tokens count."""
     stop_token_ids: frozenset[int]
     """Every token that ends the request, end-of-sequence included. All are in the vocabulary."""
     early_end_ids: frozenset[int] = frozenset()
-    """Those of them that end it also before `min_tokens`, when workers sample them only behind a complete constrained
-    output."""
+    """The stop tokens that end the request even before `min_tokens`. Workers sample them that early only to end a
+    complete constrained output."""
     root_digest: bytes = ROOT_DIGEST
-    """What stands before its first block; see `raycore.kvcache.prefix_cache`."""
+    """Parent digest of its first block; see `raycore.kvcache.prefix_cache`."""
     slot: int = -1
-    """-1 while it waits."""
+    """-1 while the request waits."""
     was_started: bool = False
     is_aborted: bool = False
     digests: list[bytes] = field(default_factory=list[bytes])
-    """One for each of the first full blocks; see `raycore.kvcache.prefix_cache`."""
+    """Digests of its first full blocks; see `raycore.kvcache.prefix_cache`."""
     num_published_blocks: int = 0
-    """Leading blocks that the prefix cache was told about since the request got its slot."""
+    """Leading blocks that the prefix cache already has, since the request got its slot."""
     num_prompt_logprobs: int = 0
-    """Positions before this one have had their prompt logprobs sent."""
+    """The prompt logprobs of positions below this were sent."""
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Prompt logprobs need the hidden states of every position, which the cache doesn't hold."""
+        """False with prompt logprobs: they need the hidden state of every position, which the cache doesn't hold."""
         return self.params.prompt_logprobs is None
 
     def end_of(self, token_id: int, num_tokens: int) -> tuple[str, int | None] | None:
@@ -65,7 +65,7 @@ class Request:
         return ("length", None) if num_tokens >= self.max_tokens else None
 
     def for_workers(self, num_computed_tokens: int, block_ids: NDArray[np.int32]) -> NewRequest:
-        """All that a worker needs when the request gets its slot."""
+        """The message that gives workers the request when it gets its slot."""
         return NewRequest(
             slot=self.slot,
             token_ids=self.tokens.tobytes(),
@@ -81,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What the engine can hold, for checking requests against."""
+    """The engine's limits, against which requests are checked."""
 
     vocab_size: int
     max_model_len: int
@@ -90,14 +90,15 @@ class RequestLimits:
 
     @staticmethod
     def of(engine: EngineInfo, vocab_size: int) -> RequestLimits:
-        """Those of an engine, as its clients know it."""
+        """The limits of an engine, as its clients know it."""
         return RequestLimits(vocab_size, engine.max_model_len, engine.block_size, engine.num_blocks)
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Refuse what could not run even alone, with the numbers.
+        """Refuse a request that couldn't run even alone.
 
         Raises:
-            RequestTooLarge: the prompt, or prompt and output together, don't fit the model's length or the KV cache.
+            RequestTooLarge: the prompt, or prompt and output together, exceed the model's length or the KV cache. The
+                message has the numbers.
             InvalidRequest: the prompt is empty, or something in the request is outside the vocabulary.
         """
         if not prompt_token_ids:
@@ -109,19 +110,21 @@ class RequestLimits:
             ("allowed_token_ids", params.allowed_token_ids),
             ("logit_bias", params.logit_bias),
         ):
-            # one of each is all that matters, but a million of the same cost as much as a million
+            # duplicates change nothing, but a long list of them costs as much as any
             if chosen is not None and len(chosen) > self.vocab_size:
-                raise InvalidRequest(f"{name} has {len(chosen)} entries, and the vocabulary {self.vocab_size} tokens")
+                raise InvalidRequest(
+                    f"{name} has {len(chosen)} entries, more than the vocabulary's {self.vocab_size} tokens"
+                )
             self._check_ids(name, chosen or ())
         for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if count is not None and count > self.vocab_size:
                 raise InvalidRequest(f"{name}={count} is more than the vocabulary's {self.vocab_size} tokens")
 
     def admit(self, message: EngineRequest, arrival: int) -> Request:
-        """The scheduler's view of a client's request.
+        """Check a client's request and convert it to the scheduler's form.
 
         Raises:
-            RequestTooLarge, InvalidRequest: see `check`; or nothing is left to generate.
+            RequestTooLarge, InvalidRequest: see `check`; also if there is nothing left to generate.
         """
         params, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
         self.check(prompt, params)
@@ -129,7 +132,7 @@ class RequestLimits:
         max_tokens = self._max_tokens(len(prompt), params.max_tokens)
         if len(prompt) + len(output) >= max_tokens:
             raise InvalidRequest(
-                f"the request comes with {len(output)} output tokens and may have {max_tokens - len(prompt)}: there is "
+                f"the request already has {len(output)} of at most {max_tokens - len(prompt)} output tokens: there is "
                 "nothing left to generate"
             )
         stops = {*(params.stop_token_ids or []), *(() if params.ignore_eos else message.eos_token_ids)}
@@ -162,16 +165,16 @@ class RequestLimits:
                 f"the prompt has {num_prompt} tokens, which leaves no room for output: "
                 f"max_model_len={self.max_model_len} counts both. Shorten the prompt or raise max_model_len"
             )
-        # the last token's keys and values are never needed
+        # the last token is never an input, so it needs no keys and values
         num_cached = self._max_tokens(num_prompt, asked) - 1
         num_held = self.num_blocks * self.block_size
         if num_cached > num_held:
             raise RequestTooLarge(
-                f"{num_prompt} prompt tokens and max_tokens={asked} need KV cache for {num_cached} tokens; this "
-                f"engine's holds {num_held} ({self.num_blocks} blocks of {self.block_size}). Lower max_tokens, shorten "
+                f"{num_prompt} prompt tokens and max_tokens={asked} need KV cache for {num_cached} tokens, but the "
+                f"engine has {num_held} ({self.num_blocks} blocks of {self.block_size}). Lower max_tokens, shorten "
                 "the prompt, or give the engine more KV cache"
             )
 
     def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
-        """Where the request ends at the latest, in tokens of prompt and output."""
+        """Maximum length of prompt and output together."""
         return self.max_model_len if asked is None else min(num_prompt + asked, self.max_model_len)

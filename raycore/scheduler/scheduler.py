@@ -1,17 +1,16 @@
-"""What the next step computes, and what a step's result means.
+"""Plans steps, and applies their results.
 
-There is no prefill and no decode: every request has tokens known and tokens computed, and a step lets the second catch
-up with the first under a budget of tokens. Running requests go first, those with one token to compute before the
-others; waiting ones get what is left, slots, blocks and budget permitting. When the running requests need more blocks
-than there are, the least urgent loses its own and starts over later.
+There are no separate prefill and decode steps. Every request has known tokens and computed tokens, and each step
+computes known tokens within a token budget. Running requests go first, those with one token to compute before the
+others. Waiting requests get the rest, as far as slots, blocks and budget allow. When running requests need more blocks
+than are free, the least urgent one is preempted: it loses its blocks and is computed again later.
 
-Plans may be made ahead of results. A decode in flight is taken to give one token; whatever else it turns out to be is
-put right by ignoring the results that were planned for a request that has left its slot. That holds for a preempted
-request too: tokens in flight are forgotten, nobody has seen them, and they are drawn again with the same random
-numbers. Workers execute plans in order, so a block may change hands as soon as its request is gone, whatever is in
-flight.
+Plans may be made ahead of results, on the assumption that each decode in flight gives one token. If its request has
+left its slot by then (finished, aborted or preempted), the results that were planned for it are ignored. A preempted
+request loses its tokens in flight, which nobody has seen; they are drawn again with the same random numbers. Workers
+execute plans in order, so the blocks of a request that has left can be reused at once, whatever is in flight.
 
-Knows nothing of clients, time, or tensors.
+Knows nothing of connections, time, or tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Scheduler:
     """The scheduler of one data-parallel rank.
 
     Args:
-        num_blocks: blocks of the KV cache, on every worker.
+        num_blocks: number of KV cache blocks on every worker.
         vocab_size: token ids are below it.
     """
 
@@ -56,29 +55,30 @@ class Scheduler:
         self._prefixes = Prefixes(prefix_cache, self._slots, self._blocks) if prefix_cache is not None else None
         self._waiting = WaitingQueue(config.policy)
         self._held: dict[int, Request] = {}
-        """Those that wait for something else before they may wait for a slot."""
+        """Requests that `release` will queue: they wait for something else first."""
         self._requests: dict[int, Request] = {}
         self._prefills: list[Request] = []
         """The requests in PREFILL, in the order in which they got their slots."""
         self._in_flight: deque[InFlight] = deque()
         self._freed_slots: list[int] = []
-        """Slots whose requests have left since the last plan."""
+        """Slots vacated since the last plan."""
         self._num_submitted = 0
         self._num_steps = 0
         self._num_preemptions = 0
         self._num_queried_tokens = 0
         self._num_cached_tokens = 0
         self._refused: tuple[Request, int] | None = None
-        """(head of the queue, free blocks) when there were too few: no need to look again until either changes."""
+        """(head of the queue, free blocks) when there were too few blocks. Until either changes, there is no need to
+        try again."""
 
     # ---- requests come and go
 
     def submit(self, request: EngineRequest, *, is_held: bool = False) -> None:
-        """Queue a request; one that `is_held`, only with `release`.
+        """Queue a request. With `is_held`, only `release` queues it.
 
         Raises:
             RequestTooLarge: it could never run; the message has the numbers.
-            InvalidRequest: an empty prompt, a token that isn't in the vocabulary, a seq_id in use.
+            InvalidRequest: the prompt is empty, a token isn't in the vocabulary, or the seq_id is in use.
         """
         if request.seq_id in self._requests:
             raise InvalidRequest(f"request {request.request_id}: seq_id {request.seq_id} belongs to a running request")
@@ -91,12 +91,12 @@ class Scheduler:
             self._waiting.push(admitted)
 
     def release(self, seq_ids: Iterable[int]) -> None:
-        """Queue requests that were held, as if they had been queued when they came."""
+        """Queue held requests, in the position that their arrival gives them."""
         for seq_id in seq_ids:
             self._waiting.push(self._held.pop(seq_id))
 
     def abort(self, seq_ids: Iterable[int]) -> None:
-        """End requests without a further output. Sequence ids that are not there, or not any more, are ignored."""
+        """End requests without further output. Unknown seq_ids are ignored."""
         for seq_id in seq_ids:
             request = self._requests.pop(seq_id, None)
             if request is None:
@@ -110,11 +110,12 @@ class Scheduler:
                 self._vacate(request)
 
     def seq_ids_of(self, client: int) -> list[int]:
-        """The requests of one client that wait or run."""
+        """The seq_ids of one client's requests, waiting or running."""
         return [seq_id for seq_id in self._requests if client_of(seq_id) == client]
 
     def seq_ids_in_flight(self, step: int) -> list[int]:
-        """The requests of a plan that has no result yet, without those that have left since."""
+        """The seq_ids in the plan of `step`, which has no result yet, without requests that have left their slots
+        since."""
         for planned in self._in_flight:
             if planned.step == step:
                 requests = (planned.live_request(row, self._slots) for row in range(len(planned.batch.slots)))
@@ -122,11 +123,11 @@ class Scheduler:
         return []
 
     def has_work(self) -> bool:
-        """Whether any request that isn't held waits or runs."""
+        """Whether any request waits or runs, held ones not counted."""
         return len(self._requests) > len(self._held)
 
     def load(self) -> LoadView:
-        """What runs and waits now, and what has been counted since the start."""
+        """The current load, and counts since the start."""
         return LoadView(
             len(self._waiting) + len(self._held),
             self._slots.num_running,
@@ -138,7 +139,7 @@ class Scheduler:
         )
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing happens, while any request holds blocks."""
+        """Clear the prefix cache. Does nothing and returns False while any request runs."""
         if self._slots.num_running:
             return False
         self._pool.forget()
@@ -147,14 +148,14 @@ class Scheduler:
     # ---- schedule
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to do before a result or a request comes in."""
+        """Plan the next step. None if there is nothing to do before a result or a request arrives."""
         step, has_preempted = self._fit_running()
         self._advance_decodes(step)
         budget = self._config.max_num_batched_tokens - len(step.decodes.slots)
         for chunk in step.chunks:
             budget -= chunk.num_tokens
             self._advance_chunk(chunk, step)
-        # a victim would be the first to be admitted, and would take back what it just gave up
+        # a preempted request would be admitted first, and take back the blocks that it just lost
         if not has_preempted:
             self._admit_waiting(step, budget)
         if step.is_empty:
@@ -166,7 +167,8 @@ class Scheduler:
         return plan
 
     def _fit_running(self) -> tuple[StepBuilder, bool]:
-        """What the running requests compute, after preempting as many as it takes to have blocks for it."""
+        """Plan the running requests, after preempting as many as necessary to have blocks for them. Returns whether any
+        was."""
         has_preempted = False
         while True:
             step = StepBuilder(self._slots.decodes())
@@ -205,7 +207,7 @@ class Scheduler:
     def _preempt_one(self) -> None:
         """Send the least urgent request back to the queue.
 
-        One whose last token is in flight is spared: its blocks come free by themselves.
+        A request whose last token is in flight is spared: its result frees its blocks.
         """
         candidates = [request for request in self._slots.running() if self._slots.phase[request.slot] != LAST]
         victim = max(candidates, key=self._waiting.urgency)
@@ -214,10 +216,10 @@ class Scheduler:
         self._waiting.push(victim)
 
     def _advance_decodes(self, step: StepBuilder) -> None:
-        """One token for each decode, and a block for each that starts on one."""
+        """Plan one token for each decode, and a new block for each whose blocks are full."""
         table, batch = self._slots, step.decodes
         if step.block_slots:
-            # what they filled before, they can show now
+            # their previous blocks are full now
             self._publish(step.block_slots)
             step.block_ids = self._blocks.grow_each(np.array(step.block_slots)).tolist()
         num_computed = table.computed[batch.slots] + 1
@@ -227,7 +229,7 @@ class Scheduler:
             table.set_phase(batch.slots[at_end], LAST)
 
     def _advance_chunk(self, chunk: Chunk, step: StepBuilder) -> None:
-        """Tokens for a request in PREFILL, which has its blocks or will have them by this."""
+        """Plan a chunk of a request in PREFILL, and allocate the blocks that it lacks."""
         slot = chunk.request.slot
         computed = int(self._slots.computed[slot]) + chunk.num_tokens
         added = self._blocks.grow(slot, computed)
@@ -240,7 +242,7 @@ class Scheduler:
         self._publish([slot])
 
     def _admit_waiting(self, step: StepBuilder, budget: int) -> None:
-        """Start waiting requests, in order, until one finds no budget, no slot, or too few blocks."""
+        """Admit waiting requests in order, until budget, slots or blocks run out."""
         while budget and len(self._waiting) and self._slots.num_free:
             request = self._waiting.peek()
             if self._refused == (request, self._pool.num_free):
@@ -254,15 +256,16 @@ class Scheduler:
             budget -= chunk.num_tokens
 
     def _has_blocks_for(self, request: Request, cached: list[int]) -> bool:
-        """Whether all its known tokens would fit beside the requests that run, and leave each of these a block to grow.
+        """Whether all known tokens of `request` fit beside the running requests, with one block for each of these to
+        grow.
 
-        Admitting it for its first chunk alone would let it take the blocks that an earlier prompt's next chunks need;
-        and without room to grow it would be preempted within steps, because it is the one that came last.
+        Checking only its first chunk would let it take blocks that an earlier prompt's next chunks need. Without room
+        to grow, it would be preempted within a few steps, because it came last.
         """
         missing = -(-len(request.tokens) // self._block_size) - len(cached)
         promised = sum(self._blocks.num_missing(other.slot, len(other.tokens)) for other in self._prefills)
-        spoken_for = promised + self._slots.num_running + self._pool.num_free_among(cached)
-        return missing + spoken_for <= self._pool.num_free
+        reserved = promised + self._slots.num_running + self._pool.num_free_among(cached)
+        return missing + reserved <= self._pool.num_free
 
     def _start(self, request: Request, cached: list[int], budget: int, step: StepBuilder) -> Chunk:
         num_cached = len(cached) * self._block_size
@@ -271,7 +274,7 @@ class Scheduler:
         self._blocks.begin(request.slot, cached)
         self._prefills.append(request)
         request.num_published_blocks = len(cached)
-        # the first blocks travel with the request, the step's lists are for those that follow
+        # the first blocks are part of the request's message, the step's lists are for later blocks
         self._blocks.grow(request.slot, num_cached + chunk.num_tokens)
         step.new_requests.append(request.for_workers(num_cached, self._blocks.row(request.slot)))
         step.chunks.append(chunk)
@@ -289,7 +292,7 @@ class Scheduler:
             self._prefixes.publish(slots)
 
     def _vacate(self, request: Request) -> None:
-        """Take slot and blocks away from a running request."""
+        """Take the slot and blocks of a running request away."""
         slot = request.slot
         self._publish([slot])
         if self._slots.phase[slot] == PREFILL:
@@ -301,7 +304,7 @@ class Scheduler:
     # ---- update
 
     def update(self, plan: StepPlan, result: StepResult) -> StepOutputs:
-        """Take in the result of the oldest plan in flight."""
+        """Apply the result of the oldest plan in flight."""
         step = self._in_flight.popleft()
         assert step.step == plan.step == result.step, (step.step, plan.step, result.step)
         table, batch = self._slots, step.batch
@@ -361,7 +364,7 @@ class Scheduler:
         del self._requests[request.seq_id]
 
     def check_integrity(self) -> None:
-        """Assert our own invariants; for tests, and for when there is nothing else to do."""
+        """Assert the scheduler's invariants; for tests, and for idle times."""
         self._slots.check_integrity()
         self._blocks.check_integrity()
         running = self._slots.running()

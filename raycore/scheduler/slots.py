@@ -1,13 +1,13 @@
-"""The running requests as arrays by slot, so that a step costs a handful of array operations however many run.
+"""The running requests as arrays by slot, so that a step costs a few array operations however many run.
 
-A running request is in one of three phases, which follow from its counts and exist only to find rows quickly:
+A running request is in one of three phases. They follow from its counts, and exist only to find rows quickly:
 
-* PREFILL: more than one known token is still to be computed (or the first sampled one has not been asked for).
-* DECODE: exactly one token is to be computed, the last one sampled, whether its value has come back yet or not.
-* LAST: all its tokens were asked for; it ends when the result comes back, at the latest.
+* PREFILL: more than one known token is still to be computed, or its first sampled token isn't planned yet.
+* DECODE: exactly one token is to be computed: the last one sampled, whether its value has arrived or not.
+* LAST: all its tokens are planned. It ends when the result arrives, at the latest.
 
-*Known* tokens include those in flight, which the workers know and we don't: `received <= known`, and in DECODE
-`known == computed + 1`, so `known` is not stored.
+*Known* tokens include those in flight, whose values only the workers know: `received <= known`. In DECODE `known ==
+computed + 1`, so `known` is not stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FREE, PREFILL, DECODE, LAST = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some slots, in the order of a plan, with what never changes while their requests run."""
+    """Some slots in the order of a plan, with values that don't change while their requests run."""
 
     slots: NDArray[np.int64]
     slot_bytes: bytes
@@ -44,18 +44,18 @@ class SlotTable:
         self.computed = np.zeros(num_slots, np.int64)
         """Tokens whose computation was planned."""
         self.received = np.zeros(num_slots, np.int64)
-        """Tokens whose value is here, in `tokens`."""
+        """Tokens whose values have arrived, in `tokens`."""
         self.max_tokens = np.zeros(num_slots, np.int64)
         self.generation = np.zeros(num_slots, np.int64)
-        """How many requests have left the slot: results of an earlier generation are ignored."""
+        """How many requests have left the slot. Results planned for an earlier generation are ignored."""
         self.num_departures = 0
-        """How many requests have left any slot: while it stays, no generation has changed."""
+        """How many requests have left any slot. While it is unchanged, so are all generations."""
         self.seq_id = np.zeros(num_slots, np.int64)
         self.flush_interval_s = np.zeros(num_slots, np.float64)
-        # not touched before it is written: the kernel gives pages only to what requests fill
+        # uninitialised: the kernel allocates only the pages that requests write to
         self.tokens = np.empty((num_slots, max_model_len), np.int32)
         self.num_stoppers = np.zeros(vocab_size, np.int32)
-        """How many running requests a token would end: one lookup rules out all tokens but a few."""
+        """By token: how many running requests it would end. One lookup rules out all but a few tokens."""
         self.requests: list[Request | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._decodes: Batch | None = None
@@ -89,7 +89,7 @@ class SlotTable:
         self.num_stoppers[list(request.stop_token_ids)] += 1
 
     def leave(self, request: Request) -> None:
-        """Take a request's slot away. What is in flight for it will be ignored."""
+        """Take a request's slot away. Results in flight for it will be ignored."""
         slot = request.slot
         request.tokens = np.array(self.tokens[slot, : int(self.received[slot])])
         request.slot = -1
@@ -101,7 +101,7 @@ class SlotTable:
         self._free.append(slot)
 
     def set_phase(self, slots: int | NDArray[np.int64], phase: int) -> None:
-        """Move requests from one phase to another."""
+        """Set the phase of slots."""
         self.phase[slots] = phase
         self._decodes = None
 
@@ -112,7 +112,7 @@ class SlotTable:
         return self._decodes
 
     def batch(self, slots: NDArray[np.int64]) -> Batch:
-        """These slots, in this order."""
+        """A batch of these slots, in this order."""
         seq_ids = self.seq_id[slots]
         seq_ids.flags.writeable = False
         return Batch(
@@ -125,7 +125,7 @@ class SlotTable:
         )
 
     def check_integrity(self) -> None:
-        """Assert what the phases promise."""
+        """Assert the invariants of the phases."""
         taken = [slot for slot, request in enumerate(self.requests) if request is not None]
         assert sorted(taken + self._free) == list(range(len(self.requests)))
         assert np.flatnonzero(self.phase != FREE).tolist() == taken

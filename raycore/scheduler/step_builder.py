@@ -1,4 +1,4 @@
-"""A plan in the making, and what is kept of it until its result comes back."""
+"""A step's plan while it is built, and what is kept of it until its result arrives."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from raycore.scheduler.slots import Batch, SlotTable
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of a request in PREFILL."""
+    """Tokens of a request in PREFILL that one step computes."""
 
     request: Request
     num_tokens: int
     is_final: bool
-    """Whether it reaches the known tokens, so that a new one is sampled."""
+    """Whether it includes the last known token, so that a new one is sampled."""
 
 
 @dataclass(slots=True)
 class StepBuilder:
-    """What the next plan does, as far as it is decided."""
+    """The next plan, as far as it is decided."""
 
     decodes: Batch
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     new_requests: list[NewRequest] = field(default_factory=list[NewRequest])
     started: list[tuple[Request, int]] = field(default_factory=list[tuple[Request, int]])
-    """(request, cached tokens) of those among `new_requests` that have never had a slot before."""
+    """(request, number of cached tokens) of the new requests that have never had a slot before."""
     block_slots: list[int] = field(default_factory=list[int])
     block_ids: list[int] = field(default_factory=list[int])
 
@@ -41,7 +41,7 @@ class StepBuilder:
         return not self.chunks and not len(self.decodes.slots)
 
     def finish(self, step: int, freed_slots: list[int], table: SlotTable) -> tuple[StepPlan, InFlight]:
-        """The plan to send, and what `update` will need."""
+        """The plan to send, and what `update` needs."""
         batch, sampled, num_tokens = self.decodes, None, b""
         if self.chunks:
             batch, sampled, num_tokens = self._mixed_batch(table)
@@ -52,7 +52,8 @@ class StepBuilder:
         return plan, InFlight(step, batch, sampled, table.num_departures, self.started)
 
     def _mixed_batch(self, table: SlotTable) -> tuple[Batch, NDArray[np.int64] | None, bytes]:
-        """The batch, single tokens first; the indices that are sampled (None: all); the tokens of each (empty: one)."""
+        """The batch, single tokens first; the indices that are sampled (None: all); each one's number of tokens (empty:
+        1)."""
         chunks = sorted(self.chunks, key=lambda chunk: chunk.num_tokens > 1)
         decodes = self.decodes.slots
         chunk_slots = np.array([chunk.request.slot for chunk in chunks], np.int64)
@@ -69,30 +70,30 @@ class StepBuilder:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A plan whose result has not come back."""
+    """A plan whose result has not arrived."""
 
     step: int
     batch: Batch
     sampled: NDArray[np.int64] | None
-    """Indices into the batch that get a token; None is all."""
+    """Indices into the batch that get a token; None means all."""
     num_departures: int
     started: list[tuple[Request, int]]
 
     def live_rows(self, table: SlotTable) -> NDArray[np.int64] | None:
-        """Indices into the batch that have a token for a request that is still there; None is all of them."""
+        """Indices into the batch that get a token and whose request still has its slot; None means all."""
         if self.num_departures == table.num_departures:
             return self.sampled
         is_live = table.generation[self.batch.slots] == self.batch.generations
         return np.flatnonzero(is_live) if self.sampled is None else self.sampled[is_live[self.sampled]]
 
     def live_request(self, row: int, table: SlotTable) -> Request | None:
-        """The request that the batch had at `row`, unless it has gone."""
+        """The request at `row` of the batch; None if it has left its slot."""
         slot = int(self.batch.slots[row])
         return table.requests[slot] if table.generation[slot] == self.batch.generations[row] else None
 
     @staticmethod
     def failures(result: StepResult, rows: NDArray[np.int64] | None) -> dict[int, str]:
-        """By index into the outputs: why those that are still there of the failed fail. `rows`: see `add_extras`."""
+        """By index into the outputs: why a request failed, without those that have left. `rows`: see `add_extras`."""
         if rows is None:
             return dict(result.failed)
         index_of = {row: index for index, row in enumerate(rows.tolist())}
@@ -101,10 +102,10 @@ class InFlight:
     def add_extras(
         self, outputs: StepOutputs, result: StepResult, rows: NDArray[np.int64] | None, table: SlotTable
     ) -> None:
-        """Carry over who started and what logprobs there are, leaving out who has gone.
+        """Add the started requests and the logprobs to `outputs`, without requests that have left.
 
         Args:
-            rows: what `live_rows` said; `outputs` has these rows' tokens.
+            rows: what `live_rows` returned; `outputs` has these rows' tokens.
         """
         outputs.started = [(request.seq_id, cached) for request, cached in self.started if not request.is_aborted]
         if result.logprobs:
@@ -117,7 +118,7 @@ class InFlight:
             request = self.live_request(row, table)
             if request is None:
                 continue
-            # after a preemption the prompt is computed again, and its logprobs come again
+            # after a preemption the prompt is computed again: skip logprobs that were already sent
             fresh = entries[max(0, request.num_prompt_logprobs - position) :]
             if fresh:
                 request.num_prompt_logprobs = position + len(entries)
