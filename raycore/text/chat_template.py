@@ -1,4 +1,4 @@
-"""Chat templates: Jinja text from a checkpoint, rendered in a sandbox as Hugging Face's tokenizers render it."""
+"""Renders chat templates: Jinja text from a checkpoint, in a sandbox, with the results of Hugging Face's tokenizers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from raycore.errors import InvalidRequest
 from raycore.text.conversation import Message, normalize_messages
 
 _CONTINUE_HERE = "\ue000continue here\ue001 "
-"""Ends the message to continue while the template is rendered. Characters of private use set it apart; a template that
-strips the message takes away its last space."""
+"""Marks the end of the message to continue while the template is rendered. Private-use characters make it unique; its
+trailing space is lost if the template strips the message."""
 _PROBE = "raycore_probe"
 _DEVELOPER = "developer"
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training: here it is its body, no more."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training. Here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  # as the base class has it
 
@@ -44,15 +44,15 @@ def render(
     special_tokens: Mapping[str, str],
     variables: Mapping[str, Any],
 ) -> str:
-    """The conversation as one text. A developer's messages become the system's if the template would drop them.
+    """Render the conversation as one text. Developer messages become system messages if the template would drop them.
 
     Args:
-        continue_final_message: end the text where the last message's content ends, so that the model goes on with it.
-        special_tokens: the texts of `bos_token` and its like, by these names.
-        variables: what the template may use besides these, `messages` and `add_generation_prompt`.
+        continue_final_message: end the text where the last message's content ends, so that the model continues it.
+        special_tokens: the texts of the special tokens by name, such as `bos_token`.
+        variables: further variables for the template.
 
     Raises:
-        InvalidRequest: the messages or options are of the wrong shape, or the template refuses them.
+        InvalidRequest: the messages or options have the wrong shape, or the template refuses them.
     """
     normal = normalize_messages(messages)
     if any(message["role"] == _DEVELOPER for message in normal):
@@ -77,13 +77,13 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _developer_role(template: str, special_tokens: tuple[tuple[str, str], ...]) -> str:
-    """The role by which a template renders a developer's messages: `developer` unless it drops or refuses that."""
+    """The role in which a template renders developer messages: `developer`, or `system` if it drops or refuses that."""
     messages = [{"role": _DEVELOPER, "content": _PROBE}, {"role": "user", "content": "Probe."}]
     variables = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None}
     try:
         is_rendered = _PROBE in _render(template, {**dict(special_tokens), **variables})
     except InvalidRequest:
-        # it may need variables that only requests have
+        # the template may need variables that only real requests have
         is_rendered = _DEVELOPER in template
     return _DEVELOPER if is_rendered else "system"
 
@@ -105,7 +105,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes for HTML, which models have not been trained on."""
+    """`tojson` without the HTML escapes of Jinja's own, on which models weren't trained."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -120,8 +120,8 @@ def _strftime_now(date_format: str) -> str:
 def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> None:
     if add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message=True goes on with the last message, add_generation_prompt=True begins a new one: "
-            "only one of them can be had"
+            "continue_final_message=True continues the last message, add_generation_prompt=True begins a new one: "
+            "set only one of them"
         )
     messages[-1]["content"] += _CONTINUE_HERE
 

@@ -1,4 +1,4 @@
-"""Messages in the one form that chat templates get, whoever sends them. Pure."""
+"""Normalizes messages to the one form that chat templates get. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from raycore.errors import InvalidRequest
 Message = Mapping[str, Any]
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
-"""The types by which OpenAI's APIs name a content part that is text."""
+"""The types that OpenAI's APIs give to content parts that are text."""
 
 
 def normalize_messages(messages: object) -> list[dict[str, Any]]:
-    """Copies of the messages, in the form that chat templates are written for. Normalizing twice changes nothing.
+    """Copies of the messages, in the form that chat templates are written for. Idempotent.
 
-    Content is text. Fields that are null are left out. An assistant's refusal is its content if it has no other, and
-    its reasoning has both of the names in use. The arguments of tool calls are objects, and a tool's result has the
-    name of the function that was called.
+    Content becomes text. Null fields are left out. An assistant's refusal becomes its content if it has no other, and
+    its reasoning gets both of the names in use. The arguments of tool calls become objects, and a tool's result gets
+    the name of the called function.
 
     Raises:
         InvalidRequest: a message has the wrong shape; the error names it.
@@ -37,13 +37,13 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def content_text(role: str, content: str | Sequence[object] | None, where: str = "message") -> str:
-    """The text of a message's content; parts of it are joined by newlines.
+    """The text of a message's content. Its parts are joined by newlines.
 
     Args:
         where: names the message in errors.
 
     Raises:
-        InvalidRequest: the content is neither text nor a list of text parts. Parts of an assistant's may be refusals.
+        InvalidRequest: the content is neither text nor a list of text parts. An assistant's parts may also be refusals.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -76,10 +76,10 @@ def _normalize(index: int, message: object) -> dict[str, Any]:
         _normalize_assistant(where, fields)
     calls = _calls(where, fields.get("tool_calls", []))
     if calls:
-        # some templates use the content without asking whether there is any
+        # some templates use the content without checking that there is any
         fields |= {"content": fields.get("content") or "", "tool_calls": calls}
     else:
-        # templates ask whether a message has the field, not whether it is empty
+        # templates check whether a message has the field, not whether it is empty
         fields.pop("tool_calls", None)
     if fields.get("content") is None:
         raise InvalidRequest(f"{where} (role {role!r}) has no 'content'")
@@ -116,7 +116,7 @@ def _call(where: str, call: object) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """The object that the text is; the text itself if it is none, so that the model is shown its mistake."""
+    """The arguments as an object. Text that isn't a JSON object stays text, so that the model sees its mistake."""
     try:
         value: object = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Text from tokens while they arrive, and stop strings in it. Pure."""
+"""Incremental detokenization, and the search for stop strings. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from raycore.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
-"""Bytes of a character in UTF-8, at most."""
+"""Maximum length of a UTF-8 character in bytes."""
 _WINDOW = 4
-"""Tokens that are decoded together before the oldest are let go of."""
+"""Tokens that are decoded together before the oldest are dropped."""
 _MAX_HELD = 16
-"""Tokens whose bytes may wait for the end of a character; more of them are no character."""
+"""Tokens whose bytes may wait for the end of a character. The bytes of more tokens can't be one character."""
 
 
 class IncrementalDetokenizer:
     """The text of a growing sequence of tokens.
 
-    Bytes that may still become a character are held back, so that the text never takes anything back. In the end it
-    equals decoding all tokens at once. (With tokenizers that fall back to bytes, not always for byte sequences that
-    aren't UTF-8: they turn a whole run into U+FFFD, including characters that had already been complete.)
+    Bytes that may still become a character are held back, so that the text only ever grows. At the end it equals the
+    text of all tokens decoded at once. (With tokenizers that fall back to bytes this isn't always so for bytes that
+    aren't UTF-8: they turn a whole run into U+FFFD, including characters that were already complete.)
 
-    Only the last few tokens are decoded again for each new one. They begin at a boundary between characters, and with
-    text, so that what decoders do at the beginning of a text (dropping a space) isn't done in its middle.
+    Only the last few tokens are decoded again for each new one. They begin at a boundary between characters and with
+    text, so that what decoders do at the beginning of a text, such as dropping a space, isn't done in its middle.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
@@ -34,17 +34,17 @@ class IncrementalDetokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []
         self._num_settled = 0
-        """Tokens of the window whose text is settled."""
+        """Tokens of the window whose text is final."""
         self._last_boundary = 0
-        """How many they were before the last ones came."""
+        """`_num_settled` before the latest tokens."""
         self._seen = ""
-        """The window's text as far as it is part of `text`."""
+        """The part of the window's text that is already in `text`."""
         self.text = ""
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Let the text grow by these tokens."""
+        """Append tokens."""
         if self._skip_special_tokens:
-            # a long run of them would keep the window from moving on
+            # a long run of special tokens would keep the window from moving on
             special_ids = self._tokenizer.special_ids
             token_ids = [token_id for token_id in token_ids if token_id not in special_ids]
             if not token_ids:
@@ -67,7 +67,7 @@ class IncrementalDetokenizer:
             self._grow(complete)
 
     def finish(self) -> None:
-        """Nothing follows: what was held back is text, too."""
+        """End the text. Bytes that were held back become part of it."""
         self._grow(self._decode(self._window))
 
     def _grow(self, decoded: str) -> None:
@@ -82,7 +82,7 @@ class IncrementalDetokenizer:
             self._last_boundary, self._num_settled = 0, len(recent)
 
     def _give_up(self, decoded: str) -> None:
-        """Settle bytes that have waited too long, but for the last ones, which may still begin a character."""
+        """Settle bytes that have waited too long, except the last ones, which may still begin a character."""
         self._grow(decoded[:-1])
         self._window = self._window[-_LONGEST_CHARACTER:]
         self._seen = self._decode(self._window)[:-1]
@@ -97,16 +97,16 @@ class StopMatch(NamedTuple):
 
     stop: str
     start: int
-    """Where in the text it begins."""
+    """Its position in the text."""
 
 
 class StopStrings:
-    """The strings that end one request's text, looked for while it grows: Knuth, Morris and Pratt's search for each."""
+    """Searches a growing text for one request's stop strings, each with the Knuth-Morris-Pratt algorithm."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [(stop, _borders(stop)) for stop in stops]
         self._num_matched = [0] * len(stops)
-        """How long a beginning of each stop string the text ends with."""
+        """By stop string: the length of its longest prefix that the text ends with."""
         self.num_searched = 0
         """Characters of the text so far."""
 
@@ -114,7 +114,7 @@ class StopStrings:
         return bool(self._stops)
 
     def find(self, new: str) -> StopMatch | None:
-        """Let the text grow by these characters. Returns the first of the stop strings that end in them."""
+        """Append `new` to the text. Returns the match with the earliest start of those that end in `new`."""
         found: StopMatch | None = None
         for index, (stop, borders) in enumerate(self._stops):
             num_matched = self._num_matched[index]
@@ -134,13 +134,13 @@ class StopStrings:
 
     @property
     def num_held_back(self) -> int:
-        """Characters at the end of the text that may be the beginning of a stop string."""
+        """Characters at the end of the text that may begin a stop string."""
         return max(self._num_matched, default=0)
 
 
 @lru_cache(maxsize=256)
 def _borders(stop: str) -> tuple[int, ...]:
-    """For each length, how much of the end of so long a beginning of the string is its beginning, too, short of all."""
+    """Knuth-Morris-Pratt failure function: the length of the longest proper border of each prefix of `stop`."""
     borders = [0, 0]
     for character in stop[1:]:
         length = borders[-1]
@@ -151,7 +151,7 @@ def _borders(stop: str) -> tuple[int, ...]:
 
 
 class SequenceText:
-    """The text of one sequence, which its stop strings end."""
+    """The text of one sequence, up to the stop string that ends it."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
@@ -160,12 +160,12 @@ class SequenceText:
         self._include_stop = params.include_stop_str_in_output
         self._num_tokens = 0
         self._end: int | None = None
-        """Where the text ends, once a stop string did that."""
+        """Where the text ends, once that is known."""
         self.stop: str | None = None
-        """The stop string that ended it."""
+        """The stop string that ended the text."""
 
     def append(self, token_ids: Sequence[int]) -> int:
-        """Let the text grow by these tokens. Returns how many it took: all, unless a stop string ended the text."""
+        """Append tokens. Returns how many were used: all, unless a stop string ended the text."""
         if not self._stops:
             self._detokenizer.append(token_ids)
             return len(token_ids)
@@ -177,14 +177,14 @@ class SequenceText:
         return len(token_ids)
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """End the text."""
         if self.stop is None:
             self._detokenizer.finish()
             self._end = len(self._detokenizer.text)
 
     @property
     def text(self) -> str:
-        """The text so far, less what may turn out to be the beginning of a stop string."""
+        """The text so far, without an end that may begin a stop string."""
         text = self._detokenizer.text
         if self._end is not None:
             return text[: self._end]
@@ -193,7 +193,7 @@ class SequenceText:
         return text[: len(text) - self._stops.num_held_back]
 
     def _search(self) -> bool:
-        """Look for a stop string in what is new. One that ends within the first `min_tokens` tokens doesn't count."""
+        """Search the new text for a stop string. One that ends within the first `min_tokens` tokens is ignored."""
         match = self._stops.find(self._detokenizer.text[self._stops.num_searched :])
         if match is None or self._num_tokens <= self._min_tokens:
             return False

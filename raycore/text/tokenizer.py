@@ -1,9 +1,10 @@
-"""A checkpoint's tokenizer: text to ids and back, and chat to text. Gives what Hugging Face's fast tokenizers give.
+"""A checkpoint's tokenizer: text to token ids and back, and chat to text. Agrees with Hugging Face's fast tokenizers.
 
-Everything is read from the checkpoint's folder: `tokenizer.json` is the tokenizer itself, `tokenizer_config.json` and
-`special_tokens_map.json` name its special tokens, and chat templates stand in the former or in files of their own. What
-goes around a text (a first `<s>`, say) is for `tokenizer.json` alone to say: as in transformers 5, `add_bos_token` and
-`add_eos_token` in the configuration, which older versions wrote for tokenizers without that file, change nothing.
+Everything is read from the checkpoint's directory. `tokenizer.json` is the tokenizer itself; `tokenizer_config.json`
+and `special_tokens_map.json` name its special tokens. Chat templates are in `tokenizer_config.json` or in files of
+their own. Only `tokenizer.json` decides which tokens are added around a text, such as a leading `<s>`: as in
+transformers 5, `add_bos_token` and `add_eos_token` are ignored. Older versions wrote these for tokenizers without that
+file.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _REPLACEMENT = "\ufffd"
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Which byte each character of a byte-level vocabulary stands for, as GPT-2 has it.
+    """GPT-2's mapping from the characters of a byte-level vocabulary to the bytes that they stand for.
 
-    A printable byte's character is that of the same number; the others have characters from U+0100 on, in order.
+    A printable byte's character is that of the same number. The other bytes have characters from U+0100 on, in order.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -39,19 +40,19 @@ _BYTES_OF_CHARACTERS = _bytes_of_characters()
 
 
 class Tokenizer:
-    """Made by `Tokenizer.from_dir`."""
+    """A checkpoint's tokenizer. Made by `Tokenizer.from_dir`."""
 
     def __init__(
         self, native: NativeTokenizer, named_tokens: Mapping[str, str], templates: Mapping[str, str], path: Path
     ) -> None:
-        """`named_tokens` maps `bos_token` and its like to their text; `templates` maps names to Jinja text."""
+        """`named_tokens` maps names such as `bos_token` to texts; `templates` maps names to Jinja text."""
         self._native = native
         self._named_tokens = dict(named_tokens)
         self._templates = dict(templates)
         self._path = path
         self._texts: dict[int, str] = {}
         self.vocab_size: int = native.get_vocab_size(with_added_tokens=True)
-        """Tokens that have a text; the model's own vocabulary may be padded beyond."""
+        """Number of tokens that have a text. The model's own vocabulary may be padded beyond it."""
         self.special_ids: frozenset[int] = frozenset(
             token_id for token_id, token in native.get_added_tokens_decoder().items() if token.special
         )
@@ -60,18 +61,19 @@ class Tokenizer:
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Tokenizer:
-        """Read the tokenizer of the checkpoint in `path`.
+        """Read the tokenizer of the checkpoint in the directory `path`.
 
         Raises:
-            InvalidCheckpoint: `tokenizer.json` or another of its files is missing or damaged.
+            InvalidCheckpoint: `tokenizer.json` is missing, or one of the tokenizer's files is damaged.
         """
         path = Path(path)
         files = read_tokenizer_files(path)
         return cls(files.native, files.named_tokens, _read_templates(path, files.config), path)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; with special tokens, those that the tokenizer puts around a text (such as a first `<s>`)."""
-        # a batch of one: unlike `encode`, it lets other threads run meanwhile, and is faster
+        """Token ids of `text`, by default with the special tokens that the tokenizer adds around it, such as a leading
+        `<s>`."""
+        # a batch of one: unlike the native `encode` it releases the GIL, and it is faster
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
@@ -80,29 +82,29 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of the ids together. Ids without a text are left out, bytes that aren't UTF-8 become U+FFFD."""
+        """The text of the ids. Ids without a text are skipped, bytes that aren't UTF-8 become U+FFFD."""
         return self._native.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def decode_batch(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
-        """`decode` of several in one native call, during which other threads run."""
+        """`decode` of several sequences in one native call, which releases the GIL."""
         return self._native.decode_batch([list(ids) for ids in batch], skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters that one token stands for, at most."""
+        """Length of the longest token in characters."""
         return max(map(len, self._native.get_vocab(with_added_tokens=True)))
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token as it reads in the middle of a text, special ones included; empty if the id has none."""
+        """Text of one token as in the middle of a text, also of a special token; empty if the id has none."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self._make_token_text(token_id)
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What one token adds to a text, in UTF-8: part of a character, too, of which `token_text` makes U+FFFD.
+        """The UTF-8 bytes that one token adds to a text, also if they are part of a character (U+FFFD in `token_text`).
 
-        None where the tokenizer doesn't say which part.
+        None if the tokenizer doesn't tell which bytes.
         """
         text = self.token_text(token_id)
         if _REPLACEMENT not in text:
@@ -116,7 +118,8 @@ class Tokenizer:
     def bad_words_token_ids(self, words: Sequence[str]) -> list[list[int]]:
         """Token sequences that spell the words, at the beginning of a text and after a space.
 
-        The second is left out where it isn't just another first token, since the word is then found within it.
+        The second is left out unless it differs in its first token and has equal length: otherwise it contains the
+        first.
         """
         sequences: list[list[int]] = []
         for word in words:
@@ -137,13 +140,16 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The conversation as the text that the model was trained on; encode it with `add_special_tokens=False`.
+        """Render the conversation as the text that the model was trained on; encode it with `add_special_tokens=False`.
 
-        Messages are normalized first (`raycore.text.conversation`). `chat_template` is Jinja text or the name of one of
-        the checkpoint's templates. Further keywords are the template's own (`enable_thinking`, say).
+        Messages are normalized first (`raycore.text.conversation`).
+
+        Args:
+            chat_template: Jinja text, or the name of one of the checkpoint's templates.
+            kwargs: the template's own variables, such as `enable_thinking`.
 
         Raises:
-            InvalidRequest: there is no such template, or the messages don't suit it.
+            InvalidRequest: there is no such template, or it refuses the messages.
         """
         return chat_templates.render(
             self._find_template(chat_template, has_tools=tools is not None),
@@ -175,12 +181,12 @@ class Tokenizer:
         if piece is None:
             return ""
         text = self.decode([token_id], skip_special_tokens=False)
-        # such a decoder takes away the space that begins a text
+        # SentencePiece decoders drop the leading space of a text
         return " " + text if piece.startswith(_SENTENCEPIECE_SPACE) and not text.startswith(" ") else text
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name. Files of their own win over `tokenizer_config.json`."""
+    """Chat templates by name. Separate files override `tokenizer_config.json`."""
     templates: dict[str, str] = {}
     given: Any = config.get("chat_template")
     if isinstance(given, str):

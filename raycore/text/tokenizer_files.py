@@ -1,7 +1,7 @@
-"""What a checkpoint's tokenizer files hold: the tokenizer itself, and which of its tokens are special.
+"""Reads a checkpoint's tokenizer files: the tokenizer itself, and which of its tokens are special.
 
-`tokenizer.json` is the tokenizer. Its special tokens are named in `tokenizer_config.json` and
-`special_tokens_map.json`, too, and some only there.
+`tokenizer.json` is the tokenizer. `tokenizer_config.json` and `special_tokens_map.json` name special tokens too, some
+of which `tokenizer.json` doesn't declare.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 class TokenizerFiles(NamedTuple):
-    """What `read_tokenizer_files` gives."""
+    """The result of `read_tokenizer_files`."""
 
     native: NativeTokenizer
-    """With every special token marked as such; it neither truncates nor pads."""
+    """All special tokens are marked as such. Truncation and padding are off."""
     named_tokens: dict[str, str]
-    """The texts of `bos_token` and its like."""
+    """Texts of the special tokens by name, such as `bos_token`."""
     config: dict[str, Any]
-    """All of `tokenizer_config.json`; empty without that file."""
+    """The contents of `tokenizer_config.json`; empty without that file."""
 
 
 class TokenizerText(NamedTuple):
-    """What `read_tokenizer_text` gives."""
+    """The result of `read_tokenizer_text`."""
 
     json: str
-    """What a `tokenizer.json` holds, with every special token in it; it neither truncates nor pads."""
+    """The contents of a `tokenizer.json` with every special token, without truncation and padding."""
     num_ids: int
-    """All tokens' ids are below it."""
+    """One more than the largest token id."""
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
-    """Read those in the folder `path`.
+    """Read the tokenizer files in the directory `path`.
 
     Raises:
-        InvalidCheckpoint: `tokenizer.json` or another of them is missing or damaged.
+        InvalidCheckpoint: `tokenizer.json` is missing, or one of the files is damaged.
     """
     native = _read_native(path / "tokenizer.json")
     config = _read_json(path / "tokenizer_config.json")
@@ -54,10 +54,10 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
 
 
 def read_tokenizer_text(path: Path) -> TokenizerText:
-    """The same tokenizer, for another library to make. Ten times as fast where nothing has to be added to the file.
+    """The same tokenizer as JSON, for another library. Ten times as fast if nothing has to be added to the file.
 
     Raises:
-        InvalidCheckpoint: `tokenizer.json` or another of them is missing or damaged.
+        InvalidCheckpoint: `tokenizer.json` is missing, or one of the files is damaged.
     """
     found = _read_plain(path)
     if found is not None:
@@ -76,7 +76,7 @@ class _Model(msgspec.Struct):
 
 
 class _TokenizerJson(msgspec.Struct):
-    """The parts of a `tokenizer.json` that are looked at here."""
+    """The parts of a `tokenizer.json` that are used here."""
 
     model: _Model
     added_tokens: list[_AddedToken] = []
@@ -85,7 +85,7 @@ class _TokenizerJson(msgspec.Struct):
 
 
 def _read_plain(path: Path) -> TokenizerText | None:
-    """The file as it is; None if it can't be taken so."""
+    """The file as it is; None if it can't be used without changes."""
     try:
         text = (path / "tokenizer.json").read_text(encoding="utf-8")
         parts = msgspec.json.decode(text, type=_TokenizerJson)
@@ -100,7 +100,7 @@ def _read_plain(path: Path) -> TokenizerText | None:
 
 
 def _special_texts(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The tokens that have a name, and all that are named special outside of `tokenizer.json`."""
+    """The named tokens' texts, and all texts that the files beside `tokenizer.json` declare special."""
     special_map = _read_json(path / "special_tokens_map.json")
     named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name, special_map.get(name))))}
     extra: object = config.get("additional_special_tokens", special_map.get("additional_special_tokens"))
@@ -110,7 +110,7 @@ def _special_texts(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, str
 def _read_native(path: Path) -> NativeTokenizer:
     if not path.is_file():
         raise InvalidCheckpoint(
-            f"{path} doesn't exist: raycore reads no other tokenizers. If the checkpoint has a tokenizer.model "
+            f"{path} doesn't exist, and raycore reads no other format. If the checkpoint has a tokenizer.model "
             "instead, convert it: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
     try:
@@ -136,7 +136,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _token_text(token: object) -> str | None:
-    """A special token's text from the forms it has in configs: text, or an object with `content`."""
+    """A special token's text from either of its forms in configs: text, or an object with `content`."""
     if isinstance(token, Mapping):
         token = cast("Mapping[str, object]", token).get("content")
     return token if isinstance(token, str) else None
@@ -151,7 +151,7 @@ def _token_texts(tokens: object) -> list[str]:
 
 
 def _add_special_tokens(native: NativeTokenizer, texts: Sequence[str]) -> None:
-    """Make special those that the config names and `tokenizer.json` doesn't."""
+    """Add the special tokens that the config names and `tokenizer.json` lacks."""
     known = {token.content for token in native.get_added_tokens_decoder().values()}
     missing = [text for text in dict.fromkeys(texts) if text not in known]
     added: list[Any] = [AddedToken(text, special=True, normalized=False) for text in missing]
