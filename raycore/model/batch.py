@@ -1,6 +1,6 @@
-"""The running requests as arrays by slot, and how a step's plan moves them on.
+"""The running requests as arrays by slot, and how a step's plan changes them.
 
-Owns which tokens are known and computed and which blocks hold them. Knows neither torch nor what is done with a token.
+Owns which tokens are known and computed, and which blocks hold them. Knows neither torch nor the model.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class StepInputs:
-    """What one step computes: n slots in the plan's order, T tokens, slot after slot."""
+    """The input of one step: n slots in the plan's order, T tokens grouped by slot."""
 
     slots: Ints
     """[n]."""
     counts: Ints
-    """[n]: tokens of each slot."""
+    """[n]: number of each slot's tokens in the step."""
     starts: Ints
     """[n]: the position of each slot's first token."""
     num_decodes: int
-    """Slots in front that have one token each."""
+    """Number of leading slots with one token each."""
     token_slots: Ints
     """[T]."""
     positions: Ints
@@ -36,16 +36,16 @@ class StepInputs:
     sampled: Ints
     """Indices into `slots` of those that get a new token, ascending."""
     tables_version: int
-    """Changes whenever a block table of the batch may have changed."""
+    """Changes whenever a block table may have changed."""
 
     @property
     def last_rows(self) -> Ints:
-        """[n]: the row of each slot's last token among the T."""
+        """[n]: the index of each slot's last token among the T tokens."""
         return np.cumsum(self.counts) - 1
 
 
 class SlotBatch:
-    """The requests that hold a slot. All arrays are indexed by slot; rows of free slots mean nothing."""
+    """The requests that have a slot. All arrays are indexed by slot; rows of free slots are undefined."""
 
     def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
         # One column more than a sequence can have: with two plans in flight, one token may be sampled past its end.
@@ -58,7 +58,7 @@ class SlotBatch:
         self._tables_version = 0
 
     def apply(self, plan: StepPlan) -> None:
-        """Take in what the plan says is new: freed slots, requests, blocks, in this order."""
+        """Apply the plan's freed slots, new requests and new blocks, in this order."""
         if plan.freed_slots:
             self.num_known[plan.freed_slots] = 0
         for request in plan.new_requests:
@@ -71,7 +71,7 @@ class SlotBatch:
             self._tables_version += 1
 
     def advance(self, plan: StepPlan) -> StepInputs:
-        """The tokens that the plan asks for, which count as computed from here on."""
+        """The tokens that the plan computes. They count as computed from here on."""
         slots = np.frombuffer(plan.slots, np.int32).astype(np.int64)
         starts = self.num_computed[slots]
         if plan.num_tokens:
@@ -100,7 +100,7 @@ class SlotBatch:
         )
 
     def append_tokens(self, slots: Ints, token_ids: NDArray[np.int32]) -> None:
-        """Make each slot's new token known."""
+        """Append one sampled token to each slot's known tokens."""
         self.token_ids[slots, self.num_known[slots]] = token_ids
         self.num_known[slots] += 1
 

@@ -1,8 +1,8 @@
-"""How ranks that compute together add up and put together what each of them has.
+"""All-reduce and all-gather among ranks that compute together.
 
-`SharedMemoryCollectives` is for ranks of one node that compute on its CPUs: every rank copies its part into shared
-memory, waits for the others, and adds up all parts in rank order, so that all get the same bits. It has no thread, so
-it costs nothing while idle. `TorchCollectives` is for everything else. Which of them it is, `join()` finds out.
+`SharedMemoryCollectives` is for CPU ranks on one node: every rank copies its part into shared memory, waits for the
+others, and sums all parts in rank order, so that all ranks get the same bits. It has no thread, so it costs nothing
+while idle. `TorchCollectives` is for everything else. `join()` chooses between them.
 """
 
 # parts of torch are partially typed:
@@ -25,19 +25,19 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from raycore.node import shared_memory
 
 CAPACITY_BYTES = 4 << 20
-"""Room for one rank's part; larger tensors go in pieces."""
+"""Buffer size for one rank's part. Larger tensors are exchanged in pieces."""
 
 _LINE = 8
-"""64-bit words of a cache line: each rank's counter lies on its own."""
+"""64-bit words of a cache line. Each rank's counter has a line of its own."""
 _HEADER_BYTES = 4096
 _TOKEN_BYTES = 16
 _SPIN_S = 0.002
-"""Longer than ranks that share cores usually are apart; then the waiting rank sleeps between looks."""
+"""Time to spin, longer than ranks that share cores usually are apart. After it the rank sleeps between looks."""
 _NAP_S = 100e-6
 
 
 class Collectives(Protocol):
-    """What ranks do together. Every rank must make the same calls, with equal shapes, in the same order."""
+    """Collective operations. Every rank must make the same calls, with equal shapes, in the same order."""
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """The sum over ranks, in place."""
@@ -48,20 +48,20 @@ class Collectives(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the others. Idempotent."""
+        """Leave the group of ranks. Idempotent."""
         ...
 
 
 def join(
     address: str, rank: int, size: int, device: torch.device, timeout_s: float, *, batch_invariant: bool = False
 ) -> Collectives:
-    """Meet the other ranks at `address`, `tcp://host:port`, where rank 0 listens.
+    """Join the other ranks at `address`, `tcp://host:port`, where rank 0 listens.
 
     Args:
-        batch_invariant: whether sums must be added up in rank order, so that an element's place makes no difference.
+        batch_invariant: sum in rank order, so that the result for an element doesn't depend on its index.
 
     Raises:
-        torch.distributed.DistError: not all came within `timeout_s`.
+        torch.distributed.DistError: not all ranks joined within `timeout_s`.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -75,14 +75,14 @@ def join(
 
 
 def _part(store: Store, rank: int, size: int) -> None:
-    """Let go of the store, which lives in rank 0: not before all have what they came for."""
+    """Release the store. It lives in rank 0, which waits until all ranks have read what they need."""
     store.set(f"parts/{rank}", "")
     if rank == 0:
         store.wait([f"parts/{other}" for other in range(size)])
 
 
 class TorchCollectives:
-    """Collectives of torch's: NCCL on GPUs, Gloo elsewhere.
+    """torch's collectives: NCCL on GPUs, Gloo elsewhere.
 
     The process group is this object's own, not torch's default one: a process may be in several groups.
     """
@@ -98,7 +98,7 @@ class TorchCollectives:
     ) -> None:
         self._size = size
         self._batch_invariant = batch_invariant
-        self._store = PrefixStore("collectives", store)  # rank 0's serves the others as long as they live
+        self._store = PrefixStore("collectives", store)  # keeps rank 0's store alive, which the other ranks use
         if device.type == "cuda":
             options = torch.distributed.ProcessGroupNCCL.Options()
             options._timeout = timeout
@@ -128,10 +128,10 @@ class TorchCollectives:
 
 
 class SharedMemoryCollectives:
-    """Collectives of processes that share a page of counters and two buffers.
+    """Collectives over shared memory: a page of counters and two buffers.
 
-    A rank's counter says how many exchanges it has entered. Exchanges use the buffers in turn, and nobody enters one
-    before everybody has entered the one before, so nobody overwrites what another has yet to read.
+    A rank's counter says how many exchanges it has entered. Exchanges use the buffers in turn, and no rank enters one
+    before all ranks have entered the previous one, so no rank overwrites what another has yet to read.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float) -> None:
@@ -144,7 +144,7 @@ class SharedMemoryCollectives:
 
     @classmethod
     def join(cls, store: Store, rank: int, size: int, timeout_s: float) -> SharedMemoryCollectives | None:
-        """Map rank 0's memory; None, on all ranks alike, unless all of them can."""
+        """Map rank 0's memory. Returns None on all ranks unless all of them can map it."""
         num_bytes = _HEADER_BYTES + 2 * size * CAPACITY_BYTES
         memory, fd = _offer(store, num_bytes) if rank == 0 else (_open(store, num_bytes), -1)
         store.set(f"sees/{rank}", "yes" if memory is not None else "no")
@@ -174,7 +174,7 @@ class SharedMemoryCollectives:
         """See `Collectives`."""
 
     def _exchange(self, piece: Tensor) -> Tensor:
-        """All ranks' pieces, [size, len(piece)]; they stay as they are until the exchange after the next."""
+        """All ranks' pieces, [size, len(piece)]; valid until this rank's next exchange."""
         self._num_exchanges += 1
         parts = self._buffers[self._num_exchanges % 2].view(piece.dtype)[:, : len(piece)]
         parts[self._rank].copy_(piece)
@@ -183,21 +183,21 @@ class SharedMemoryCollectives:
         return parts
 
     def _wait(self) -> None:
-        """Until every rank has entered the present exchange."""
+        """Wait until every rank has entered the current exchange."""
         started_s = time.monotonic()
         while self._entered.min() < self._num_exchanges:
             waited_s = time.monotonic() - started_s
             if waited_s < _SPIN_S:
-                os.sched_yield()  # to the rank that is waited for, if cores are few
+                os.sched_yield()  # lets a late rank run if there are more ranks than cores
             elif waited_s < self._timeout_s:
                 time.sleep(_NAP_S)
             else:
                 late = np.flatnonzero(self._entered < self._num_exchanges).tolist()
-                raise TimeoutError(f"ranks {late} of {len(self._entered)} didn't come within {self._timeout_s:g} s")
+                raise TimeoutError(f"ranks {late} of {len(self._entered)} didn't join within {self._timeout_s:g} s")
 
 
 def _offer(store: Store, num_bytes: int) -> tuple[mmap.mmap | None, int]:
-    """Rank 0's part of `join`: new memory, and its file descriptor, which the others open through /proc."""
+    """Rank 0's part of `join`: creates the memory. The other ranks open its file descriptor through /proc."""
     if sys.platform != "linux":
         store.set("memory", "none")
         return None, -1
@@ -209,7 +209,7 @@ def _offer(store: Store, num_bytes: int) -> tuple[mmap.mmap | None, int]:
 
 
 def _open(store: Store, num_bytes: int) -> mmap.mmap | None:
-    """The others' part. The token tells rank 0's file from another of that name on another node."""
+    """The other ranks' part of `join`. The token tells rank 0's file from one with the same path on another node."""
     path, _, token = store.get("memory").decode().partition(" ")
     memory = shared_memory.open_at(path, num_bytes)
     is_right = memory is not None and memory[_HEADER_BYTES - _TOKEN_BYTES : _HEADER_BYTES] == bytes.fromhex(token)

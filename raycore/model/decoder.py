@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE are variations of.
+"""The decoder architecture of Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE.
 
 Owns the order of a layer's operations; the arithmetic is in `layers`, `rope` and `attention`. Shape suffixes: T tokens
 of the step, R rows kept of them, D hidden, O fused query, key and value rows, N heads, H head dim, V vocabulary.
@@ -24,7 +24,7 @@ class Attention(Protocol):
     """Attention of one step's tokens, each to its own request's keys and values."""
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
-        """[T, query heads · H], after keeping the step's keys and values."""
+        """[T, query heads · H]. Stores the step's keys and values first."""
         ...
 
 
@@ -42,11 +42,11 @@ class Decoder:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        """Takes over `weights`: each layer is dropped from it as soon as its own form of it is made.
+        """Takes ownership of `weights`, and drops each layer from it as soon as it is converted.
 
         Args:
             experts: the ranks that share the experts. None: the same as `ranks`, each with a part of every expert.
-            batch_invariant: whether a row gets the same bits whatever rows are beside it.
+            batch_invariant: compute each row's bits independently of the rows beside it.
         """
         self._ranks = ranks
         self._rows: Rows = AllRows()
@@ -59,7 +59,7 @@ class Decoder:
         self._lm_head = make_linear(self._embed_VD if is_tied else weights.lm_head_VD.to(device))
         self._final_norm = RMSNorm(weights.final_norm_D.to(device), spec.rms_norm_eps, batch_invariant)
         self.num_weights = weights.lm_head_VD.numel() + sum(_num_weights(spec, layer) for layer in weights.layers)
-        """Multiplications that a token costs, besides attention."""
+        """Multiplications per token, besides attention."""
         self._rope = Rope(spec, max_positions, device)
         self._layers: list[_Layer] = []
         for index in range(spec.num_layers):
@@ -70,7 +70,7 @@ class Decoder:
     def forward(
         self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention, rows_R: Tensor | None = None
     ) -> Tensor:
-        """Final hidden states [R, D] of the rows `rows_R`, or of all."""
+        """Final hidden states [R, D] of the rows `rows_R`, or of all rows."""
         h_TD = self._embed(token_ids_T)
         turns_T1C = self._rope.turns(positions_T)
         for layer in self._layers[:-1]:
@@ -78,9 +78,9 @@ class Decoder:
         return self._rows.apply(self._final_norm, self._layers[-1](h_TD, turns_T1C, attention, rows_R))
 
     def check_tiles(self) -> bool:
-        """For batch invariance: whether rows keep their bits wherever in a tile they are, as seen on random ones.
+        """For batch invariance: whether rows keep their bits wherever they are in a tile, tested with random rows.
 
-        Where they don't, rows are computed one at a time from here on. All ranks must call this together.
+        If they don't, rows are computed one at a time from here on. All ranks must call this together.
         """
         assert isinstance(self._rows, TiledRows), "the decoder isn't batch-invariant"
         generator = torch.Generator().manual_seed(0)
@@ -102,12 +102,12 @@ class Decoder:
         return is_kept
 
     def forward_nothing(self) -> None:
-        """Take part in what the ranks that share experts do together, without a token of one's own."""
+        """Take part in the collectives of the ranks that share experts, without a token."""
         for layer in self._layers:
             layer.feed_forward.forward_nothing()
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """[R, V] of the whole vocabulary, the same on every rank."""
+        """Logits [R, V] of the whole vocabulary, the same on every rank."""
         logits_RV = self._ranks.all_gather_columns(self._rows.apply(self._lm_head, hidden_RD))
         return logits_RV[:, : self.vocab_size] if self._ranks.size > 1 else logits_RV
 
@@ -150,7 +150,7 @@ class _Layer:
         self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, device)
 
     def __call__(self, h_TD: Tensor, turns_T1C: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
-        """The next hidden states; only those of `rows_R` where given. Overwrites `h_TD`."""
+        """The next hidden states, of the rows `rows_R` only if given. Overwrites `h_TD`."""
         out_TO = attention(self._index, self._rows.apply(self.project, h_TD, turns_T1C))
         if rows_R is not None:
             h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
@@ -160,7 +160,7 @@ class _Layer:
         return self.feed_forward.add_to(h_TD, self._rows.apply(self._post_norm, h_TD))
 
     def project(self, h_TD: Tensor, turns_T1C: Tensor) -> Tensor:
-        """[T, O]: queries and keys, turned to their positions, and values. Row-wise, as all before attention."""
+        """[T, O]: rotated queries and keys, and values. Row-wise, like everything before attention."""
         qkv_TO = self._qkv(self._input_norm(h_TD))
         rotated_TNH = qkv_TO.view(len(qkv_TO), -1, self._head_dim)[:, : self._num_rotated]
         if self._qk_norm is not None:
@@ -169,11 +169,11 @@ class _Layer:
         return qkv_TO
 
     def take_in(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
-        """The hidden states, which it overwrites, with attention's results. Row-wise, too."""
+        """Add the output projection of attention's results to the hidden states, which it overwrites. Row-wise."""
         return self._o.add_to(h_TD, out_TO)
 
     def _finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
-        """All that follows attention, for one tile."""
+        """Everything after attention, for one tile."""
         h_TD = self.take_in(h_TD, out_TO)
         return self.feed_forward.add_to(h_TD, self._post_norm(h_TD))
 

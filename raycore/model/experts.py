@@ -1,8 +1,8 @@
-"""How ranks share the experts of a mixture: which tokens meet which rank's experts, and how results come back.
+"""How ranks share experts: which tokens each rank's experts process, and how their results are combined.
 
 With `SplitExperts` the tensor-parallel ranks of one engine each hold a part of every expert and see the same tokens.
 With `ExpertParallel` each rank of several engines holds a few whole experts: in every sparse layer all tokens go to all
-ranks, and all results are added up. All ranks must then run every step together, also those without a token.
+ranks, and all results are summed. All ranks must then run every step together, also those without a token.
 
 Shape suffixes: T this engine's tokens, N all engines' tokens, D hidden.
 """
@@ -23,15 +23,15 @@ from raycore.model.layers import TensorParallel
 class ExpertRanks(Protocol):
     """The ranks that share the experts of every sparse layer.
 
-    `is_last` is whether it is the last layer's, where engines keep only the rows that they need.
+    `is_last` is True for the last layer, in which engines keep only the rows that they need.
     """
 
     def gather(self, x_TD: Tensor, is_last: bool) -> Tensor:
-        """The tokens, [N, D], that this rank's experts look at."""
+        """The tokens [N, D] that this rank's experts process."""
         ...
 
     def reduce(self, out_ND: Tensor, is_last: bool) -> Tensor:
-        """What all ranks' experts say of this engine's tokens, [T, D]. May overwrite `out_ND`."""
+        """The sum of all ranks' results for this engine's tokens, [T, D]. May overwrite `out_ND`."""
         ...
 
 
@@ -63,12 +63,13 @@ class ExpertParallel:
         self._collectives = collectives
         self._device = device
         self._counts: list[list[int]] = [[], []]
-        """By `is_last`: how many rows each engine has in this step."""
+        """By `is_last`: each engine's number of rows in this step."""
 
     def begin(self, num_tokens: int, num_kept: int) -> bool:
-        """Tell the others of this step's rows. Whether any engine has a token.
+        """Tell the other ranks this step's numbers of rows. Returns whether any engine has a token.
 
         Args:
+            num_tokens: this engine's tokens.
             num_kept: rows that go through the last layer.
         """
         mine = torch.tensor([num_tokens, num_kept], device=self._device)
@@ -78,12 +79,12 @@ class ExpertParallel:
 
     @property
     def num_tokens(self) -> int:
-        """Of all engines, in this step."""
+        """Tokens of all engines in this step."""
         return sum(self._counts[False])
 
     def gather(self, x_TD: Tensor, is_last: bool) -> Tensor:
         counts = self._counts[is_last]
-        assert len(x_TD) == counts[self._dp_rank], "the others were told of another number of rows"
+        assert len(x_TD) == counts[self._dp_rank], "begin() announced another number of rows"
         num_sent = -(-max(counts) // self._tp_size)
         if not num_sent:
             return x_TD
@@ -100,5 +101,5 @@ class ExpertParallel:
         return self._collectives.all_reduce_(out_ND)[start : start + counts[self._dp_rank]]
 
     def leave(self) -> None:
-        """Part from the other ranks. Idempotent."""
+        """Leave the group of ranks. Idempotent."""
         self._collectives.close()

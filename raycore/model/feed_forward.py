@@ -1,6 +1,6 @@
-"""The feed-forward part of a layer: one for all tokens, or a few experts of many for each token.
+"""The feed-forward part of a layer: one for all tokens (dense), or a few of many experts for each token (sparse).
 
-Shape suffixes: T tokens of the step, D hidden, E experts, N the tokens that this rank's experts look at, K experts of a
+Shape suffixes: T tokens of the step, D hidden, E experts, N the tokens that this rank's experts process, K experts of a
 token, P pairs of a token and one of its experts.
 """
 
@@ -26,18 +26,18 @@ class FeedForward(Protocol):
     """The feed-forward part of one layer."""
 
     is_row_wise: bool
-    """Whether a row's result depends on that row alone, so that it may be given any rows at a time."""
+    """Whether a row's result depends on that row alone, so that rows can be processed in any groups."""
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         """`residual + self(x)`; may overwrite `residual`."""
         ...
 
     def forward_nothing(self) -> None:
-        """Take part in what ranks do together, without a token of one's own."""
+        """Take part in the ranks' collectives without a token."""
         ...
 
     def row_functions(self) -> list[Callable[[Tensor], Tensor]]:
-        """What it applies to tiles of rows [T, D], for checking."""
+        """The functions that it applies to tiles of rows [T, D], for `Decoder.check_tiles`."""
         ...
 
 
@@ -59,7 +59,7 @@ class DenseFeedForward:
         return self._down.add_to(residual_TD, self._rows.elementwise(silu_and_mul, self._gate_up(x_TD)))
 
     def forward_nothing(self) -> None:
-        """Nothing: data-parallel ranks share no dense layer."""
+        """Nothing to do: data-parallel ranks share no dense layer."""
 
     def row_functions(self) -> list[Callable[[Tensor], Tensor]]:
         return [lambda x_TD: self.add_to(torch.zeros_like(x_TD), x_TD)]
@@ -69,12 +69,12 @@ class SparseFeedForward:
     """A router and the experts, or parts of experts, that this rank holds."""
 
     is_row_wise = False
-    """Experts take the rows that are routed to them, and ranks exchange them all at once."""
+    """Rows are grouped by expert, and ranks exchange all of them at once."""
 
     def __init__(
         self, spec: MoeSpec, weights: MoeWeights, ranks: ExpertRanks, is_last: bool, device: torch.device, rows: Rows
     ) -> None:
-        """`is_last`: whether it is the last layer's, which may see fewer rows than the others."""
+        """`is_last`: whether this is the last layer, which may process fewer rows than the others."""
         self._spec = spec
         self._ranks = ranks
         self._is_last = is_last
@@ -100,11 +100,11 @@ class SparseFeedForward:
         return [self._likelihood, *self._experts]
 
     def _likelihood(self, x_ND: Tensor) -> Tensor:
-        """Float32[N, E]: how much each expert is wanted."""
+        """Float32[N, E]: the router's probability of each expert."""
         return functional.softmax(self._router(x_ND), dim=-1, dtype=torch.float32)
 
     def _apply_experts(self, x_ND: Tensor) -> Tensor:
-        """What this rank's experts add to each token, weighted. Sums go in the order of the experts."""
+        """The weighted sum of this rank's experts for each token, added up in the order of the experts."""
         weights_NK, ids_NK = self._route(x_ND)
         counts: list[int] = torch.bincount(ids_NK.view(-1), minlength=self._spec.num_experts).tolist()
         own_counts = counts[self._first : self._first + len(self._experts)]
@@ -124,7 +124,7 @@ class SparseFeedForward:
         return out_ND.index_add_(0, tokens_P, y_PD)
 
     def _route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights and the numbers of each token's experts, in float32 as far as it matters."""
+        """The weights and ids of each token's experts. Probabilities are in float32, weights in the type of `x_ND`."""
         likely_NE = self._rows.apply(self._likelihood, x_ND)
         weights_NK, ids_NK = likely_NE.topk(self._spec.num_experts_per_tok, dim=-1)
         if self._spec.norm_topk_prob:

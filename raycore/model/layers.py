@@ -1,7 +1,7 @@
-"""The arithmetic of a layer besides attention: norms, linear layers, and what tensor-parallel ranks add up.
+"""Layer arithmetic other than attention: norms, linear layers, and sums over tensor-parallel ranks.
 
-Plain functions and classes over packed tensors, meant to cost as few torch calls as can be: on small models and small
-batches a step's time is the number of calls.
+Plain functions and classes over packed tensors that make as few torch calls as possible: with small models and small
+batches, the number of calls determines a step's time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.nn import functional
 from raycore.model.collectives import Collectives
 
 _PACK_FROM_ELEMENTS = 1 << 19
-"""Float32 weights smaller than this stay as they are: oneDNN's call costs some 20 µs more than the plain one, which a
-packed weight earns back only above about this size."""
+"""Float32 weights with fewer elements aren't packed: oneDNN's call costs some 20 µs more than the plain one, which
+packing makes up for only above about this size."""
 
 
 class Linear(Protocol):
@@ -35,7 +35,7 @@ class Linear(Protocol):
 
 
 class PlainLinear:
-    """A linear layer over the weight as it is."""
+    """A linear layer over an unpacked weight."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._weight_OI = weight_OI
@@ -54,7 +54,7 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """A linear layer over a weight in oneDNN's own layout, which serves any number of rows."""
+    """A linear layer over a weight in oneDNN's own layout, for any number of rows."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
@@ -70,7 +70,7 @@ class PackedLinear:
 
 
 class ReducedLinear:
-    """A linear layer whose input is split over tensor-parallel ranks: the ranks' results are added up."""
+    """A linear layer whose input is split over tensor-parallel ranks: the ranks' results are summed."""
 
     def __init__(self, linear: Linear, ranks: TensorParallel) -> None:
         self._linear = linear
@@ -84,10 +84,10 @@ class ReducedLinear:
 
 
 class TensorParallel:
-    """The ranks that share a model, of which this is number `rank`. With one rank nothing is ever sent."""
+    """The tensor-parallel ranks of a model, of which this is number `rank`. A single rank sends nothing."""
 
     def __init__(self, rank: int = 0, size: int = 1, collectives: Collectives | None = None) -> None:
-        """`collectives`: how they talk; None for one rank alone."""
+        """`collectives`: None for a single rank."""
         self.rank = rank
         self.size = size
         self._collectives = collectives
@@ -101,7 +101,7 @@ class TensorParallel:
         return x_RV if self._collectives is None else torch.cat(self._collectives.all_gather(x_RV), dim=1)
 
     def leave(self) -> None:
-        """Part from the other ranks. Idempotent."""
+        """Leave the group of ranks. Idempotent."""
         if self._collectives is not None:
             self._collectives.close()
 
@@ -130,12 +130,13 @@ def can_pack(dtype: torch.dtype) -> bool:
 class RMSNorm:
     """`x / sqrt(mean(x²) + eps) · weight` over the last dimension.
 
-    In float32 on a CPU as `x / hypot(|x|, sqrt(D·eps)) · (weight·sqrt(D))`, which takes five calls of 1 to 4 µs where
+    In float32 on a CPU it is computed as `x / hypot(|x|, sqrt(D·eps)) · (weight·sqrt(D))`, in five calls of 1 to 4 µs;
     torch's own takes 13 µs.
     """
 
     def __init__(self, weight: Tensor, eps: float, batch_invariant: bool = False) -> None:
-        """`batch_invariant`: use operations that round correctly for the root, so that no element's place matters."""
+        """`batch_invariant`: compute the root with correctly rounded operations, so that an element's index doesn't
+        matter."""
         self._batch_invariant = batch_invariant
         self._dim = weight.shape[-1]
         self._eps = eps

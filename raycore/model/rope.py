@@ -1,8 +1,8 @@
-"""Rotary position embedding, with the stretchings that checkpoints ask for.
+"""Rotary position embedding (RoPE), with the scalings that checkpoints use.
 
-A head's halves are stored interleaved here: component i beside component i + H/2, which a rotation takes together.
-A pair is then one complex number and the whole rotation one complex multiplication. Attention scores don't change
-when the components of queries and keys are permuted alike, so `interleave` on the projections' rows is all it takes.
+A head's halves are interleaved here: component i is next to component i + H/2, with which it is rotated. Such a pair is
+one complex number, and the whole rotation is one complex multiplication. Attention scores don't change if the
+components of queries and keys are permuted alike, so it is enough to apply `interleave` to the projections' rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def interleave(heads_NHX: Tensor) -> Tensor:
 
 
 class Rope:
-    """The rotations of every position that a model can reach."""
+    """The rotations of all positions that a model can reach."""
 
     def __init__(self, spec: ModelSpec, max_positions: int, device: torch.device) -> None:
         frequencies, scale = _frequencies(spec.rope_theta, spec.head_dim, spec.rope_scaling)
@@ -37,7 +37,7 @@ class Rope:
 
 
 def rotate_(heads_TNH: Tensor, turns_T1C: Tensor) -> Tensor:
-    """Turn interleaved heads in place, in float32 whatever their type. Returns them."""
+    """Rotate interleaved heads in place, computing in float32 whatever their type. Returns them."""
     if heads_TNH.dtype == torch.float32:
         heads_TNH.view(torch.complex64).mul_(turns_T1C)
         return heads_TNH
@@ -59,7 +59,7 @@ def _frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tu
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1: slow frequencies divided by the factor, fast ones kept, a linear blend between."""
+    """Llama 3.1's scaling: low frequencies are divided by the factor, high ones kept, with a linear blend between."""
     old_length = scaling.original_max_position_embeddings
     turns_in_old_length = old_length / (2 * math.pi / plain)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor

@@ -1,8 +1,8 @@
-"""How the row-wise part of a step is cut up: all rows at once, or in tiles of one shape.
+"""How the row-wise part of a step is split: all rows at once, or in tiles of one shape.
 
-A matrix product picks its kernel, its blocks and its threads by shape, and with them the order in which a row's sums
-are rounded. Tiles of one shape have one order. What remains is that a row's bits may depend on its place in the tile:
-`keeps_places` finds out.
+A matrix product's shape determines its kernel, blocking and threads, and with them the order in which a row's sums are
+rounded. Tiles of one shape have one order. A row's bits may still depend on its place in the tile; `keeps_places` tests
+this.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 from torch.nn import functional
 
 TILE_ROWS = 16
-"""A multiple of what kernels take at a time, so that every tile of a tensor starts on a 64-byte line."""
+"""A multiple of the rows that kernels process together. Every tile of a tensor starts on a 64-byte line."""
 _SHARED_FROM = 1 << 15
-"""Torch shares element-wise work of this many elements among threads."""
+"""Torch splits element-wise work of at least this many elements among threads."""
 
 
 class Rows(Protocol):
-    """Applies functions to the rows of tensors, where row i of the result depends on row i of the arguments alone."""
+    """Applies functions to the rows of tensors. Row i of the result depends on row i of the arguments alone."""
 
     def apply(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`function(*tensors)`, which may overwrite them."""
         ...
 
     def elementwise(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """The same for a function without sums, inside one that `apply` was given."""
+        """The same for a function without sums, called within a function that `apply` runs."""
         ...
 
 
@@ -44,7 +44,7 @@ class AllRows:
 
 
 class TiledRows:
-    """`num_rows` rows at a time, the last ones filled up with zeros."""
+    """Tiles of `num_rows` rows; the last tile is padded with zeros."""
 
     def __init__(self, num_rows: int = TILE_ROWS) -> None:
         self.num_rows = num_rows
@@ -60,10 +60,10 @@ class TiledRows:
 
     @staticmethod
     def elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """See `Rows`. So few rows at a time that torch leaves them to one thread.
+        """See `Rows`. Processes so few rows at a time that torch uses one thread.
 
-        Threads may share a row between them, and its elements next to the cut are then computed by scalar instructions
-        where others are computed by vector instructions, which round otherwise.
+        Several threads may share a row. Elements next to the cut are then computed by scalar instructions, which round
+        differently from the vector instructions that compute the others.
         """
         num_rows = max(1, (_SHARED_FROM - 1) // tensors[0][0].numel())
         if num_rows >= len(tensors[0]):
@@ -74,7 +74,7 @@ class TiledRows:
 def keeps_places(function: Callable[..., Tensor], *tensors: Tensor) -> bool:
     """Whether a tile's rows keep their bits when they move to other places. `function` may overwrite its arguments.
 
-    Calls it equally often whatever it finds: in it, ranks may be waiting for each other.
+    The number of calls doesn't depend on the result: ranks may wait for each other in `function`.
     """
     expected = function(*(x.clone() for x in tensors))
     shifts = (1, len(expected) // 2)
@@ -88,6 +88,6 @@ def _slices(tensors: tuple[Tensor, ...], size: int, end: int) -> list[list[Tenso
 
 
 def _last_tile(x: Tensor, num_left: int, size: int) -> Tensor:
-    """The last `num_left` rows and zeros, `size` in all."""
+    """The last `num_left` rows, padded with zeros to `size` rows."""
     padding = [0, 0] * (x.dim() - 1) + [0, size - num_left]
     return functional.pad(x[len(x) - num_left :], padding)

@@ -1,6 +1,6 @@
 """One rank's model and its running requests: turns a `StepPlan` into a `StepResult`.
 
-Owns the order of a step: apply the plan, run the decoder, pick tokens, make them known. Doesn't know processes, memory
+Owns the order of a step: apply the plan, run the decoder, sample tokens, append them. Doesn't know processes, memory
 limits or where the weights come from.
 """
 
@@ -23,13 +23,14 @@ from raycore.model.sampling.picking import most_likely
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
 
 _MANY_THREADS_FROM = 1 << 26
-"""Multiplications in a step, about 1 ms on one core: below this, joining threads costs more than they save."""
+"""Multiplications in a step, about 1 ms on one core. Below this, starting and joining threads costs more than they
+save."""
 
 _PromptLogprobs = list[tuple[int, int, list[TokenLogprobs]]]
 
 
 def threads_for(num_multiplications: int, max_threads: int) -> int:
-    """Compute threads that a step of this size is worth."""
+    """The number of compute threads for a step of this size."""
     return max_threads if num_multiplications >= _MANY_THREADS_FROM else 1
 
 
@@ -51,10 +52,10 @@ class ModelRunner:
     ) -> None:
         """
         Args:
-            max_threads: compute threads on a CPU, for steps large enough.
-            reports: whether prompts' log probabilities are worked out here; one rank's are enough.
-            batch_invariant: whether nothing may depend on what else a step computes.
-            experts: the ranks of several engines that share experts, hence run every step together.
+            max_threads: compute threads on a CPU, for large enough steps.
+            reports: whether to compute prompt logprobs here; one rank's are enough.
+            batch_invariant: results must not depend on what else a step computes.
+            experts: the ranks of several engines that share experts and therefore run every step together.
         """
         self._decoder = decoder
         self._attention = attention
@@ -66,11 +67,11 @@ class ModelRunner:
         self._batch_invariant = batch_invariant
         self._experts = experts
         self._prompt_logprobs: dict[int, int] = {}
-        """By slot, for those that asked: how many of the most likely tokens."""
+        """By slot, for requests with prompt logprobs: the number of most likely tokens to report."""
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step, exactly as the plan's docstring says."""
+        """Run one step, as described in `StepPlan`."""
         self._update_requests(plan)
         self._batch.apply(plan)
         step = self._batch.advance(plan)
@@ -86,7 +87,8 @@ class ModelRunner:
         return result
 
     def _begin_together(self, experts: ExpertParallel, step: StepInputs) -> bool:
-        """Whether any engine has a token. If only others have, this does what they need of this rank's experts."""
+        """Exchange numbers of tokens. Returns whether any engine has one. If only others do, runs this rank's experts
+        for them."""
         num_kept = len(step.token_ids) if self._wants_all_rows(step) else len(step.sampled)
         is_anyone_busy = experts.begin(len(step.token_ids), num_kept)
         if is_anyone_busy and not len(step.slots):
@@ -104,7 +106,7 @@ class ModelRunner:
                 self._prompt_logprobs[new.slot] = new.params.prompt_logprobs
 
     def _compute(self, step: StepInputs, result: StepResult) -> Tensor:
-        """Logits [R, V] of the rows that a token is sampled from; the prompts' log probabilities go into `result`."""
+        """Logits [R, V] of the rows from which a token is sampled. Adds prompt logprobs to `result`."""
         self._choose_threads(len(step.token_ids) if self._experts is None else self._experts.num_tokens)
         self._attention.begin(step, self._batch.block_tables)
         last_rows = step.last_rows
@@ -125,7 +127,7 @@ class ModelRunner:
         return self._decoder.logits(hidden)
 
     def _wants_all_rows(self, step: StepInputs) -> bool:
-        """Whether a request of the step asked for its prompt's log probabilities."""
+        """Whether a request in the step asked for prompt logprobs."""
         return bool(self._prompt_logprobs) and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
 
     def _choose_threads(self, num_tokens: int) -> None:
@@ -135,7 +137,7 @@ class ModelRunner:
             torch.set_num_threads(threads_for(num_tokens * self._decoder.num_weights, self._max_threads))
 
     def _report_prompts(self, step: StepInputs, hidden_TD: Tensor, last_rows: NDArray[np.int64]) -> _PromptLogprobs:
-        """Log probabilities of the prompts' tokens that follow those computed in this step."""
+        """Logprobs of the prompt tokens that follow the tokens computed in this step."""
         entries: _PromptLogprobs = []
         for index, slot in enumerate(step.slots.tolist()):
             first = int(step.starts[index]) + 1
@@ -149,9 +151,9 @@ class ModelRunner:
         return entries
 
     def _prompt_logprobs_of(self, slot: int, first: int, hidden_TD: Tensor) -> list[TokenLogprobs]:
-        """Log probabilities of a prompt's tokens from `first` on, one for each row, computed some rows at a time.
+        """Logprobs of a prompt's tokens from `first` on, one for each row, computed some rows at a time.
 
-        Nothing where this rank doesn't report them: it takes part in the logits all the same.
+        Empty if this rank doesn't report: it only takes part in computing the logits.
         """
         logprobs: list[TokenLogprobs] = []
         size = rows_at_a_time(self._decoder.vocab_size)
@@ -163,7 +165,7 @@ class ModelRunner:
         return logprobs
 
     def _sample(self, step: StepInputs, logits_RV: Tensor, result: StepResult) -> NDArray[np.int32]:
-        """A token for each slot that gets one, made known."""
+        """Sample a token for each slot that gets one, and append it to the known tokens."""
         slots = step.slots[step.sampled]
         if self._sampler.is_plain_greedy(slots):
             token_ids = most_likely(logits_RV).to("cpu", torch.int32).numpy()

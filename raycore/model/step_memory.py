@@ -1,10 +1,10 @@
-"""How much memory a step takes at most, besides weights and KV cache.
+"""An upper bound on the memory of a step, besides weights and KV cache.
 
-What grows with the product of two limits is bounded where it is allocated (`GatherScratch`, `rows_at_a_time`), and
-counted here by the same functions. The rest grows with the tokens of a step, and is counted as the tensors that are
-there at the worst moment; a test compares the sum with what steps allocate.
+Memory that grows with the product of two limits is bounded where it is allocated (`GatherScratch`, `rows_at_a_time`),
+and computed here by the same functions. The rest grows with the tokens of a step, and is computed as the tensors that
+exist at the worst moment. A test compares the sum with what steps allocate.
 
-Not counted: what requests get, such as the log probabilities of a whole vocabulary for every token of a prompt.
+Not included: results of requests, such as the log probabilities of a whole vocabulary for every token of a prompt.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from raycore.model.sampling.sampler import rows_at_a_time
 _FLOAT32 = 4
 _INT64 = 8
 _LOGITS_COPIES = 8
-"""Float32 copies of the logits that sampling looks at together, while it sorts them for top-p."""
+"""Float32 copies of the logits that exist at once while sampling sorts them for top-p."""
 _FIXED_BYTES = 4 << 20
-"""Constants, and the buffers inside of torch's functions."""
+"""Constants, and buffers inside torch's functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a step may be at most."""
+    """The largest step."""
 
     num_tokens: int
     num_seqs: int
     max_model_len: int
     block_size: int
     num_expert_engines: int = 1
-    """Engines that share their experts, so that each sees the tokens of all."""
+    """Engines that share their experts. Each of them processes the tokens of all."""
 
 
 def step_bytes(
     spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, batch_invariant: bool = False
 ) -> int:
-    """Bytes on one of `tp_size` ranks. An upper bound, meant to be less than three times the worst step."""
+    """Bytes on one of `tp_size` ranks. An upper bound, meant to be less than three times what the worst step takes."""
     layer = limits.num_tokens * _token_bytes(spec, limits, tp_size, dtype)
     logits = _logits_bytes(spec, limits, tp_size, dtype)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
@@ -54,7 +54,7 @@ def step_bytes(
 def _attention_bytes(
     spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool
 ) -> int:
-    """Scratch memory, and what is made once for a step: rows to gather, and masks, for each kind of window."""
+    """Scratch memory, and what is made once per step: rows to gather, and masks, for each window."""
     attention = BatchInvariantAttention if batch_invariant else GatherAttention
     num_kv_heads = spec.kv_heads_per_rank(tp_size)
     group = spec.num_heads // tp_size // num_kv_heads
@@ -78,7 +78,7 @@ def _attention_bytes(
 
 
 def _token_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
-    """What one token takes within a layer."""
+    """Bytes that one token takes within a layer."""
     num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
     attention = (5 * num_heads + 6 * num_kv_heads) * spec.head_dim
     wide = _FLOAT32 // dtype.itemsize + 1  # norms and rotations compute in float32
@@ -89,7 +89,7 @@ def _token_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch
 
 
 def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
-    """A token's copies for its experts, and what these give; of every engine's tokens where experts are shared."""
+    """Bytes of a token's copies for its experts and of their results; for all engines' tokens if experts are shared."""
     if spec.moe is None:
         return 0
     pair = (3 * spec.hidden_size + 3 * spec.moe.intermediate_size) * dtype.itemsize + 4 * _INT64
@@ -98,7 +98,7 @@ def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
 
 
 def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
-    """The logits of a step's samples, and what picking from some of them at a time takes."""
+    """Bytes of the logits of a step's samples, and of the memory to sample from some of them at a time."""
     num_samples = min(limits.num_seqs, limits.num_tokens)
     num_rows = min(rows_at_a_time(spec.vocab_size), max(num_samples, limits.num_tokens))
     copies = 1 if tp_size == 1 else 3

@@ -1,12 +1,12 @@
-"""Attention whose bits for a token depend on the sequence up to it alone, not on what else a step computes.
+"""Batch-invariant attention: a token's bits depend on its sequence up to it alone, not on the rest of the step.
 
-The unit of work is a *tile*: `TILE` consecutive positions of one slot, aligned, whichever of them the step computes.
-A token's place in its tile is its position modulo `TILE`, so a decode finds itself at the same place as in a prompt of
-any chunking. A tile reads keys in whole stretches of `STRETCH` tokens, as many as its position asks for; what a token
-doesn't see is masked, and rows that aren't in the step are computed from whatever is there and dropped.
+The unit of work is a *tile*: `TILE` consecutive, aligned positions of one slot, whichever of them the step computes. A
+token's row in its tile is its position modulo `TILE`, so a decode has the row that it would have in a prompt, however
+that is chunked. A tile reads keys in whole stretches of `STRETCH` tokens, up to its own positions. Keys that a token
+doesn't see are masked. Rows that aren't in the step are computed from arbitrary values and dropped.
 
 One call of SDPA takes tiles with equally many keys: tiles of one slot that read the same keys, or one tile of each of
-several slots. Every tile and head is a matrix of its own in it, so their number makes no difference.
+several slots. Every tile and head is a matrix of its own in the call, so their number makes no difference.
 
 Shape suffixes: T tokens, I tiles, Q rows of a tile, K key-value heads, G query heads for each of those, H head dim,
 L keys of a tile.
@@ -28,13 +28,13 @@ from raycore.model.attention.scratch import GatherScratch
 from raycore.model.batch import Ints, StepInputs
 
 TILE = 4
-"""A decode computes this many rows of attention for the one that it wants; a prompt has as many to a product.
-Measured: 8 slows decodes of 16 requests by a fifth and speeds nothing up."""
+"""A decode computes this many rows of attention to get one of them; a prompt uses all rows. Measured: 8 slows decodes
+of 16 requests by a fifth and speeds nothing up."""
 STRETCH = 128
 
 
 class BatchInvariantAttention:
-    """Attention of one step at a time: `begin` it, then call it for every layer."""
+    """Attention of one step at a time: call `begin`, then the object itself for every layer."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class BatchInvariantAttention:
 
     @staticmethod
     def max_blocks(max_model_len: int, block_size: int) -> int:
-        """Blocks of one request that it may gather: whole stretches, also of a token beyond the longest sequence."""
+        """Most blocks of one request that are gathered: whole stretches, enough for a token beyond the longest
+        sequence."""
         stretch = _stretch(block_size)
         return (max_model_len // stretch + 1) * stretch // block_size
 
@@ -78,14 +79,14 @@ class BatchInvariantAttention:
         self._made_for = made_for
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
-        """[T, query heads · H], after writing the tokens' keys and values."""
+        """[T, query heads · H]. Writes the tokens' keys and values first."""
         kv_start = self.heads.num_heads * self.heads.head_dim
         kv_rows = qkv_TO[:, kv_start:].reshape(-1, self.heads.head_dim)
         self.kv.rows[layer].index_copy_(0, self._write_rows, kv_rows)
         return self._passes[self._windows[layer]].attend(self.kv.blocks[layer], qkv_TO)
 
     def to_device(self, values: NDArray[np.generic]) -> Tensor:
-        """As a tensor where the model is."""
+        """`values` as a tensor on the model's device."""
         return torch.as_tensor(values, device=self.device)
 
 
@@ -96,24 +97,24 @@ def _stretch(block_size: int) -> int:
 
 
 class _Pass:
-    """A step's tiles, as layers with one window see them."""
+    """A step's tiles, for the layers with one window."""
 
     def __init__(self, attention: BatchInvariantAttention, window: int | None) -> None:
         self._attention = attention
         self._window = window
         self._groups: list[_Group] = []
         self._order = np.empty(0, np.int64)
-        """Tiles as they come in the groups."""
+        """Indices of the tiles in the order of the groups."""
         self._q_rows = self._out_rows = torch.empty(0)
 
     def group(self, slots_I: Ints, tiles_I: Ints, block_tables: NDArray[np.int32]) -> None:
-        """Which tiles go together, and which keys they read."""
+        """Group the tiles, and set which keys they read."""
         stretch, starts_I = self._attention.stretch, tiles_I * TILE
         first_I = np.zeros_like(starts_I)
         if self._window is not None:
             first_I = np.maximum(starts_I - self._window + 1, 0) // stretch * stretch
         num_keys_I = (starts_I // stretch + 1) * stretch - first_I
-        # torch's kernel for narrower types chooses by the number of tiles whether it repacks the keys
+        # torch's CPU kernel for narrower types repacks the keys or not, depending on the number of tiles
         is_alone = self._attention.device.type == "cpu" and self._attention.dtype != torch.float32
         num_blocks_I = num_keys_I // self._attention.kv.block_size
         groups = [
@@ -132,9 +133,9 @@ class _Pass:
         ]
 
     def place(self, tile_of_T: Ints, place_T: Ints) -> None:
-        """Where the step's tokens are in the tiles."""
+        """Map the step's tokens to rows of the tiles."""
         heads = self._attention.heads
-        row_IQ = np.zeros((len(self._order), TILE), np.int64)  # row 0 for places that the step leaves empty
+        row_IQ = np.zeros((len(self._order), TILE), np.int64)  # row 0 where the step has no token
         row_IQ[tile_of_T, place_T] = np.arange(len(tile_of_T))
         head_KG = np.arange(heads.num_kv_heads)[:, None] * heads.group + np.arange(heads.group)
         heads_per_row = heads.num_heads + 2 * heads.num_kv_heads
@@ -162,7 +163,8 @@ class _Pass:
 
 
 def _groups(slots_I: Ints, first_I: Ints, num_keys_I: Ints, is_alone: bool) -> list[Ints]:
-    """Tiles for one call each: runs that read the same keys, and single ones that read equally many."""
+    """Tiles of each SDPA call: runs that read the same keys, and single tiles that read equally many. `is_alone`: one
+    each."""
     if is_alone:
         return list(np.arange(len(slots_I))[:, None])
     is_new = (np.diff(slots_I) != 0) | (np.diff(first_I) != 0) | (np.diff(num_keys_I) != 0)
@@ -178,7 +180,7 @@ def _is_shared(slots_I: Ints, first_I: Ints) -> bool:
 
 
 def _that_fit(group: Ints, is_shared: bool, num_blocks_I: Ints, capacity: int) -> list[Ints]:
-    """The group in parts whose keys and values fit into `capacity` blocks."""
+    """The group, split so that each part's keys and values fit into `capacity` blocks."""
     if is_shared:
         return [group]
     size = capacity // int(num_blocks_I[group[0]])
@@ -186,7 +188,7 @@ def _that_fit(group: Ints, is_shared: bool, num_blocks_I: Ints, capacity: int) -
 
 
 class _Group:
-    """Tiles with equally many keys."""
+    """Tiles with equally many keys: one call of SDPA."""
 
     def __init__(
         self,
@@ -202,7 +204,7 @@ class _Group:
         self._heads = attention.heads
         block_size = attention.kv.block_size
         readers = slice(0, 1 if _is_shared(slots_I, first_I) else self.num_tiles)
-        # stretches may reach beyond the table, where nothing is seen
+        # stretches may reach beyond the table, where all keys are masked
         columns = first_I[readers, None] // block_size + np.arange(num_keys // block_size)
         columns = np.minimum(columns, block_tables.shape[1] - 1)
         block_ids = block_tables[slots_I[readers, None], columns]

@@ -1,8 +1,8 @@
-"""Attention over paged keys and values, in plain torch: gather the blocks, then ordinary dense attention.
+"""Attention over a paged KV cache in plain torch: gathers the blocks, then computes dense attention.
 
-A step's tokens are of two kinds. *Decodes*, one token each and any number of them, go through one batched product
-over all sequences and heads. *Chunks* of prompts go through SDPA, a chunk at a time; whole prompts of equal length that
-follow each other in the batch go together. What depends on the step alone (rows, masks) is made once for all layers.
+A step has two kinds of tokens. *Decodes*, one token per slot, go through one batched product over sequences and heads.
+*Chunks* of prompts go through SDPA one at a time, except that adjacent whole prompts of equal length share a call. Rows
+and masks depend on the step alone and are made once for all layers.
 
 Shape suffixes: T tokens, B decodes, K key-value heads, G query heads for each of those, H head dim, M blocks of one
 sequence, L their tokens.
@@ -38,7 +38,7 @@ class HeadShape:
 
 
 class GatherAttention:
-    """Attention of one step at a time: `begin` it, then call it for every layer."""
+    """Attention of one step at a time: call `begin`, then the object itself for every layer."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class GatherAttention:
 
     @staticmethod
     def max_blocks(max_model_len: int, block_size: int) -> int:
-        """Blocks of one request that it may gather: one token may be sampled beyond the longest sequence."""
+        """Most blocks of one request that are gathered: one token may be sampled beyond the longest sequence."""
         return -(-(max_model_len + 1) // block_size)
 
     def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
@@ -115,7 +115,7 @@ class GatherAttention:
         return self._kv
 
     def to_device(self, values: NDArray[np.generic]) -> Tensor:
-        """As a tensor where the model is."""
+        """`values` as a tensor on the model's device."""
         return torch.as_tensor(values, device=self._device)
 
     def additive_mask(self, is_seen: NDArray[np.bool_]) -> Tensor:
@@ -125,14 +125,14 @@ class GatherAttention:
 
 
 def _first_block(positions: NDArray[np.int64], window: int | None, block_size: int) -> NDArray[np.int64]:
-    """The first block that holds anything a token at each position sees."""
+    """For each position, the first block with a key that its token sees."""
     if window is None:
         return np.zeros_like(positions)
     return np.maximum(positions - window + 1, 0) // block_size
 
 
 class _Decodes:
-    """The decodes of a step, as layers with one window see them."""
+    """The decodes of a step, for the layers with one window."""
 
     def __init__(self, attention: GatherAttention, window: int | None) -> None:
         self._attention = attention
@@ -140,7 +140,7 @@ class _Decodes:
         self._made_for: tuple[bytes, bytes, int] | None = None
         self._groups: list[_DecodeGroup] = []
         self._order = self._inverse_order = torch.empty(0)
-        """The decodes as they come in the groups, and back. Of no use where there is one group."""
+        """The decodes' order in the groups, and its inverse. Unused if there is one group."""
 
     def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
         slots_B, positions_B = step.slots[: step.num_decodes], step.starts[: step.num_decodes]
@@ -183,7 +183,7 @@ class _Decodes:
 
 
 class _DecodeGroup:
-    """Decodes whose keys and values are gathered together, padded to the longest. P is B · K in shapes."""
+    """Decodes whose keys and values are gathered together, padded to the longest. In shapes, P is B · K."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _DecodeGroup:
         first_B: NDArray[np.int64],
         num_blocks: int,
     ) -> None:
-        """`members` are the decodes' numbers in the step, the rest is theirs alone."""
+        """`members` are indices of decodes in the step. The other arrays have the members' rows only."""
         self.members = members
         self._attention = attention
         self._window = window
@@ -208,7 +208,7 @@ class _DecodeGroup:
         self._scale = attention.heads.head_dim**-0.5
 
     def begin(self, last_B: NDArray[np.int64]) -> None:
-        """Prepare for a step, in which the token of each of the step's decodes is at `last_B` among its keys."""
+        """Prepare for a step. `last_B` is the index of each of the step's decodes among its gathered keys."""
         heads = self._attention.heads
         last_B = last_B[self.members]
         num_keys = int(last_B.max()) + 1
@@ -241,7 +241,7 @@ class _DecodeGroup:
 
 
 class _WholePrompts:
-    """Prompts of equal length that start in this step, next to each other: they see nothing but themselves."""
+    """Adjacent whole prompts of equal length. Their tokens see no other keys than their prompt's."""
 
     def __init__(self, heads: HeadShape, row: int, count: int) -> None:
         self._heads = heads
@@ -261,7 +261,7 @@ class _WholePrompts:
 
 
 class _LaterChunk:
-    """A chunk of one prompt that sees keys from before it, or not all of its own."""
+    """A chunk of a prompt whose tokens see earlier keys, or not all keys of the chunk."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""The memory that holds keys and values: one pool of blocks for each layer.
+"""The KV cache's tensors: one pool of blocks for each layer.
 
-Owns the layout `[num_blocks, 2, num_kv_heads, block_size, head_dim]` and the arithmetic of its rows; doesn't know which
-request a block belongs to. The memory is zero at first: what a mask hides is still multiplied, by zero, and garbage
-could be NaN.
+Owns the layout `[num_blocks, 2, num_kv_heads, block_size, head_dim]` and the arithmetic of its rows. Doesn't know which
+request a block belongs to. The memory is zero at first, because masked values are multiplied by zero, and uninitialised
+ones could be NaN.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class KVTensors:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Raises InvalidConfig when there isn't that much memory."""
+        """Raises InvalidConfig if the memory can't be allocated."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         pool = _zeros((num_layers, num_blocks * 2 * num_kv_heads, block_size * head_dim), dtype, device)
         self.blocks = list(pool.unbind())
-        """By layer [N·2·K, S·H]: row `(block·2 + is_value)·K + head`. What attention gathers."""
+        """By layer [N·2·K, S·H]: row `(block·2 + is_value)·K + head`. Attention gathers from this view."""
         self.rows = [layer.view(-1, head_dim) for layer in self.blocks]
-        """By layer [N·2·K·S, H]: the same memory, one row for each token. What a step writes."""
+        """By layer [N·2·K·S, H]: the same memory, one row per block, key or value, head and token. Steps write to this
+        view."""
         self._heads = np.arange(2 * num_kv_heads)
         self._heads_2K11 = (np.arange(2)[:, None] * num_kv_heads + np.arange(num_kv_heads))[:, None, :, None]
 
@@ -48,7 +49,7 @@ class KVTensors:
         return num_layers * 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
 
     def write_rows(self, block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Int64[T·2K]: the row of `rows` for each token's keys, then its values, head by head."""
+        """Int64[T·2K]: for each token, its rows in `rows`: keys head by head, then values."""
         first_T1 = (block_ids_T.astype(np.int64) * len(self._heads))[:, None]
         return ((first_T1 + self._heads) * self.block_size + (positions_T % self.block_size)[:, None]).ravel()
 
@@ -59,7 +60,7 @@ class KVTensors:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU, memory that the system hands out page by page when it is first touched."""
+    """Zeros. On a CPU, the kernel allocates each page when it is first touched."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -69,7 +70,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, ValueError) as error:
         raise InvalidConfig(
-            f"the system refuses the {num_bytes} bytes of the KV cache ({error}): "
+            f"can't allocate {num_bytes} bytes for the KV cache ({error}): "
             "lower num_gpu_blocks_override or kv_cache_memory_bytes"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,8 +1,9 @@
-"""Random numbers by key instead of by stream: number `position` of request `seed`, whatever was drawn before.
+"""Counter-based random numbers: number `position` of the stream of `seed`, whatever was drawn before.
 
 SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) is counter-based:
-output `i` is a mix of `state + i * gamma`. Each seed gets a state and an odd gamma of its own, as the paper's `split`
-does, so that the streams of two seeds never run in parallel. A step pays a dozen numpy operations over its rows.
+output `i` is a mix of `state + i * gamma`. Each seed gets a state and an odd gamma of its own, as in the paper's
+`split`, so that one seed's stream isn't a shifted copy of another's. A step costs a dozen numpy operations over its
+rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049
 
 
 class StreamKey(NamedTuple):
-    """What a seed's numbers are computed from: two unsigned 64-bit integers."""
+    """The key of a seed's stream: two unsigned 64-bit integers."""
 
     state: int
     gamma: int

@@ -1,8 +1,8 @@
-"""What requests ask to change in their logits before a token is picked.
+"""Changes that requests make to their logits before a token is picked.
 
-In this order, which is vLLM's: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens,
-`logit_bias` adds, then the repetition, frequency and presence penalties. Knows slots and rows; doesn't know how a token
-is picked afterwards.
+In vLLM's order: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, `logit_bias`
+adds, then the repetition, frequency and presence penalties. Knows slots and rows; doesn't know how a token is picked
+afterwards.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from raycore.sampling_params import SamplingParams
 
 _MAX_BIAS = 100.0
 _PENALTY_BYTES = 64 << 20
-"""What penalties may take for the sequences that they look at together, unless one needs more."""
+"""Memory for the penalties of the sequences processed together, unless one sequence needs more."""
 _PENALTY_BYTES_PER_TOKEN = 72
 _NO_IDS = np.empty(0, np.int64)
 _SLOT = np.dtype(
     [
-        ("ruled", np.bool_),  # has something that holds at every position
+        ("ruled", np.bool_),  # has rules that apply at every position
         ("penalised", np.bool_),
         ("min_tokens", np.int64),
         ("repetition", np.float32),
@@ -40,7 +40,7 @@ _SLOT = np.dtype(
 
 
 def max_penalty_bytes(num_seqs: int, max_model_len: int) -> int:
-    """What penalties take at most, besides the logits."""
+    """Most bytes that penalties take, besides the logits."""
     longest = max_model_len * _PENALTY_BYTES_PER_TOKEN
     return max(longest, min(num_seqs * longest, _PENALTY_BYTES))
 
@@ -50,7 +50,7 @@ class TokenBatch(Protocol):
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
-        """[num_slots, max_model_len]: prompt, then output; known up to the position that is sampled."""
+        """[num_slots, max_model_len]: prompt, then output; known up to the sampled position."""
         ...
 
     @property
@@ -61,14 +61,14 @@ class TokenBatch(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class _Rules:
-    """One request's own tokens to forbid or favour, checked against the vocabulary."""
+    """One request's own tokens to forbid or favour, restricted to the vocabulary."""
 
     allowed_ids: NDArray[np.int64] | None
-    """Nothing else may be sampled; None allows all."""
+    """The only tokens that may be sampled; None allows all."""
     end_ids: NDArray[np.int64]
-    """Forbidden until `min_tokens` are there."""
+    """Stop tokens, forbidden until the output has `min_tokens` tokens."""
     early_end_ids: NDArray[np.int64]
-    """Those of them that end a complete constrained output before that."""
+    """The stop tokens that may end a complete constrained output before `min_tokens`."""
     bad_words: list[NDArray[np.int64]]
     bias_ids: NDArray[np.int64]
     bias_values: NDArray[np.float32]
@@ -87,11 +87,11 @@ class LogitsRules:
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._failures: dict[int, str] = {}
-        """By slot: why what a request asks of its output can't be had."""
+        """By slot: why a request's constraint can't be followed."""
         self._rules: dict[int, _Rules] = {}
         self._slots = np.zeros(num_slots, _SLOT)
         self._counts: Tensor | None = None
-        """float32, flat, all zeros between calls: room in which to count output tokens."""
+        """float32, flat, all zeros between calls: working memory for counting output tokens."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more slots."""
@@ -104,7 +104,7 @@ class LogitsRules:
         eos_token_ids: Sequence[int],
         bad_words_token_ids: Sequence[Sequence[int]],
     ) -> bool:
-        """Take in a slot's request, in place of what the slot held. Returns whether it changes any logits."""
+        """Set a slot's request, in place of an earlier one. Returns whether it changes any logits."""
         self.remove(slot)
         rules = self._make_rules(params, eos_token_ids, bad_words_token_ids, self._make_matcher(slot, params))
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
@@ -123,7 +123,7 @@ class LogitsRules:
     def apply(
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
     ) -> Tensor:
-        """The logits as the requests in `slots` want them: a float32 copy, or `logits_RV` itself if no one minds."""
+        """The logits changed for the requests in `slots`: a float32 copy, or `logits_RV` itself if nothing changes."""
         state = self._slots[slots]
         too_early = positions - batch.num_prompt[slots] < state["min_tokens"]
         ruled_rows = np.flatnonzero(state["ruled"] | too_early)
@@ -141,7 +141,7 @@ class LogitsRules:
         return logits_RV
 
     def failed(self, slots: NDArray[np.integer]) -> list[tuple[int, str]]:
-        """(row, why) of the rows whose request can't go on."""
+        """(row, reason) of the rows whose request can't go on."""
         if not self._failures:
             return []
         return [(row, self._failures[slot]) for row, slot in enumerate(slots.tolist()) if slot in self._failures]
@@ -177,7 +177,7 @@ class LogitsRules:
         )
 
     def _known_ids(self, token_ids: Collection[int]) -> NDArray[np.int64]:
-        """Sorted, each once, without those that the model's vocabulary doesn't have."""
+        """Sorted and unique, without ids outside the model's vocabulary."""
         ids = np.unique(np.fromiter(token_ids, np.int64, len(token_ids)))
         return ids[ids < self._vocab_size]
 
@@ -225,10 +225,11 @@ class LogitsRules:
         forbidden_ids: NDArray[np.int64],
         early_end_ids: NDArray[np.int64],
     ) -> None:
-        """Forbid what the grammar does, in place, and what the other rules do as far as that leaves any token.
+        """Forbid, in place, what the grammar forbids, and what the other rules forbid as far as that leaves any token.
 
         Args:
-            early_end_ids: the tokens that may end the output here, if it has to end although they are forbidden.
+            early_end_ids: tokens that may end a complete output although `min_tokens` forbids them. If no other token
+                is left, they are.
         """
         if slot in self._failures:
             return
@@ -253,9 +254,9 @@ class LogitsRules:
         positions: NDArray[np.integer],
         batch: TokenBatch,
     ) -> None:
-        """All rows at once, at a cost that follows their lengths, not the vocabulary.
+        """Apply penalties to all rows at once, at a cost that grows with their lengths, not with the vocabulary.
 
-        Writing through an index that names an element several times is well defined here: each writes the same value.
+        An indexed write that names an element several times is well defined here: it writes the same value each time.
         """
         device = logits_RV.device
         flat = logits_RV.view(-1)
@@ -277,7 +278,7 @@ class LogitsRules:
         flat[key_O] = flat[key_O] - frequency_O * self._count(key_O, flat) - presence_O
 
     def _count(self, key_O: Tensor, flat: Tensor) -> Tensor:
-        """Float32[O]: how often each key occurs among them all."""
+        """Float32[O]: how often each key occurs in `key_O`."""
         if self._counts is None or len(self._counts) < len(flat):
             self._counts = torch.zeros_like(flat)
         counts_O = self._counts.index_add_(0, key_O, torch.ones_like(key_O, dtype=torch.float32))[key_O]
@@ -286,7 +287,7 @@ class LogitsRules:
 
 
 def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: bool) -> NDArray[np.bool_]:
-    """Those of the kept tokens that are among `ids`, or aren't; all of them, if that would leave none."""
+    """The kept tokens that are in `ids` (or aren't, with `is_wanted=False`); all of them if that would leave none."""
     wanted_V = np.full(len(kept_V), not is_wanted)
     wanted_V[ids] = is_wanted
     narrowed_V = kept_V & wanted_V
@@ -294,7 +295,7 @@ def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: boo
 
 
 def _keep_only(logits_V: Tensor, allowed_ids: NDArray[np.int64]) -> None:
-    """Forbid every other token, in place; none, if the vocabulary has none of the allowed ones."""
+    """Forbid every other token, in place; no token if `allowed_ids` is empty."""
     if len(allowed_ids):
         ids = torch.as_tensor(allowed_ids, device=logits_V.device)
         kept = logits_V[ids]
@@ -303,7 +304,7 @@ def _keep_only(logits_V: Tensor, allowed_ids: NDArray[np.int64]) -> None:
 
 
 def _forbidden_ids(rules: _Rules, output: NDArray[np.int32], too_early: bool) -> NDArray[np.int64]:
-    """Tokens that may not come next. Where that would leave none of the allowed ones, they win."""
+    """Tokens that may not come next; none if they would include all allowed tokens."""
     ids = [word[-1:] for word in rules.bad_words if _completes(output, word)]
     if too_early:
         ids.append(rules.end_ids)
@@ -314,6 +315,6 @@ def _forbidden_ids(rules: _Rules, output: NDArray[np.int32], too_early: bool) ->
 
 
 def _completes(output: NDArray[np.int32], word: NDArray[np.int64]) -> bool:
-    """Whether the output ends with the word but for its last token."""
+    """Whether the output ends with all of the word but its last token."""
     num_before = len(word) - 1
     return num_before <= len(output) and np.array_equal(output[len(output) - num_before :], word[:-1])

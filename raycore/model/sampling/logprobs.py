@@ -21,7 +21,7 @@ def token_logprobs(
     tokens that are strictly more likely.
 
     Args:
-        batch_invariant: give each row the bits, and equals the order, that it gets by itself.
+        batch_invariant: compute each row by itself, so that its bits and the order of ties don't depend on other rows.
     """
     if batch_invariant and len(logits_RV) > 1:
         rows = range(len(logits_RV))

@@ -1,15 +1,16 @@
-"""Picking tokens from logits: the most likely one, or a draw from what min-p, top-k and top-p leave.
+"""Picks tokens from logits: the most likely one, or a draw from the tokens that min-p, top-k and top-p keep.
 
 The *weights* here are unnormalised probabilities, `exp((logit - largest logit) / temperature)`: the most likely token
-weighs 1. Every filter becomes a threshold on the weight, and the draw walks the tokens in the order of the vocabulary,
-so that what a row gives depends on that row alone: not on the rows beside it, and not on how a sort breaks ties. Tokens
-exactly as likely as the last one that top-k or top-p keeps are kept too.
+has weight 1. Every filter is a threshold on the weight, and the draw goes through the tokens in the order of the
+vocabulary. So a row's token depends on that row alone, not on other rows or on how a sort breaks ties. Tokens exactly
+as likely as the last one that top-k or top-p keeps are kept too.
 
-To the last bit that holds with `batch_invariant`. Torch shares long tensors among threads, and there cuts rows
-for `exp`, whose last elements before a cut round otherwise, and the one long sum of a single row. All else is exact, or
-sums every row, or block of one, in one piece and in order.
+Only with `batch_invariant` is this exact to the last bit. Torch splits long tensors among threads. That changes the
+rounding of `exp` for the elements before a cut within a row, and of the sum of a single long row. Everything else is
+exact, or sums every row, or block of a row, in one piece and in order.
 
-Which of several ways to the same numbers is taken was measured on a CPU with 64 rows of 8,192 tokens; see the comments.
+Where there are several ways to the same numbers, the choice was measured on a CPU with 64 rows of 8,192 tokens; see the
+comments.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ import torch
 from torch import Tensor
 
 _BLOCK = 128
-"""Tokens are searched for in two stages, first among blocks of this many: sums and maxima of blocks are cheap."""
+"""Size of blocks in two-stage searches: the block first, then the token. Sums and maxima of blocks are cheap."""
 _BLOCKED_SEARCH_FROM = 1 << 16
-"""With fewer logits than this the second stage costs more than it saves."""
+"""With fewer logits than this, a search in two stages isn't worth it."""
 _TOP_BLOCK = 32
-"""The same, where the largest few dozen are searched for."""
+"""Size of blocks in the search for the largest few dozen weights."""
 _FIRST_TOP = 64
 """Top-p looks at this many of the most likely tokens first, and sorts the whole row only if they don't suffice."""
 
 
 def most_likely(logits_RV: Tensor) -> Tensor:
-    """int64[R]: the first of the most likely tokens."""
+    """int64[R]: the most likely token, the first of equals."""
     if logits_RV.device.type == "cpu" and logits_RV.dtype == torch.float32:
         # numpy's search is many times faster than torch's own, in the types that numpy has
         return torch.as_tensor(logits_RV.numpy().argmax(axis=-1))
@@ -53,16 +54,16 @@ def token_weights(logits_RV: Tensor, temperature_R: Tensor, batch_invariant: boo
 
 
 def drop_below_(weights_RV: Tensor, threshold_R: Tensor) -> None:
-    """Give tokens that weigh less than their row's threshold (float32) the weight 0, in place."""
+    """Set weights below their row's threshold (float32) to 0, in place."""
     # a comparison that gives floats is vectorised where one that gives bools, and then masks, isn't: 0.1 against 1.1 ms
     kept_RV = torch.ge(weights_RV, threshold_R.unsqueeze(1), out=torch.empty_like(weights_RV))
     weights_RV.mul_(kept_RV)
 
 
 def top_k_thresholds(weights_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """Float32[R]: the least weight among the `top_k` largest, or among those of them that first reach `top_p`.
+    """Float32[R]: the smallest weight among the `top_k` largest, or among those of them that first reach `top_p`.
 
-    `top_k_R` is int64, in [1, V]; `top_p_R` is float64, a share of what the `top_k` largest weigh together.
+    `top_k_R` is int64, in [1, V]; `top_p_R` is float64, a share of the sum of the `top_k` largest.
     """
     largest_RK = _largest(weights_RV, int(top_k_R.max()))
     sums_RK = largest_RK.cumsum(dim=-1, dtype=torch.float64)
@@ -73,7 +74,7 @@ def top_k_thresholds(weights_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Te
 
 
 def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, batch_invariant: bool = False) -> Tensor:
-    """Float32[R]: the least weight among the fewest that together reach `top_p_R` (float64) of the whole."""
+    """Float32[R]: the smallest weight among the fewest that together reach `top_p_R` (float64) of the total."""
     vocab_size = weights_RV.shape[1]
     totals = [rows.sum(dim=-1, dtype=torch.float64) for rows in _in_parts(weights_RV, batch_invariant)]
     wanted_R = torch.cat(totals) * top_p_R
@@ -92,7 +93,7 @@ def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, batch_invariant: bool 
 def draw(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     """int64[R]: the token at which the running sum of weights reaches `1 - uniform_R` of the total.
 
-    `uniform_R` is float64, in [0, 1), so that what is to be reached is positive, and no token of weight 0 is drawn.
+    `uniform_R` is float64, in [0, 1). So the target is positive, and no token of weight 0 is drawn.
     """
     return _search(weights_RV, 1.0 - uniform_R)
 
@@ -102,7 +103,8 @@ def _in_parts(x_RV: Tensor, batch_invariant: bool) -> list[Tensor]:
 
 
 def _search(weights_RV: Tensor, share_R: Tensor) -> Tensor:
-    """int64[R]: where the running sum of weights first reaches this share (float64, in (0, 1]) of the whole."""
+    """int64[R]: the index at which the running sum of weights first reaches this share (float64, in (0, 1]) of the
+    total."""
     num_rows, vocab_size = weights_RV.shape
     if vocab_size % _BLOCK:
         weights_RV = torch.nn.functional.pad(weights_RV, (0, -vocab_size % _BLOCK))
@@ -117,7 +119,8 @@ def _search(weights_RV: Tensor, share_R: Tensor) -> Tensor:
 
 
 def _first_to_reach(target_R: Tensor, sums_RN: Tensor) -> Tensor:
-    """Where each row of running sums first reaches its target, or its own end where rounding left that short of it."""
+    """The index at which each row's running sums first reach the target, or their own maximum if rounding left it
+    lower."""
     return (sums_RN < torch.minimum(target_R, sums_RN[:, -1]).unsqueeze(1)).sum(dim=-1)
 
 

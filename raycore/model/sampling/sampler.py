@@ -1,10 +1,9 @@
-"""Picks the next token of each row of logits, as its request's sampling parameters say.
+"""Samples the next token for each row of logits, according to its request's sampling parameters.
 
-Parameters are kept as arrays by slot, so that a step costs the same few array operations however many requests it
-holds; only those with rules of their own (see `logits.py`) or log probabilities to report are looked at one by one.
-What a row gives depends on its logits, its request's parameters and seed, and its position alone. The order is vLLM's:
-log probabilities of the raw logits, rules and penalties, then the most likely token, or temperature, min-p, top-k,
-top-p and a draw.
+Parameters are kept as arrays by slot, so that a step costs the same few array operations however many requests it has.
+Only requests with rules of their own (see `logits.py`) or log probabilities are processed one by one. A row's token
+depends on its logits, its request's parameters and seed, and its position alone. The order is vLLM's: log probabilities
+of the raw logits, rules and penalties, then the most likely token, or temperature, min-p, top-k, top-p and a draw.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from raycore.model.sampling.logprobs import token_logprobs
 from raycore.sampling_params import SamplingParams
 
 _LOGITS_AT_A_TIME = 1 << 22
-"""Picking takes up to a dozen float32 copies of the logits that it looks at. This many bound them to 200 MB."""
+"""Logits that are processed together. Picking takes up to a dozen float32 copies of them: 200 MB at most."""
 _INITIAL_SLOTS = 64
 _NO_LOGPROBS = -2
 _SLOT = np.dtype(
     [
-        ("plain_greedy", np.bool_),  # wants nothing but the most likely token
+        ("plain_greedy", np.bool_),  # needs only the most likely token
         ("greedy", np.bool_),
         ("changes_logits", np.bool_),
         ("num_logprobs", np.int64),
         ("temperature", np.float32),
         ("min_p", np.float32),
-        ("top_k", np.int64),  # the vocabulary's size where it doesn't limit
+        ("top_k", np.int64),  # the vocabulary's size if unlimited
         ("top_p", np.float64),
         ("stream_state", np.uint64),
         ("stream_gamma", np.uint64),
@@ -46,19 +45,19 @@ _SLOT = np.dtype(
 
 
 def rows_at_a_time(vocab_size: int) -> int:
-    """Rows of logits that are looked at together, so that what that takes is bounded."""
+    """Rows of logits that are processed together, which bounds the memory of sampling."""
     return max(1, _LOGITS_AT_A_TIME // vocab_size)
 
 
 class SampledTokens(NamedTuple):
-    """What `Sampler.sample` gives for R rows."""
+    """The result of `Sampler.sample` for R rows."""
 
     token_ids: NDArray[np.int32]
     """[R]."""
     logprobs: list[tuple[int, TokenLogprobs]]
-    """(row, log probabilities), for the rows whose request asked."""
+    """(row, log probabilities) of the rows whose request asked for them."""
     failed: list[tuple[int, str]]
-    """(row, why) of requests that can't go on; their tokens mean nothing."""
+    """(row, reason) of requests that can't go on; their tokens are meaningless."""
 
 
 class Sampler:
@@ -74,7 +73,7 @@ class Sampler:
     ) -> None:
         """
         Args:
-            batch_invariant: whatever could round otherwise beside other rows is done a row at a time.
+            batch_invariant: whether to process rows one at a time where other rows could change the rounding.
             grammars: for requests with `structured_outputs`.
         """
         self._batch_invariant = batch_invariant
@@ -91,7 +90,7 @@ class Sampler:
         eos_token_ids: Sequence[int] = (),
         bad_words_token_ids: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Take in the request that gets `slot`, in place of the one that had it."""
+        """Set the request that gets `slot`, in place of an earlier one."""
         if slot >= len(self._slots):
             num_slots = max(slot + 1, 2 * len(self._slots))
             self._slots = np.pad(self._slots, (0, num_slots - len(self._slots)))
@@ -115,15 +114,15 @@ class Sampler:
         self._slots[slot] = 0
 
     def is_plain_greedy(self, slots: NDArray[np.integer]) -> bool:
-        """Whether all that these requests want is the most likely token, which a caller may then pick itself."""
+        """Whether these requests need only the most likely token, which the caller may then pick itself."""
         return bool(self._slots["plain_greedy"][slots].all())
 
     def sample(
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
     ) -> SampledTokens:
-        """One token for each of R rows: row `i` is slot `slots[i]`, its token the sequence's `positions[i]`-th.
+        """One token for each of R rows: row `i` is slot `slots[i]`, and its token gets position `positions[i]`.
 
-        Reads `batch.token_ids[slot, :position]`, and leaves `logits_RV` (any floating type) as it is.
+        Reads `batch.token_ids[slot, :position]`, and doesn't change `logits_RV` (any floating type).
         """
         token_ids = np.empty(len(slots), np.int32)
         result = SampledTokens(token_ids, [], [])
@@ -139,7 +138,7 @@ class Sampler:
     def _sample_rows(
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
     ) -> SampledTokens:
-        """`sample` for as many rows as are computed at a time."""
+        """`sample` for as many rows as are processed together."""
         state = self._slots[slots]
         adjusted_RV = logits_RV
         if state["changes_logits"].any():
@@ -155,7 +154,7 @@ class Sampler:
         return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)), failed)
 
     def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
-        """A token for each row, `state` being the rows' records of `_SLOT`."""
+        """A token for each row. `state` has the rows' records of `_SLOT`."""
         greedy = state["greedy"]
         if greedy.all():
             return _as_token_ids(picking.most_likely(logits_RV))
@@ -176,7 +175,7 @@ class Sampler:
         return _as_token_ids(picking.draw(weights_RV, self._on_device(uniform_R)))
 
     def _keep_top_(self, weights_RV: Tensor, state: NDArray[np.void]) -> None:
-        """Top-k and top-p, in place, for the rows that want them."""
+        """Apply top-k and top-p, in place, to the rows that use them."""
         has_top_k = state["top_k"] < self._vocab_size
         rows_K = np.flatnonzero(has_top_k)
         rows_P = np.flatnonzero((state["top_p"] < 1.0) & ~has_top_k)

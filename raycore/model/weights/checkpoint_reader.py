@@ -1,7 +1,7 @@
-"""Reads parts of tensors from a checkpoint's safetensors files, whether there is one or an index of several.
+"""Reads parts of tensors from a checkpoint's safetensors files, a single one or several with an index.
 
-The files are mapped, so only the pages of the parts that are asked for are ever read. Knows the files and their errors,
-not what the tensors are for.
+The files are memory-mapped, so only the requested parts are read. Knows the files and their errors, not what the
+tensors are for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class CheckpointReader:
     """The tensors of the checkpoint in a directory, by name. Close it, or use it in a `with` statement.
 
     Raises:
-        InvalidCheckpoint: from every method, naming the file, the tensor, what was expected and what was found.
+        InvalidCheckpoint: from every method. The message names the file, the tensor, what was expected and what was
+            found.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,12 +75,12 @@ class CheckpointReader:
     def read_into(
         self, out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: tuple[int | slice, ...]
     ) -> None:
-        """Fill `out` with the part of a tensor that indexing with `part` gives, converted to `out`'s dtype."""
+        """Fill `out` with the part of a tensor that the index `part` selects, converted to `out`'s dtype."""
         found = self._slice(name)
         if tuple(found.get_shape()) != expected_shape:
             raise InvalidCheckpoint(
                 f"tensor {name} of {self._file_of_tensor[name]} has shape {tuple(found.get_shape())}, but config.json "
-                f"makes it {expected_shape}: the weights and config.json are of different models"
+                f"implies {expected_shape}: the weights and config.json are of different models"
             )
         view: torch.Tensor = found[part]
         if view.dtype not in _READABLE:
@@ -115,13 +116,13 @@ class CheckpointReader:
             files = sorted({file.name for file in self._file_of_tensor.values()})
             raise InvalidCheckpoint(
                 f"tensor {name} is missing from {self._path}: its {', '.join(files)} "
-                f"hold {len(self._file_of_tensor)} others"
+                f"hold {len(self._file_of_tensor)} other tensors"
             )
         try:
             return self._open(file).get_slice(name)
         except SafetensorError as error:
             raise InvalidCheckpoint(
-                f"tensor {name} is missing from {file}, where {INDEX_FILE} has it: {error}"
+                f"tensor {name} is missing from {file}, although {INDEX_FILE} lists it there: {error}"
             ) from error
 
     def _open(self, file: Path) -> Any:

@@ -1,9 +1,9 @@
-"""One tensor-parallel rank's weights of a decoder, read from a checkpoint or made up.
+"""One tensor-parallel rank's weights of a decoder, read from a checkpoint or random.
 
 Owns the names of the tensors in checkpoints, how they are fused, and which part of each a rank holds. A part is
-converted and copied straight into its place, so a rank never holds more than its own weights. Shape suffixes:
-V this rank's rows of the padded vocabulary, D hidden, O this rank's query, key and value rows, H head, F this rank's
-rows of the feed-forward layer (2F where gate and up are fused). Experts are `moe_weights`' business.
+converted and copied straight into its place, so a rank never holds more than its own weights. Shape suffixes: V this
+rank's rows of the padded vocabulary, D hidden, O this rank's query, key and value rows, H head, F this rank's rows of
+the feed-forward layer (2F where gate and up are fused). Experts are in `moe_weights`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
 
 Progress = Callable[[int, int], None]
-"""Told (tensors filled, tensors in all) after each tensor."""
+"""Called with (tensors filled, tensors in total) after each tensor."""
 
 _DUMMY_STDDEV = 0.02
 
@@ -38,7 +38,7 @@ class MlpWeights:
     gate_up_bias: torch.Tensor | None
     down_DF: torch.Tensor
     down_bias: torch.Tensor | None
-    """Only on tp_rank 0: it must be added once to the sum over ranks."""
+    """Only on tp_rank 0, since the sum over ranks must include it once."""
 
 
 @dataclass
@@ -65,9 +65,9 @@ class DecoderWeights:
 
     embed_VD: torch.Tensor
     lm_head_VD: torch.Tensor
-    """The same object as `embed_VD` where the checkpoint ties them."""
+    """The same object as `embed_VD` if the checkpoint ties them."""
     vocab_start: int
-    """The token that row 0 of the two belongs to. Rows past the vocabulary's end are zero."""
+    """Token id of the first row of `embed_VD` and `lm_head_VD`. Rows past the vocabulary's end are zero."""
     final_norm_D: torch.Tensor
     layers: list[LayerWeights]
 
@@ -81,10 +81,10 @@ def load_decoder_weights(
     progress: Progress | None = None,
     experts: ExpertShare | None = None,
 ) -> DecoderWeights:
-    """Read a rank's part of the checkpoint at `path`, as `dtype`.
+    """Read a rank's part of the checkpoint at `path`, converted to `dtype`.
 
     Args:
-        experts: what this rank holds of them. None: tensor-parallel ranks split each.
+        experts: this rank's part of the experts. None: tensor-parallel ranks split each expert.
 
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what `spec` says.
@@ -102,7 +102,7 @@ def random_decoder_weights(
     seed: int = 0,
     experts: ExpertShare | None = None,
 ) -> DecoderWeights:
-    """Made-up weights: a function of `seed` and the tensors' names, so that the ranks' parts fit together."""
+    """Random weights: a function of `seed` and the tensors' names, so that the ranks' parts fit together."""
 
     def fill(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
         if name.endswith("norm.weight"):
@@ -124,7 +124,7 @@ def _fill_decoder(layout: Callable[[Fill], _RankLayout], fill: Fill, progress: P
         def submit(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
             pending.append(pool.submit(fill, out, name, expected_shape, part))
 
-        # This thread allocates and the pool only fills: memory freed later must not be stuck in a dead thread's arena.
+        # Allocate on this thread, fill on the pool: a dead thread's malloc arena would keep memory that is freed later.
         weights = layout(submit).decoder()
         try:
             for num_done, future in enumerate(pending, start=1):
@@ -138,10 +138,10 @@ def _fill_decoder(layout: Callable[[Fill], _RankLayout], fill: Fill, progress: P
 
 @contextmanager
 def _one_thread_per_operation() -> Generator[int]:
-    """Torch's threads, for a pool of our own to use: yields how many.
+    """Set torch to one thread per operation, and yield the previous number of threads for a pool of our own.
 
-    Each tensor is then filled by one thread. Where all share each tensor, each ends in a barrier, and beside any other
-    busy process a barrier waits for a time slice: 89 million parameters took 700 ms that way and 50 ms this way.
+    Each tensor is then filled by one thread. When torch's threads share each tensor, each ends in a barrier, which
+    waits for a time slice if another process is busy: 89 million parameters took 700 ms that way and 50 ms this way.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -166,7 +166,7 @@ class _Rows:
 
 
 class _RankLayout:
-    """Lays out a rank's weights. `fill` may still be at work on them when the methods return."""
+    """Allocates a rank's weights. `fill` may still be writing to them when the methods return."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""One rank's experts, laid out for a checkpoint reader to fill.
+"""One rank's experts, allocated for a checkpoint reader to fill.
 
-Owns the names that experts' tensors have in checkpoints: each expert's own tensors, as transformers 4 writes them and
-transformers 5 by default, or all experts of a layer stacked, as transformers 5 has them in memory. Shape suffixes: E
-the rank's experts, D hidden, F the rank's rows of each expert (2F where gate and up are fused).
+Owns the names of experts' tensors in checkpoints: one tensor per expert, as transformers 4 writes them and transformers
+5 by default, or all experts of a layer stacked, as transformers 5 has them in memory. Shape suffixes: E the rank's
+experts, D hidden, F the rank's rows of each expert (2F where gate and up are fused).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.moe_spec import ExpertShare, MoeSpec
 
 Part = tuple[int | slice, ...]
-"""Which part of a tensor, as it is indexed with it."""
+"""The index that selects a part of a tensor."""
 
 
 class Fill(Protocol):
@@ -31,7 +31,7 @@ class MoeWeights:
     """One sparse layer's router and experts on one rank."""
 
     router_ED: torch.Tensor
-    """Of all experts, also those of other ranks."""
+    """Rows of all experts, including those of other ranks."""
     first_expert: int
     gate_up_EFD: torch.Tensor
     """Each expert's gate rows, then its up rows."""
@@ -52,7 +52,7 @@ _NAMES = {
 
 
 class MoeLayout:
-    """Lays out the sparse layers of one rank. `fill` may still be at work on them when `layer()` returns."""
+    """Allocates the sparse layers of one rank. `fill` may still be writing to them when `layer()` returns."""
 
     def __init__(
         self, spec: ModelSpec, share: ExpertShare, dtype: torch.dtype, fill: Fill, has_tensor: Callable[[str], bool]
@@ -68,7 +68,7 @@ class MoeLayout:
         self._is_stacked = has_tensor(f"model.layers.{first_sparse}.mlp.experts.gate_up_proj")
 
     def layer(self, prefix: str) -> MoeWeights:
-        """The layer whose tensors' names begin with `prefix`."""
+        """The weights of the layer whose tensors' names begin with `prefix`."""
         share, hidden, num_rows = self._share, self._hidden, len(self._share.rows)
         weights = MoeWeights(
             router_ED=torch.empty(self._moe.num_experts, hidden, dtype=self._dtype),
