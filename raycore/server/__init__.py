@@ -1,4 +1,4 @@
-"""OpenAI's API over an engine. Needs the extra `serve`."""
+"""An OpenAI-compatible HTTP API for an engine. Needs the extra `serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ASGI application: OpenAI's API over an engine."""
+"""The ASGI application that serves the OpenAI API for an engine."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, Ev
 logger = logging.getLogger(__name__)
 
 DataParallelRank = Annotated[int | None, Header(alias="X-data-parallel-rank", ge=0)]
-"""The data-parallel rank that gets the request; without it the server chooses one."""
+"""The data-parallel rank to run the request on. Without it, the server chooses one."""
 
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 
 
 def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
-    """The application. It owns nothing: who started `engine` ends it."""
+    """Build the application. It doesn't own `engine`: the caller shuts it down."""
     app = FastAPI(
         title="raycore",
         version=version("raycore"),
         docs_url="/docs",
         redoc_url=None,
-        strict_content_type=False,  # a body is JSON also where no header says so
+        strict_content_type=False,  # parse a body as JSON even without a Content-Type header
     )
     app.state.engine, app.state.options = engine, options
     app.add_middleware(Admission, engine=engine, options=options)
@@ -73,7 +73,7 @@ def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
 
 
 def _handle_errors(app: FastAPI) -> None:
-    """Every error as OpenAI words it."""
+    """Answer every error with an error object in OpenAI's format."""
 
     async def told(request: Request, error: Exception) -> Response:
         api_error = as_api_error(error)
@@ -111,7 +111,7 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
     async def completions(
         body: CompletionRequest, request: Request, data_parallel_rank: DataParallelRank = None
     ) -> Response:
-        """Continue prompts."""
+        """Complete one or more prompts."""
         body.send_to(data_parallel_rank)
         return await respond(request, prepare_completion, body)
 
@@ -119,7 +119,7 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
     async def chat_completions(
         body: ChatCompletionRequest, request: Request, data_parallel_rank: DataParallelRank = None
     ) -> Response:
-        """Answer a conversation."""
+        """Generate the next message of a conversation."""
         body.send_to(data_parallel_rank)
         return await respond(request, prepare_chat, body)
 
@@ -127,12 +127,12 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
 def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
     @app.post("/tokenize", responses=responses(Tokens, *_ERRORS))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """A text's or a conversation's token ids."""
+        """Tokenize a text or a conversation."""
         return await off_loop(len(await request.body()), _tokenize, engine, body, options)
 
     @app.post("/detokenize", responses=responses(DetokenizedText, *_ERRORS))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """The text of token ids."""
+        """Convert token ids to text."""
         return await off_loop(len(await request.body()), _detokenize, engine, body, options)
 
 
@@ -140,7 +140,7 @@ def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptio
     check_model(options, body.model)
     tokenizer = engine.get_tokenizer()
     if (body.prompt is None) == (body.messages is None):
-        raise APIError(400, "give either prompt or messages", param="prompt")
+        raise APIError(400, "give exactly one of prompt and messages", param="prompt")
     if body.messages is not None:
         text = render(
             tokenizer,
@@ -165,7 +165,7 @@ def _detokenize(engine: ServingEngine, body: DetokenizeRequest, options: ServerO
     tokenizer = engine.get_tokenizer()
     unknown = next((token_id for token_id in body.tokens if not 0 <= token_id < tokenizer.vocab_size), None)
     if unknown is not None:
-        raise APIError(400, f"tokens contains {unknown}, which the tokenizer doesn't have", param="tokens")
+        raise APIError(400, f"tokens contains {unknown}, which is not in the tokenizer's vocabulary", param="tokens")
     return JSON({"prompt": tokenizer.decode_batch([body.tokens], skip_special_tokens=False)[0]})
 
 
@@ -174,16 +174,16 @@ def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions
 
     @app.get("/v1/models", responses=responses(ModelList, 401))
     async def models() -> Response:
-        """The names under which the model is served."""
+        """List the names under which the model is served."""
         return JSON({"object": "list", "data": [_model(name, started, engine) for name in options.served_model_names]})
 
     @app.get("/v1/models/{model:path}", responses=responses(Model, 401, 404))
     async def model(model: str) -> Response:
-        """One of the names under which the model is served."""
+        """Look up one of the names under which the model is served."""
         return JSON(_model(check_model(options, model), started, engine))
 
     async def health() -> Response:
-        """200 while requests are taken; 503 when the engine is gone or draining."""
+        """200 while the engine accepts requests; 503 when it has failed or is draining."""
         unavailable_reason = engine.unavailable_reason
         if unavailable_reason is not None:
             raise APIError(503, unavailable_reason, code="engine_unavailable", kind="service_unavailable_error")
@@ -194,7 +194,7 @@ def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions
 
     @app.get("/version", responses=responses(Version))
     async def show_version() -> Response:
-        """raycore's version."""
+        """The version of raycore."""
         return JSON({"version": version("raycore")})
 
 

@@ -20,7 +20,7 @@ from raycore.server.sampling import completion_params
 
 @dataclass(frozen=True)
 class Completion:
-    """One request, checked: it can be run, whole or as a stream."""
+    """A checked request. It can be answered as a whole or as a stream."""
 
     engine: ServingEngine
     request: CompletionRequest
@@ -32,7 +32,7 @@ class Completion:
     def prepare(
         engine: ServingEngine, request: CompletionRequest, options: ServerOptions, model: str, request_id: str
     ) -> Completion:
-        """Raises APIError when it can't be run."""
+        """Raises APIError if the request is invalid."""
         params = completion_params(request, engine.default_sampling_params, options)
         texts, ids = _prompts(request, params.n, engine, options)
         for token_ids in ids:
@@ -45,7 +45,7 @@ class Completion:
         return Completion(engine, request, Envelope.of(request, model, request_id), jobs, texts)
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer."""
+        """The complete response."""
         outputs = await run(self.engine, self.jobs)
         choices: list[dict[str, Any]] = []
         for number, output in enumerate(outputs):
@@ -58,7 +58,7 @@ class Completion:
         return self.envelope.around("text_completion", choices, usage(self._counted(outputs)))
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer's events."""
+        """The events of the streamed response."""
         progress = [[Progress() for _ in range(job.params.n)] for job in self.jobs]
         latest: dict[int, RequestOutput] = {}
         async with aclosing(run_streaming(self.engine, self.jobs)) as outputs:
@@ -73,11 +73,11 @@ class Completion:
             yield self.envelope.around("text_completion", [], usage(self._counted(list(latest.values()))))
 
     def _choice(self, number: int, index: int, progress: Progress, output: RequestOutput) -> dict[str, Any] | None:
-        """What is new in a sequence of a prompt's; None when nothing is that the client wants."""
+        """The choice with the new part of one sequence; None if it has nothing for the client."""
         request, is_first = self.request, not progress.is_begun
         new = progress.advance(output.outputs[index])
         if request.max_tokens == 0:
-            # the token that had to be sampled isn't wanted
+            # leave out the one token that the engine had to generate
             new = New("", [], [], new.finish_reason and "length", None)
         text = self._prompt_text(number, output) + new.text if request.echo and is_first else new.text
         wants_tokens = request.logprobs is not None or request.return_token_ids
@@ -110,7 +110,7 @@ class Completion:
         return text if text is not None else self.engine.get_tokenizer().decode(output.prompt_token_ids)
 
     def _counted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """The outputs as far as the client gets them."""
+        """The outputs, without tokens that the client doesn't get."""
         if self.request.max_tokens != 0:
             return outputs
         return [replace(output, outputs=[replace(each, token_ids=[]) for each in output.outputs]) for output in outputs]
@@ -119,7 +119,7 @@ class Completion:
 def _prompts(
     request: CompletionRequest, n: int, engine: ServingEngine, options: ServerOptions
 ) -> tuple[list[str | None], list[list[int]]]:
-    """The prompts' texts, where they were given as such, and token ids."""
+    """The prompts' texts (None for those given as token ids), and the prompts' token ids."""
     given = request.prompt
     if isinstance(given, str):
         given = [given]
@@ -129,11 +129,14 @@ def _prompts(
     if not prompts:
         raise APIError(400, "prompt is empty: there is nothing to continue", param="prompt")
     if len(prompts) > options.max_sequences:
-        raise APIError(400, f"prompt is a list of {len(prompts)}; at most {options.max_sequences}", param="prompt")
+        raise APIError(
+            400, f"prompt has {len(prompts)} entries; at most {options.max_sequences} are allowed", param="prompt"
+        )
     if len(prompts) * n > options.max_sequences:
         raise APIError(
             400,
-            f"n={n} for {len(prompts)} prompts are {n * len(prompts)} sequences; at most {options.max_sequences}",
+            f"n={n} for {len(prompts)} prompts makes {n * len(prompts)} sequences; at most {options.max_sequences} are "
+            "allowed",
             param="n",
         )
     tokenizer, adds = engine.get_tokenizer(), request.add_special_tokens is not False

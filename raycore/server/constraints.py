@@ -1,4 +1,4 @@
-"""What a request's output has to look like: from the fields that say so to the engine's parameter. Pure."""
+"""Converts a request's constraint fields to `StructuredOutputsParams`. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from raycore.structured_outputs import StructuredOutputsParams
 
 
 def structured_outputs(request: SamplingRequest) -> StructuredOutputsParams | None:
-    """None when the request asks for nothing.
+    """The request's constraint, or None.
 
     Raises:
-        APIError: it asks for something that isn't a constraint, or by two fields; the error names the field.
+        APIError: the constraint is invalid, or two fields give one. The error names the field.
     """
     param, values = constraint_param(request), _response_format(request)
     if request.structured_outputs is not None:
@@ -30,18 +30,18 @@ def structured_outputs(request: SamplingRequest) -> StructuredOutputsParams | No
 
 
 def constraint_param(request: SamplingRequest) -> str:
-    """The field by which the request asks."""
+    """The field that gives the request's constraint."""
     return "response_format" if _response_format(request) is not None else "structured_outputs"
 
 
 def named(error: InvalidRequest, param: str) -> APIError:
-    """What to tell of a constraint that the client gave as `param`."""
+    """The error for an invalid constraint that the client gave as `param`."""
     said = str(error)
     return APIError(400, said if said.startswith(param) else f"{param}: {said}", param=param)
 
 
 def close_reasoning(prompt: str) -> str:
-    """The prompt; if it ends with an open `<think>`, that is closed, so that content follows."""
+    """The prompt. If it ends with an open `<think>`, the tag is closed, so that the output is content."""
     return f"{prompt}\n</think>\n\n" if prompt.rstrip().endswith("<think>") else prompt
 
 

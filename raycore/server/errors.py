@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them."""
+"""Errors in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUBJECT = re.compile(r"(?:the )?(\w+)")
 
 
 class APIError(HTTPException):
-    """What a client is told instead of an answer."""
+    """An error response."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class APIError(HTTPException):
         code: str | None = None,
         kind: str = "invalid_request_error",
     ) -> None:
-        # what clients send may hold halves of surrogate pairs, and messages name what they sent
+        # messages quote what clients sent, which may contain halves of surrogate pairs
         self.message = message.encode(errors="replace").decode()
         super().__init__(status, self.message)
         self.status = status
@@ -41,16 +41,16 @@ class APIError(HTTPException):
 
 
 def unsupported(param: str, why: str) -> APIError:
-    """A documented parameter, or a value of it, that this server doesn't have."""
+    """The error for a documented parameter, or a value of it, that this server doesn't support."""
     return APIError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
 def invalid_body(errors: Sequence[Any]) -> APIError:
-    """What to tell of a body that isn't a request, of which pydantic has found `errors`."""
+    """The error for a body in which pydantic has found `errors`. It reports the first."""
     first = errors[0]
     where = [str(part) for part in first["loc"] if part not in ("body", "header")]
     if first["type"] == "json_invalid":
-        return APIError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+        return APIError(400, f"the request body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     if first["type"] == "extra_forbidden":
         where.append(first["ctx"]["name"])
         return APIError(400, f"unrecognized request argument: {'.'.join(where)}", param=where[0])
@@ -59,23 +59,23 @@ def invalid_body(errors: Sequence[Any]) -> APIError:
 
 
 def as_api_error(error: BaseException) -> APIError:
-    """What to tell a client of an error of the engine's."""
+    """The error response for an exception."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, InvalidInput):
         code = "context_length_exceeded" if isinstance(error, RequestTooLarge) else None
         return APIError(400, str(error), param=_subject(str(error)), code=code)
     if isinstance(error, EngineDeadError):
-        # the rest of the message is a traceback, which is the operator's
+        # the rest of the message is a traceback, which clients must not see
         return APIError(503, str(error).partition("\n")[0], code="engine_dead", kind="service_unavailable_error")
     if isinstance(error, RequestFailed):
         return APIError(500, str(error).partition("\n")[0], code="request_failed", kind="server_error")
     if isinstance(error, RaycoreError):
         return APIError(500, str(error).partition("\n")[0], kind="server_error")
-    return APIError(500, "internal error; the server's log says more", kind="server_error")
+    return APIError(500, "internal error; see the server's log", kind="server_error")
 
 
 def _subject(message: str) -> str | None:
-    """The parameter that a message begins with, as those of the engine's checks do."""
+    """The parameter with which a message begins, as the messages of the engine's checks do; None if it names none."""
     found = _SUBJECT.match(message)
     return found[1] if found and found[1] in _PARAMETERS else None

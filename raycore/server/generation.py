@@ -1,4 +1,4 @@
-"""Runs a request's prompts on the engine, and cuts cumulative outputs into what is new."""
+"""Runs a request's prompts on the engine, and turns cumulative outputs into deltas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raycore.text.tokenizer import Tokenizer
 
 
 class ServingEngine(Protocol):
-    """What the server needs of an engine; `AsyncLLM` is one."""
+    """The engine interface that the server uses; `AsyncLLM` implements it."""
 
     def generate(
         self,
@@ -30,35 +30,35 @@ class ServingEngine(Protocol):
         stream: bool = True,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Cumulative outputs, the last of which is finished; without `stream` that one alone.
+        """Yield cumulative outputs, the last of which is finished. Without `stream`, yield only the last.
 
-        Raises InvalidRequest when there is no rank `data_parallel_rank`.
+        Raises InvalidRequest if the rank `data_parallel_rank` doesn't exist.
         """
         ...
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
-        """Raises InvalidRequest when `generate` would, whatever else runs. May be called from any thread."""
+        """Raises InvalidRequest if `generate` would, regardless of other requests. Thread-safe."""
         ...
 
     def get_tokenizer(self) -> Tokenizer: ...
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """What the checkpoint sets where a request doesn't."""
+        """Sampling parameters from the checkpoint, used where a request sets none."""
         ...
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together, at most."""
+        """Limit of a request's prompt and output tokens together."""
         ...
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Why it takes no requests; None when it does."""
+        """Why the engine accepts no requests; None if it does."""
         ...
 
     def read_metrics(self) -> MetricsView:
-        """Its numbers as they are now."""
+        """The engine's current metrics."""
         ...
 
 
@@ -71,10 +71,10 @@ class Job:
     request_id: str
     priority: int = 0
     constraint_param: str = "structured_outputs"
-    """The request's field that says what `params.structured_outputs` does."""
+    """The request's field that gave `params.structured_outputs`."""
     cache_salt: str | None = None
     data_parallel_rank: int | None = None
-    """The rank that gets it; None: any."""
+    """The rank to run it on; None: any."""
 
     @staticmethod
     def of(
@@ -84,7 +84,7 @@ class Job:
         request_id: str,
         constraint_param: str = "structured_outputs",
     ) -> Job:
-        """One of a request's prompts."""
+        """The job for one of a request's prompts."""
         return Job(
             token_ids,
             params,
@@ -97,7 +97,7 @@ class Job:
 
 
 async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]:
-    """The final outputs, in order. Cancelled, it aborts all of them; so does the first failure."""
+    """The final outputs, in order. Cancellation and the first failure abort all jobs."""
     tasks = [asyncio.ensure_future(_last(engine, job)) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
@@ -107,16 +107,16 @@ async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]
 
 
 async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """(which job, its output so far) as they come. Closing the iterator aborts what hasn't finished.
+    """Yield (index of the job, its output so far) as outputs arrive. Closing the iterator aborts unfinished jobs.
 
-    Who is slow to take an output gets the job's next one instead.
+    With several jobs, a slow consumer gets only the latest output of each.
     """
     if len(jobs) == 1:
         async with aclosing(_outputs(engine, jobs[0], stream=True)) as outputs:
             async for output in outputs:
                 yield 0, output
         return
-    waiting: dict[int, RequestOutput] = {}  # of each job the newest output, which holds all of those before it
+    waiting: dict[int, RequestOutput] = {}  # the latest output of each job; outputs are cumulative
     ended: list[asyncio.Task[None]] = []
     news = asyncio.Event()
 
@@ -150,7 +150,7 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
 
 @dataclass(slots=True)
 class New:
-    """What came to a sequence since the last look. `finish_reason` and `stop_reason` are new only once."""
+    """The part of a sequence that follows the previous one. `finish_reason` and `stop_reason` are set only once."""
 
     text: str
     token_ids: list[int]
@@ -160,19 +160,19 @@ class New:
 
 
 class Progress:
-    """How far a sequence's output has been told."""
+    """How much of a sequence's output has been sent."""
 
     def __init__(self) -> None:
         self.is_begun = False
-        """Whether the client has got any of it."""
+        """Whether any of it has been sent to the client."""
         self.text_offset = 0
-        """Where the next token's text begins, for those who count by tokens."""
+        """Character offset of the next token's text, for `logprobs.text_offset`."""
         self._num_characters = 0
         self._num_tokens = 0
         self._is_finished = False
 
     def advance(self, output: CompletionOutput) -> New:
-        """What is new in `output`, which is cumulative."""
+        """The new part of `output`, which is cumulative."""
         new = New(
             output.text[self._num_characters :],
             output.token_ids[self._num_tokens :],
@@ -187,7 +187,7 @@ class Progress:
 
 
 def usage(prompt_outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """OpenAI's usage object of requests as far as they are."""
+    """OpenAI's usage object, summed over the outputs so far of a request's prompts."""
     num_prompt = sum(len(output.prompt_token_ids) for output in prompt_outputs)
     num_output = sum(len(completion.token_ids) for output in prompt_outputs for completion in output.outputs)
     num_cached = sum(output.num_cached_tokens or 0 for output in prompt_outputs)
@@ -217,7 +217,7 @@ def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator
 async def _naming_constraint(
     outputs: AsyncGenerator[RequestOutput, None], param: str
 ) -> AsyncGenerator[RequestOutput, None]:
-    """The same outputs. A constraint that can't be followed is told of by the client's own name for it."""
+    """Pass on the outputs. An error about the constraint names the field by which the client gave it."""
     async with aclosing(outputs):
         try:
             async for output in outputs:

@@ -1,4 +1,4 @@
-"""What has been counted of HTTP requests, as values that several servers' can be added up."""
+"""Counts of HTTP requests, as values that can be summed over several servers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BOUNDS_S = (0.1, 0.5, 1.0, 5.0, 30.0, 120.0)
 
 
 class HttpCounts(msgspec.Struct):
-    """Since a server's start."""
+    """Counts since a server's start."""
 
     requests: dict[tuple[str, str, str], int] = {}
-    """By method, class of status, and handler."""
+    """By method, class of status (`2xx`), and handler."""
     durations: dict[tuple[str, str], Histogram] = {}
-    """By method and handler, in seconds."""
+    """Seconds, by method and handler."""
 
     def add(self, method: str, status: str, handler: str, duration_s: float) -> None:
         """Count a request."""
@@ -30,10 +30,10 @@ class HttpCounts(msgspec.Struct):
 
 
 def total(parts: Iterable[HttpCounts]) -> HttpCounts:
-    """Several servers' counts as one, which shares nothing with them."""
+    """The sum of several servers' counts. It shares no objects with them."""
     result = HttpCounts()
     for part in parts:
-        # copied first: a server counts on its own thread meanwhile
+        # iterate over copies: the servers keep counting on their own threads
         for key, number in list(part.requests.items()):
             result.requests[key] = result.requests.get(key, 0) + number
         for key, histogram in list(part.durations.items()):
@@ -42,17 +42,17 @@ def total(parts: Iterable[HttpCounts]) -> HttpCounts:
 
 
 class HttpCollector(Collector):
-    """What a registry asks for the samples."""
+    """Gives a Prometheus registry the samples of HTTP requests."""
 
     def __init__(self, read: Callable[[], HttpCounts]) -> None:
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: which samples there are depends on what clients ask for."""
+        """Nothing: the samples depend on the requests."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Both metrics."""
+        """The request counter and the duration histogram."""
         counts = self._read()
         requests = CounterMetricFamily(
             "http_requests", "Requests by method, status and handler.", labels=("method", "status", "handler")
@@ -62,7 +62,7 @@ class HttpCollector(Collector):
         yield requests
         durations = HistogramMetricFamily(
             "http_request_duration_seconds",
-            "From a request's headers to its answer's end.",
+            "From a request's headers to the end of its response.",
             labels=("method", "handler"),
         )
         for labels, histogram in list(counts.durations.items()):

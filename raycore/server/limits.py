@@ -1,4 +1,4 @@
-"""What a request may not exceed, said with the numbers."""
+"""Checks of a request's length. Errors state the numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raycore.server.generation import ServingEngine
 
 
 def check_text(engine: ServingEngine, text: str, param: str) -> None:
-    """Raises APIError when the text is too long whatever its tokens are, so that they needn't be found."""
+    """Raises APIError if a text is too long however it is tokenized. Such texts need not be tokenized."""
     most = engine.max_model_len
     if len(text) <= most:
         return
@@ -27,16 +27,16 @@ def check_text(engine: ServingEngine, text: str, param: str) -> None:
 def check_length(
     engine: ServingEngine, prompt: Sequence[int], max_tokens: int | None, param: str, prompt_param: str
 ) -> None:
-    """Raises APIError when prompt and output together are more than the model's length.
+    """Raises APIError if prompt and output together exceed the model's maximum length.
 
-    `param` and `prompt_param` are what the client calls the output's length and the prompt.
+    `param` and `prompt_param` are the request's fields for the output's length and the prompt.
     """
     most, asked = engine.max_model_len, len(prompt) + (max_tokens if max_tokens is not None else 1)
     if asked > most:
         output = f" and {max_tokens} for the completion" if max_tokens is not None else ""
         raise APIError(
             400,
-            f"this model's maximum context length is {most} tokens, but {asked} were asked for: "
+            f"this model's maximum context length is {most} tokens, but {asked} were requested: "
             f"{len(prompt)} in the prompt{output}. Shorten the prompt or {param}.",
             param=param if max_tokens is not None and len(prompt) < most else prompt_param,
             code="context_length_exceeded",

@@ -1,4 +1,4 @@
-"""Log probabilities in the forms of completions and of chat completions."""
+"""Log probabilities in the formats of completions and of chat completions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from raycore.outputs import PositionLogprobs
 from raycore.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
-"""What stands for minus infinity, which JSON lacks."""
+"""Stands for minus infinity, which JSON can't represent."""
 
 
 class CompletionLogprobs:
-    """The form of completions, filled in order."""
+    """Log probabilities in the format of completions. Tokens are added in order."""
 
     def __init__(self, tokenizer: Tokenizer, offset: int, num_top: int) -> None:
-        """`offset`: where in the text the first token begins, in characters."""
+        """`offset`: position of the first token in the text, in characters."""
         self.offset = offset
         self._tokenizer = tokenizer
         self._num_top = num_top
@@ -26,7 +26,7 @@ class CompletionLogprobs:
         self._offsets: list[int] = []
 
     def add(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> None:
-        """Tokens that follow, with what is known at their positions."""
+        """Add the next tokens with the log probabilities at their positions."""
         for token_id, position in zip(token_ids, positions, strict=True):
             text = self._tokenizer.token_text(token_id)
             self._tokens.append(text)
@@ -37,12 +37,12 @@ class CompletionLogprobs:
                 self._top.append(None)
                 continue
             self._token_logprobs.append(_logprob(position, token_id))
-            # the token that is there comes first, and once more, at most, among the most likely ones
+            # the first entry is the actual token; the others are the most likely ones
             shown = list(position)[: self._num_top + 1]
             self._top.append({self._tokenizer.token_text(other): _logprob(position, other) for other in shown})
 
     def as_dict(self) -> dict[str, Any]:
-        """The object that a choice carries."""
+        """The `logprobs` object of a choice."""
         return {
             "tokens": self._tokens,
             "token_logprobs": self._token_logprobs,
@@ -54,7 +54,7 @@ class CompletionLogprobs:
 def chat_logprobs(
     tokenizer: Tokenizer, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], num_top: int
 ) -> dict[str, Any]:
-    """The form of chat completions."""
+    """The `logprobs` object of a chat choice."""
     return {
         "content": [
             _chat_token(tokenizer, token_id, position, num_top)
@@ -65,7 +65,7 @@ def chat_logprobs(
 
 
 def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[dict[str, Any] | None]:
-    """What vLLM adds to its answers: for each prompt token, by token id."""
+    """vLLM's `prompt_logprobs` field: for each prompt token, entries by token id."""
     return [None if position is None else _by_token_id(position) for position in positions]
 
 
@@ -81,7 +81,7 @@ def _by_token_id(position: PositionLogprobs) -> dict[str, Any]:
 
 
 def _chat_token(tokenizer: Tokenizer, token_id: int, position: PositionLogprobs, num_top: int) -> dict[str, Any]:
-    # the first entry is the token that is there; it is among the most likely ones too only where it belongs
+    # the first entry is the actual token; sorting by rank drops it if it is not among the most likely
     ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)[:num_top]
     return _chat_entry(tokenizer, token_id, position) | {
         "top_logprobs": [_chat_entry(tokenizer, other, position) for other, _ in ranked]

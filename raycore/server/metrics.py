@@ -1,4 +1,4 @@
-"""`GET /metrics`: the engine's numbers and those of HTTP itself, for Prometheus."""
+"""`GET /metrics`: metrics of the engine, of HTTP and of the process, for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from raycore.server.http_counts import HttpCollector, HttpCounts
 from raycore.server.middleware import path_of
 
 _SILENT_PATHS = frozenset({"/metrics", "/health", "/ping", "/version"})
-"""Probes and scrapers come all the time, and nobody wants to see them."""
+"""Not counted: probes and scrapes would outnumber the other requests."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Others are what clients make up, in any number."""
+"""Methods with a label of their own. Others count as `other`, because clients can invent any number of them."""
 
 
 def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
-    """Count the app's requests, whatever becomes of them, and add `/metrics`. Call it after all middleware is there.
+    """Count the app's requests, refused ones included, and add `/metrics`. Call it after adding other middleware.
 
-    The app's `state.http_counts` are its own. Where it is one of several that a scrape may reach, its
-    `state.all_http_counts` are those of all of them; process metrics, which can't be added up, are then left out.
+    `state.http_counts` are the app's own counts. Several API servers on one port set `state.all_http_counts` to the sum
+    of theirs, which `/metrics` then shows instead. Process metrics, which can't be summed, are then left out.
     """
     state = app.state
     state.http_counts, state.all_http_counts = HttpCounts(), None
@@ -40,30 +40,30 @@ def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
     app.add_middleware(HttpMetrics, counts=state.http_counts)
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    def metrics(request: Request) -> Response:  # not async: it takes milliseconds, during which tokens flow
-        """What Prometheus scrapes."""
+    def metrics(request: Request) -> Response:  # not async: its milliseconds would delay streams on the event loop
+        """Metrics for Prometheus."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), media_type=content_type)
 
 
 class _OwnProcess(Collector):
-    """What this process has in use."""
+    """CPU time, memory and open files of this process."""
 
     def __init__(self, is_wanted: Callable[[], bool]) -> None:
         self._is_wanted = is_wanted
         self._process = ProcessCollector(registry=None)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: there may be none."""
+        """Nothing: registering must not read the process."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """None unless wanted."""
+        """The process's metrics; none unless `is_wanted()`."""
         return self._process.collect() if self._is_wanted() else ()
 
 
 class HttpMetrics:
-    """Counts requests and their durations: for a stream, until its last event."""
+    """Counts requests and their durations. A stream lasts until its last event."""
 
     def __init__(self, app: ASGIApp, counts: HttpCounts) -> None:
         self._app = app
@@ -91,7 +91,7 @@ class HttpMetrics:
 
 
 def _handler(scope: Scope) -> str:
-    """The path as the app knows it, without what clients put into it: they could make any number of names."""
+    """The route's path pattern. Actual paths would let clients create any number of labels."""
     route = scope.get("route")
     if route is not None:
         return route.path

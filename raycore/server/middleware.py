@@ -1,4 +1,4 @@
-"""What stands before every request: the key, the size of its body, how many may be under way."""
+"""Checks before every request: API key, size of the body, number of concurrent requests."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from raycore.server.options import ServerOptions
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON
 
 _BLANKS = " \t"
-"""What HTTP allows around a header's value. `strip()` takes the byte 0xA0 away, too, with which characters may end."""
+"""White space that HTTP allows around a header's value. `strip()` alone would also remove the byte 0xA0, which can be
+the last byte of a UTF-8 character."""
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-"""Probes and scrapers have no key."""
+"""Paths for probes and scrapers, which have no key."""
 
 GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 _COSTLY_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
 
 
 _MOST_HELD = 64
-"""Bodies of the largest size, together, that may be on their way at the same time."""
+"""Limit of incomplete bodies, all together, as a multiple of `max_body_bytes`."""
 
 
 class KeyCheck:
-    """Turns away who has no key."""
+    """Refuses requests without a valid API key."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self._app = app
@@ -42,7 +43,7 @@ class KeyCheck:
             return
         error = APIError(
             401,
-            "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
+            "a valid API key is required: send it as 'Authorization: Bearer KEY'",
             code="invalid_api_key",
             kind="authentication_error",
         )
@@ -52,21 +53,21 @@ class KeyCheck:
         if not self._keys or path_of(scope) in OPEN_PATHS:
             return True
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = key.strip(_BLANKS).encode("latin-1")  # as headers are decoded, so these are the bytes that came
-        # every key is compared, each in constant time, so that the time taken tells nothing
+        given = key.strip(_BLANKS).encode("latin-1")  # headers are decoded as latin-1: this restores the bytes
+        # compare with every key, each in constant time, so that the duration reveals nothing
         num_equal = sum(hmac.compare_digest(given, known) for known in self._keys)
         return scheme.lower() == "bearer" and num_equal > 0
 
 
 class WholeBody:
-    """Lets a request begin once its body is there: refuses those that are too large, or take too long to come."""
+    """Reads the body before the request is handled. Refuses bodies that are too large or take too long to arrive."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self._app = app
         self._max_bytes = options.max_body_bytes
         self._timeout_s = options.body_timeout_s
         self._num_held = 0
-        """Bytes of bodies that aren't whole yet."""
+        """Bytes of incomplete bodies."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -78,7 +79,9 @@ class WholeBody:
                 raise self._too_large()
             body = await asyncio.wait_for(self._read(receive), self._timeout_s)
         except asyncio.TimeoutError:
-            late = APIError(408, f"the body didn't come within {self._timeout_s:g} s", code="request_timeout")
+            late = APIError(
+                408, f"the request body did not arrive within {self._timeout_s:g} s", code="request_timeout"
+            )
             await _respond(late, scope, receive, send)
             return
         except APIError as error:
@@ -95,7 +98,7 @@ class WholeBody:
         await self._app(scope, receive_again, send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None when the client has left before all of it came. Raises APIError."""
+        """The body; None if the client disconnected before all of it arrived. Raises APIError."""
         body = bytearray()
         try:
             while (message := await receive())["type"] != "http.disconnect":
@@ -105,7 +108,7 @@ class WholeBody:
                 if len(body) > self._max_bytes:
                     raise self._too_large()
                 if self._num_held > _MOST_HELD * self._max_bytes:
-                    raise _too_many(f"{self._num_held} bytes of bodies are on their way")
+                    raise _too_many(f"{self._num_held} bytes of incomplete request bodies")
                 if not message.get("more_body", False):
                     return bytes(body)
             return None
@@ -113,11 +116,11 @@ class WholeBody:
             self._num_held -= len(body)
 
     def _too_large(self) -> APIError:
-        return APIError(413, f"the body is larger than {self._max_bytes} bytes", code="request_too_large")
+        return APIError(413, f"the request body is larger than {self._max_bytes} bytes", code="request_too_large")
 
 
 class Admission:
-    """Turns what is costly away while the engine takes none or has enough."""
+    """Refuses costly requests while the engine accepts none or too many are in progress."""
 
     def __init__(self, app: ASGIApp, engine: ServingEngine, options: ServerOptions) -> None:
         self._app = app
@@ -145,20 +148,20 @@ class Admission:
         if unavailable_reason is not None:
             raise APIError(503, unavailable_reason, code="engine_unavailable", kind="service_unavailable_error")
         if self._num_streams >= self._max_streams:
-            raise _too_many(f"{self._num_streams} requests are under way")
+            raise _too_many(f"{self._num_streams} requests in progress")
 
 
 def _too_many(what: str) -> APIError:
     return APIError(
         429,
-        f"{what}, which is all that this server takes: try again later",
+        f"this server is at its limit ({what}): try again later",
         code="too_many_requests",
         kind="rate_limit_error",
     )
 
 
 def path_of(scope: Scope) -> str:
-    """Below the prefix at which the application is mounted, as Ray Serve can do."""
+    """The path without the prefix at which the application is mounted, for example by Ray Serve."""
     return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
@@ -167,5 +170,5 @@ async def _respond(error: APIError, scope: Scope, receive: Receive, send: Send) 
     if error.status in (429, 503):
         headers["retry-after"] = "1"
     if error.status == 408:
-        headers["connection"] = "close"  # what may still come is no request
+        headers["connection"] = "close"  # the rest of the body must not be taken for the next request
     await JSON(error.body(), error.status, headers)(scope, receive, send)

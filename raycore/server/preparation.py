@@ -1,4 +1,4 @@
-"""From a request's body to something that can be run, however the body came here."""
+"""Turns request bodies into runnable requests, for the HTTP server and for batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Sa
 T = TypeVar("T")
 
 _SHORT_BYTES = 8_000
-"""A body of this size is rendered and tokenized in about the time that a change of threads may take."""
+"""Bodies up to this size are handled inline: rendering and tokenizing them takes no longer than switching threads."""
 
 
 async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any) -> T:
-    """What `work` gives for a body of this size: on a thread of its own if that is long, since streams go on meanwhile.
+    """Run `work(*args)` for a body of `num_bytes`: on another thread if it is large, so that streams aren't delayed.
 
     A megabyte takes a second or more.
     """
@@ -31,17 +31,17 @@ async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any) -> T:
 
 
 def prepare_completion(engine: ServingEngine, body: CompletionRequest, options: ServerOptions) -> Completion:
-    """Raises APIError when it can't be run."""
+    """Check a completion request. Raises APIError if it is invalid."""
     return Completion.prepare(engine, body, options, check_model(options, body.model), _new_id("cmpl", body))
 
 
 def prepare_chat(engine: ServingEngine, body: ChatCompletionRequest, options: ServerOptions) -> Chat:
-    """Raises APIError when it can't be run."""
+    """Check a chat completion request. Raises APIError if it is invalid."""
     return Chat.prepare(engine, body, options, check_model(options, body.model), _new_id("chatcmpl", body))
 
 
 def check_model(options: ServerOptions, asked: str | None) -> str:
-    """The name that the answer carries. Raises APIError when it isn't served."""
+    """The model name for the response: `asked`, or the first served name. Raises APIError if `asked` isn't served."""
     if asked is None:
         return options.served_model_names[0]
     if asked not in options.served_model_names:

@@ -1,7 +1,7 @@
-"""Requests as clients send them. Fields are OpenAI's, then vLLM's.
+"""Models of request bodies. OpenAI's fields come first, then vLLM's.
 
-A field that one of them documents and this server lacks is listed, too: a value that changes nothing is taken, and any
-other is refused by the field's name.
+Fields that OpenAI or vLLM document and that this server doesn't support are listed, too. Values of them that change
+nothing are accepted; others are refused with an error that names the field.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _check_characters(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} is half of a surrogate pair, which is no character") from None
+        raise ValueError(f"character {error.start} is half of a surrogate pair, not a character") from None
     return text
 
 
@@ -50,7 +50,7 @@ def _names_of(model: type[BaseModel]) -> frozenset[str]:
 
 @cache
 def nullable_names(model: type[BaseModel]) -> frozenset[str]:
-    """The fields with a default other than null, which they have when a request gives them as null, too."""
+    """The fields whose default is not null. In a request, null stands for their default."""
     return frozenset(
         field.alias or name
         for name, field in model.model_fields.items()
@@ -59,7 +59,7 @@ def nullable_names(model: type[BaseModel]) -> frozenset[str]:
 
 
 def _without_nulls(model: type[BaseModel], given: Any) -> Any:
-    """The same without those fields for which null means the default."""
+    """`given` without fields that are null and whose default is not."""
     if not isinstance(given, dict):
         return given
     fields, nullable = cast("dict[str, Any]", given), nullable_names(model)
@@ -91,12 +91,12 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-# Only the first mistake of a body is told, so nothing goes on after it: an error for each of a body's values takes
-# seconds and hundreds of megabytes. For the same reason a union's member is chosen by what stands there, not by trial.
+# Only the first error in a body is reported, so validation stops there: an error for each of a body's values would take
+# seconds and hundreds of megabytes. For the same reason, the value's type chooses a union's member, instead of trial.
 List = Annotated[list[T], Field(fail_fast=True)]
 Dict = Annotated[dict[K, V], WrapValidator(_one_by_one)]
 Text = Annotated[str, AfterValidator(_check_characters)]
-"""JSON can spell what no encoding can."""
+"""Text without halves of surrogate pairs, which JSON can escape but UTF-8 can't encode."""
 TokenIds = List[int]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
@@ -118,7 +118,7 @@ Prompt = Annotated[
 
 
 class _Fields(BaseModel):
-    """Fields that are known by name, with values of their own types: nothing is converted, nothing is ignored."""
+    """A strict model: unknown fields are refused, and values of other types aren't converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -127,7 +127,7 @@ class _Fields(BaseModel):
     def _check_names(cls, given: Any) -> Any:
         unknown = _first_unknown(given, _names_of(cls))
         if unknown is not None:
-            # pydantic's errors are UTF-8, which a name from JSON needn't be
+            # pydantic's errors have to be valid UTF-8; a name from JSON need not be
             name = unknown.encode(errors="replace").decode()
             raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted", {"name": name})
         return _without_nulls(cls, given)
@@ -135,31 +135,31 @@ class _Fields(BaseModel):
 
 class StreamOptions(_Fields):
     include_usage: bool | None = None
-    """Send one more event at the end, with the usage of the whole request."""
+    """Send a last event with the usage of the whole request."""
     continuous_usage_stats: bool | None = None
-    """With `include_usage`: send the usage so far with each event."""
+    """With `include_usage`: every event has the usage so far."""
     include_obfuscation: bool | None = None
 
 
 class StructuredOutputs(_Fields):
-    """What the output has to be: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`."""
+    """A constraint on the output: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`."""
 
     json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
-    """A JSON schema, as an object or as text."""
+    """The output is JSON that matches this schema, an object or text."""
     regex: Text | None = None
-    """The whole output matches it. The syntax is that of Rust's regex, without look-around and back-references."""
+    """The whole output matches this pattern, in the syntax of Rust's regex: no look-around, no back-references."""
     choice: List[Text] | None = None
-    """One of these texts."""
+    """The output is one of these texts."""
     grammar: Text | None = None
-    """A context-free grammar in GBNF, or in llguidance's variant of Lark."""
+    """The output matches this context-free grammar, in GBNF or llguidance's variant of Lark."""
     json_object: bool | None = None
-    """Any JSON object."""
+    """true: the output is any JSON object."""
     disable_any_whitespace: bool | None = None
-    """Whether JSON is written without white space between its parts."""
+    """true: JSON has no white space between its parts."""
 
 
 class SamplingRequest(_Fields):
-    """What completions and chat completions share."""
+    """Fields that completions and chat completions share."""
 
     model: str | None = None
     frequency_penalty: Number | None = None
@@ -191,11 +191,11 @@ class SamplingRequest(_Fields):
     priority: Int64 = 0
     request_id: Annotated[Text, Field(max_length=256)] | None = None
     session_id: Text | None = None
-    """Not used."""
+    """Accepted and ignored."""
     cache_salt: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
-    """Cached prefixes are shared only with requests of the same salt."""
+    """The request shares cached prefixes only with requests that have the same salt."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer puts its special tokens around the prompt. Default: True for completions, else False."""
+    """Whether the tokenizer adds its special tokens to the prompt. Default: true for completions, false for chat."""
     return_token_ids: bool = False
     best_of: int | None = None
 
@@ -228,16 +228,16 @@ class SamplingRequest(_Fields):
 
     @property
     def data_parallel_rank(self) -> int | None:
-        """The rank that gets the request, where a header has named one."""
+        """The rank that a header chose for the request, or None."""
         return self._data_parallel_rank
 
     def send_to(self, data_parallel_rank: int | None) -> None:
-        """Have this rank get the request; None: any."""
+        """Choose the rank that runs the request; None: any."""
         self._data_parallel_rank = data_parallel_rank
 
 
 class CompletionRequest(SamplingRequest):
-    """`POST /v1/completions`."""
+    """Body of `POST /v1/completions`."""
 
     prompt: Prompt
     echo: bool | None = None
@@ -274,11 +274,11 @@ class JsonSchemaFormat(_Fields):
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
-    """The output follows the schema in any case."""
+    """Without effect: the output always matches the schema."""
 
 
 class ResponseFormat(BaseModel):
-    """What the message has to be: with `json_object`, a JSON object; with `json_schema`, JSON of that schema."""
+    """The format of the message: any text, any JSON object, or JSON that matches `json_schema`."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -287,7 +287,7 @@ class ResponseFormat(BaseModel):
 
 
 class Message(BaseModel):
-    """A message of a conversation; what else it holds is the chat template's business."""
+    """A message of a conversation. Other fields are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -295,15 +295,15 @@ class Message(BaseModel):
     content: TextOrParts | None = None
     tool_calls: List[dict[str, Any]] | None = None
     refusal: str | None = None
-    """An assistant's refusal. It is the content if there is no other."""
+    """An assistant's refusal, used as the content if the message has none."""
     reasoning: str | None = None
     """An assistant's reasoning before this message."""
     reasoning_content: str | None = None
-    """An older name of `reasoning`."""
+    """The older name of `reasoning`."""
 
 
 class ChatCompletionRequest(SamplingRequest):
-    """`POST /v1/chat/completions`."""
+    """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[List[Message], Field(min_length=1)]
     logprobs: bool | None = None
@@ -334,7 +334,7 @@ class ChatCompletionRequest(SamplingRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     include_reasoning: bool = True
-    """Whether the answer includes the reasoning, if the server separates it from the content."""
+    """Whether the response includes the reasoning. Needs a server that separates it from the content."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: List[dict[str, Any]] | None = None
@@ -343,7 +343,7 @@ class ChatCompletionRequest(SamplingRequest):
 
 
 class TokenizeRequest(_Fields):
-    """`POST /tokenize`: a text, or a conversation."""
+    """Body of `POST /tokenize`: exactly one of `prompt` and `messages`."""
 
     model: str | None = None
     prompt: Text | None = None
@@ -358,7 +358,7 @@ class TokenizeRequest(_Fields):
 
 
 class DetokenizeRequest(_Fields):
-    """`POST /detokenize`."""
+    """Body of `POST /detokenize`."""
 
     model: str | None = None
     tokens: TokenIds

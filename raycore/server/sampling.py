@@ -1,4 +1,4 @@
-"""From a request's fields to sampling parameters, within the server's limits. Pure."""
+"""Converts a request's fields to sampling parameters, and checks the server's limits. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""Of a completion that doesn't say how long it may be. A chat's message may fill the model's length."""
+"""Default `max_tokens` of a completion. The default of a chat completion is what the model's length leaves."""
 
 _AS_THEY_ARE = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
     *("n", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs"),
 )
-"""Fields that are sampling parameters of the same name; None leaves the default."""
+"""Fields that are passed on as sampling parameters of the same name; None: the default."""
 
 ABSENT = {
-    "audio": "this model writes text only",
+    "audio": "this model generates text only",
     "function_call": "deprecated by OpenAI: use tool_choice",
     "functions": "deprecated by OpenAI: use tools",
-    "moderation": "this server moderates nothing",
-    "prompt_cache_options": "how long prefixes stay cached can't be chosen",
-    "prediction": "this server uses no predicted outputs",
-    "web_search_options": "this server doesn't search the web",
-    "suffix": "this server doesn't insert text before a suffix",
-    "truncate_prompt_tokens": "this server doesn't truncate prompts",
-    "truncation_side": "this server doesn't truncate prompts",
+    "moderation": "moderation is not supported",
+    "prompt_cache_options": "requests can't configure the prefix cache",
+    "prediction": "predicted outputs are not supported",
+    "web_search_options": "web search is not supported",
+    "suffix": "inserting text before a suffix is not supported",
+    "truncate_prompt_tokens": "truncating prompts is not supported",
+    "truncation_side": "truncating prompts is not supported",
     "logprob_token_ids": "log probabilities of chosen tokens are not supported",
     "guided_json": "removed by vLLM: use structured_outputs",
     "guided_regex": "removed by vLLM: use structured_outputs",
@@ -40,10 +40,10 @@ ABSENT = {
     "guided_grammar": "removed by vLLM: use structured_outputs",
     "guided_decoding_backend": "removed by vLLM: use structured_outputs",
     "guided_whitespace_pattern": "removed by vLLM: use structured_outputs",
-    "prompt_embeds": "this server takes text and token ids",
-    "repetition_detection": "this server doesn't look for repetitions",
+    "prompt_embeds": "prompts have to be text or token ids",
+    "repetition_detection": "detecting repetitions is not supported",
 }
-"""What OpenAI or vLLM document and this server lacks, and why."""
+"""Fields that OpenAI or vLLM document and that this server doesn't support, with the reason."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
@@ -68,26 +68,26 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "routed_experts_prompt_start": (0,),
     "return_mm_kwargs": (True,),
 }
-"""Fields that may be given, but only with values that change nothing."""
+"""Fields that are accepted only with these values, which change nothing."""
 
 TOKEN_ID_PATTERN = "[0-9]{1,18}"
-"""What `logit_bias` calls a token."""
+"""The keys of `logit_bias`."""
 
 
 def completion_params(request: CompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
-    """Raises APIError, naming the parameter."""
+    """The sampling parameters of a completion. Raises APIError, which names the parameter."""
     _check_limit("logprobs", request.logprobs, options.max_logprobs)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     chosen: dict[str, Any] = {"logprobs": request.logprobs, "max_tokens": max_tokens}
     if request.echo:
         chosen["prompt_logprobs"] = request.logprobs if request.prompt_logprobs is None else request.prompt_logprobs
         if request.max_tokens == 0:
-            chosen["max_tokens"] = 1  # which is then left out of the answer
+            chosen["max_tokens"] = 1  # the engine generates at least one; the response leaves it out
     return _params(request, defaults, options, chosen)
 
 
 def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
-    """Raises APIError, naming the parameter."""
+    """The sampling parameters of a chat completion. Raises APIError, which names the parameter."""
     if request.top_logprobs is not None and not request.logprobs:
         raise APIError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     _check_limit("top_logprobs", request.top_logprobs, options.max_logprobs)
@@ -101,7 +101,7 @@ def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], option
 
 
 def asked_length(request: ChatCompletionRequest) -> tuple[str, int | None]:
-    """The field that says how long the output may be, and its value."""
+    """The field that limits the output's length, and its value."""
     if request.max_completion_tokens is not None or request.max_tokens is None:
         return "max_completion_tokens", request.max_completion_tokens
     return "max_tokens", request.max_tokens
@@ -122,7 +122,7 @@ def _params(
     chosen["structured_outputs"] = structured_outputs(request)
     given = {name: value for name in _AS_THEY_ARE if (value := getattr(request, name)) is not None}
     if request.seed is not None:
-        given["seed"] = None if request.seed == -1 else request.seed & MAX_SEED  # OpenAI's may be negative
+        given["seed"] = None if request.seed == -1 else request.seed & MAX_SEED  # OpenAI allows negative seeds
     if request.logit_bias is not None:
         given["logit_bias"] = _logit_bias(request.logit_bias)
     values: dict[str, Any] = {"max_tokens": None} | defaults | given | chosen
@@ -148,9 +148,9 @@ def _check_stream(request: SamplingRequest) -> None:
             raise APIError(400, "stream_options needs stream=true", param="stream_options")
         return
     if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "this server doesn't pad its events")
+        raise unsupported("stream_options.include_obfuscation", "padding events is not supported")
     if request.prompt_logprobs is not None:
-        raise APIError(400, "prompt_logprobs are not there with stream=true", param="prompt_logprobs")
+        raise APIError(400, "prompt_logprobs is not supported with stream=true", param="prompt_logprobs")
 
 
 def _check_limit(name: str, value: int | None, most: int) -> None:
@@ -160,16 +160,18 @@ def _check_limit(name: str, value: int | None, most: int) -> None:
 
 def _check_words(name: str, words: list[str], most: int, options: ServerOptions) -> None:
     if len(words) > most:
-        raise APIError(400, f"{name} has {len(words)} strings; at most {most}", param=name)
+        raise APIError(400, f"{name} has {len(words)} strings; at most {most} are allowed", param=name)
     longest = max(map(len, words), default=0)
     if longest > options.max_word_characters:
         raise APIError(
-            400, f"{name} has a string of {longest} characters; at most {options.max_word_characters}", param=name
+            400,
+            f"{name} has a string of {longest} characters; at most {options.max_word_characters} are allowed",
+            param=name,
         )
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     for key in given:
         if not re.fullmatch(TOKEN_ID_PATTERN, key):
-            raise APIError(400, f"logit_bias has the key {key!r}, which is no token id", param="logit_bias")
+            raise APIError(400, f"logit_bias has the key {key!r}, which is not a token id", param="logit_bias")
     return {int(token_id): max(-100.0, min(100.0, bias)) for token_id, bias in given.items()}

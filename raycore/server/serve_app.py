@@ -1,8 +1,8 @@
-"""OpenAI's API under Ray Serve: each replica starts an engine and serves the application of `build_app` over it.
+"""The OpenAI API under Ray Serve: each replica starts an engine and serves the application of `build_app`.
 
-In a Serve configuration this is `import_path: raycore.server.serve_app:build_serve_app`, with the builder's arguments
-below `args`; on the command line `serve run raycore.server.serve_app:build_serve_app model=DIR`. Needs the extra
-`ray-serve`. A replica only passes requests on, so it takes no CPU of its own; the engine's ranks reserve theirs.
+In a Serve configuration, set `import_path: raycore.server.serve_app:build_serve_app` and put the builder's arguments
+under `args`. On the command line: `serve run raycore.server.serve_app:build_serve_app model=DIR`. Needs the extra
+`ray-serve`. A replica reserves no CPU, because it only forwards requests; the engine's ranks reserve their own.
 """
 
 # ray's own types are partial:
@@ -26,12 +26,12 @@ from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, serv
 from raycore.vllm_options import VLLM_OPTIONS, without_vllm_options
 
 DRAIN_TIMEOUT_S = 60.0
-"""A replica that has to go may finish its requests for this long. A pod's termination grace period has to be longer."""
+"""Time for a stopping replica to finish its requests. The pod's termination grace period has to be longer."""
 
 _HEALTH_CHECK_PERIOD_S = 5.0
 
 _MAX_STARTS = 3
-"""Serve's own 20 would load a model that can't work 20 times."""
+"""With Serve's default, a model that can't run would be loaded 20 times."""
 
 
 ARGUMENTS = {**ENGINE_OPTIONS, **{name: each for name, each in SERVER_OPTIONS.items() if not each.is_secret}}
@@ -39,7 +39,7 @@ ARGUMENTS = {**ENGINE_OPTIONS, **{name: each for name, each in SERVER_OPTIONS.it
 
 
 def build_serve_app(args: dict[str, Any]) -> serve.Application:
-    """A Serve application with one deployment, `raycore`.
+    """Build a Serve application with one deployment, `raycore`.
 
     Args:
         args: options, as docs/options.md lists them, as text (`dtype=float32` on the command line) or as what they
@@ -74,7 +74,7 @@ def _value(name: str, given: Any) -> Any:
 )
 @serve.ingress()
 class Raycore:
-    """A replica: an engine, and the server over it. Serve drains it, and then calls `__del__`."""
+    """A replica: an engine and its server. Serve drains it and then calls `__del__`."""
 
     async def __init__(self, server: dict[str, Any], engine: dict[str, Any]) -> None:
         """Takes what `build_serve_app` has checked, and returns once the engine can serve."""
@@ -87,7 +87,7 @@ class Raycore:
         return build_app(self._engine, self._options)
 
     def check_health(self) -> None:
-        """Called by Serve, which replaces a replica that raises."""
+        """Called by Serve, which replaces the replica if this raises."""
         unavailable_reason = self._engine.unavailable_reason
         if unavailable_reason is not None:
             raise EngineDeadError(unavailable_reason)

@@ -1,4 +1,4 @@
-"""Serves an engine over HTTP until a signal comes or the engine ends."""
+"""Serves an engine over HTTP until a signal arrives or the engine ends."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ _BACKLOG = 4096
 _START_TIMEOUT_S = 30.0
 _GARBAGE_THRESHOLDS = 50_000, 10, 10
 GOODBYE_S = 5
-"""For answers that are complete to reach their clients."""
+"""Time for finished responses to reach their clients."""
 
 
 def prepare_process() -> None:
-    """Have this process, which does nothing else, serve many streams well.
+    """Tune this process, which only serves, for many concurrent streams.
 
-    Each token makes some short-lived objects that need no collector. It would be called for them all the same, many
-    times for each step of a few hundred streams, and look at all that the process holds: a fifth of its time.
+    Each token creates short-lived objects that reference counting frees. With the default thresholds they would trigger
+    the garbage collector many times per step of a few hundred streams, which took a fifth of the process's time.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
-    # each connection needs a descriptor, and many systems' default is 1024
+    # each connection needs a file descriptor, and many systems allow only 1,024 by default
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """A listening socket, bound before the engine starts, so that a taken port is found out at once.
+    """Open a listening socket. Called before the engine starts, it reports a port in use at once.
 
-    With `is_shared`, other processes may listen there, too; the kernel spreads connections over them.
+    With `is_shared`, other processes may listen on the same address; the kernel spreads connections over them.
 
     Raises:
-        OSError: the address can't be had.
+        OSError: the address can't be bound.
     """
     listener = _bind(host, port, is_shared)
     try:
@@ -61,12 +61,12 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that keeps an address for processes that will share it. No connection ever comes to it.
+    """Reserve an address for processes that will share it. The socket doesn't listen, so it gets no connections.
 
     Raises:
-        OSError: the address can't be had.
+        OSError: the address can't be bound.
     """
-    with listen(host, port) as probe:  # sharing a port would succeed where somebody else shares it
+    with listen(host, port) as probe:  # a shared bind alone also succeeds on a port that another program shares
         host, port = probe.getsockname()[:2]
     return _bind(host, port, is_shared=True)
 
@@ -86,7 +86,7 @@ def _bind(host: str, port: int, is_shared: bool) -> socket.socket:
 
 
 class Server(Protocol):
-    """Serves an engine, from this process or from others."""
+    """Serves an engine from this process or from others."""
 
     def start(self) -> None:
         """Returns once it serves."""
@@ -97,12 +97,12 @@ class Server(Protocol):
         ...
 
     def stop(self) -> None:
-        """Take no connections any more, and wait for the answers under way."""
+        """Stop accepting connections, and wait for responses in progress."""
         ...
 
 
 class HttpServer:
-    """An application served on a thread of its own, which leaves signals to the main thread."""
+    """Serves an application on a separate thread. Signals stay with the main thread."""
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
         config = uvicorn.Config(
@@ -117,16 +117,16 @@ class HttpServer:
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline_s:
-                raise RuntimeError(f"the HTTP server didn't start within {_START_TIMEOUT_S:g} s; its log says why")
+                raise RuntimeError(f"the HTTP server didn't start within {_START_TIMEOUT_S:g} s; see the log")
             time.sleep(0.01)
 
     def check(self) -> None:
         """Raise if it has ended by itself."""
         if not self._thread.is_alive():
-            raise RuntimeError("the HTTP server has ended; its log says why")
+            raise RuntimeError("the HTTP server ended unexpectedly; see the log")
 
     def stop(self) -> None:
-        """Take no connections any more, and wait for the answers under way. Idempotent."""
+        """Stop accepting connections, and wait for responses in progress. Idempotent."""
         self._server.should_exit = True
         self._thread.join(2 * GOODBYE_S)
 
@@ -137,11 +137,11 @@ class HttpServer:
 def serve(
     engine: AsyncLLM, server: Server, shutdown_timeout_s: float, on_serving: Callable[[], object] = lambda: None
 ) -> str | None:
-    """Serve until SIGTERM, SIGINT or SIGHUP; then what runs may finish, for `shutdown_timeout_s`.
+    """Serve until SIGTERM, SIGINT or SIGHUP; running requests then have `shutdown_timeout_s` to finish.
 
-    Call it on the main thread. `on_serving` is called once it serves.
+    Call it on the main thread. `on_serving` is called once requests are served.
 
-    Returns: the signal's name; None when the engine was shut down by someone else.
+    Returns: the signal's name; None if the engine was shut down without one.
 
     Raises:
         EngineDeadError: the engine failed.
@@ -152,7 +152,7 @@ def serve(
             on_serving()
             while not came and not engine.wait_for_completion_or_failure(_POLL_INTERVAL_S):
                 server.check()
-            # no request is taken any more; those under way end by themselves, or are aborted
+            # new requests are refused by now; running ones finish or are aborted
             while not engine.clients.drain(_POLL_INTERVAL_S):
                 pass
         finally:

@@ -1,4 +1,4 @@
-"""Server-sent events, and the end of a request whose client has left."""
+"""Server-sent events, and cancellation of requests whose clients disconnect."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLIENT_CLOSED_REQUEST = 499
-"""What a log shows for a request whose client left before its answer; nobody receives it."""
+"""Status for a request whose client disconnected before the response. It appears only in metrics and traces."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class JSON(Response):
-    """A body of plain values."""
+    """A JSON response of plain values."""
 
     media_type = "application/json"
 
@@ -35,14 +35,14 @@ class JSON(Response):
 
 
 class ClientLeft(Exception):
-    """The connection was closed before the answer was there."""
+    """The client closed the connection before the response was complete."""
 
 
 async def unless_client_leaves(request: Request, answer: Awaitable[T]) -> T:
-    """The answer; cancelled when the client closes the connection first.
+    """Await the answer; cancel it if the client closes the connection first.
 
     Raises:
-        ClientLeft: the client did.
+        ClientLeft: the client closed the connection.
     """
     work = asyncio.ensure_future(answer)
     left = asyncio.ensure_future(_disconnect(request.receive))
@@ -60,15 +60,15 @@ async def unless_client_leaves(request: Request, answer: Awaitable[T]) -> T:
 
 
 class EventStream(Response):
-    """Sends each event as it comes, then `[DONE]`. When the client leaves, `events` is closed at once.
+    """Sends events as they arrive, then `[DONE]`. If the client disconnects, `events` is closed at once.
 
-    The status waits for the first event, so that what fails before it is told by its own.
+    The status is sent with the first event, so that an error before it has its own status.
     """
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[Any, None]) -> None:
-        """`events`: plain values, each of which becomes the data of an event."""
+        """`events`: plain values, each the data of one event."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -107,7 +107,7 @@ class EventStream(Response):
         except ClientLeft:
             raise
         except Exception as error:
-            # the status has been sent: an event is all that can say it
+            # the status has been sent, so the error can only be an event
             told = as_api_error(error)
             log = logger.exception if told.status == 500 and told is not error else logger.warning
             log("a stream failed: %s", error)

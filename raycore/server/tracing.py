@@ -1,11 +1,11 @@
-"""OpenTelemetry traces: from the HTTP request, over the rank's phases, to its workers' steps. Needs the extra `otel`.
+"""OpenTelemetry traces of requests, from HTTP through the rank's phases to its steps. Needs the extra `otel`.
 
-    POST /v1/completions                 a span of the caller's trace, if it has one
+    POST /v1/completions                 part of the caller's trace, if the request names one
       generate                           one for each prompt
-        queue, prefill, decode           on the rank that had it
-          worker step                    each that gave the prompt's first sequence a token, the first 128 of them
+        queue, prefill, decode           on the rank that ran it
+          worker step                    the first 128 steps that gave the prompt's first sequence a token
 
-What the engine's part took is in the outputs anyway; spans are made of it here, when a request has ended.
+The engine returns its timings with the outputs. Their spans are created here when a request has ended.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from raycore.server.options import ServerOptions
 
 
 class TraceableEngine(ServingEngine, Protocol):
-    """An engine whose outputs can say what became of their requests when; `AsyncLLM` is one."""
+    """An engine whose outputs can include timings (`RequestOutput.trace`); `AsyncLLM` is one."""
 
     def trace_requests(self) -> None:
-        """Have the outputs of requests that come from now on do so."""
+        """Include timings in the outputs of all later requests."""
         ...
 
 
@@ -46,13 +46,13 @@ Attributes = dict[str, str | int | float | tuple[str, ...]]
 
 
 def start_tracing(endpoint: str) -> TracerProvider:
-    """A provider whose spans go to an OTLP collector; `shutdown()` sends what is left.
+    """Create a provider that sends its spans to an OTLP collector. Its `shutdown()` sends the remaining ones.
 
     Args:
-        endpoint: a URL. With the path `/v1/traces` it is spoken to in OTLP over HTTP, else over gRPC.
+        endpoint: the collector's URL. With the path `/v1/traces` spans are sent over HTTP, otherwise over gRPC.
     """
     resource = Resource.create()
-    if str(resource.attributes["service.name"]).startswith("unknown_service"):  # OTEL_SERVICE_NAME says nothing
+    if str(resource.attributes["service.name"]).startswith("unknown_service"):  # OTEL_SERVICE_NAME is not set
         resource = resource.merge(Resource({"service.name": "raycore"}))
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
@@ -70,9 +70,9 @@ def _exporter(endpoint: str) -> SpanExporter:
 
 
 def build_traced_app(engine: TraceableEngine, options: ServerOptions, provider: TracerProvider) -> FastAPI:
-    """The application, whose requests leave spans with `provider`."""
+    """Build the application. Its requests create spans of `provider`."""
     tracer = provider.get_tracer("raycore")
-    # all but `generate` it passes on
+    # it forwards everything but `generate`
     traced = cast("ServingEngine", TracedEngine(engine, tracer, options.served_model_names[0]))
     app = build_app(traced, options)
     app.add_middleware(TraceRequests, tracer=tracer)
@@ -80,7 +80,7 @@ def build_traced_app(engine: TraceableEngine, options: ServerOptions, provider: 
 
 
 class TraceRequests:
-    """A span for each request that generates. One that says which trace it belongs to (`traceparent`) is part of it."""
+    """Creates a span for each generating request, in the trace that its `traceparent` header names, or a new one."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
@@ -107,7 +107,7 @@ class TraceRequests:
 
 
 class TracedEngine:
-    """An engine whose requests leave spans, below the one that is current when they begin."""
+    """An engine whose requests create spans, as children of the span that is current when they start."""
 
     def __init__(self, engine: TraceableEngine, tracer: Tracer, model_name: str) -> None:
         self._engine = engine
@@ -128,7 +128,7 @@ class TracedEngine:
         stream: bool = True,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As the engine's."""
+        """See `ServingEngine.generate`."""
         span = self._tracer.start_span("generate")
         outputs = self._engine.generate(
             prompt, sampling_params, request_id, priority, stream=stream, data_parallel_rank=data_parallel_rank
@@ -152,7 +152,7 @@ class TracedEngine:
             span.end()
 
     def _add_phases(self, span: Span, output: RequestOutput) -> None:
-        """Spans of what the rank did, as far as it got."""
+        """Add the spans of the rank's phases. None if no token was generated."""
         metrics, traced = output.metrics, output.trace
         if traced is None or "first_token_s" not in metrics:
             return
@@ -179,7 +179,7 @@ class TracedEngine:
             self._add("worker step", begin_s, end_s, trace.set_span_in_context(phase), attributes)
 
     def _add(self, name: str, begin_s: float, end_s: float, parent: Context, attributes: Attributes) -> Span:
-        # spans carry the time of day
+        # spans need wall-clock times
         offset_ns = time.time_ns() - time.monotonic_ns()
         span = self._tracer.start_span(name, parent, attributes=attributes, start_time=offset_ns + round(begin_s * 1e9))
         span.end(offset_ns + round(end_s * 1e9))
@@ -198,7 +198,7 @@ def _asked(params: SamplingParams) -> Attributes:
 
 
 def _used(output: RequestOutput) -> Attributes:
-    """Token counts, under the names of the conventions and under those that vLLM gives them."""
+    """Token counts, under both the semantic conventions' names and vLLM's."""
     num_prompt = len(output.prompt_token_ids)
     num_output = sum(len(completion.token_ids) for completion in output.outputs)
     return {

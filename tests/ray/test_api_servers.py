@@ -110,7 +110,7 @@ class Program:
     @property
     def server_pids(self) -> list[int]:
         """Of all API servers that have ever served."""
-        return [int(pid) for pid in re.findall(r"API server \d serves, as process (\d+)", self.text)]
+        return [int(pid) for pid in re.findall(r"API server \d is serving \(pid (\d+)\)", self.text)]
 
     def live_servers(self) -> list[int]:
         return [pid for pid in self.server_pids if is_running(pid)]

@@ -1,7 +1,7 @@
-"""A batch's files: requests in, one a line; results out, one a line. A run goes on with the results that are there.
+"""A batch's files: requests in, results out, one per line. A new run continues with the results of the last one.
 
-Knows nothing of engines. Each result is one whole line, given to the system before the next one, so whatever ends the
-process spoils at most the line that was being written; the next run cuts that off.
+Knows nothing of engines. Each result is written as one line before the next, so that a crash can damage at most the
+last line, which the next run removes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from raycore.errors import InvalidInput
 logger = logging.getLogger(__name__)
 
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are no JSON, or not of the type asked for."""
+"""What decoding raises for bytes that are not JSON or not of the expected type."""
 
 _MAX_NAMED = 5
-"""So many mistakes of a kind are listed."""
+"""Limit of duplicate ids listed in an error."""
 
 _RESULT_PREFIX = b'{"id":"batch_req_'
 
@@ -36,14 +36,14 @@ class RequestLine:
     """A line of the input."""
 
     number: int
-    """From 1, as editors count."""
+    """Counts from 1."""
     text: bytes
     custom_id: str | None
-    """None: the line isn't JSON, or has no such id."""
+    """None: the line isn't JSON or has no id."""
 
 
 class Response(msgspec.Struct):
-    """What an HTTP server would have answered."""
+    """The response that the HTTP server would have sent."""
 
     status_code: int
     request_id: str
@@ -51,7 +51,7 @@ class Response(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
-    """A line of the output. `error` is null exactly when the request was answered."""
+    """A line of the output. `error` is null if and only if the request succeeded."""
 
     id: str
     custom_id: str | None
@@ -60,19 +60,19 @@ class Result(msgspec.Struct):
 
 
 class RequestFile:
-    """The input: read once for its ids when constructed, then line by line."""
+    """The input. The constructor reads it once for its ids; `lines` reads it again."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InvalidInput when it can't be read, or an id is on several lines."""
+        """Raises InvalidInput if the file can't be read or an id occurs twice."""
         self._path = path
         self.num_lines = 0
-        """Blank ones apart."""
+        """Number of lines that aren't blank."""
         self.line_numbers: dict[str, int] = {}
-        """By custom_id."""
+        """Line numbers by custom_id."""
         repeated: list[str] = []
         try:
             if not stat.S_ISREG(path.stat().st_mode):
-                raise InvalidInput(f"{path} can't be read twice, as is needed: it is not a regular file")
+                raise InvalidInput(f"{path} can't be read twice, because it is not a regular file")
             for line in self._read():
                 self.num_lines += 1
                 if line.custom_id is None:
@@ -84,10 +84,10 @@ class RequestFile:
             raise InvalidInput(f"{path} can't be read: {error.strerror}") from error
         if repeated:
             more = f", and {len(repeated) - _MAX_NAMED} more" if len(repeated) > _MAX_NAMED else ""
-            raise InvalidInput(f"{path}: each custom_id may be there once: {', '.join(repeated[:_MAX_NAMED])}{more}")
+            raise InvalidInput(f"{path}: custom_ids are not unique: {', '.join(repeated[:_MAX_NAMED])}{more}")
 
     def lines(self, done: Container[str | None]) -> Iterator[RequestLine]:
-        """The lines, in order, without those whose ids are in `done`."""
+        """The lines in order, except those with ids in `done`."""
         return (line for line in self._read() if line.custom_id not in done)
 
     def _read(self) -> Iterator[RequestLine]:
@@ -98,7 +98,7 @@ class RequestFile:
 
 
 class ResultFile:
-    """The output: opened, locked and read when constructed, changed only after `begin()`. To be closed."""
+    """The output. The constructor opens, locks and reads it; `begin()` and later calls change it."""
 
     def __init__(self, path: Path, line_numbers: Mapping[str, int]) -> None:
         """
@@ -106,14 +106,14 @@ class ResultFile:
             line_numbers: the ids of the input.
 
         Raises:
-            InvalidInput: it can't be opened, another process writes it, or what is in it are not this input's results.
+            InvalidInput: it can't be opened, another process is writing it, or its lines aren't results of this input.
         """
         self.path = path.resolve()
         self.done: set[str] = set()
-        """The ids of requests that were answered."""
+        """The ids of requests that succeeded."""
         self._has_failures = False
         self._size = 0
-        """Bytes of whole lines."""
+        """Bytes of complete lines."""
         self._fd = _open_locked(self.path)
         try:
             self._scan(line_numbers)
@@ -122,14 +122,14 @@ class ResultFile:
             raise
 
     def begin(self) -> None:
-        """Leave only the results of `done`: failed requests are tried again, and a line without its end is cut off."""
+        """Keep only the results of `done`: remove failures, which are tried again, and an incomplete last line."""
         if self._has_failures:
             self._rewrite()
         else:
             os.ftruncate(self._fd, self._size)
 
     def append(self, result: Result) -> None:
-        """Write a result. Raises OSError, which names the file."""
+        """Append a result. Raises OSError, which names the file."""
         line = memoryview(msgspec.json.encode(result) + b"\n")
         try:
             while line:
@@ -170,15 +170,15 @@ class ResultFile:
         assert result.custom_id is not None
         if result.custom_id not in line_numbers:
             raise InvalidInput(
-                f"{self.path}, line {number}: the result of {result.custom_id!r}, which the input doesn't have; "
-                "give each input an output of its own"
+                f"{self.path}, line {number}: the result of {result.custom_id!r}, which is not in the input; "
+                "use a separate output file for each input"
             )
         if result.custom_id in self.done:
             raise InvalidInput(f"{self.path}, line {number}: a second result of {result.custom_id!r}; remove one")
         self.done.add(result.custom_id)
 
     def _rewrite(self) -> None:
-        """Replace the file by one with the results of `done`, at once: at any time one of the two is there, whole."""
+        """Atomically replace the file with one that holds only the results of `done`."""
         new_path = self.path.with_name(f"{self.path.name}.tmp")
         new_path.unlink(missing_ok=True)
         new = _open_locked(new_path)
@@ -202,7 +202,7 @@ class _Id(msgspec.Struct):
 
 
 class _Outcome(msgspec.Struct):
-    """What of a result says whether its request was answered."""
+    """The fields of a result that say whether its request succeeded."""
 
     id: str
     custom_id: str | None
@@ -229,14 +229,14 @@ def _begins_like_a_result(text: bytes) -> bool:
 
 
 def _open_locked(path: Path) -> int:
-    """A file descriptor that appends, of a file that no other process has open in this way."""
+    """Open a file for appending, and lock it against other processes that open it with this function."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError as error:
-        raise InvalidInput(f"{path} can't be written: {error.strerror}") from error
+        raise InvalidInput(f"{path} can't be opened for writing: {error.strerror}") from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise InvalidInput(f"{path} is not a regular file, which results need so that a run can be gone on with")
+            raise InvalidInput(f"{path} is not a regular file, so a run could not continue from it")
         _lock(fd, path)
     except BaseException:
         os.close(fd)
@@ -245,12 +245,12 @@ def _open_locked(path: Path) -> int:
 
 
 def _lock(fd: int, path: Path) -> None:
-    taken = InvalidInput(f"{path}: another process is writing it; wait for that to end, or name another output")
+    taken = InvalidInput(f"{path}: another process is writing it; wait for it to end, or use another output file")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise taken from error
     except OSError as error:
-        logger.warning("%s can't be locked (%s): see to it that no other run writes it", path, error.strerror)
+        logger.warning("%s can't be locked (%s); make sure that no other run writes it", path, error.strerror)
     if not os.path.samestat(os.fstat(fd), path.stat()):
-        raise taken  # it was replaced meanwhile, by the one who had the lock
+        raise taken  # the process that held the lock has replaced the file

@@ -1,4 +1,4 @@
-"""Answers the requests of a file, with the code that answers those of HTTP clients."""
+"""Runs the requests of a file through the same code as HTTP requests."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ async def run_lines(
     max_concurrent: int,
     is_stopping: Callable[[], bool],
 ) -> None:
-    """Answer `lines`, `max_concurrent` at a time; results come in the order in which requests end.
+    """Run `lines`, `max_concurrent` at a time. Results arrive in the order in which requests end.
 
-    A line that can't be run has a result that says so. Once `is_stopping` no further line is begun, and those that the
-    engine then cuts short or refuses have no result.
+    An invalid line gets an error as its result. Once `is_stopping()`, no further line is started, and requests that the
+    engine then aborts or refuses get no result.
 
     Raises:
-        EngineDeadError: the engine is gone. Lines without a result were not answered.
-        Whatever `on_result` raises.
+        EngineDeadError: the engine has failed. Lines without a result were not answered.
+        Exception: from `on_result`.
     """
 
     async def work() -> None:
@@ -73,7 +73,7 @@ class _Request(msgspec.Struct):
 
 
 async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLine) -> Result | None:
-    """The result of a line, None when it was cut short. Raises EngineDeadError."""
+    """The result of a line; None if the request was aborted. Raises EngineDeadError."""
     result_id = uuid.uuid4().hex
     try:
         request = _request(line)
@@ -85,7 +85,7 @@ async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLi
         body = await prepared.answer()
     except EngineDeadError:
         raise
-    except Exception as error:  # one request's failure is its result, as over HTTP
+    except Exception as error:  # a failure is the result of its request, as over HTTP
         told = as_api_error(error)
         if told.status == 500 and told is not error:
             logger.error("line %d (%r) failed", line.number, line.custom_id, exc_info=error)
@@ -98,7 +98,7 @@ async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLi
 
 
 def _request(line: RequestLine) -> _Request:
-    """Raises APIError when the line isn't a request."""
+    """Decode a line. Raises APIError if it isn't a request."""
     try:
         request = msgspec.json.decode(line.text, type=_Request)
     except NOT_JSON as error:
@@ -106,9 +106,9 @@ def _request(line: RequestLine) -> _Request:
     if line.custom_id is None:
         raise APIError(400, f"line {line.number}: custom_id is empty")
     if request.method != "POST":
-        raise APIError(400, f"line {line.number}: method {request.method!r}; only 'POST' is there")
+        raise APIError(400, f"line {line.number}: method {request.method!r} is not supported; use 'POST'")
     if request.url not in (COMPLETIONS, CHAT):
-        raise APIError(400, f"line {line.number}: url {request.url!r}; only {COMPLETIONS} and {CHAT} are there")
+        raise APIError(400, f"line {line.number}: url {request.url!r} is not supported; use {COMPLETIONS} or {CHAT}")
     return request
 
 
@@ -121,5 +121,5 @@ def _prepare(engine: ServingEngine, options: ServerOptions, request: _Request) -
     except ValidationError as error:
         raise invalid_body(error.errors()) from error
     if prepared.request.stream:
-        raise unsupported("stream", "a batch has whole answers only")
+        raise unsupported("stream", "streaming is not supported in batches")
     return prepared

@@ -1,6 +1,6 @@
-"""The Ray actor that hosts one API server: an HTTP server, and a client of the engine's ranks of its own.
+"""The Ray actor that hosts one API server: an HTTP server and its own client of the engine's ranks.
 
-The engine's program tells it what becomes of the ranks; what clients ask for goes to the ranks directly.
+The driver tells it of rank events. Requests go to the ranks directly.
 """
 
 # ray's own types are partial:
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 1.0
-"""What has changed is reported so often. A broken stream is reported at once."""
+"""Interval of reports. A broken output stream is reported at once."""
 
 
 @ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
     num_cpus=0,
     max_restarts=0,
-    # `ranks` has one thread, which keeps the order of what it is told
+    # `ranks` has one thread, which keeps rank events in order
     concurrency_groups={"ranks": 1, "leaving": 4, "control": 4, "reports": 1},
 )
 class APIServer:
@@ -74,10 +74,10 @@ class APIServer:
 
     @ray.method(concurrency_group="ranks")
     def serve(self, host: str, port: int) -> int:
-        """Serve, with the ranks of which it has been told before. Returns the process's id.
+        """Serve with the ranks announced so far. Returns the process's pid.
 
         Raises:
-            OSError: the address can't be had.
+            OSError: the address can't be bound.
         """
         prepare_process()
         self._server = HttpServer(self._app, listen(host, port, is_shared=True))
@@ -86,7 +86,7 @@ class APIServer:
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
-        """Take no connections any more; returns once the answers under way are with their clients, and sends traces."""
+        """Stop accepting connections, wait for responses in progress, and send the remaining traces."""
         if self._server is not None:
             self._server.stop()
         if self._tracing is not None:
@@ -94,7 +94,7 @@ class APIServer:
 
     @ray.method(concurrency_group="reports")
     def reports(self) -> Iterator[bytes]:
-        """Encoded `Report`s, as they change."""
+        """Yield encoded `Report`s, one whenever it has changed."""
         last = Report()
         while True:
             report = self._report()
@@ -104,31 +104,31 @@ class APIServer:
             with self._changed:
                 self._changed.wait_for(lambda: self._broken, _REPORT_S)
 
-    # ---- what becomes of ranks: see `RemoteClient`
+    # ---- the methods of `RemoteClient`
 
     @ray.method(concurrency_group="ranks")
     def on_rank_event(self, event: RankEvent) -> None:
-        """Ranks have come or gone, or it is known why."""
+        """Ranks have come up or been lost, or the reason for a loss is known."""
         self._client.on_rank_event(event)
 
     @ray.method(concurrency_group="leaving")
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """The ranks are to go. Returns once this client needs nothing of them any longer."""
+        """The ranks are about to be stopped. Returns once this client no longer needs them."""
         self._client.ranks_leaving(dp_ranks, timeout_s)
 
     @ray.method(concurrency_group="control")
     def drain(self, timeout_s: float) -> bool:
-        """Refuse what comes, and wait for what is under way. Returns whether all of it has finished."""
+        """Refuse new requests, and wait for those in progress. Returns whether all have finished."""
         return self._client.drain(timeout_s)
 
     @ray.method(concurrency_group="control")
     def abort_all(self) -> None:
-        """Have every caller get what there is."""
+        """End all requests with the output they have so far."""
         self._client.abort_all()
 
     @ray.method(concurrency_group="ranks")
     def show(self, metrics: MetricsView, http: HttpCounts) -> None:
-        """The numbers of the whole engine and of all its servers, for whoever asks this one."""
+        """Take over the metrics of the whole engine and the HTTP counts of all API servers, for `/metrics`."""
         self._engine.metrics = metrics
         self._app.state.all_http_counts = http
 

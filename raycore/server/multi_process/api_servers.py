@@ -1,7 +1,7 @@
-"""Several processes that serve one port: the engine's program starts, watches, restarts and stops them.
+"""Several processes that serve one port. The driver starts, watches, restarts and stops them.
 
-The kernel spreads connections over the processes, each of which has a listening socket of its own. One that dies takes
-its connections with it; the ranks drop its requests, the others go on, and another process takes its place.
+Each process has its own listening socket, and the kernel spreads connections over them. If a process dies, its
+connections are lost, the ranks drop its requests, the other processes continue, and a new process replaces it.
 """
 
 # ray's own types are partial:
@@ -44,27 +44,27 @@ from raycore.server.serving import GOODBYE_S
 logger = logging.getLogger(__name__)
 
 MAX_API_SERVERS = MAX_CLIENTS - 4
-"""The engine's program is a client of the ranks, too, and so is one that has just died."""
+"""Leaves room for the driver's own client, and for clients of processes that have just died."""
 
 _START_TIMEOUT_S = 120.0
 _ANSWER_S = 30.0
-"""A process that takes longer to hear what it is told is taken for stuck, and replaced."""
+"""A process that takes longer to reply to a call counts as stuck, and is replaced."""
 
 _POLL_INTERVAL_S = 0.5
 _END_TIMEOUT_S = 5.0
 
 _SHOW_S = 2.0
-"""Each process is told so often of what all of them have counted, if that has changed."""
+"""Interval at which each process gets the counts of all, if they have changed."""
 
 _NO_SHARE = RankShare()
 
 
 class _Ended(Exception):
-    """A process is gone, or of no use."""
+    """A process has ended or is stuck."""
 
 
 class APIServers:
-    """`count` processes that serve `host:port`, on this node."""
+    """`count` processes on this node that serve `host:port`."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class APIServers:
         count: int,
         traces: TraceOptions | None = None,
     ) -> None:
-        """Nothing is started yet.
+        """Starts nothing.
 
         Args:
-            traces: where each of them sends its own; None: nowhere.
+            traces: where each process sends its traces; None: nowhere.
 
         Raises:
-            InvalidConfig: there can't be so many.
+            InvalidConfig: `count` is out of range.
         """
         if not 1 <= count <= MAX_API_SERVERS:
             raise InvalidConfig(f"api_server_count={count} is not in [1, {MAX_API_SERVERS}]")
@@ -90,10 +90,10 @@ class APIServers:
         self._monitors = [_ServerMonitor(index, make, engine) for index in range(count)]
 
     def start(self) -> None:
-        """Returns once all of them serve.
+        """Start all processes, and return once they serve.
 
         Raises:
-            InitializationError: one of them doesn't, with its own error.
+            InitializationError: a process failed to start. Its error is the cause.
         """
         for monitor in self._monitors:
             monitor.start()
@@ -101,12 +101,12 @@ class APIServers:
             monitor.wait_until_serving()
 
     def check(self) -> None:
-        """Raise if none of them serves, or ever will again."""
+        """Raise if all API servers have been given up."""
         if all(monitor.has_given_up for monitor in self._monitors):
-            raise RuntimeError("no API server is left: each ended too often; the log says why")
+            raise RuntimeError("all API servers failed too often and were given up; see the log")
 
     def stop(self) -> None:
-        """Take no connections any more, wait for the answers under way, and end the processes. Idempotent."""
+        """Stop accepting connections, wait for responses in progress, and end the processes. Idempotent."""
         for monitor in self._monitors:
             monitor.leave()
         for monitor in self._monitors:
@@ -114,7 +114,7 @@ class APIServers:
 
 
 class _Process:
-    """One API server, a `RemoteClient` of the engine's."""
+    """The process of one API server. It is a `RemoteClient` of the engine."""
 
     def __init__(self, actor: Any, client_index: int) -> None:
         self.actor = actor
@@ -124,38 +124,38 @@ class _Process:
         self._shown: tuple[MetricsView, HttpCounts] | None = None
         self._lock = threading.Lock()
         self._calls: dict[ray.ObjectRef[Any], float] = {}
-        """Those that haven't been answered, and when they have to be."""
+        """Calls without a reply yet, with their deadlines."""
 
-    # ---- see `RemoteClient`
+    # ---- the methods of `RemoteClient`
 
     def on_rank_event(self, event: RankEvent) -> None:
-        """Ranks have come or gone, or it is known why."""
+        """Ranks have come up or been lost, or the reason for a loss is known."""
         self._tell(self.actor.on_rank_event.remote(event))
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[Any]:
-        """The ranks are to go."""
+        """The ranks are about to be stopped."""
         return self.actor.ranks_leaving.remote(dp_ranks, timeout_s).future()
 
     def drain(self, timeout_s: float) -> Future[bool]:
-        """Refuse what comes, and wait for what is under way."""
+        """Refuse new requests, and wait for those in progress."""
         return self.actor.drain.remote(timeout_s).future()
 
     def abort_all(self) -> None:
-        """Have every caller get what there is."""
+        """End all requests with the output they have so far."""
         self._tell(self.actor.abort_all.remote())
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests under way, as last reported."""
+        """Requests in progress, as last reported."""
         return self._report.num_unfinished
 
     @property
     def num_waiting_for_rank(self) -> int:
-        """Those of them that no rank has, as last reported."""
+        """Requests in progress that wait for a rank, as last reported."""
         return self._report.num_waiting_for_rank
 
     def counts(self) -> dict[int, RankCounts]:
-        """What it has counted of the ranks, as last reported."""
+        """Its counts by dp_rank, as last reported."""
         return self._report.counts
 
     def num_own(self, dp_rank: int) -> int:
@@ -166,28 +166,28 @@ class _Process:
         """The rank's load, as last reported."""
         return self._report.ranks.get(dp_rank, _NO_SHARE).load if self.num_own(dp_rank) else NO_LOAD
 
-    # ---- its monitor's
+    # ---- used by the monitor
 
     @property
     def http(self) -> HttpCounts:
-        """What it has counted of HTTP, as last reported."""
+        """Its HTTP counts, as last reported."""
         return self._report.http
 
     def show(self, metrics: MetricsView, http: HttpCounts) -> None:
-        """Tell it the numbers of the whole engine and all servers, if they aren't those that it was told last."""
+        """Send it the metrics of the whole engine and the HTTP counts of all servers, if they have changed."""
         if (metrics, http) != self._shown:
             self._shown = metrics, http
             self._tell(self.actor.show.remote(metrics, http))
 
     def serve(self, host: str, port: int) -> None:
-        """Returns once it serves. Raises RayError or GetTimeoutError if it doesn't."""
+        """Start serving, and return once it does. Raises RayError or GetTimeoutError on failure."""
         self.pid = ray.get(self.actor.serve.remote(host, port), timeout=_START_TIMEOUT_S)
 
     def reports(self) -> Iterator[Report | None]:
-        """What it says of itself, and None now and then.
+        """Yield its reports, and None at each poll.
 
         Raises:
-            _Ended: it is gone, or doesn't answer.
+            _Ended: the process has ended or doesn't reply.
         """
         stream = self.actor.reports.options(num_returns="streaming").remote()
         while True:
@@ -204,16 +204,16 @@ class _Process:
                         del self._calls[ready]
             late = [ref for ref, due_s in calls.items() if ref not in done and time.monotonic() > due_s]
             if late:
-                raise _Ended(f"it hasn't answered for {_ANSWER_S:g} s")
+                raise _Ended(f"it has not replied for {_ANSWER_S:g} s")
             yield None
 
     def kill(self) -> None:
-        """End the process, and wait until it has ended."""
+        """Kill the process, and wait until it has ended."""
         ray.kill(self.actor, no_restart=True)
         if self.pid is not None and wait_until_gone([self.pid], _END_TIMEOUT_S):
-            send_signal([self.pid], signal.SIGKILL)  # one that is stuck hears nothing of Ray
+            send_signal([self.pid], signal.SIGKILL)  # a stuck process doesn't notice Ray's request
             if wait_until_gone([self.pid], _END_TIMEOUT_S):
-                logger.warning("API server process %d still runs %g s after it was killed", self.pid, _END_TIMEOUT_S)
+                logger.warning("API server process %d is still running %g s after SIGKILL", self.pid, _END_TIMEOUT_S)
 
     def _tell(self, call: ray.ObjectRef[Any]) -> None:
         with self._lock:
@@ -224,7 +224,7 @@ def _next(stream: Any) -> Any:
     try:
         return next(stream)
     except StopIteration:
-        raise _Ended("it has stopped telling how it is") from None
+        raise _Ended("its stream of reports ended") from None
 
 
 def _get(ref: Any) -> Any:
@@ -235,7 +235,7 @@ def _get(ref: Any) -> Any:
 
 
 class _Factory:
-    """Makes API servers of an engine's."""
+    """Creates the API server processes of an engine."""
 
     def __init__(
         self, engine: AsyncLLM, options: ServerOptions, host: str, port: int, traces: TraceOptions | None
@@ -244,21 +244,20 @@ class _Factory:
         self._engine = engine
         self._options = options
         self._traces = traces
-        # a process may have to start while no rank is up
+        # kept, because a process may have to start while no rank is up
         self._limits = min(engine.engine_infos, key=lambda info: info.num_kv_tokens)
         self.http: dict[int, HttpCounts] = {}
-        """What each process has counted of HTTP, by client_index; those that are gone are among them."""
+        """HTTP counts of each process, ended ones included, by client_index."""
         self._indices = itertools.count(1)
-        """0 is the program's own. No two processes ever have the same: what the ranks still send to a dead one must not
-        reach another."""
+        """0 is the driver's own. An index is never used again: output for a dead process must not reach another."""
 
     def make(self, index: int) -> _Process:
-        """A process, yet to serve."""
+        """Create a process that doesn't serve yet."""
         client_index = next(self._indices)
         actor_class: Any = APIServer
         name = f"raycore_{self._engine.name}_api_server_{index}"
         actor = actor_class.options(
-            # Ray may not have let go of the name of one that has ended
+            # Ray may still hold the name of a process that has ended
             name=f"{name}_{client_index}",
             scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
         ).remote(self._engine.config.encode(), client_index, self._limits, self._options, self._traces, name)
@@ -266,7 +265,7 @@ class _Factory:
 
 
 class _ServerMonitor:
-    """One API server's thread: replaces the server's process when it has ended."""
+    """The thread that watches one API server and replaces its process when it ends."""
 
     def __init__(self, index: int, factory: _Factory, engine: AsyncLLM) -> None:
         self.has_given_up = False
@@ -305,21 +304,21 @@ class _ServerMonitor:
                     self._first.set_exception(error)
                     return
                 if not self._leaving.is_set():
-                    logger.error("API server %d ended, and its connections with it: %s", self._index, error)
+                    logger.error("API server %d ended, and its connections are lost: %s", self._index, error)
             delay_s = self._budget.next_delay_s(time.monotonic())
         if not self._leaving.is_set():
             self.has_given_up = True
-            logger.error("API server %d ended too often, and is given up", self._index)
+            logger.error("API server %d failed too often and will not be restarted", self._index)
 
     @contextmanager
     def _running(self) -> Generator[_Process, None, None]:
-        """A process that serves while the block runs."""
+        """A process that serves while the context is open."""
         process = self._factory.make(self._index)
         try:
             self._engine.clients.join(process)
-            self._show(process)  # a scrape before it knew of the others would see counters fall
+            self._show(process)  # otherwise a scrape of the new process could see counters fall
             process.serve(*self._factory.address)
-            logger.info("API server %d serves, as process %d", self._index, process.pid)
+            logger.info("API server %d is serving (pid %d)", self._index, process.pid)
             if not self._first.done():
                 self._first.set_result(None)
             yield process
@@ -328,7 +327,7 @@ class _ServerMonitor:
             process.kill()
 
     def _follow(self, process: _Process) -> None:
-        """Until the thread is to end; raises when the process does."""
+        """Handle the process's reports until `leave()`. Raises when the process ends."""
         shown_s = 0.0
         for report in process.reports():
             if time.monotonic() > shown_s + _SHOW_S:

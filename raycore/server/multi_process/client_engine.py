@@ -1,4 +1,4 @@
-"""An engine that another program supervises, as a server sees it: through a client of its own. Knows no Ray."""
+"""The engine as an API server in another process sees it: through its own client. Knows no Ray."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from raycore.text.tokenizer import Tokenizer
 
 
 class ClientEngine:
-    """A `ServingEngine`."""
+    """A `ServingEngine` that reaches the ranks of another process's engine."""
 
     def __init__(self, config: EngineConfig, client: EngineClient) -> None:
         self._config = config
         self._client = client
         self._streams = Streams(client)
         self.metrics = MetricsView([], {}, [], 0)
-        """Of the whole engine, as its program last told."""
+        """Metrics of the whole engine, as last received from the driver."""
 
     def generate(
         self,
@@ -46,7 +46,7 @@ class ClientEngine:
         self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)
 
     def read_metrics(self) -> MetricsView:
-        """The whole engine's numbers, whichever server has the requests, some seconds old."""
+        """Metrics of the whole engine, over all API servers. They are a few seconds old."""
         return self.metrics
 
     def trace_requests(self) -> None:
@@ -59,15 +59,15 @@ class ClientEngine:
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """What the checkpoint sets where a request doesn't."""
+        """Sampling parameters from the checkpoint, used where a request sets none."""
         return self._config.model.default_sampling_params
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together, at most."""
+        """Limit of a request's prompt and output tokens together."""
         return self._client.max_model_len
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Why it takes no requests; None when it does."""
+        """Why the engine accepts no requests; None if it does."""
         return self._client.unavailable_reason

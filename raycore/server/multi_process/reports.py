@@ -1,4 +1,4 @@
-"""What an API server's process tells the engine's program."""
+"""Reports from an API server's process to the driver."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from raycore.server.http_counts import HttpCounts
 
 
 class RankShare(msgspec.Struct, frozen=True, array_like=True):
-    """What one client knows of a rank."""
+    """One client's view of a rank."""
 
     num_own: int = 0
-    """Its requests there."""
+    """The client's requests on the rank."""
     load: LoadView = NO_LOAD
-    """The rank's, all clients' requests together, as it last said."""
+    """The rank's load from all clients' requests, as it last reported."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """How an API server is. One is sent when it differs from the one before."""
+    """An API server's state. A report is sent when it differs from the previous one."""
 
     num_unfinished: int = 0
     ranks: dict[int, RankShare] = {}
-    """By dp_rank: those on which it has requests."""
+    """By dp_rank: the ranks on which it has requests."""
     num_waiting_for_rank: int = 0
     counts: dict[int, RankCounts] = {}
-    """What it has counted since it started, by dp_rank."""
+    """Counts since the server started, by dp_rank."""
     http: HttpCounts = msgspec.field(default_factory=HttpCounts)
-    """What it has counted of HTTP since it started."""
+    """HTTP counts since the server started."""
     broken: list[tuple[int, str]] = []
-    """(dp_rank, why) of ranks whose output streams broke although they haven't been found lost. Not repeated."""
+    """(dp_rank, reason) of output streams that broke on ranks not known to be lost. Each is reported once."""

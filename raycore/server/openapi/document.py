@@ -1,4 +1,4 @@
-"""The OpenAPI document: what each path may answer."""
+"""The OpenAPI document and the responses of each path."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from raycore.server.options import ServerOptions
 Responses = dict[int | str, dict[str, Any]]
 
 _ERRORS = {
-    400: "The request can't be run; the error names the parameter",
-    401: "The API key is missing or wrong",
-    404: "There is no such model",
-    408: "The body didn't come in time",
-    413: "The body is too large",
-    429: "Too many requests are under way",
+    400: "Invalid request; the error names the parameter",
+    401: "The API key is missing or invalid",
+    404: "The model does not exist",
+    408: "The request body did not arrive in time",
+    413: "The request body is too large",
+    429: "Too many requests are in progress",
     500: "The request failed",
-    503: "The engine is gone, or draining",
+    503: "The engine has failed or is draining",
 }
 _EVENT = {
     "type": "object",
-    "description": "With stream=true: an event for each part, or for the error that ended it, then [DONE]",
+    "description": "With stream=true: an event for each part of the response or for an error, then [DONE]",
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
@@ -35,8 +35,8 @@ _UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
 def responses(answer: type[BaseModel] | None, *errors: int, streams: bool = False) -> Responses:
-    """What a path answers: `answer` (None: nothing) when it succeeds, or one of `errors`."""
-    success: dict[str, Any] = {"description": "It worked"}
+    """The responses of a path: `answer` on success (None: an empty body), and the statuses `errors`."""
+    success: dict[str, Any] = {"description": "Successful response"}
     if answer is not None:
         success["model"] = answer
     if streams:
@@ -46,7 +46,7 @@ def responses(answer: type[BaseModel] | None, *errors: int, streams: bool = Fals
 
 
 def describe(app: FastAPI, options: ServerOptions, engine: ServingEngine) -> dict[str, Any]:
-    """The document: FastAPI's own, with this server's ranges and key, and without the 422 that any body might get."""
+    """The document: FastAPI's, with this server's value ranges and API key, without the 422 that it never sends."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for methods in document["paths"].values():
         for operation in methods.values():

@@ -1,4 +1,4 @@
-"""Answers as the server's OpenAPI document describes them. What is sent is plain values, which tests hold to it."""
+"""Models of responses, for the OpenAPI document. The server sends plain values; tests check that they match."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What values a request's fields may have, for the OpenAPI document.
+"""Adds the ranges of a request's fields to the OpenAPI document.
 
-The fields' types say less, on purpose: what checks these ranges says what is wrong with a value better than pydantic.
+The request models leave them out on purpose: the checks elsewhere give better errors than pydantic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raycore.server.sampling import ABSENT, ONLY, TOKEN_ID_PATTERN
 JsonSchema = dict[str, Any]
 
 Ranges = dict[str, JsonSchema]
-"""JSON Schema's keywords for those of a field's values that have a type, by type."""
+"""JSON Schema keywords for a field, by the JSON type of its value."""
 
 _NULL: JsonSchema = {"type": "null"}
 _FUNCTION_CALL: JsonSchema = {
@@ -35,7 +35,7 @@ _TEXT_PART: JsonSchema = {"properties": {"type": {"const": "text"}, "text": {"ty
 
 
 def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: ServingEngine) -> None:
-    """Narrow requests' schemas to what this server takes. Where fields depend on each other, the simplest is said."""
+    """Narrow the request schemas to what this server accepts. Only simple dependencies between fields are described."""
     longest = engine.max_model_len
     token = {"minimum": 0, "maximum": engine.get_tokenizer().vocab_size - 1}
     sampling = _sampling_ranges(options, token)
@@ -81,10 +81,11 @@ def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: S
 
 
 def _sampling_ranges(options: ServerOptions, token: JsonSchema) -> dict[str, Ranges]:
-    """By field."""
+    """Ranges of the sampling fields, by field."""
     penalty: Ranges = {"number": {"minimum": -2, "maximum": 2}}
     logprobs: Ranges = {"integer": {"minimum": 0, "maximum": options.max_logprobs}}
-    int64 = {"minimum": -INT64_MAX - 1, "maximum": INT64_MAX}  # FastAPI makes floats of them, which are off by one
+    # FastAPI turns the models' bounds into floats, which are off by one
+    int64 = {"minimum": -INT64_MAX - 1, "maximum": INT64_MAX}
     word = {"minLength": 1, "maxLength": options.max_word_characters}
     return {
         "n": {"integer": {"minimum": 1, "maximum": options.max_n}},
@@ -122,7 +123,7 @@ def _narrow_fields(request: JsonSchema, ranges: Mapping[str, Ranges], options: S
 
 
 def _narrow(schema: JsonSchema, ranges: Ranges) -> None:
-    """Add them to the schema, to its alternatives, and to those of its items."""
+    """Add the ranges to a schema, its alternatives, and its items."""
     for alternative in [*schema.get("anyOf", ()), *schema.get("oneOf", ())]:
         _narrow(alternative, ranges)
     if "items" in schema:
@@ -131,13 +132,13 @@ def _narrow(schema: JsonSchema, ranges: Ranges) -> None:
 
 
 def _allow_null(schema: JsonSchema) -> None:
-    """Document that a field may be null, which is the same as leaving it out."""
+    """Allow null, which means the same as leaving the field out."""
     if "type" in schema:
         schema["type"] = [schema["type"], "null"]
 
 
 def _unless(other: str, wanted: JsonSchema, field: str, schema: JsonSchema) -> JsonSchema:
-    """A field is by its schema, unless another is there and as it is wanted."""
+    """`field` has to match `schema`, unless `other` is present and matches `wanted`."""
     return {"anyOf": [{"properties": {field: schema}}, {"properties": {other: wanted}, "required": [other]}]}
 
 

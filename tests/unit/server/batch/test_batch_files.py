@@ -127,7 +127,7 @@ def test_two_runs_cannot_write_one_output(tmp_path, requests):
         ("notes of somebody's\n", "line 1: not a result"),
         ("notes of somebody's", "line 1: not a result"),
         ('{"id":"x","custom_id":"a","error":null}\n{"custom_id":"b"}\n', "line 2: not a result"),
-        ('{"id":"x","custom_id":"z","error":null}\n', "line 1: the result of 'z', which the input doesn't have"),
+        ('{"id":"x","custom_id":"z","error":null}\n', "line 1: the result of 'z', which is not in the input"),
         ('{"id":"x","custom_id":"a","error":null}\n' * 2, "line 2: a second result of 'a'"),
     ],
 )
