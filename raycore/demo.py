@@ -1,8 +1,8 @@
-"""The demo model that ships with the package, and the problems it is checked on.
+"""The demo model that ships with the package, and held-out problems to test it on.
 
 The model is a tiny Llama that continues ``"27 + 58 ="`` with ``" 85"`` and then
 stops.  It was trained by ``examples/train_demo_model.py``; tests and benchmarks
-use the same held-out problems as that script, which is why they are made here.
+use the same held-out problems as that script, so they are generated here.
 """
 
 import random
@@ -39,8 +39,8 @@ def held_out_problems(num_digits: int, count: int, seed: int = 0) -> Iterator[tu
     continues the prompt, leading space included: ``("27 + 58 =", " 85")``.
     """
     low, high = (10 ** (num_digits - 1) if num_digits > 1 else 0), 10**num_digits - 1
-    # About a twentieth of all problems is held out; drawing at random until
-    # `count` distinct ones turn up needs some room below that.
+    # About a twentieth of all problems is held out. Problems are drawn at random
+    # until there are `count` distinct ones, so the limit is half of those.
     most = 2 * (high - low + 1) ** 2 // 40
     if count > most:
         raise ValueError(f"at most {most} problems of {num_digits} digits, not {count}")

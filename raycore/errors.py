@@ -1,24 +1,24 @@
-"""Every error that raycore raises on purpose.
+"""raycore's exceptions.
 
 ::
 
     RaycoreError
-    ├── InvalidInput (ValueError)       a value that the caller can change; the message names it
-    │   ├── InvalidConfig                 of the engine: sizes, parallel shape, names
-    │   ├── InvalidRequest                of one request: prompt, sampling parameters
-    │   │   └── RequestTooLarge             it can never fit, whatever else runs
-    │   └── InvalidCheckpoint             of the model: architecture, tensors, files
-    ├── InitializationError             the engine didn't come up; the cause is chained
-    ├── EngineDeadError                 the engine is gone; the root cause comes first
-    ├── RequestFailed                   one request can't be finished; the others go on
-    ├── ControlError                    an engine that another process runs can't be reached, or refused
-    ├── WorkerDied                      a worker process ended: rank, pid, node, cause
-    ├── WorkerFailed                    a worker raised: rank and its own traceback
+    ├── InvalidInput (ValueError)       an invalid value from the caller; the message names it
+    │   ├── InvalidConfig                 an engine or server option
+    │   ├── InvalidRequest                a prompt or a sampling parameter
+    │   │   └── RequestTooLarge             the request can never fit, even on an idle engine
+    │   └── InvalidCheckpoint             a checkpoint: architecture, tensors, files
+    ├── InitializationError             the engine failed to start; the cause is chained
+    ├── EngineDeadError                 the engine has failed; the message begins with the root cause
+    ├── RequestFailed                   one request failed; others are unaffected
+    ├── ControlError                    another process's engine can't be reached, or refused a call
+    ├── WorkerDied                      a worker process ended unexpectedly: rank, pid, node, cause
+    ├── WorkerFailed                    a worker raised an exception: rank and traceback
     └── RpcTimeout (TimeoutError)       not every worker replied within the deadline
-    PlacementShortage                   the cluster can't hold the shape (from the placement package)
+    PlacementShortage                   the cluster has no room for the ranks (from the placement package)
 
-Messages say what was asked, what was found, and what to do about it. Bad input derives from
-``ValueError`` too, so that code written for other engines catches it as it is.
+Messages say what was asked, what was found, and what to do. `InvalidInput` is also a ``ValueError``, so that code
+written for other engines catches it unchanged.
 """
 
 from __future__ import annotations
@@ -50,37 +50,37 @@ if TYPE_CHECKING:
 
 
 class RaycoreError(Exception):
-    """The base of every error below."""
+    """Base class of raycore's exceptions."""
 
 
 class InvalidInput(RaycoreError, ValueError):
-    """A value that the caller can change; the message names it."""
+    """An invalid value from the caller. The message names it."""
 
 
 class InvalidConfig(InvalidInput):
-    """An engine option, or a combination of them, that can't work."""
+    """An invalid engine or server option, or combination of options."""
 
 
 class InvalidRequest(InvalidInput):
-    """A prompt or a sampling parameter that can't work. Other requests are unaffected."""
+    """An invalid prompt or sampling parameter. Other requests are unaffected."""
 
 
 class RequestTooLarge(InvalidRequest):
-    """A request that could never run with this engine's limits, however idle it is."""
+    """A request that exceeds the engine's limits and could never run, even on an idle engine."""
 
 
 class InvalidCheckpoint(InvalidInput):
-    """A checkpoint that is missing, damaged, or of a kind that raycore doesn't run."""
+    """A checkpoint that is missing, damaged, or of an unsupported architecture or format."""
 
 
 class InitializationError(RaycoreError):
-    """The engine didn't come up. The first failing worker's own error is the cause."""
+    """The engine failed to start. The error of the first process that failed is the cause."""
 
 
 class EngineDeadError(RaycoreError):
-    """The engine is gone, and with it the request. The message begins with the root cause.
+    """The engine has failed, and the request with it. The message begins with the root cause.
 
-    `pid` and `node` are of the process that died, where one did: the engine's or a worker's.
+    `pid` and `node` identify the engine or worker process that died; None if none did.
     """
 
     def __init__(self, message: str, *, pid: int | None = None, node: str | None = None) -> None:
@@ -90,23 +90,23 @@ class EngineDeadError(RaycoreError):
 
 
 class RequestFailed(RaycoreError):
-    """A request can't be finished; others are unaffected. The message ends with the reason.
+    """One request failed; others are unaffected. The message ends with the reason.
 
-    It was on a failing rank more than `max_request_replays` times, or its `structured_outputs` turned out to be too
-    complex to follow.
+    Either the request was on a failing rank more than `max_request_replays` times, or its `structured_outputs` turned
+    out to be too complex to follow.
 
-    From `LLM.generate`, `outputs` has what the call's other requests gave, None in the place of those that failed.
+    `LLM.generate` sets `outputs` to the outputs of the call's requests, with None for each that failed.
     """
 
     outputs: Sequence[RequestOutput | None] = ()
 
 
 class ControlError(RaycoreError):
-    """An engine that another process runs can't be found or reached, or refused what it was asked for."""
+    """Another process's engine can't be found or reached, or refused a call."""
 
 
 class WorkerDied(RaycoreError):
-    """A worker process ended without being asked to."""
+    """A worker process ended unexpectedly."""
 
     def __init__(self, rank: int, pid: int | None, node: str | None, cause: str) -> None:
         super().__init__(rank, pid, node, cause)
@@ -120,7 +120,7 @@ class WorkerDied(RaycoreError):
 
 
 class WorkerFailed(RaycoreError):
-    """A worker raised. ``traceback`` is the worker's own, as text."""
+    """A worker raised an exception. ``traceback`` is its traceback as text."""
 
     def __init__(self, rank: int, error: str, traceback: str) -> None:
         super().__init__(rank, error, traceback)

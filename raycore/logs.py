@@ -1,6 +1,6 @@
-"""How log lines look: when, which logger, which rank and process.
+"""The format of log lines: level, time, logger, rank and process.
 
-Programs of raycore's own and the processes of its ranks configure logging with this; the library never does.
+raycore's commands and the processes of ranks configure logging with this module. The library never does.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ _LOGGER = "raycore"
 
 
 def line_format(label: str = "") -> str:
-    """The format of a process's lines; `label` says which rank it is."""
+    """The format of a process's log lines. `label` names its rank."""
     who = f"{label} pid %(process)d".lstrip()
     return f"%(levelname)s %(asctime)s %(name)s [{who}] %(message)s"
 
 
 def own_level() -> int:
-    """From which level on raycore logs in this process: what the processes of its ranks are given."""
+    """The log level of raycore in this process, which is passed to the processes of its ranks."""
     return logging.getLogger(_LOGGER).getEffectiveLevel()
 
 
 def log_as(label: str, level: int) -> None:
-    """Have this process, which is a rank's or a worker's, write raycore's lines to standard error under `label`.
+    """Log raycore's lines to standard error under `label`. For the processes of ranks and workers.
 
-    Called again, for a process that has become another rank, it changes the label. Where logging has been configured,
-    by whoever runs the cluster, it is left as it is.
+    A second call changes the label, for a standby that becomes a rank. If the root logger has handlers, because the
+    cluster's operator configured logging, nothing changes.
     """
     logger = logging.getLogger(_LOGGER)
     if logging.getLogger().handlers:

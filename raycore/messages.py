@@ -1,14 +1,12 @@
-"""Everything that crosses a process, as msgspec Structs.
+"""The messages between processes, as msgspec Structs. None carries a tensor.
 
-Three conversations, none of which carries a tensor:
-
-* client → engine: `EngineRequest`, a batch at a time; engine → client: `OutputBatch`, one for each flush.
+* client → engine: lists of `EngineRequest`; engine → client: `OutputBatch`, one per flush.
 * engine → workers: `StepPlan`, a delta; workers → engine: `StepResult`.
 
 A `seq_id` is the integer that identifies one sequence of a request. The client assigns it: its `client_index` in the
-upper 24 bits, a running number in the lower 40. A *slot* is the row that a running request
-has in the engine's and the workers' arrays, from its admission until it finishes or is preempted. Arrays travel as the
-raw bytes of C-contiguous little-endian numpy arrays, whose element type each field states.
+upper 24 bits, a running number in the lower 40. A *slot* is a running request's row in the engine's and the workers'
+arrays, from its admission until it finishes or is preempted. Arrays are sent as the raw bytes of C-contiguous
+little-endian numpy arrays; each field states the element type.
 """
 
 from __future__ import annotations
@@ -34,28 +32,28 @@ def client_of(seq_id: _SeqIdsT) -> _SeqIdsT:
 
 
 def first_seq_id(client_index: int) -> int:
-    """The first id that a client assigns; its others follow."""
+    """The first id that a client assigns. Later ones count up from it."""
     return client_index << _CLIENT_SHIFT
 
 
 class EngineRequest(msgspec.Struct, array_like=True):
-    """A request as a client hands it to an engine: one sequence (`n` is expanded by the client)."""
+    """One sequence of a request, as a client submits it to an engine. The client expands `n`."""
 
     seq_id: int
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     seed: int
-    """Never None: what the keyed random numbers are drawn from, non-negative, below 2**63."""
+    """Key of the random numbers, in [0, 2**63). Always set, unlike `params.seed`."""
     eos_token_ids: list[int] = []
     """Tokens that end the sequence, unless `params.ignore_eos`."""
     bad_words_token_ids: list[list[int]] = []
     output_token_ids: list[int] = []
-    """Tokens already generated, when a request goes on where another engine left it."""
+    """Tokens that another engine has already generated, if the request is replayed."""
     priority: int = 0
     """Lower runs first, under the `priority` policy."""
     flush_interval_s: float = 0.0
-    """New tokens may wait this long for company before they are sent. A finished request is sent at once."""
+    """New tokens are sent in batches, at most this late. The end of a request is sent at once."""
     cache_salt: str | None = None
     """The request shares cached prefixes only with requests of the same salt."""
 
@@ -63,8 +61,8 @@ class EngineRequest(msgspec.Struct, array_like=True):
 class TokenLogprobs(msgspec.Struct, array_like=True):
     """Log probabilities at one position, natural logarithms.
 
-    The first entry is the token that is there (sampled, or of the prompt) with its 1-based `rank` in the
-    vocabulary; the others are the most likely tokens, best first.
+    The first entry is the actual token (sampled, or of the prompt), with its 1-based `rank` in the vocabulary. The
+    others are the most likely tokens, best first.
     """
 
     token_ids: list[int]
@@ -73,16 +71,16 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class NewRequest(msgspec.Struct, array_like=True):
-    """What a worker needs to know of a request when it gets its slot, all at once."""
+    """Everything a worker needs to know of a request. Sent once, when the request gets its slot."""
 
     slot: int
     token_ids: bytes
-    """int32[num_known]: the prompt and, when the request goes on after a preemption, its output so far."""
+    """int32[num_known]: the prompt and, after a preemption or a replay, the output so far."""
     num_prompt_tokens: int
     num_computed_tokens: int
-    """Tokens whose keys and values already stand in the blocks, thanks to the prefix cache."""
+    """Tokens whose keys and values are already in the blocks, from the prefix cache."""
     block_ids: bytes
-    """int32[num_blocks]: enough for the tokens of this step."""
+    """int32[num_blocks]: blocks for the tokens up to the end of this step."""
     params: SamplingParams
     seed: int
     eos_token_ids: list[int] = []
@@ -92,102 +90,102 @@ class NewRequest(msgspec.Struct, array_like=True):
 class StepPlan(msgspec.Struct, array_like=True):
     """One step, as a delta to what the workers already know.
 
-    A worker applies it in this order: forget `freed_slots`, take in `new_requests`, append `new_block_ids`, then
-    compute `num_tokens[i]` tokens for `slots[i]`, from where that slot's computed tokens end. A slot whose computed
-    tokens thereby reach its known ones gets one new token sampled, which the worker appends to its known tokens itself.
+    A worker applies it in this order: free `freed_slots`, add `new_requests`, append `new_block_ids`, then compute the
+    next `num_tokens[i]` tokens of `slots[i]`. If all known tokens of a slot have then been computed, the worker samples
+    one new token and appends it to the slot's known tokens.
     """
 
     step: int
     slots: bytes = b""
-    """int32[n], decodes (one token) first, in the order of the batch."""
+    """int32[n], in the order of the batch: decodes (one token) first."""
     num_tokens: bytes = b""
     """int32[n]; empty means one token each."""
     freed_slots: list[int] = []
     new_requests: list[NewRequest] = []
     new_block_slots: bytes = b""
-    """int32[m]: the slot that gets `new_block_ids[j]` as its next block; a slot may occur more than once."""
+    """int32[m]: the slot to which block `new_block_ids[j]` is appended. A slot may occur more than once."""
     new_block_ids: bytes = b""
     """int32[m]."""
 
 
 class StepResult(msgspec.Struct, array_like=True):
-    """What a step gave, in the order of the plan's `slots`."""
+    """The result of a step, in the order of the plan's `slots`."""
 
     step: int
     token_ids: bytes = b""
     """int32[n]: the sampled token of each slot, -1 where none was sampled (a prompt's earlier chunks)."""
     logprobs: list[tuple[int, TokenLogprobs]] = []
-    """(index into `slots`, logprobs of the sampled token), only for requests that asked."""
+    """(index into `slots`, logprobs of the sampled token), for requests with `logprobs`."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
-    """(index into `slots`, first position, one entry for each position from there on), only for requests that asked."""
+    """(index into `slots`, first position, one per position from there on), for requests with `prompt_logprobs`."""
     failed: list[tuple[int, str]] = []
-    """(index into `slots`, why) of requests that can't go on, whatever token was sampled for them."""
+    """(index into `slots`, reason) of requests that fail, whatever token was sampled for them."""
     is_anyone_busy: bool = True
-    """Of ranks that share experts: whether any of them had tokens to compute in this step."""
+    """For ranks that share experts: whether any of them had tokens to compute in this step."""
 
 
 class FinishedRequest(NamedTuple):
-    """The end of a request. No output follows it."""
+    """The end of a sequence. No output follows it."""
 
     seq_id: int
     finish_reason: str
-    """`stop`, `length`, `abort`, `error` if it was refused, or `failed` if it can't go on."""
+    """`stop`, `length`, `abort`, `error` (refused) or `failed` (can't continue)."""
     stop_reason: int | str | None = None
-    """The token of `stop_token_ids` that ended it; with `error` and `failed`, the error's text."""
+    """The token of `stop_token_ids` that ended it. For `error` and `failed`, the error's text."""
 
 
 class LoadView(msgspec.Struct, frozen=True, array_like=True):
-    """A rank's load, and what it has counted."""
+    """A rank's load and counters."""
 
     num_waiting: int
     num_running: int
     kv_usage: float
     """Share of the KV cache's blocks that running requests hold, 0 to 1."""
     num_preemptions: int = 0
-    """How often a running request had to start over. This and what follows count from the rank's start."""
+    """Preemptions of running requests. This and the other counters count from the rank's start."""
     prefix_cache_queries: int = 0
-    """Tokens of requests that were looked for in the prefix cache, when the requests ran for the first time."""
+    """Tokens looked up in the prefix cache when their requests were first scheduled."""
     prefix_cache_hits: int = 0
-    """Those of them that it held."""
+    """Tokens that the lookups found."""
     num_deferred: int = 0
-    """Those of `num_waiting` that are held back while their grammars are compiled."""
+    """Requests among `num_waiting` that wait for their grammars to be compiled."""
 
 
 NO_LOAD = LoadView(0, 0, 0.0)
 
 
 class SequenceNews(msgspec.Struct, array_like=True):
-    """What there is to say of single sequences, besides their new tokens.
+    """Events of single sequences, apart from new tokens.
 
-    Every field is a list of tuples that begin with a seq_id. A new field needs nothing but who fills and who reads it:
-    `append`, `clients` and `entries_of` treat all fields alike.
+    Every field is a list of tuples that begin with a seq_id. `append`, `clients` and `entries_of` handle all fields
+    alike, so a new field needs no change to them.
     """
 
     started: list[tuple[int, int]] = []
     """(seq_id, num_cached_tokens) of requests that were scheduled for the first time."""
     queued: list[tuple[int, float]] = []
-    """(seq_id, seconds) of the same requests: from their arrival in the engine to their first step."""
+    """(seq_id, seconds from the arrival in the engine to the first step) of the same requests."""
     finished: list[FinishedRequest] = []
-    """Their last tokens come with it."""
+    """Finished sequences. Their last tokens are in the same message."""
     logprobs: list[tuple[int, TokenLogprobs]] = []
-    """(seq_id, logprobs of its next token), in the order of its tokens."""
+    """(seq_id, logprobs of its next token), in token order."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
-    """(seq_id, first position, one entry for each position from there on); no position comes twice."""
+    """(seq_id, first position, one entry per position from there on). Each position is sent once."""
 
     def append(self, later: SequenceNews) -> None:
-        """Take in what another record of the same kind has; of a subclass only the fields of this class."""
+        """Add the entries of `later`. Of a subclass, only the fields of this class are added."""
         for field in SequenceNews.__struct_fields__:
             entries = getattr(later, field)
             if entries:
                 getattr(self, field).extend(entries)
 
     def clients(self) -> set[int]:
-        """The clients of the sequences that are named here."""
+        """The clients whose sequences occur here."""
         fields = SequenceNews.__struct_fields__
         return {client_of(entry[0]) for field in fields for entry in getattr(self, field)}
 
     def entries_of(self, client: int) -> dict[str, Any]:
-        """By field: the entries of this client's sequences."""
+        """The entries of one client's sequences, by field."""
         return {
             field: [entry for entry in getattr(self, field) if client_of(entry[0]) == client]
             for field in SequenceNews.__struct_fields__
@@ -195,24 +193,24 @@ class SequenceNews(msgspec.Struct, array_like=True):
 
 
 class OutputBatch(SequenceNews, array_like=True):
-    """What one flush sends to one client: tokens in the order in which they were made, then what finished.
+    """What one flush sends to one client: tokens in the order of generation, and events.
 
-    One with nothing but a load tells a client of other clients' requests.
+    A batch with only a load tells a client how other clients' requests load the rank.
     """
 
     seq_ids: bytes = b""
-    """int64[k]: whose `token_ids[i]` is; a seq_id may occur more than once."""
+    """int64[k]: the sequence of `token_ids[i]`. A seq_id may occur more than once."""
     token_ids: bytes = b""
     """int32[k]."""
     steps: list[tuple[int, float, float]] = []
-    """(tokens, seconds, seconds) of each step that is in here, in order: how many of the tokens it made, each for
-    another seq_id; how long before the batch was sent; and how long it took, from its plan to its result."""
+    """(tokens, age, duration) of each step in this batch, in order: the number of tokens it generated, each for another
+    seq_id; seconds from its end until the batch was sent; seconds from its plan to its result."""
     load: LoadView = NO_LOAD
-    """The rank's, when the batch was sent."""
+    """The rank's load when the batch was sent."""
 
 
 class EngineInfo(msgspec.Struct):
-    """What an engine says of itself once it is up."""
+    """What an engine reports about itself once it has started."""
 
     dp_rank: int
     pid: int
@@ -222,12 +220,12 @@ class EngineInfo(msgspec.Struct):
     max_model_len: int
     dtype: str
     timings_s: dict[str, float]
-    """Seconds that each part of the startup took."""
+    """Seconds that each phase of the start took."""
     worker_pids: list[int]
     gpu_ids: list[str] = []
-    """The GPU of each worker, as its node numbers them; empty for a rank on CPUs."""
+    """The GPU of each worker, as numbered on its node; empty on CPUs."""
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
+        """Tokens that fit in the KV cache."""
         return self.num_blocks * self.block_size

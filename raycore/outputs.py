@@ -1,4 +1,4 @@
-"""What callers get back. Names and meanings are vLLM's."""
+"""Outputs of requests. Names and meanings are vLLM's."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    """Sum of the sampled tokens' log probabilities; None when `logprobs` wasn't asked for."""
+    """Sum of the sampled tokens' log probabilities; None unless `logprobs` was requested."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
-    """`stop`, `length`, `abort`, or None while it goes on."""
+    """`stop`, `length` or `abort`; None until the sequence finishes."""
     stop_reason: int | str | None = None
-    """The stop string or stop token that ended it; None for end-of-sequence."""
+    """The stop string or stop token that ended the sequence; None for end-of-sequence."""
 
     def finished(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the sequence is complete."""
         return self.finish_reason is not None
 
 
 MAX_TRACED_STEPS = 128
-"""A long request's later steps are only counted."""
+"""Limit of steps with recorded times. Later ones are only counted."""
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What became of a request's first sequence when, on this process's clock."""
+    """Timings of a request's first sequence, on this process's clock."""
 
     dp_rank: int | None = None
-    """The rank that has it, or had it last."""
+    """The rank that runs the sequence, or ran it last."""
     queue_s: float | None = None
-    """Seconds from its arrival in the engine to its first step."""
+    """Seconds from the arrival in the engine to the first step."""
     num_steps: int = 0
-    """Steps that gave it a token."""
+    """Steps that generated a token for the sequence."""
     steps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """(begin, end) of the first of them: from the engine's plan to its workers' result."""
+    """(begin, end) of the first `MAX_TRACED_STEPS` steps: from the engine's plan to the workers' result."""
 
     def add_step(self, begin_s: float, end_s: float) -> None:
-        """One more step has given it a token."""
+        """Record a step that generated a token."""
         self.num_steps += 1
         if len(self.steps) < MAX_TRACED_STEPS:
             self.steps.append((begin_s, end_s))
@@ -64,7 +64,7 @@ class RequestTrace:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's output so far: cumulative, and final once `finished`."""
+    """A request's output so far. It is cumulative, and complete once `finished`."""
 
     request_id: str
     prompt: str | None
@@ -72,10 +72,10 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: list[PositionLogprobs | None] | None = None
-    """One entry for each prompt token; None for the first, which nothing predicts."""
+    """One entry per prompt token. The first is None, because nothing predicts the first token."""
     num_cached_tokens: int | None = None
     """Prompt tokens that the prefix cache already held."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds on this process's clock: `arrival_s`, `first_token_s`, `finished_s`."""
     trace: RequestTrace | None = None
-    """Only where requests are traced."""
+    """None unless requests are traced."""

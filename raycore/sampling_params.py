@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen and when it ends. Names, defaults and meanings are vLLM's."""
+"""Sampling parameters. Names, defaults and meanings are vLLM's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from raycore.errors import InvalidRequest
 from raycore.structured_outputs import StructuredOutputsParams
 
 MIN_INT, MAX_INT = -(2**63), 2**63 - 1
-"""The integers that engines compute with: 64 bits."""
+"""Range of integers in engines: 64 bits."""
 MAX_SEED = MAX_INT
 _MAX_N = 1 << 14
-"""A client makes as many sequences at once."""
+"""A client creates all `n` sequences of a request at once."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy."""
 
@@ -25,50 +25,50 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request.
 
     Raises:
-        InvalidRequest: from the constructor, when a value, named in the message, can't work.
+        InvalidRequest: from the constructor, if a value is invalid. The message names it.
     """
 
     n: int = 1
     """Sequences to generate for the prompt."""
     temperature: float = 1.0
-    """0 is greedy; otherwise logits are divided by it."""
+    """Logits are divided by it. 0: greedy."""
     top_p: float = 1.0
-    """Sample among the most likely tokens that together reach this probability."""
+    """Sample from the smallest set of most likely tokens whose probabilities add up to at least this."""
     top_k: int = 0
-    """Sample among this many of the most likely tokens; 0 or -1 means all."""
+    """Sample from this many most likely tokens. 0 or -1: all."""
     min_p: float = 0.0
-    """Sample among tokens at least this likely, relative to the most likely one."""
+    """Sample from tokens that are at least this likely, relative to the most likely one."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every token already generated."""
+    """Subtracted from the logits of tokens that have been generated."""
     frequency_penalty: float = 0.0
-    """Taken off the logit of a token once for every time it was generated."""
+    """Subtracted from a token's logit once for each time it has been generated."""
     repetition_penalty: float = 1.0
-    """Divides (positive) or multiplies (negative) the logit of every token in the prompt or the output."""
+    """For tokens in the prompt or the output, positive logits are divided by it and negative ones multiplied."""
     seed: int | None = None
-    """Same seed, prompt and parameters: same random numbers, whatever else runs. None or -1: drawn from the engine's
-    seed."""
+    """The same seed, prompt and parameters give the same random numbers, regardless of other requests. None or -1:
+    derived from the engine's seed."""
     stop: str | list[str] | None = None
     """Strings that end the text."""
     stop_token_ids: list[int] | None = None
-    """Tokens that end the sequence, besides the model's own."""
+    """Tokens that end the sequence, in addition to the model's own end-of-sequence tokens."""
     ignore_eos: bool = False
     max_tokens: int | None = 16
-    """Tokens to generate at most; None: as many as the model's length leaves."""
+    """Limit of generated tokens. None: as many as the model's length leaves."""
     min_tokens: int = 0
-    """Tokens to generate before end-of-sequence and `stop_token_ids` are allowed. A complete constrained output ends
-    before that, because nothing can follow it."""
+    """Tokens to generate before end-of-sequence and `stop_token_ids` are allowed. A constrained output that is complete
+    ends earlier, because nothing can follow it."""
     logprobs: int | None = None
-    """Return this many of the most likely tokens' log probabilities beside the sampled one's; -1 means all."""
+    """Return log probabilities of this many most likely tokens, in addition to the sampled one's. -1: all."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens."""
+    """The same for prompt tokens."""
     logit_bias: dict[int, float] | None = None
-    """Added to logits, by token; clamped to [-100, 100]."""
+    """Added to logits, by token id. Clamped to [-100, 100]."""
     allowed_token_ids: list[int] | None = None
-    """If given, nothing else can be sampled."""
+    """If set, only these tokens can be sampled."""
     bad_words: list[str] | None = None
-    """Words that the sampled tokens may not complete."""
+    """Words that must not be generated."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the output has to look like: JSON, a pattern, a grammar. It wins where other rules would leave no token."""
+    """A constraint on the output: JSON, a pattern, a grammar. It takes precedence where other rules leave no token."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -82,35 +82,35 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is taken, and no random number drawn."""
+        """Whether the most likely token is always chosen."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def stop_strings(self) -> list[str]:
-        """`stop` as a list, empty when there is none."""
+        """`stop` as a list, empty if it is None."""
         assert not isinstance(self.stop, str), "normalised by the constructor"
         return self.stop or []
 
     def early_end_ids(self, eos_token_ids: Sequence[int]) -> Sequence[int]:
-        """The tokens that end an output before `min_tokens`, when it is constrained and complete; none if it isn't.
+        """The tokens that may end a complete constrained output before `min_tokens`. Empty without a constraint.
 
-        Where the model's own tokens end it, they alone do: a stop token may also be a part of a constrained output.
+        Unless `ignore_eos`, they are only the model's own: a stop token may also be a part of a constrained output.
         """
         if self.structured_outputs is None:
             return ()
         return (self.stop_token_ids or ()) if self.ignore_eos else eos_token_ids
 
     def clone(self) -> SamplingParams:
-        """A copy that shares no lists with this one."""
+        """A deep copy."""
         return msgspec.convert(msgspec.to_builtins(self), SamplingParams, strict=False)
 
     def snapshot(self) -> SamplingParams:
-        """A copy that has been checked again, and that later changes to this object don't reach.
+        """A copy, checked again, that later changes to this object don't affect.
 
         Raises:
-            InvalidRequest: a field was set to something that can't work.
+            InvalidRequest: a field was set to an invalid value.
         """
-        copy = msgspec.structs.replace(self)  # which runs the constructor's checks, and they copy lists
+        copy = msgspec.structs.replace(self)  # runs the constructor's checks, which copy lists
         if copy.structured_outputs is not None:
             copy.structured_outputs = msgspec.structs.replace(copy.structured_outputs)
         return copy
@@ -199,7 +199,7 @@ def _checked_word(name: str, word: object) -> str:
     if not isinstance(word, str) or not word:
         raise InvalidRequest(f"{name} contains {word!r}: every entry must be a non-empty string")
     if any("\ud800" <= character <= "\udfff" for character in word):
-        raise InvalidRequest(f"{name} contains {word!r}: half of a surrogate pair is no character")
+        raise InvalidRequest(f"{name} contains {word!r}: half of a surrogate pair is not a character")
     return str.__str__(word)
 
 
@@ -207,9 +207,9 @@ def checked_int(name: str, value: object, low: int = MIN_INT, high: int = MAX_IN
     """`value` as a plain int. Other integer types, such as numpy's, are converted; booleans are refused.
 
     Raises:
-        InvalidRequest: it is no integer from `low` to `high`; the message begins with `name`.
+        InvalidRequest: `value` is not an integer in [`low`, `high`]. The message begins with `name`.
     """
-    if type(value) is not int:  # nearly always it is
+    if type(value) is not int:  # rarely true
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise InvalidRequest(f"{name}={value!r} is not an integer")
         value = int(value)

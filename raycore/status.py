@@ -1,4 +1,4 @@
-"""What an engine and its ranks are doing, as values that anyone may print, send or count."""
+"""The status of an engine and its ranks, as values to print, send or export."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ COLUMNS = ("rank", "state", "node", "pid", "GPUs", "running", "waiting", "KV %",
 """Headings of a table of ranks."""
 
 LEFT_ALIGNED = 3
-"""So many columns are words, the others numbers."""
+"""Number of columns with text. The others hold numbers."""
 
 _NODE_DIGITS = 8
-"""So many of a node id are shown, here and in messages."""
+"""Digits of a node id to show."""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One data-parallel rank, as its engine's program last heard of it."""
+    """The status of a data-parallel rank, as last received by the driver."""
 
     dp_rank: int
     state: RankState
-    """`restarting`: it has died, and another is to take its place. `leaving`: it finishes what it has, and stops.
-    `gone`: it was given up, and the others go on without it."""
+    """`restarting`: it was lost and is being replaced. `leaving`: it finishes its requests, then stops. `gone`: it was
+    given up, and the engine continues without it."""
     node_ids: list[str]
-    """The nodes of its processes, each once."""
+    """The nodes of its processes, without duplicates."""
     pid: int | None = None
-    """Its engine's process; None while it has none."""
+    """Its engine process; None while there is none."""
     gpu_ids: list[str] = field(default_factory=list[str])
-    """The GPU of each of its workers, as their nodes number them; empty on CPUs."""
+    """The GPU of each worker, as numbered on its node; empty on CPUs."""
     num_running: int = 0
     num_waiting: int = 0
-    """Requests that it has, and that haven't begun: for want of room, or because they are deferred."""
+    """Requests that haven't started: they wait for room, or are deferred."""
     kv_usage: float = 0.0
-    """Share of its KV cache's blocks that running requests hold, 0 to 1."""
+    """Share of the KV cache's blocks that running requests hold, 0 to 1."""
     num_restarts: int = 0
-    """How often another process has taken its place, since it was added."""
+    """Times that it was replaced since it was added."""
     num_deferred: int = 0
-    """Those of `num_waiting` that wait for their grammars to be compiled."""
+    """Requests among `num_waiting` that wait for their grammars to be compiled."""
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """An engine, as its own program sees it."""
+    """The status of an engine, as its driver sees it."""
 
     name: str
     model: str
     """The checkpoint's directory."""
     ranks: list[RankStatus]
     failure: str | None = None
-    """Why it can't serve any more; None if it can."""
+    """Why it can no longer serve; None if it can."""
 
 
 def describe_engine(status: EngineStatus) -> str:
@@ -61,19 +61,19 @@ def describe_engine(status: EngineStatus) -> str:
 
 
 def num_serving(status: EngineStatus) -> str:
-    """How many of the ranks serve, in words."""
+    """For example `2 of 3 ranks serving`."""
     return f"{sum(rank.state == 'serving' for rank in status.ranks)} of {len(status.ranks)} ranks serving"
 
 
 def rank_table(ranks: Sequence[RankStatus]) -> str:
-    """A line for each rank, below a line of headings."""
+    """A table with one line per rank, below a line of headings."""
     rows = [COLUMNS, *map(rank_cells, ranks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths) for row in rows)
 
 
 def rank_cells(rank: RankStatus) -> tuple[str, ...]:
-    """A rank's row: what is in each of the `COLUMNS`."""
+    """A rank's row: one cell for each of the `COLUMNS`."""
     return (
         f"dp{rank.dp_rank}",
         rank.state,

@@ -1,7 +1,7 @@
-"""What a request's output has to look like. Names and meanings are vLLM's.
+"""Constraints on outputs. Names and meanings are vLLM's.
 
-Here is only what can be said without a tokenizer: which kind of constraint it is, and that its value has the right
-type. Whether it can be followed is for `raycore.grammar` to say.
+This module checks only what needs no tokenizer: the kind of constraint and the type of its value. `raycore.grammar`
+checks whether outputs can follow it.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ import msgspec
 from raycore.errors import InvalidRequest
 
 MAX_CHARACTERS = 1 << 18
-"""Of a constraint's text. The slowest of that size to compile, with some thousand patterns, took a second."""
+"""Limit of a constraint's text. The slowest of this size, with a few thousand patterns, took a second to compile."""
 MAX_TAG_CHARACTERS = 64
 """Limit of the tag that closes the reasoning, which is searched for at every token."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _SHOWN = 100
-"""Characters of a value in an error."""
+"""Limit of characters of a value in an error message."""
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Exactly one kind of constraint, on all of an output or on what follows the reasoning. Needs llguidance:
+    """Exactly one constraint, on the whole output or on the part after the reasoning. Needs llguidance:
     `pip install 'raycore[structured]'`.
 
     Raises:
-        InvalidRequest: from the constructor, when none or several are given, or a value has the wrong type.
+        InvalidRequest: from the constructor, if none or several are given, or a value has the wrong type.
     """
 
     json: str | dict[str, Any] | None = None
-    """A JSON schema, as an object or as text. The constructor makes it text."""
+    """The output is JSON that matches this schema, an object or text. The constructor converts it to text."""
     regex: str | None = None
-    """What the whole output matches, in the syntax of Rust's `regex`: without look-around and back-references."""
+    """The whole output matches this pattern, in the syntax of Rust's `regex`: no look-around, no back-references."""
     choice: list[str] | None = None
-    """One of these texts."""
+    """The output is one of these texts."""
     grammar: str | None = None
-    """A context-free grammar in GBNF, or in llguidance's variant of Lark."""
+    """The output matches this context-free grammar, in GBNF or llguidance's variant of Lark."""
     json_object: bool | None = None
-    """True: any JSON object."""
+    """True: the output is any JSON object."""
     disable_any_whitespace: bool = False
-    """Whether JSON is written without white space between its parts; else there may be up to 32 characters of it."""
+    """True: JSON has no white space between its parts. False: up to 32 characters between two parts."""
 
     after: str | None = None
-    """The tag that closes the reasoning, such as `</think>`: the output is unconstrained up to the first one. None:
-    all of the output is constrained."""
+    """The tag that closes the reasoning, such as `</think>`. The output is constrained only after the first one. None:
+    the whole output is constrained."""
     or_from: str | None = None
-    """With `after`: a tag that also ends the reasoning, and begins the constrained part. It has no effect if the
-    constraint doesn't allow it there."""
+    """With `after`: another tag that ends the reasoning. It is also the beginning of the constrained part, so it has no
+    effect if the constraint doesn't allow it there."""
 
     def __post_init__(self) -> None:
         if self.json_object is False:
@@ -69,7 +69,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise InvalidRequest(f"structured_outputs.{name}={value!r} is not a boolean")
 
     def __str__(self) -> str:
-        """The constraint as errors call it, shortened."""
+        """The constraint as in error messages, shortened."""
         name = next(name for name in _KINDS if getattr(self, name) is not None)
         value = repr(getattr(self, name))
         return f"structured_outputs.{name}={value[:_SHOWN]}{'…' if len(value) > _SHOWN else ''}"
