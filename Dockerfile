@@ -3,15 +3,15 @@
 ARG PYTHON_VERSION=3.11
 FROM python:${PYTHON_VERSION}-slim
 
-# for KubeRay's own probes and its submitter of jobs
+# KubeRay's default probes and its job submitter use wget
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends wget \
     && rm -rf /var/lib/apt/lists/*
 
-# the user that Kubernetes manifests for Ray expect
+# Kubernetes manifests for Ray expect this user
 RUN useradd --uid 1000 --create-home --shell /bin/bash ray
 
-# PyTorch first: it is large, and changes less often than the rest
+# in a layer of its own, because PyTorch is large and changes rarely
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.11,<2.14"
 

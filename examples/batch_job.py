@@ -1,4 +1,4 @@
-"""Answer prompts from a script that runs as a job on a Ray cluster, here with the bundled model on sums it never saw:
+"""Answer prompts in a job on a Ray cluster. Here the bundled model solves sums that were not in its training data:
 
 ray job submit --working-dir . -- python examples/batch_job.py
 """
@@ -10,7 +10,7 @@ from raycore.demo import demo_model_path, held_out_problems
 
 if __name__ == "__main__":
     prompts, answers = zip(*held_out_problems(num_digits=2, count=100), strict=True)
-    # after `ray job stop`, what runs may finish for two seconds, before Ray kills the job after three
+    # after `ray job stop`, running requests have 2 s to finish; by default Ray kills the job after 3 s
     with LLM(demo_model_path(), data_parallel_size=1) as llm, llm.draining_on_signals(drain_timeout_s=2.0) as signals:
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16))
     if signals:
