@@ -1,9 +1,9 @@
-"""What `batch_invariant=True` costs: `LLM.generate` with it and without it, in turn, in one process.
+"""The cost of `batch_invariant=True`: `LLM.generate` with and without it, alternately, in one process.
 
     python benchmarks/batch_invariance.py [CHECKPOINT]
 
-Prints seconds (medians) by shape, (requests, prompt tokens, new tokens), and how many times as long it takes. Prompts
-are random tokens, new ones in each round, so that no prefix is cached.
+Prints median seconds and their ratio for each shape (requests, prompt tokens, new tokens). Prompts are random tokens,
+and each round has new ones, so that no prefix is cached.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def generate_s(llm: LLM, shape: tuple[int, int, int], seed: int) -> float:
-    """Seconds that a batch takes."""
+    """Seconds that a batch of this shape takes."""
     num_requests, num_prompt, num_new = shape
     rng = random.Random(seed)
     prompts = [[rng.randrange(3, 300) for _ in range(num_prompt)] for _ in range(num_requests)]

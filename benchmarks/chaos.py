@@ -1,20 +1,20 @@
-"""Kills, stops and breaks ranks at random while requests run: what is lost, what differs, how long it takes.
+"""Breaks ranks at random while requests run, and reports lost requests, changed results, and recovery times.
 
 Mixed requests (greedy and seeded, streaming and not, some with log probabilities, stop strings or n=2) run once
-undisturbed and once while engines and workers are killed (SIGKILL), stopped (SIGSTOP), made to raise, and whole nodes
-are removed. Every request has to finish with the result of the undisturbed run. The cluster is one of several nodes on
-this machine: a head for this program, and a few more nodes than there are ranks.
+undisturbed, and once while engines and workers are killed (SIGKILL), stopped (SIGSTOP) or made to raise, and whole
+nodes are removed. Every request has to finish with the result of the undisturbed run. The cluster has several nodes on
+this machine: a head for this program, and a few more nodes than ranks.
 
     python benchmarks/chaos.py                          500 requests at DP 2, then at DP 3
-    python benchmarks/chaos.py --one-node               processes are killed, nothing else, all on one node
+    python benchmarks/chaos.py --one-node               only kill processes, all on one node
     python benchmarks/chaos.py --no-batch-invariant     results may differ by rounding
 
-Without batch invariance the last bits of a token's logits follow what else is in its step, so another token may win
-where the best two are as good as equal. Where a greedy result takes another token, the undisturbed run's logits of the
-two are compared. Sampled results that differ are only counted: their noise decides, too.
+Without batch invariance, the last bits of a token's logits depend on what else is in its step, so a different token may
+win where the best two are nearly tied. If a greedy result has a different token, the undisturbed run's logits of the
+two tokens are compared. Sampled results that differ are only counted, because they also depend on random noise.
 
-Exits with 1 when a request was lost, a result differs by more than rounding may, a rank stays broken, or something is
-left behind.
+The exit status is 1 if a request was lost, a result differs by more than rounding allows, a rank stays broken, or
+anything is left behind.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from raycore.demo import demo_model_path, held_out_problems
 from raycore.node.processes import is_running
 
 CPUS_PER_NODE = 2
-"""One rank's: an engine and a worker."""
+"""A rank has an engine and a worker."""
 ROUNDING = 1e-3
-"""Logits closer than this may change places without batch invariance. In float32 they are off by far less."""
+"""Without batch invariance, tokens whose logits are closer than this may swap. The error in float32 is far smaller."""
 STEP_TIMEOUT_S = 2.0
 RECOVERY_S = 120.0
-"""In the end all ranks have to serve again within this."""
+"""Seconds within which all ranks have to serve again at the end."""
 KINDS = ("kill engine", "kill worker", "stop engine", "stop worker", "raise in a step", "remove node")
 TOLD_AT_ONCE = ("kill engine", "kill worker")
 
@@ -60,7 +60,7 @@ class Fault:
     detected_s: float | None = None
     serving_s: float | None = None
     pauses_s: list[float] = field(default_factory=list)
-    """Of the streams that were on the rank while another one was alive."""
+    """Pauses of the streams on the rank, if another rank was serving."""
 
 
 @dataclass
@@ -83,20 +83,20 @@ class Result:
 
 @dataclass
 class Comparison:
-    """The disturbed run's results beside those of the undisturbed one."""
+    """Compares the disturbed run's results with those of the undisturbed run."""
 
     batch_invariant: bool
     num_results: int = 0
     lost: list[BaseException] = field(default_factory=list)
     num_greedy: int = 0
-    """Results that differ, of greedy requests."""
+    """Greedy requests whose results differ."""
     num_sampled: int = 0
-    """Results that differ, of requests with a temperature."""
+    """Sampled requests whose results differ."""
     greedy_gaps: list[float] = field(default_factory=list)
-    """One for each greedy result that differs, see `gap_where_they_part`; none with batch invariance."""
+    """One for each greedy result that differs: see `gap_where_they_part`. Empty with batch invariance."""
 
     def add(self, result: Result | BaseException, reference: Result, params: SamplingParams) -> None:
-        """Without batch invariance log probabilities may be off, too: only the tokens are compared."""
+        """Compare two results. Without batch invariance, only their tokens: log probabilities may differ."""
         self.num_results += 1
         if not isinstance(result, Result):
             self.lost.append(result)
@@ -110,14 +110,14 @@ class Comparison:
                 self.greedy_gaps.append(gap_where_they_part(result, reference))
 
     def is_good(self) -> bool:
-        """Whether nothing was lost, and nothing differs by more than it may."""
+        """Whether no request was lost and no result differs by more than allowed."""
         differs = max(self.greedy_gaps, default=0.0) > ROUNDING
         if self.batch_invariant:
             differs = self.num_sampled + self.num_greedy > 0
         return not self.lost and not differs
 
     def rows(self) -> list[list[object]]:
-        """For the table."""
+        """Rows of the report."""
         differing = f"{self.num_greedy + self.num_sampled} of {self.num_results}"
         rows: list[list[object]] = [["requests lost", len(self.lost)], ["results that differ", differing]]
         if not self.batch_invariant:
@@ -125,14 +125,14 @@ class Comparison:
             if self.greedy_gaps:
                 gaps = f"{median(self.greedy_gaps):.1e}, {max(self.greedy_gaps):.1e}"
             rows[-1][1] = f"{differing}: {self.num_greedy} greedy, {self.num_sampled} sampled"
-            rows.append(["gap of the top two logits at a greedy one's first difference: median, max", gaps])
+            rows.append(["gap of the top two logits at a greedy result's first difference: median, max", gaps])
         return rows
 
 
 def gap_where_they_part(result: Result, reference: Result) -> float:
-    """By how much the undisturbed run's logit of its own token exceeds that of the token that the other took instead.
+    """The undisturbed run's logit of its own token minus that of the disturbed run's token, at the first difference.
 
-    Infinite where the other's token is not among the undisturbed run's best two.
+    Infinite if the disturbed run's token is not among the undisturbed run's best two.
     """
     (ours,), (theirs,), (logprobs,) = result.token_ids, reference.token_ids, reference.logprobs
     position = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
@@ -142,7 +142,7 @@ def gap_where_they_part(result: Result, reference: Result) -> float:
 
 
 def make_requests(count: int, seed: int, all_logprobs: bool) -> list[tuple[str, SamplingParams, bool]]:
-    """(prompt, parameters, whether it streams). All or some ask for the two likeliest tokens."""
+    """(prompt, parameters, whether it streams) of each request. All, or some, request the two most likely tokens."""
     rnd = random.Random(seed)
     problems = [prompt for prompt, _ in held_out_problems(3, 200)]
     requests = []
@@ -161,7 +161,7 @@ def make_requests(count: int, seed: int, all_logprobs: bool) -> list[tuple[str, 
 
 
 class OneNode:
-    """A Ray of one node."""
+    """A local Ray with one node."""
 
     def __init__(self, num_ranks: int) -> None:
         import ray
@@ -177,10 +177,10 @@ class OneNode:
 
 
 class Nodes:
-    """A cluster of several nodes on this machine, which can lose one."""
+    """A cluster with several nodes on this machine. Nodes can be removed."""
 
     def __init__(self, num_ranks: int, num_spare: int) -> None:
-        """`num_spare` nodes beyond one for each rank: so many can be lost."""
+        """`num_spare`: nodes in addition to one per rank, which can be removed."""
         import ray
         from ray.cluster_utils import Cluster
 
@@ -194,11 +194,11 @@ class Nodes:
 
     @property
     def kinds(self) -> list[str]:
-        """Faults that there may be."""
+        """The kinds of faults that can be injected now."""
         return [kind for kind in KINDS if kind != "remove node" or len(self.nodes) > self.num_needed]
 
     def remove(self, node_id: str) -> None:
-        """Crash the node with this id."""
+        """Crash a node."""
         node = next(node for node in self.nodes if node.node_id == node_id)
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
@@ -209,7 +209,7 @@ class Nodes:
 
 
 class Observer:
-    """Notes when ranks are found lost and serve again, and when streams get something."""
+    """Records when ranks are found lost and serve again, and when streams get output."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self.faults: list[Fault] = []
@@ -234,11 +234,11 @@ class Observer:
         return [fault for fault in self.faults if fault.dp_rank == dp_rank and fault.serving_s is None]
 
     def is_whole(self) -> bool:
-        """Whether every rank that was broken serves again."""
+        """Whether every broken rank serves again."""
         return all(fault.serving_s is not None for fault in self.faults)
 
     def serving(self) -> list[int]:
-        """Ranks that serve."""
+        """Ranks that are serving."""
         broken = {fault.dp_rank for fault in self.faults if fault.serving_s is None}
         return [rank for rank in self._client._links if rank not in broken]
 
@@ -250,7 +250,7 @@ class Observer:
 async def run_all(
     llm: AsyncLLM, requests, concurrency: int, streams: dict[str, list[float]], first_id: int = 0
 ) -> list[Any]:
-    """The results, or the error in the place of one that failed."""
+    """The result of each request, or its error."""
     gate = asyncio.Semaphore(concurrency)
     results: list[Any] = [None] * len(requests)
 
@@ -273,14 +273,14 @@ async def run_all(
 
 
 async def inject(llm: AsyncLLM, nodes: Nodes | OneNode, observer: Observer, interval_s: float, seed: int) -> None:
-    """Faults, one after the other, each on a rank that serves while another one does, until cancelled."""
+    """Inject faults until cancelled. Each breaks a serving rank while another one is serving."""
     rnd = random.Random(seed)
     kinds: list[str] = []
     while True:
         await asyncio.sleep(rnd.expovariate(1 / interval_s))
         serving = observer.serving()
         if len(serving) < 2:
-            continue  # never the last one: a pause then shows how long another takes over, not how long one starts
+            continue  # never the last one: pauses measure how fast another rank takes over, not how fast one starts
         if not kinds:
             kinds = rnd.sample(nodes.kinds, len(nodes.kinds))
         dp_rank = rnd.choice(serving)
@@ -379,7 +379,7 @@ def run(dp: int, args: argparse.Namespace) -> bool:
     async def recover() -> None:
         deadline_s = time.monotonic() + RECOVERY_S
         while not observer.is_whole() and time.monotonic() < deadline_s:
-            await run_first(args.concurrency)  # a process that is stopped is missed only where there is work
+            await run_first(args.concurrency)  # a stopped process is detected only while its rank has requests
 
     started_s = time.monotonic()
     asyncio.run(asyncio.wait_for(disturbed(), args.timeout_s))
@@ -448,8 +448,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--fault-interval-s", type=float, default=3.0, help="mean time between faults")
-    parser.add_argument("--min-faults", type=int, default=0, help="the requests are repeated until there were so many")
-    parser.add_argument("--spare-nodes", type=int, default=3, help="nodes beyond one for each rank")
+    parser.add_argument("--min-faults", type=int, default=0, help="repeat requests until this many faults occurred")
+    parser.add_argument("--spare-nodes", type=int, default=3, help="nodes in addition to one per rank")
     parser.add_argument("--one-node", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout-s", type=float, default=900.0)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: children that report one JSON object, and medians."""
+"""Helpers of the benchmarks: child processes that report one JSON object, medians, tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MARK = "@result "
-"""A child's lines that begin so hold its report; everything else it prints is its own affair."""
+"""Marks the lines of a child's output that hold its report. Other output is ignored."""
 
 
 def report(**fields: Any) -> None:
@@ -27,9 +27,9 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 900.0,
 ) -> dict[str, Any]:
-    """Run `script` (source text) with `python` and return its reports merged, with `launched` (seconds, wall clock).
+    """Run `script` (source text) with `python`. Return its merged reports and `launched` (wall clock, seconds).
 
-    Raises RuntimeError with the end of what the child printed when it fails or reports nothing.
+    Raises RuntimeError with the end of the child's output if it fails or reports nothing.
     """
     launched = time.time()
     child = subprocess.run(
@@ -46,7 +46,7 @@ def run_child(
         if MARK in line:
             fields |= json.loads(line[line.index(MARK) + len(MARK) :])
     if child.returncode or len(fields) == 1:
-        raise RuntimeError(f"the child ended with {child.returncode}:\n{child.stdout[-3000:]}")
+        raise RuntimeError(f"the child exited with status {child.returncode}:\n{child.stdout[-3000:]}")
     return fields
 
 
@@ -56,7 +56,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def table(rows: Sequence[Sequence[object]]) -> str:
-    """`rows`, the first of which is the header, as aligned text."""
+    """`rows` as aligned text. The first row is the header."""
     texts = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in texts) for i in range(len(texts[0]))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in texts)

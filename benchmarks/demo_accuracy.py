@@ -1,7 +1,7 @@
-"""The bundled model's accuracy on problems held out from its training, through TP 1, TP 2, and DP 2 under load.
+"""The bundled model's accuracy on problems held out from its training, with TP 1, TP 2, and DP 2 under load.
 
-A wrong mask, position or shard shows up here as wrong sums. *Under load*: long sampled requests keep every rank busy
-while the problems are asked, so that they run in mixed batches.
+A wrong mask, position or shard shows up as wrong sums. *Under load*: long sampled requests keep every rank busy, so
+that the problems run in mixed batches.
 
     python benchmarks/demo_accuracy.py
 """
@@ -22,7 +22,7 @@ LEAST = {2: 0.99, 3: 0.97}
 def main() -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=300, help="problems of each number of digits")
+    parser.add_argument("--count", type=int, default=300, help="problems per number of digits")
     args = parser.parse_args()
     rows: list[list[object]] = [["shape", "digits", "problems", "right", "accuracy", "at least", ""]]
     for name, options, is_loaded in (
@@ -39,12 +39,12 @@ def main() -> None:
 
 
 def accuracy(llm: LLM, digits: int, count: int, is_loaded: bool) -> tuple[int, int]:
-    """Problems answered right, and asked."""
+    """The number of correct answers, and of problems."""
     problems = list(held_out_problems(digits, count))
     load = threading.Thread(target=_load, args=(llm,)) if is_loaded else None
     if load:
         load.start()
-    # one more token than an answer has, so that an answer that goes on is wrong
+    # more tokens than an answer has, so that an answer that continues is wrong
     params = SamplingParams(temperature=0, max_tokens=8)
     outputs = llm.generate([prompt for prompt, _ in problems], params, use_tqdm=False)
     if load:

@@ -1,11 +1,10 @@
-"""Round trip of `collective_rpc` beside vLLM's shared-memory MessageQueue: the same call, in turn, in one run.
+"""Round trip of `collective_rpc` compared with vLLM's shared-memory MessageQueue: the same call, alternately.
 
     python benchmarks/executor_round_trip.py --peer-python PEER_ENVIRONMENT/bin/python
 
-The argument has 2,000 bytes and every worker replies. Each round measures each way of waiting and the peer, one after
-the other, so that all meet the same machine; the ratios are of all rounds' calls together. The last lines are the CPU
-time of an `LLM`'s engine and workers that have nothing to do, beside as many Ray actors that have nothing to do: Ray's
-own threads are in both.
+The argument has 2,000 bytes and every worker replies. Each round measures each wait mode and the peer, one after the
+other, so that all run under the same conditions. The ratios are of the calls of all rounds. The last lines compare the
+CPU time of an idle `LLM`'s engine and workers with that of as many idle Ray actors. Both include Ray's own threads.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from raycore.executor.ray_executor import RayExecutor
 
 ARGUMENT = b"x" * 2000
 PEER_SETTLES_S = 1.5
-"""The peer's readers look without pause for one second after their last message."""
+"""The peer's readers spin for one second after their last message."""
 WARM_UP_CALLS = 300
 SETTLES_S = 4.0
-"""A process is idle once it has had nothing to do for so long."""
+"""Time without work after which a process counts as idle."""
 
 
 class SizeWorker:
-    """Says how long its argument is."""
+    """A worker that returns the size of its argument."""
 
     def __init__(self, config, rank):
         self.rank = rank.tp_rank
@@ -92,7 +91,7 @@ class Engine:
 
 
 class Peer:
-    """vLLM's queue, in its own environment."""
+    """vLLM's queue, in vLLM's environment."""
 
     def __init__(self, python: str, num_workers: int) -> None:
         script = Path(__file__).with_name("peer_queue.py")
@@ -115,7 +114,7 @@ class Peer:
     def _line(self) -> str:
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"the peer ended with exit code {self._process.wait()}")
+            sys.exit(f"the peer exited with status {self._process.wait()}")
         return line.strip()
 
 
@@ -124,12 +123,12 @@ def percentile_us(seconds: list[float], percent: float) -> float:
 
 
 def compare(num_workers: int, options: argparse.Namespace) -> None:
-    """Print one line for each way of waiting, and one for the peer."""
+    """Print one line for each wait mode, and one for the peer."""
     seconds: dict[str, list[float]] = defaultdict(list)
     peer = Peer(options.peer_python, num_workers) if options.peer_python else None
     for _ in range(options.rounds):
         for wait in ("spin", "adaptive"):
-            engine = Engine(num_workers, wait)  # made anew: workers that spin would disturb the others
+            engine = Engine(num_workers, wait)  # one at a time: spinning workers would disturb the others
             seconds[wait] += engine.measure(options.calls)
             engine.close()
         if peer is not None:
@@ -145,7 +144,7 @@ def compare(num_workers: int, options: argparse.Namespace) -> None:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """CPU time that processes have used so far, all their threads together, to the nanosecond."""
+    """CPU time of all threads of the processes so far."""
     total_ns = 0
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -154,7 +153,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def idle_share(pids: list[int], seconds: float) -> float:
-    """Cores that processes use."""
+    """Cores that the processes use on average."""
     before = cpu_seconds(pids)
     time.sleep(seconds)
     return (cpu_seconds(pids) - before) / seconds
@@ -178,9 +177,9 @@ def print_idle(num_workers: int, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", help="the python of an environment that has vLLM")
+    parser.add_argument("--peer-python", help="the interpreter that has vLLM; without it only raycore runs")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--calls", type=int, default=3000, help="in each round")
+    parser.add_argument("--calls", type=int, default=3000, help="calls in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle-seconds", type=float, default=20.0)
     options = parser.parse_args()

@@ -1,11 +1,10 @@
-"""Output tokens a second through `LLM.generate`, raycore and vLLM's CPU build in alternating runs.
+"""Output tokens per second of `LLM.generate`: raycore and vLLM's CPU build in alternating runs.
 
-Shapes are (batch, prompt tokens, new tokens); prompts are random ids, decoding is greedy, end-of-sequence is ignored,
-prefix caching is on. vLLM runs compiled: once with its defaults (it reserves a core), once tuned (both cores and
-Intel's OpenMP). Each run is a fresh process that warms up, then times every shape `--repeats` times; the table has
-medians over all. Both engines are given `dtype="auto"` unless `--dtype` says otherwise: on a processor without bfloat16
-instructions raycore then computes in float32, and vLLM in bfloat16; `--peer-dtype float32` gives vLLM what suits it
-better there.
+Shapes are (batch, prompt tokens, new tokens). Prompts are random ids, decoding is greedy, end-of-sequence is ignored,
+prefix caching is on. vLLM runs compiled: once with its defaults (it reserves a core), once tuned (two cores and Intel's
+OpenMP). Each run is a new process that warms up, then times every shape `--repeats` times. The table has medians over
+all timings. Both engines use `dtype="auto"` unless `--dtype` is given: on a processor without bfloat16 instructions,
+raycore then computes in float32 and vLLM in bfloat16, and `--peer-dtype float32` makes vLLM faster.
 
     python benchmarks/offline_throughput.py --peer-python PEER/bin/python CHECKPOINT [CHECKPOINT ...]
 """
@@ -81,8 +80,8 @@ def main() -> None:
     )
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--peer-dtype", default=None, help="default: as --dtype")
-    parser.add_argument("--runs", type=int, default=2, help="processes of each engine")
-    parser.add_argument("--repeats", type=int, default=3, help="timings of each shape in one process")
+    parser.add_argument("--runs", type=int, default=2, help="processes per engine")
+    parser.add_argument("--repeats", type=int, default=3, help="timings per shape in one process")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="for one process")
     args = parser.parse_args()
     for checkpoint in args.checkpoints:
@@ -109,9 +108,8 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
             startups[name].append(fields["startup"])
             for shape, values in fields["rates"].items():
                 rates[name][shape] += values
-    print(
-        f"\n{Path(checkpoint).name}: output tokens a second; medians of {args.runs} processes x {args.repeats} timings"
-    )
+    runs = f"{args.runs} processes x {args.repeats} timings"
+    print(f"\n{Path(checkpoint).name}: output tokens per second; medians of {runs}")
     print(f"dtype {args.dtype}, vLLM's {args.peer_dtype or args.dtype}")
     header: list[object] = ["(batch, prompt, new)", *engines]
     header += [f"/ {name}" for name in engines if name != "raycore"]
@@ -125,7 +123,7 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
 
 
 def _tuning(peer_python: str) -> dict[str, str]:
-    """vLLM on both cores, with the OpenMP runtime that it recommends (from its own environment)."""
+    """Settings for vLLM on two cores, with the OpenMP runtime that it recommends, from its own environment."""
     environment = Path(peer_python).parent.parent
     return {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "LD_PRELOAD": str(environment / "lib" / "libiomp5.so")}
 

@@ -1,7 +1,8 @@
-"""Asks raycore and vLLM the same, row by row of the table of scenarios, and lists where their answers differ.
+"""Sends the requests of the scenario table to raycore and vLLM, and lists where their answers differ.
 
-Both serve the bundled model in float32, with a key. Each difference has its explanation in the table. One that has
-none, or an answer of raycore's that isn't the table's, makes the exit status 1. vLLM takes a minute or more to start.
+Both serve the bundled model in float32, with an API key. The table explains the known differences. The exit status is 1
+if a difference has no explanation, or if raycore's answer is not the one in the table. vLLM takes a minute or more to
+start.
 
     python benchmarks/openai_compatibility.py --peer-python PEER/bin/python
 """
@@ -48,12 +49,12 @@ def _ask_raycore() -> dict[str, Any]:
 
 
 def _ask(api: Api) -> dict[str, Any]:
-    """Each row's outcome, or what it raised."""
+    """The outcome of each scenario, or its error."""
     outcomes: dict[str, Any] = {}
     for row in SCENARIOS:
         try:
             outcomes[row.name] = row.ask(api)
-        except Exception as error:  # an answer that has another form
+        except Exception as error:  # the answer has an unexpected form
             outcomes[row.name] = f"{type(error).__name__}: {error}"
     return outcomes
 
@@ -61,7 +62,7 @@ def _ask(api: Api) -> dict[str, Any]:
 def _report(ours: dict[str, Any], theirs: dict[str, Any] | None) -> int:
     wrong = [row for row in SCENARIOS if ours[row.name] != row.expected]
     for row in wrong:
-        print(f"\n{row.name}: raycore's answer is not the table's")
+        print(f"\n{row.name}: raycore's answer is not the one in the table")
         _print_field("table", row.expected)
         _print_field("raycore", ours[row.name])
     counts = {"scenarios": len(SCENARIOS), "raycore as in the table": len(SCENARIOS) - len(wrong)}
@@ -76,9 +77,9 @@ def _report(ours: dict[str, Any], theirs: dict[str, Any] | None) -> int:
             _print_field("why", row.vllm_differs or "UNEXPLAINED")
         for row in SCENARIOS:
             if row.vllm_differs is not None and row not in differing:
-                print(f"\n{row.name}: explained in the table, but no difference was seen")
+                print(f"\n{row.name}: the table explains a difference, but the answers are the same")
         counts |= {
-            "raycore and vLLM the same": len(SCENARIOS) - len(differing),
+            "raycore and vLLM equal": len(SCENARIOS) - len(differing),
             "different, explained": len(differing) - unexplained,
             "different, unexplained": unexplained,
         }

@@ -1,4 +1,4 @@
-"""OpenAI-compatible servers of the bundled model, to ask the same of: raycore's, in this process, and vLLM's."""
+"""OpenAI-compatible servers of the bundled model: raycore's, in this process, and vLLM's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PEER_ENVIRONMENT = {
 
 @contextmanager
 def raycore_server(engine: AsyncLLM) -> Iterator[Api]:
-    """A server of `engine`, on a free port of this machine."""
+    """raycore's server of `engine`, on a free port."""
     app = build_app(engine, ServerOptions((NAME,), api_keys=(KEY,)))
     with listen("127.0.0.1", 0) as listener:
         server = HttpServer(app, listener)
@@ -51,7 +51,7 @@ def raycore_server(engine: AsyncLLM) -> Iterator[Api]:
 
 @contextmanager
 def vllm_server(python: str, start_timeout_s: float) -> Iterator[Api]:
-    """vLLM's server, run by the interpreter `python`. Raises RuntimeError with the end of its log."""
+    """vLLM's server, run by the interpreter `python`. Raises RuntimeError with its log if it doesn't start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,11 +99,11 @@ def _wait_until_healthy(root: str, process: subprocess.Popen[bytes], log: Path, 
                 return
         except httpx.TransportError:
             time.sleep(LOOK_S)
-    raise RuntimeError(f"vLLM's server didn't come up within {timeout_s:g} s; its log ends:\n{log.read_text()[-3000:]}")
+    raise RuntimeError(f"vLLM's server didn't start within {timeout_s:g} s; its log ends:\n{log.read_text()[-3000:]}")
 
 
 def _num_in_vllm(root: str) -> int:
-    """Requests that its engine has, as its metrics tell."""
+    """Running and waiting requests, from the server's metrics."""
     metrics = httpx.get(f"{root}/metrics").text
     counts = re.findall(r"^vllm:num_requests_(?:running|waiting){[^}]*} (\S+)", metrics, re.MULTILINE)
     return int(sum(map(float, counts)))

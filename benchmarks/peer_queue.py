@@ -1,7 +1,7 @@
-"""The peer's side of `executor_round_trip.py`: calls over vLLM's shared-memory MessageQueue, made as its executor does.
+"""vLLM's side of `executor_round_trip.py`: calls over its shared-memory MessageQueue, as its executor makes them.
 
-Runs in the peer's own environment: `python peer_queue.py NUM_WORKERS`. For each line `NUM_CALLS` on standard input it
-prints one JSON list, the seconds of each call; an empty line ends it.
+Runs in vLLM's environment: `python peer_queue.py NUM_WORKERS`. For each line `NUM_CALLS` on standard input, it prints a
+JSON list with the seconds of each call. An empty line ends it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One rank, then three, then one again, while requests run: what fails, and the throughput before, during and after.
+"""Scales from one rank to three and back while requests run, and reports throughput and failed requests.
 
 python benchmarks/scaling.py [CHECKPOINT]
 """
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?", default=str(demo_model_path()), help="default: the bundled model")
     parser.add_argument("--concurrency", type=int, default=48)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each steady phase")
+    parser.add_argument("--seconds", type=float, default=8.0, help="duration of each steady phase")
     load = asyncio.run(run(parser.parse_args()))
     print(f"requests that failed: {len(load.errors)}")
     for error in load.errors[:3]:

@@ -1,11 +1,11 @@
-"""What the scheduler costs a step of steady decode, beside vLLM's scheduler on the same machine in the same minutes.
+"""The scheduler's time per step of steady decode, compared with vLLM's scheduler. The two are measured alternately.
 
     python benchmarks/scheduler_step.py --peer-python ENV/bin/python --checkpoint DIR
 
-Every request has 32 prompt tokens and decodes to the end, one plan at a time, blocks of 16 tokens, prefix caching on. A
-step's time is schedule() plus update(), without the model and without building its result. The two take turns at
-each size; the table has the median over rounds of each round's median and mean step (the mean contains the
-steps in which all requests start on a block at once). Without --peer-python only raycore is measured.
+Every request has 32 prompt tokens and decodes one plan at a time, with blocks of 16 tokens and prefix caching. A step's
+time is schedule() plus update(), without the model and without building its result. The table has, for each number of
+requests, the medians over rounds of the median and the mean step. The mean includes the steps in which all requests
+start a new block at once. Without --peer-python, only raycore is measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from raycore.scheduler.scheduler import Scheduler
 SIZES = (1, 64, 256, 1024)
 NUM_STEPS = 160
 NUM_SKIPPED = 10
-"""Steps before the steady state, which are not counted."""
+"""Steps at the beginning that are not counted."""
 PEER_TIMEOUT_S = 180.0
 VOCAB_SIZE = 8192
 Timing = tuple[float, float]
@@ -40,7 +40,7 @@ Timing = tuple[float, float]
 
 
 def measure(num_requests: int) -> Timing:
-    """One round of ours."""
+    """One round of raycore's scheduler."""
     scheduler = Scheduler(
         SchedulerConfig(max(num_requests, 2), 65536, 2048), CacheConfig(16, True, 0.9), 20000, VOCAB_SIZE
     )
@@ -64,7 +64,7 @@ def measure(num_requests: int) -> Timing:
 
 
 def plan_bytes(num_requests: int) -> int:
-    """The encoded size of a plan in which every request decodes one token and starts on no block."""
+    """Encoded bytes of a plan in which every request decodes one token and none starts a block."""
     scheduler = Scheduler(SchedulerConfig(num_requests, 65536, 2048), CacheConfig(16, True, 0.9), 20000, VOCAB_SIZE)
     for i in range(num_requests):
         scheduler.submit(EngineRequest(i, str(i), [i] * 20, SamplingParams(max_tokens=9), seed=i))
@@ -89,7 +89,7 @@ def running_peer(python: str, checkpoint: str) -> Iterator[Connection]:
 
 
 def ask(peer: Connection, size: int) -> Timing:
-    """One round of the peer's."""
+    """One round of vLLM's scheduler."""
     peer.send(size)
     if not peer.poll(PEER_TIMEOUT_S):
         raise SystemExit(f"the peer did not measure {size} requests within {PEER_TIMEOUT_S:.0f} s")
@@ -97,7 +97,7 @@ def ask(peer: Connection, size: int) -> Timing:
 
 
 def middle(rounds: list[Timing]) -> Timing:
-    """Median over rounds, of medians and of means."""
+    """The median over rounds of the medians, and of the means."""
     medians, means = zip(*rounds, strict=True)
     return statistics.median(medians), statistics.median(means)
 
@@ -134,13 +134,13 @@ def compare(sizes: list[int], num_rounds: int, peer: Connection | None) -> None:
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", help="the Python of an environment that has vLLM")
+    parser.add_argument("--peer-python", help="the interpreter of an environment that has vLLM")
     parser.add_argument("--checkpoint", help="a checkpoint for vLLM's ModelConfig; its weights are not read")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     if args.peer_python is None:
-        print("vLLM is not measured: give --peer-python and --checkpoint")
+        print("vLLM is not measured: that needs --peer-python and --checkpoint")
         compare(args.sizes, args.rounds, None)
         return
     if args.checkpoint is None:

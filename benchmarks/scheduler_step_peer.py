@@ -1,6 +1,6 @@
-"""vLLM's side of `scheduler_step.py`, for vLLM's environment: answers sizes with (median, mean) step times in µs.
+"""vLLM's side of `scheduler_step.py`, in vLLM's environment. Receives sizes, and sends (median, mean) step times in µs.
 
-Arguments: the file descriptor to talk through, a checkpoint, steps of a round, steps not counted at its beginning.
+Arguments: the file descriptor of the connection, a checkpoint, steps per round, steps at its beginning to skip.
 """
 
 import os
@@ -54,7 +54,7 @@ def make_scheduler(checkpoint: str, num_seqs: int) -> Scheduler:
 
 
 def measure(checkpoint: str, num_requests: int, num_steps: int, num_skipped: int) -> tuple[float, float]:
-    """One round."""
+    """One round of vLLM's scheduler."""
     hash_function = get_hash_fn_by_name("sha256_cbor")
     init_none_hash(hash_function)
     hasher = get_request_block_hasher(BLOCK_SIZE, hash_function)
@@ -91,7 +91,7 @@ def measure(checkpoint: str, num_requests: int, num_steps: int, num_skipped: int
 
 
 def main() -> None:
-    """Answer until the other side hangs up."""
+    """Measure sizes until the connection is closed."""
     descriptor, checkpoint, num_steps, num_skipped = sys.argv[1:]
     with Connection(int(descriptor)) as connection:
         while True:

@@ -1,11 +1,11 @@
-"""Serving under load: streams at the same time, raycore's server beside vLLM's, each with two data-parallel ranks.
+"""The server under concurrent streams: raycore compared with vLLM, each with two data-parallel ranks.
 
-Each run starts a server, warms it up, and keeps 64, then 256, then 1,000 streams under way, for `--seconds` each, from
-a client process of its own (`stream_load.py`); runs alternate between the engines. Both get the same checkpoint,
-prompts (random token ids), output lengths and limits. The table has medians over the runs: tokens a second,
-milliseconds to the first token (TTFT) and for each further one (TPOT), errors (there must be none), and the memory of
-all processes of the server (proportional set size, so that what they share counts once) at the end of each load, and
-over that in its middle.
+Each run starts a server, warms it up, and keeps 64, then 256, then 1,000 streams running for `--seconds` each, from a
+separate client process (`stream_load.py`). Runs alternate between the engines. Both get the same checkpoint, prompts
+(random token ids), output lengths and limits. The table has medians over the runs: tokens per second, milliseconds to
+the first token (TTFT) and per further token (TPOT), errors (there must be none), and memory of all the server's
+processes at the end of each load, in MiB and relative to the middle of the load. Memory is the proportional set size,
+which counts shared memory once.
 
     python benchmarks/serving.py --peer-python PEER/bin/python CHECKPOINT
 """
@@ -36,7 +36,7 @@ NAME = "model"
 """The served name."""
 
 MOST_GROWTH = 1.05
-"""Memory at the end of a load over that in its middle, on which it is called a leak."""
+"""Memory at the end of a load relative to its middle, above which it counts as a leak."""
 
 PEER_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -58,17 +58,17 @@ def main() -> None:
         "--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs"
     )
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256, 1000])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each load")
-    parser.add_argument("--runs", type=int, default=3, help="of each engine")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each load")
+    parser.add_argument("--runs", type=int, default=3, help="runs per engine")
     parser.add_argument("--dp", type=int, default=2)
     parser.add_argument("--api-server-count", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--max-num-seqs", type=int, default=256, help="of each rank")
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="limit of each rank")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--peer-dtype", default=None, help="default: as --dtype")
     parser.add_argument(
-        "--peer-environment", nargs="*", default=[], metavar="NAME=VALUE", help="further variables for vLLM"
+        "--peer-environment", nargs="*", default=[], metavar="NAME=VALUE", help="environment variables for vLLM"
     )
     args = parser.parse_args()
     commands = {"raycore": _our_command(args)}
@@ -85,8 +85,8 @@ def main() -> None:
                     results[name][streams].append(_measure(url, pid, args, streams))
     print(
         f"\n{Path(args.checkpoint).name}: DP={args.dp}, {args.api_server_count} API servers, prompts of "
-        f"{args.prompt_tokens} tokens, outputs of {args.new_tokens}, at most {args.max_num_seqs} requests a rank; "
-        f"{args.seconds:g} s a load, medians of {args.runs} runs, alternating; dtype {args.dtype}, vLLM's "
+        f"{args.prompt_tokens} tokens, outputs of {args.new_tokens}, at most {args.max_num_seqs} requests per rank; "
+        f"{args.seconds:g} s per load, medians of {args.runs} runs, alternating; dtype {args.dtype}, vLLM's "
         f"{args.peer_dtype or args.dtype}"
     )
     print(_as_table(results, args.streams))
@@ -114,7 +114,7 @@ def _shared_options(args: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def _server(command: list[str], environment: Mapping[str, str]) -> Generator[tuple[str, int], None, None]:
-    """A server's URL and its first process's id, while the block runs."""
+    """Run a server while the context is open. Yields its URL and the pid of its first process."""
     port = _free_port()
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(
@@ -128,7 +128,7 @@ def _server(command: list[str], environment: Mapping[str, str]) -> Generator[tup
         try:
             if not _wait_until_healthy(url, server):
                 log.seek(0)
-                raise RuntimeError(f"{' '.join(command)} doesn't serve:\n{log.read()[-3000:]}")
+                raise RuntimeError(f"{' '.join(command)} didn't start:\n{log.read()[-3000:]}")
             yield url, server.pid
         finally:
             _end(server)
@@ -161,7 +161,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _measure(url: str, pid: int, args: argparse.Namespace, streams: int) -> dict[str, Any]:
-    """One load's report, with the server's memory in MiB."""
+    """Run one load. Returns its report and the server's memory in MiB."""
     client = _start_load(url, args, streams, args.seconds)
     time.sleep(args.seconds / 2)
     middle = _memory_mib(pid)
@@ -192,12 +192,12 @@ def _finish_load(client: subprocess.Popen[str]) -> dict[str, Any]:
     stdout, _ = client.communicate(timeout=_START_TIMEOUT_S)
     reports = [line.removeprefix(MARK) for line in stdout.splitlines() if line.startswith(MARK)]
     if client.returncode or not reports:
-        raise RuntimeError(f"the load's process ended with {client.returncode}")
+        raise RuntimeError(f"the load process exited with status {client.returncode}")
     return json.loads(reports[-1])
 
 
 def _memory_mib(pid: int) -> float:
-    """Memory of a process and all that it has started, what they share counted once."""
+    """Proportional set size of a process and its descendants, in MiB."""
     num_kib = 0
     for each in [pid, *_descendants(pid)]:
         try:
@@ -269,7 +269,7 @@ def _cells(values: dict[str, float]) -> list[str]:
 
 
 def _judge(by_streams: dict[int, list[dict[str, Any]]]) -> None:
-    """Say what wasn't held, and end with a failure if anything was not."""
+    """Print errors and leaks, and exit with status 1 if there are any."""
     missed: list[str] = []
     for streams, runs in by_streams.items():
         values = _medians(runs)

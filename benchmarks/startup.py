@@ -1,7 +1,7 @@
-"""Seconds from launching `python` to the first generated token, on the bundled model, at DP=1 and DP=2.
+"""Seconds from launching `python` to the first generated token of the bundled model, with DP=1 and DP=2.
 
-raycore and vLLM (its own environment, given by `--peer-python`; eager, so that it compiles nothing) start in turn. Each
-start is a fresh process that imports, brings the engine up and generates one token.
+raycore and vLLM (in its own environment, `--peer-python`; eager, so that it compiles nothing) start alternately. Each
+start is a new process that imports the package, starts the engine and generates one token.
 
     python benchmarks/startup.py --peer-python PEER/bin/python
 """

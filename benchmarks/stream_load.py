@@ -1,8 +1,8 @@
-"""A closed loop of streaming completions against an OpenAI-compatible server, as a process of its own.
+"""A load generator: a closed loop of streaming completions against an OpenAI-compatible server.
 
-Prompts are random token ids, decoding is greedy, end-of-sequence is ignored, so every answer has a fixed number of
-tokens. As many streams as asked for are kept under way for so many seconds; then those that run may finish. Reports one
-JSON object: see `_summary`.
+Prompts are random token ids, decoding is greedy, and end-of-sequence is ignored, so every answer has a fixed number of
+tokens. `--streams` streams are kept running for `--seconds`; then the running ones may finish. Reports one JSON object:
+see `_summary`.
 
     python benchmarks/stream_load.py URL MODEL --streams 64 --seconds 60
 """
@@ -21,21 +21,21 @@ import aiohttp
 from common import report
 
 _FINISH_S = 300.0
-"""Streams that run when the time is up may take this long."""
+"""Time for running streams to finish when `--seconds` are over."""
 
 _LOWEST_ID = 3
-"""Those below are special in most vocabularies."""
+"""Lower ids are special tokens in most vocabularies."""
 
 
 @dataclass
 class Stream:
-    """One request, as its client saw it."""
+    """One request, as its client sees it."""
 
     started_s: float
     event_times_s: list[float] = field(default_factory=list[float])
-    """When each event with text, or an end, came."""
+    """Arrival time of each event with text or a finish reason."""
     num_tokens: int = 0
-    """By the server's count, in the last event."""
+    """The server's count, from the last event."""
     error: str | None = None
 
     @property
@@ -45,11 +45,11 @@ class Stream:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds for each token after the first."""
+        """Mean seconds per token after the first."""
         return (self.event_times_s[-1] - self.event_times_s[0]) / max(1, self.num_tokens - 1)
 
     def tokens_until(self, end_s: float) -> float:
-        """Those that came by then: an event may hold several, of which each is taken to hold equally many."""
+        """Estimate of the tokens that had arrived by then. Assumes that all events hold equally many."""
         return self.num_tokens * sum(time_s <= end_s for time_s in self.event_times_s) / len(self.event_times_s)
 
 
@@ -58,11 +58,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("model", help="the served name")
-    parser.add_argument("--streams", type=int, default=64, help="under way at the same time")
+    parser.add_argument("--streams", type=int, default=64, help="concurrent streams")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--vocab-size", type=int, default=320, help="prompts' ids are below")
+    parser.add_argument("--vocab-size", type=int, default=320, help="upper bound of the prompts' token ids")
     args = parser.parse_args()
     report(**asyncio.run(_load(args)))
 
@@ -82,7 +82,7 @@ async def _load(args: argparse.Namespace) -> dict[str, Any]:
                 streams.append(stream)
                 await _follow(session, args, prompt, stream)
                 if stream.error is not None:
-                    await asyncio.sleep(0.1)  # a server that refuses everything isn't to be flooded
+                    await asyncio.sleep(0.1)  # don't flood a server that refuses everything
 
         tasks = [asyncio.ensure_future(follow_one_another()) for _ in range(args.streams)]
         _, late = await asyncio.wait(tasks, timeout=args.seconds + _FINISH_S)
@@ -118,7 +118,7 @@ async def _follow(session: aiohttp.ClientSession, args: argparse.Namespace, prom
     if not is_done:
         stream.error = stream.error or "the stream ended without [DONE]"
     elif stream.num_tokens != args.new_tokens:
-        stream.error = stream.error or f"{stream.num_tokens} tokens in place of {args.new_tokens}"
+        stream.error = stream.error or f"{stream.num_tokens} tokens instead of {args.new_tokens}"
 
 
 def _take(data: bytes, stream: Stream) -> None:
@@ -133,10 +133,10 @@ def _take(data: bytes, stream: Stream) -> None:
 
 
 def _summary(streams: list[Stream], begun_s: float, end_s: float, new_tokens: int) -> dict[str, Any]:
-    """What the benchmark needs: counts, tokens a second, and percentiles in milliseconds."""
+    """The report: counts, tokens per second, and percentiles in milliseconds."""
     unfinished = [stream for stream in streams if stream.error is None and stream.num_tokens != new_tokens]
     failed = [stream.error for stream in streams if stream.error is not None]
-    failed += ["it didn't finish"] * len(unfinished)
+    failed += ["the stream didn't finish"] * len(unfinished)
     whole = [stream for stream in streams if stream.error is None and stream.num_tokens == new_tokens]
     num_tokens = sum(stream.tokens_until(end_s) for stream in whole)
     return {

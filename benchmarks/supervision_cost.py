@@ -1,7 +1,7 @@
-"""What watching over ranks costs while nothing fails: throughput with the supervisor on and off, in turn, in one run.
+"""The cost of supervision while nothing fails: throughput with the supervisor on and off, alternately.
 
-Off means that nobody waits for the ranks' ends, asks them for signs of life, or looks for drained nodes. Two engines of
-the same shape generate the same requests, one after the other, in alternating order.
+With the supervisor off, nothing watches for ranks that end or stall, or for nodes that drain. Two engines of the same
+shape run the same requests, one after the other, in alternating order.
 
     python benchmarks/supervision_cost.py [CHECKPOINT] [--dp 2]
 """
@@ -18,7 +18,7 @@ from raycore.demo import demo_model_path, held_out_problems
 
 AT_MOST = 1.02
 SETTLES_S = 15.0
-"""By then standbys have come up, and rest."""
+"""Time for standbys to start and become idle."""
 
 
 def main() -> None:
@@ -37,9 +37,9 @@ def main() -> None:
         for number in range(args.rounds + 1):
             for name in sorted(engines, reverse=bool(number % 2)):
                 rate = tokens_per_s(engines[name])
-                if number:  # the first warms up
+                if number:  # the first round warms up
                     rates[name].append(rate)
-    # of neighbours in time, because a machine's speed drifts
+    # ratios of neighbouring rounds, because the machine's speed drifts
     cost = median([off / on for on, off in zip(rates["on"], rates["off"], strict=True)])
     verdict = "held" if cost <= AT_MOST else "NOT HELD"
     rows: list[list[object]] = [["supervision", "tokens/s, median", "lowest", "highest"]]
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def tokens_per_s(llm: LLM) -> float:
-    """Of one batch."""
+    """Output tokens per second of one batch."""
     prompts = [prompt for prompt, _ in held_out_problems(3, 128)]
     params = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
     started_s = time.perf_counter()

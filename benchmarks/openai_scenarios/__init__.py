@@ -1,8 +1,8 @@
-"""What clients ask of an OpenAI-compatible server, with what raycore answers: a table for a test and a benchmark.
+"""A table of requests to an OpenAI-compatible server with raycore's answers, for a test and a benchmark.
 
-Each row is a function that asks, and gives what came back as plain values without ids and times, so that it can be
-compared: with what is expected here, and with what another server answers for the same checkpoint, the bundled one.
-Where vLLM answers otherwise, the row says why.
+Each scenario is a function that sends requests and returns the answers as plain values, without ids and times. They are
+compared with the expected values in the table, and with another server's answers for the bundled model. If vLLM's
+answer differs, the scenario has the reason.
 """
 
 from openai_scenarios import chat, choosing, completions, errors, surroundings

@@ -121,8 +121,8 @@ def chat_with_hints(api: Api) -> Any:
 
 @scenario(
     [[["left", "right"], True, "stop"], [["left", "right"], True, "stop"]],
-    "vLLM lets JSON have white space without end, which this small model, at this temperature, writes until max_tokens "
-    "cut it short. raycore allows 32 characters of it at a time.",
+    "vLLM allows any amount of white space in JSON, and at this temperature the small model writes white space up to "
+    "max_tokens. raycore allows at most 32 characters of it at a time.",
 )
 def chat_json_of_a_schema(api: Api) -> Any:
     number = {"type": "integer", "minimum": 10, "maximum": 99}

@@ -1,4 +1,4 @@
-"""Completions: how tokens are chosen, what ends them, and what is told of them."""
+"""Completions: sampling, stop conditions and log probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completions: what is asked for, and in which form."""
+"""Completions: forms of prompts and answers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def completion_with_echo_and_logprobs(api: Api) -> Any:
 
 @scenario(
     [["27 + 58 =", "length", None], [7, 0, 7]],
-    "vLLM counts the token that it samples although only the prompt is wanted.",
+    "vLLM counts the token that it has to generate although only the prompt was requested.",
 )
 def echo_alone(api: Api) -> Any:
     answer = api.complete(echo=True, max_tokens=0)

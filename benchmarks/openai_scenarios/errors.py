@@ -1,4 +1,4 @@
-"""What is refused: status, type and parameter."""
+"""Errors: status, type and parameter."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from openai_scenarios.table import QUESTION, Api, of_error, scenario
 
 ERROR_TYPES = "vLLM's error types are its own (BadRequestError); raycore's are OpenAI's."
-ERROR_PARAMS = "It doesn't always name the parameter."
-ERROR_PLACES = "Where a field has a wrong form, it names the place in its own classes."
+ERROR_PARAMS = "vLLM doesn't always name the parameter."
+ERROR_PLACES = "For a field of the wrong type, vLLM names a path in its own classes."
 
 
 @scenario([404, "invalid_request_error", "model"], ERROR_TYPES)
@@ -113,7 +113,7 @@ def error_empty_prompt(api: Api) -> Any:
         [400, "invalid_request_error", "messages"],
         [400, "invalid_request_error", "messages"],
     ],
-    f"{ERROR_TYPES} {ERROR_PARAMS} {ERROR_PLACES} It answers a message that says nothing.",
+    f"{ERROR_TYPES} {ERROR_PARAMS} {ERROR_PLACES} It accepts a message without content.",
 )
 def error_messages(api: Api) -> Any:
     image = {"type": "image_url", "image_url": {"url": "http://localhost/none.png"}}
@@ -123,7 +123,7 @@ def error_messages(api: Api) -> Any:
 
 @scenario(
     [400, "invalid_request_error", "nonsense"],
-    "vLLM ignores fields that it doesn't know. raycore refuses them, so that none is thought to be done that isn't.",
+    "vLLM ignores unknown fields. raycore refuses them, so that no field is silently without effect.",
 )
 def error_field_that_nobody_knows(api: Api) -> Any:
     return of_error(lambda: api.complete(nonsense=1))
@@ -136,7 +136,7 @@ def error_stream_options_without_a_stream(api: Api) -> Any:
 
 @scenario(
     [400, "invalid_request_error", "prompt"],
-    "vLLM has sent the status by the time at which it looks at the ids, so the error is an event.",
+    "vLLM sends the status before it checks the token ids, so the error is an event.",
 )
 def error_in_a_stream_is_a_status(api: Api) -> Any:
     return of_error(lambda: list(api.complete([1_000_000], stream=True)))

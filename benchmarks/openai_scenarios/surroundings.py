@@ -1,4 +1,4 @@
-"""Keys, models, tokens, probes; clients that leave, and many at once."""
+"""API keys, models, tokenization, probes, clients that disconnect, and concurrent clients."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def models(api: Api) -> Any:
     return [[model.object, model.id == api.model, model.max_model_len] for model in listed]
 
 
-@scenario([200, 404], "vLLM doesn't have this path of OpenAI's.")
+@scenario([200, 404], "vLLM doesn't implement this path.")
 def model_by_name(api: Api) -> Any:
     found = api.http.get(f"/v1/models/{api.model}")
     missing = api.http.get("/v1/models/other")
@@ -68,7 +68,7 @@ def tokenize(api: Api) -> Any:
 
 @scenario(
     ["�", "�", " ", "1"],
-    "raycore gives the tokens' texts, as with log probabilities; vLLM gives how its vocabulary spells them.",
+    "raycore returns the tokens' texts, as in log probabilities. vLLM returns the vocabulary's own spelling.",
 )
 def tokenize_with_texts(api: Api) -> Any:
     body = {"model": api.model, "prompt": "é 1", "return_token_strs": True}

@@ -1,4 +1,4 @@
-"""What rows of the table are made of: the server to ask, and what came back as plain values."""
+"""The table of scenarios, the client they use, and conversions of answers to plain values."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ WEATHER = {
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}},
 }
 ENDLESS = {"max_tokens": 900, "temperature": 1, "n": 64}
-"""Too many tokens to be done by the time at which they have to be gone."""
+"""So many tokens that the request can't finish before the test has checked that it was aborted."""
 ABORTED_WITHIN_S = 1.0
 START_WITHIN_S = 20.0
 LEFT_AFTER_S = 1.5
 
 
 class Api:
-    """A server to ask."""
+    """A server and its clients."""
 
     def __init__(self, root: str, model: str, key: str, num_underway: Callable[[], int]) -> None:
-        """`num_underway`: the requests that the server's engine has."""
+        """`num_underway`: returns the number of requests in the server's engine."""
         self.root, self.model = root, model
         self.num_underway = num_underway
         self.client = openai.OpenAI(base_url=f"{root}/v1", api_key=key, max_retries=0, timeout=60)
         self.http = httpx.Client(base_url=root, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
     def complete(self, prompt: Any = PROMPT, **fields: Any) -> Any:
-        """`/v1/completions`, greedy unless said otherwise. Fields that the client doesn't know go into the body."""
+        """`/v1/completions`, greedy by default. Fields that OpenAI's client doesn't know are put into the body."""
         return self.client.completions.create(**self._arguments({"prompt": prompt, "temperature": 0, **fields}))
 
     def chat(self, messages: Any = QUESTION, **fields: Any) -> Any:
@@ -55,20 +55,20 @@ class Api:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One row."""
+    """One row of the table."""
 
     name: str
     ask: Callable[[Api], Any]
     expected: Any
     vllm_differs: str | None
-    """Why vLLM's outcome is another; None where it is to be the same."""
+    """Why vLLM's outcome differs; None if it has to be the same."""
 
 
 SCENARIOS: list[Scenario] = []
 
 
 def scenario(expected: Any, vllm_differs: str | None = None) -> Callable[[Callable[[Api], Any]], Callable[[Api], Any]]:
-    """Put a function into the table."""
+    """Add a function to the table."""
 
     def add(ask: Callable[[Api], Any]) -> Callable[[Api], Any]:
         SCENARIOS.append(Scenario(ask.__name__, ask, expected, vllm_differs))
@@ -78,22 +78,22 @@ def scenario(expected: Any, vllm_differs: str | None = None) -> Callable[[Callab
 
 
 def of_choice(choice: Any) -> list[Any]:
-    """A choice of a completion: text, why it ended, what ended it."""
+    """Text, finish reason and stop reason of a completion's choice."""
     return [choice.text, choice.finish_reason, getattr(choice, "stop_reason", None)]
 
 
 def of_message(choice: Any) -> list[Any]:
-    """A choice of a chat completion: role, text, why it ended."""
+    """Role, content and finish reason of a chat completion's choice."""
     return [choice.message.role, choice.message.content, choice.finish_reason]
 
 
 def of_usage(usage: Any) -> list[int]:
-    """Tokens of the prompt, of the output, of both."""
+    """Prompt tokens, completion tokens, total tokens."""
     return [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens]
 
 
 def of_events(events: Iterable[Any]) -> dict[str, Any]:
-    """A stream put together: for each choice its text and its reasons to end, and the usages that came."""
+    """A whole stream: text and finish reasons of each choice, and all usages."""
     texts: dict[int, str] = {}
     reasons: dict[int, list[str]] = {}
     usages: list[list[int]] = []
@@ -124,7 +124,7 @@ def of_error(call: Callable[[], Any]) -> list[Any]:
 
 
 def of_logprobs(logprobs: Any) -> dict[str, Any]:
-    """Those of a completion, rounded."""
+    """Log probabilities of a completion, rounded."""
     return {
         "tokens": logprobs.tokens,
         "offsets": logprobs.text_offset,
@@ -134,7 +134,7 @@ def of_logprobs(logprobs: Any) -> dict[str, Any]:
 
 
 def of_chat_logprobs(content: Iterable[Any]) -> list[Any]:
-    """Those of a chat completion, rounded."""
+    """Log probabilities of a chat completion, rounded."""
     return [
         [token.token, round(token.logprob, 2), token.bytes, [other.token for other in token.top_logprobs]]
         for token in content
