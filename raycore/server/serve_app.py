@@ -35,23 +35,23 @@ _MAX_STARTS = 3
 
 
 ARGUMENTS = {**ENGINE_OPTIONS, **{name: each for name, each in SERVER_OPTIONS.items() if not each.is_secret}}
-"""What the builder takes: all options of engines and servers, but for API keys, which no manifest should have."""
+"""The builder's arguments: all engine and server options except API keys, which don't belong in manifests."""
 
 
 def build_serve_app(args: dict[str, Any]) -> serve.Application:
     """Build a Serve application with one deployment, `raycore`.
 
     Args:
-        args: options, as docs/options.md lists them, as text (`dtype=float32` on the command line) or as what they
-            are. API keys come from the replicas' environment: RAYCORE_API_KEY.
+        args: options, as docs/options.md lists them, as text (`dtype=float32` on the command line) or as typed
+            values. The API key is read from RAYCORE_API_KEY in the replicas' environment.
 
     Raises:
-        InvalidConfig: an option isn't known, or can't work.
+        InvalidConfig: an option is unknown or invalid.
     """
     chosen = check_options(ARGUMENTS, without_vllm_options({name: _value(name, arg) for name, arg in args.items()}))
     server = {name: value for name, value in chosen.items() if name in SERVER_OPTIONS}
     engine = {name: value for name, value in chosen.items() if name in ENGINE_OPTIONS}
-    # Serve then holds back what the server would refuse
+    # Serve then queues requests that the server would refuse with status 429
     deployment: Any = Raycore
     limit = chosen.get("max_concurrent_requests") or SERVER_OPTIONS["max_concurrent_requests"].default
     return deployment.options(max_ongoing_requests=limit).bind(server, engine)
@@ -77,10 +77,10 @@ class Raycore:
     """A replica: an engine and its server. Serve drains it and then calls `__del__`."""
 
     async def __init__(self, server: dict[str, Any], engine: dict[str, Any]) -> None:
-        """Takes what `build_serve_app` has checked, and returns once the engine can serve."""
+        """Start the engine with arguments that `build_serve_app` has checked, and return once it can serve."""
         engine = {"model": str(demo_model_path()), **engine}
         self._options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
-        # a model can take minutes to load: Serve's calls are answered meanwhile
+        # a model can take minutes to load; awaiting it leaves the event loop free for Serve's calls
         self._engine = await AsyncLLM.create(use_tqdm_on_load=False, **engine)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
