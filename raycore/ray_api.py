@@ -14,19 +14,22 @@ starts. A handle of such an actor is typed as the plain class, so that a call's 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 if TYPE_CHECKING:
     from ray import ObjectRef
+    from ray.exceptions import RayTaskError
     from ray.util.placement_group import PlacementGroup
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+RefT = TypeVar("RefT", bound="ObjectRef[Any] | Iterator[ObjectRef[Any]]")
 
 _ray: Any = ray
 """Untyped on purpose: this module gives the types."""
@@ -61,9 +64,14 @@ def endpoint(group: str | None = None) -> Callable[[Callable[Concatenate[Any, P]
     return _ray.method(concurrency_group=group) if group is not None else _ray.method()
 
 
-def actor_class(plain: Callable[P, T], **options: Any) -> ActorClass[P, T]:
-    """The class that Ray starts, with Ray's options for all its actors. Actors are never restarted by Ray."""
-    return _ray.remote(max_restarts=0, **options)(plain)
+def actor_class(plain: Callable[P, T], *, max_restarts: int = 0, **options: Any) -> ActorClass[P, T]:
+    """The class that Ray starts, with Ray's options for all its actors.
+
+    Args:
+        plain: the class that has the endpoints. Ray shows its name.
+        max_restarts: how often Ray starts an actor that has died again; -1: always.
+    """
+    return _ray.remote(max_restarts=max_restarts, **options)(plain)
 
 
 def get(ref: ObjectRef[R], timeout_s: float | None = None) -> R:
@@ -82,11 +90,20 @@ def get_all(refs: Sequence[ObjectRef[R]], timeout_s: float | None = None) -> lis
     return _ray.get(list(refs), timeout=timeout_s)
 
 
-def wait(
-    refs: Sequence[ObjectRef[R]], num_returns: int = 1, timeout_s: float | None = None
-) -> tuple[list[ObjectRef[R]], list[ObjectRef[R]]]:
-    """The calls that have ended, in whatever way, and the others; returns once `num_returns` have, or at the time-out."""
+def wait(refs: Sequence[RefT], num_returns: int = 1, timeout_s: float | None = None) -> tuple[list[RefT], list[RefT]]:
+    """The calls that have ended, in whatever way, and the others. Waits for `num_returns`, at most `timeout_s`."""
     return _ray.wait(list(refs), num_returns=num_returns, timeout=timeout_s)
+
+
+def as_argument(ref: ObjectRef[R]) -> R:
+    """A call's result as the argument of another call. Ray hands over the value once it is there."""
+    return cast(R, ref)
+
+
+def cause_of(error: RayTaskError) -> BaseException:
+    """What a call raised, as it was raised; `error` itself where Ray could not bring it."""
+    cause: Any = error.cause  # pyright: ignore[reportUnknownMemberType]
+    return cause if isinstance(cause, BaseException) else error
 
 
 def stream(method: Endpoint[P, Iterator[R]], *args: P.args, **kwargs: P.kwargs) -> Iterator[ObjectRef[R]]:
@@ -105,9 +122,55 @@ def find_actor(name: str, namespace: str) -> Any:
     return _ray.get_actor(name, namespace)
 
 
+def actor_names() -> list[str]:
+    """The names of the actors in this process's namespace."""
+    return _ray.util.list_named_actors()
+
+
+def connect(address: str, **options: Any) -> None:
+    """Join the cluster at `address`. Raises ConnectionError, RuntimeError or ValueError when that can't be done."""
+    _ray.init(address=address, **options)
+
+
+def disconnect() -> None:
+    """Leave the cluster. A local Ray that this process has started ends."""
+    _ray.shutdown()
+
+
 def is_connected() -> bool:
     """Whether this process is connected to a Ray cluster."""
     return _ray.is_initialized()
+
+
+def is_worker() -> bool:
+    """Whether this process is one in which Ray runs actors and tasks, not a job's own program."""
+    return _ray.get_runtime_context().worker.mode == _ray.WORKER_MODE
+
+
+def own_actor() -> object:
+    """The handle of the actor whose process this is."""
+    return _ray.get_runtime_context().current_actor
+
+
+def own_actor_id() -> str | None:
+    """The id of the actor whose process this is, in hexadecimal; None where it is no actor's."""
+    return _ray.get_runtime_context().get_actor_id()
+
+
+def cluster_address() -> str:
+    """The `host:port` of the cluster's store (GCS)."""
+    return _ray.get_runtime_context().gcs_address
+
+
+def logs_dir() -> Path:
+    """The folder of this node's log files."""
+    context = _ray.get_runtime_context()
+    return Path(context.get_temp_dir(), context.get_session_name(), "logs")
+
+
+def metrics_port(node_id: str) -> int:
+    """The port at which a node exports metrics; 0 or less where it exports none, or is not in the cluster."""
+    return next((node["MetricsExportPort"] for node in _ray.nodes() if node["NodeID"] == node_id), 0)
 
 
 def node_id() -> str:
@@ -120,9 +183,15 @@ def node_ip() -> str:
     return _ray.util.get_node_ip_address()
 
 
-def on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
-    """Ray's `scheduling_strategy` for exactly this node."""
-    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+def on_node(node_id: str, *, soft: bool = False) -> NodeAffinitySchedulingStrategy:
+    """Ray's `scheduling_strategy` for a node. `soft`: another node will do where this one is gone."""
+    return NodeAffinitySchedulingStrategy(node_id, soft=soft)
+
+
+def bundle_of(group: PlacementGroup, index: int) -> dict[str, float]:
+    """What one bundle of a placement group holds: amounts by resource."""
+    untyped: Any = group
+    return dict(untyped.bundle_specs[index])
 
 
 def in_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:

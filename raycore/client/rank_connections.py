@@ -3,9 +3,6 @@
 One thread for each rank receives its outputs and hands them to the client.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
@@ -13,14 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
+from raycore.ray_api import cause_of, get, get_all, stream
+
+if TYPE_CHECKING:
+    from raycore.engine.engine_actor import DPEngineCoreActor
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RankConnection:
     """The connection to one rank, for as long as the rank serves."""
 
     dp_rank: int
-    actor: Any
+    actor: DPEngineCoreActor
     info: EngineInfo
     load: LoadView = NO_LOAD
     """The rank's, as it last said."""
@@ -55,7 +55,7 @@ class RankConnections:
         self._by_rank: dict[int, RankConnection] = {}
         self._is_closed = False
 
-    def connect(self, dp_rank: int, actor: Any, info: EngineInfo) -> None:
+    def connect(self, dp_rank: int, actor: DPEngineCoreActor, info: EngineInfo) -> None:
         """The rank serves: receive its outputs from now on."""
         connection = self._by_rank[dp_rank] = RankConnection(dp_rank, actor, info)
         name = f"raycore-outputs-dp{dp_rank}"
@@ -101,9 +101,8 @@ class RankConnections:
         """Hand the rank's outputs on until there are no more."""
         decoder = msgspec.msgpack.Decoder(OutputBatch)
         try:
-            outputs = connection.actor.outputs.options(num_returns="streaming")
-            for ref in outputs.remote(self._client_index):
-                self._deliver(connection, decoder.decode(ray.get(ref)))
+            for ref in stream(connection.actor.outputs, self._client_index):
+                self._deliver(connection, decoder.decode(get(ref)))
         except RayError as error:
             self._on_stream_lost(connection, error)
         except Exception as error:
@@ -131,8 +130,8 @@ def call_utility(
     """
     refs = [connection.actor.utility.remote(method, args, {}, timeout_s) for connection in connections]
     try:
-        return ray.get(refs, timeout=timeout_s + 1.0)
+        return get_all(refs, timeout_s=timeout_s + 1.0)
     except RayTaskError as error:
-        raise error.cause from None
+        raise cause_of(error) from None
     except RayActorError as error:
         raise EngineDeadError(f"{error}\na rank was lost before it had answered {method}()") from error

@@ -1,8 +1,5 @@
 """Why an engine is gone, in words: what Ray's exceptions say, with the root cause first. Pure."""
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import re
@@ -11,6 +8,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
 from raycore.errors import WorkerDied
 from raycore.messages import EngineInfo
+from raycore.ray_api import cause_of
 
 _BOILERPLATE = re.compile(r"^(The actor (died|experienced)\b|(class_name|actor_id|name|namespace|pid|ip): )")
 """Lines of Ray's message that say nothing of the cause."""
@@ -26,8 +24,8 @@ _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^[ ^~]*[\^~]\n", re.MULTILINE)
 
 def root_cause(error: BaseException) -> BaseException:
     """The exception that was raised in the actor, where `error` only brought it here; else `error` itself."""
-    while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
-        error = error.cause
+    while isinstance(error, RayTaskError) and (cause := cause_of(error)) is not error:
+        error = cause
     return error
 
 

@@ -7,9 +7,6 @@ while `ray.init()` runs, and two more so that its processes are apart from the p
 is lost is what nobody asks of a local Ray: metrics, the state API, usage reports.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import os
@@ -43,7 +40,7 @@ _SPARE_CPUS = 16
 def start_lean_ray(num_cpus: int, **options: Any) -> None:
     """`ray.init()` a local Ray with `num_cpus` CPUs, and some to spare."""
     with _environment(_ENVIRONMENT), _without_cluster_processes(), _with_own_processes():
-        ray.init(
+        ray.init(  # pyright: ignore[reportUnknownMemberType]  # its annotations have gaps
             address="local",
             num_cpus=num_cpus + max(_SPARE_CPUS, os.cpu_count() or 1),
             include_dashboard=False,

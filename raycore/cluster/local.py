@@ -29,6 +29,7 @@ from ray._private import auto_init_hook
 
 from raycore.cluster.lean_ray import start_lean_ray
 from raycore.errors import InitializationError
+from raycore.ray_api import is_connected
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def acquire_ray(num_cpus: float) -> bool:
     """
     global _num_users, _is_ours
     with _lock:
-        if not ray.is_initialized():
+        if not is_connected():
             _num_users = 0
             _is_ours = _connect(num_cpus)
         if _is_exiting:

@@ -5,9 +5,6 @@ read directly, others through Ray's state API, which needs the cluster's dashboa
 is about a failure, and must not become another one.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
@@ -17,7 +14,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-import ray
+from raycore import ray_api
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +46,11 @@ def with_last_lines(cause: str, pid: int | None, node_id: str | None) -> str:
 
 def last_lines(pid: int, node_id: str) -> list[str]:
     """The last lines that a Ray process wrote to standard error, or to standard output if it left the former empty."""
-    if not ray.is_initialized():
+    if not ray_api.is_connected():
         return []
-    here = ray.get_runtime_context()
-    if node_id == here.get_node_id():
-        return read_log(Path(here.get_temp_dir(), here.get_session_name(), "logs"), pid)
-    return _ask_ray(here.gcs_address, pid, node_id)
+    if node_id == ray_api.node_id():
+        return read_log(ray_api.logs_dir(), pid)
+    return _ask_ray(ray_api.cluster_address(), pid, node_id)
 
 
 def read_log(logs_dir: Path, pid: int) -> list[str]:

@@ -4,9 +4,6 @@ Owns the ranks' actors and its use of Ray. Where they run is `Reservations`' bus
 which rank is the supervisor's.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
@@ -15,13 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes
@@ -34,11 +29,19 @@ from raycore.cluster.rank import Rank
 from raycore.cluster.reservations import Groups, Reservations
 from raycore.cluster.standby import Standbys
 from raycore.config import EngineConfig
-from raycore.engine.engine_actor import DPEngineCoreActor
+from raycore.engine.engine_actor import DP_ENGINE_CORE_ACTOR, DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidInput
 from raycore.messages import EngineInfo
 from raycore.node.processes import wait_until_gone
+from raycore.ray_api import as_argument, get, in_bundle, is_connected, node_id, wait
 from raycore.worker.rank import RankIdentity
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from raycore.ray_api import ActorClass
+
+    RankActorClass = ActorClass[[bytes, RankIdentity, PlacementGroup | None, str], DPEngineCoreActor]
 
 logger = logging.getLogger(__name__)
 
@@ -76,14 +79,14 @@ class CoreEngineActorManager:
         config: EngineConfig,
         placement_groups: Sequence[PlacementGroup] | None = None,
         *,
-        actor_cls: Any = DPEngineCoreActor,
+        actor_cls: RankActorClass = DP_ENGINE_CORE_ACTOR,
     ) -> None:
         """Nothing is started yet.
 
         Args:
             placement_groups: the caller's own, one for each rank, used as they are and left in place. None: raycore
                 makes its own and removes them.
-            actor_cls: the Ray actor class of a rank.
+            actor_cls: what Ray starts ranks of.
         """
         self.engine_id = secrets.token_hex(4)
         self.ranks: dict[int, Rank] = {}
@@ -123,7 +126,7 @@ class CoreEngineActorManager:
             self._uses_ray = True
             self._decide_device()
             self._standbys = self._make_standbys()
-            self.node = ray.get_runtime_context().get_node_id()
+            self.node = node_id()
             self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours)
             self._create(self.reservations.for_new_engine(is_wanted))
             self.confirm(list(self.ranks.values()), on_progress, is_wanted)
@@ -152,7 +155,7 @@ class CoreEngineActorManager:
         deadline_s = time.monotonic() + timeout_s
         while waiting:
             left_s = max(0.0, deadline_s - time.monotonic())
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=min(left_s, _PROGRESS_S))
+            done, _ = wait(list(waiting), num_returns=1, timeout_s=min(left_s, _PROGRESS_S))
             if not done and left_s > 0:
                 if self._is_shut_down or not is_wanted():
                     raise InitializationError("the engine was shut down while it was starting")
@@ -253,10 +256,10 @@ class CoreEngineActorManager:
         with self._lock:
             self._is_shut_down = True
             self.reservations.cancel()
-            if self._standbys is not None and ray.is_initialized():
+            if self._standbys is not None and is_connected():
                 self._standbys.close()
             timeout_s = self._config.executor.shutdown_timeout_s if timeout_s is None else timeout_s
-            if ray.is_initialized():
+            if is_connected():
                 self.shrink(list(self.ranks), timeout_s)
                 self.reservations.close()
             self.ranks = {}
@@ -280,7 +283,9 @@ class CoreEngineActorManager:
             for dp_rank, group in groups.items()
         }
         # Ray hands each rank the address that the first one gives
-        meeting = next(iter(actors.values())).rendezvous.remote() if self._config.parallel.is_lockstep else None
+        meeting = None
+        if self._config.parallel.is_lockstep:
+            meeting = as_argument(next(iter(actors.values())).rendezvous.remote())
         created = [
             Rank(dp_rank, group, nodes[dp_rank], actors[dp_rank], actors[dp_rank].wait_for_init.remote(meeting))
             for dp_rank, group in groups.items()
@@ -288,7 +293,9 @@ class CoreEngineActorManager:
         self.ranks |= {rank.dp_rank: rank for rank in created}
         return created
 
-    def _actor(self, dp_rank: int, group: PlacementGroup, nodes: list[str], num_local_workers: int) -> Any:
+    def _actor(
+        self, dp_rank: int, group: PlacementGroup, nodes: list[str], num_local_workers: int
+    ) -> DPEngineCoreActor:
         name = self._name(f"dp{dp_rank}")
         if dp_rank in self.ranks and self._standbys is not None and len(set(nodes)) == 1:
             standby = self._standbys.take(nodes[0])
@@ -301,7 +308,7 @@ class CoreEngineActorManager:
             name=name,
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0.0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+            scheduling_strategy=in_bundle(group, index),
         ).remote(self._config.encode(), RankIdentity(dp_rank, num_local_workers), group, name)
 
     def _decide_device(self) -> None:
@@ -319,10 +326,11 @@ class CoreEngineActorManager:
         ):
             return None
 
-        def make_actor(options: dict[str, Any]) -> Any:
+        def make_actor(options: dict[str, Any]) -> DPEngineCoreActor:
             name = self._name("standby")
-            actor_class = self._actor_cls.options(name=name, **options)
-            return actor_class.remote(self._config.encode(), RankIdentity(-1, 1), None, name)
+            return self._actor_cls.options(name=name, **options).remote(
+                self._config.encode(), RankIdentity(-1, 1), None, name
+            )
 
         return Standbys(make_actor)
 
@@ -341,7 +349,7 @@ class CoreEngineActorManager:
         if run_refs and timeout_s > 0:
             for rank in ranks:
                 rank.actor.stop.remote()
-            ray.wait(run_refs, num_returns=len(run_refs), timeout=timeout_s)
+            wait(run_refs, num_returns=len(run_refs), timeout_s=timeout_s)
         for rank in ranks:
             rank.end()
         pids = [pid for rank in ranks for pid in rank.pids_on(self.node)]
@@ -353,20 +361,20 @@ class CoreEngineActorManager:
                 logger.warning("processes %s still run %g s after they were killed", running, _KILLED_TIMEOUT_S)
 
 
-def _report_progress(actors: Sequence[Any], on_progress: OnProgress) -> None:
+def _report_progress(actors: Sequence[DPEngineCoreActor], on_progress: OnProgress) -> None:
     # a rank whose process has yet to start answers later, and one that failed is found out by its init ref
     asked = [actor.load_progress.remote() for actor in actors]
-    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_PROGRESS_S)
+    answered, _ = wait(asked, num_returns=len(asked), timeout_s=_PROGRESS_S)
     shares: list[float] = []
     for ref in answered:
         with suppress(RayError):
-            shares.append(ray.get(ref))
+            shares.append(get(ref))
     on_progress(sum(shares) / len(asked))
 
 
-def _init_result(ref: ray.ObjectRef[Any], dp_rank: int, node: str) -> EngineInfo:
+def _init_result(ref: ObjectRef[bytes], dp_rank: int, node: str) -> EngineInfo:
     try:
-        return msgspec.msgpack.decode(ray.get(ref), type=EngineInfo)
+        return msgspec.msgpack.decode(get(ref), type=EngineInfo)
     except RayError as error:
         cause = root_cause(error)
         if isinstance(cause, (InvalidInput, InitializationError)):

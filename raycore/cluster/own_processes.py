@@ -7,9 +7,6 @@ signals that ask a program to end are blocked. They end with the program: Ray ha
 itself, and a reaper kills the rest. Linux only; elsewhere Ray has means of its own.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import signal
@@ -18,7 +15,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from ray._private import services
 from ray._private.node import Node
@@ -103,8 +100,7 @@ _start_raylet = Node.start_raylet
 def start_raylet_and_reaper(node: Node, *args: Any, **options: Any) -> None:
     """In the place of `Node.start_raylet`: the reaper, too, which Ray then waits for when it shuts down."""
     _start_raylet(node, *args, **options)
-    raylet = node.all_processes[PROCESS_TYPE_RAYLET][0]
+    processes = cast("dict[str, list[Any]]", node.all_processes)  # pyright: ignore[reportUnknownMemberType]
+    raylet = processes[PROCESS_TYPE_RAYLET][0]
     unused = dict.fromkeys(services.ProcessInfo._fields)
-    node.all_processes[PROCESS_TYPE_REAPER] = [
-        services.ProcessInfo(**unused | {"process": _Reaper(raylet.process.pid)})
-    ]
+    processes[PROCESS_TYPE_REAPER] = [services.ProcessInfo(**unused | {"process": _Reaper(raylet.process.pid)})]

@@ -6,26 +6,22 @@ GPUs in them, as long as the job runs. A `Reaper` removes them: an actor that be
 process. A task may end without its process, which Ray uses again; then the engine is shut down there.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 from weakref import finalize
 
-import ray
 from ray import _raylet
 from ray._private.state import actors
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from placement.reserve import groups_named, release
 from placement.topology import read_cluster
 from raycore.node.processes import is_running
+from raycore.ray_api import actor_class, is_worker, kill, node_id, on_node, own_actor, own_actor_id
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +29,6 @@ _POLL_INTERVAL_S = 0.5
 """How often it is looked whether the owner lives."""
 
 
-@ray.remote(num_cpus=0, max_restarts=-1)  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
 class Reaper:
     """Waits for the end of one process, removes the placement groups that it made for an engine, and ends itself.
 
@@ -61,7 +56,7 @@ class Reaper:
             while self._process_runs() and not self._actor_is_dead():
                 time.sleep(_POLL_INTERVAL_S)
             self._remove_groups()
-            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+            kill(own_actor())
         except Exception:  # the thread's outermost frame: as a new process it tries again
             logger.exception("the watch over process %d of node %s failed", self._pid, self._node_id)
             os._exit(1)
@@ -77,37 +72,43 @@ class Reaper:
         release(groups_named(self._prefix))
 
     def _process_runs(self) -> bool:
-        if ray.get_runtime_context().get_node_id() == self._node_id:
+        if node_id() == self._node_id:
             return is_running(self._pid)
         # it was started on the owner's node, so that node has failed
         return any(node.node_id == self._node_id and node.alive for node in read_cluster().nodes)
 
     def _actor_is_dead(self) -> bool:
-        return self._actor_id is not None and actors(self._actor_id).get("State") == "DEAD"
+        return self._actor_id is not None and _actor_state(self._actor_id) == "DEAD"
 
 
-def start_reaper(name: str, prefix: str) -> Any | None:
+def _actor_state(actor_id: str) -> str | None:
+    """What Ray says of an actor, None if it has forgotten it."""
+    return cast("dict[str, str]", actors(actor_id)).get("State")
+
+
+REAPER = actor_class(Reaper, max_restarts=-1, num_cpus=0)
+"""What Ray starts."""
+
+
+def start_reaper(name: str, prefix: str) -> Reaper | None:
     """Have the placement groups whose names begin with `prefix` removed when this process ends.
 
-    Returns: the reaper, to be ended with `ray.kill` when nothing is left to remove; None in a job's own program, at
+    Returns: the reaper, to be ended with `kill()` when nothing is left to remove; None in a job's own program, at
     whose end Ray removes them.
     """
-    context = ray.get_runtime_context()
-    if context.worker.mode != ray.WORKER_MODE:
+    if not is_worker():
         return None
-    node_id = context.get_node_id()
-    reaper: Any = Reaper
-    return reaper.options(
+    own_node = node_id()
+    return REAPER.options(
         lifetime="detached",
         # it sees the process there
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True),
-    ).remote(name, node_id, os.getpid(), context.get_actor_id(), prefix)
+        scheduling_strategy=on_node(own_node, soft=True),
+    ).remote(name, own_node, os.getpid(), own_actor_id(), prefix)
 
 
 def end_with_task(end: finalize[..., Any]) -> None:
     """Have `end` called when the task that this process runs is over. Does nothing outside of a task."""
-    context = ray.get_runtime_context()
-    if context.worker.mode == ray.WORKER_MODE and context.get_actor_id() is None:
+    if is_worker() and own_actor_id() is None:
         args = _running_task_id(), end
         threading.Thread(target=_wait_for_task, args=args, name="raycore-task-watch", daemon=True).start()
 
@@ -120,4 +121,4 @@ def _wait_for_task(task_id: object, end: finalize[..., Any]) -> None:
 
 def _running_task_id() -> object:
     """What the process runs, None when it waits for a task. The public `get_task_id()` answers for its own thread."""
-    return _raylet.current_task_id  # pyright: ignore[reportAttributeAccessIssue]
+    return _raylet.current_task_id  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]

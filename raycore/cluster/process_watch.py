@@ -5,9 +5,6 @@ doesn't, takes tens of them, Ray's word more; but Ray says why, and is all that 
 end counts at once, and is explained afterwards.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import os
@@ -41,13 +38,13 @@ class Ends:
         """By the file descriptor that becomes readable when it ends: whose process, and which."""
         self._lifelines: list[Watch] = []
         self._ended: deque[tuple[Rank, int]] = deque()
-        self._runs: list[tuple[Rank, Future[Any]]] = []
+        self._runs: list[tuple[Rank, Future[None]]] = []
         self._is_closed = False
         self._closing = threading.Lock()
         self._own_node = own_node
         for rank in ranks:
             assert rank.run_ref is not None, "confirm() comes first"
-            run: Future[Any] = rank.run_ref.future()
+            run = rank.run_ref.future()
             self._runs.append((rank, run))
             run.add_done_callback(self._wake)
             for pid in rank.pids_on(own_node):
@@ -101,7 +98,7 @@ class Ends:
         return next((_loss(runs[run], run) for run in done), None)
 
 
-def _loss(rank: Rank, run: Future[Any]) -> EngineDeadError:
+def _loss(rank: Rank, run: Future[None]) -> EngineDeadError:
     error = run.exception()
     assert error is None or isinstance(error, RayError), error
     pid, node = dead_process(error, rank.info)

@@ -1,19 +1,21 @@
 """One data-parallel rank as the driver holds it: its placement group, its actor, and the refs by which it is known."""
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-import ray
 from ray.util.placement_group import PlacementGroup
 
 from raycore.messages import EngineInfo
 from raycore.node.processes import send_signal
+from raycore.ray_api import kill
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from raycore.engine.engine_actor import DPEngineCoreActor
 
 
 @dataclass(eq=False)
@@ -25,12 +27,12 @@ class Rank:
     """None once it was given back."""
     nodes: list[str]
     """The node id of each of the group's bundles."""
-    actor: Any
-    init_ref: ray.ObjectRef[Any]
+    actor: DPEngineCoreActor
+    init_ref: ObjectRef[bytes]
     """Completes when the rank is up, or can't be."""
     info: EngineInfo | None = None
     """What it said of itself; None until it is up."""
-    run_ref: ray.ObjectRef[Any] | None = None
+    run_ref: ObjectRef[None] | None = None
     """Completes when the rank ends, however it does."""
 
     @property
@@ -46,7 +48,7 @@ class Rank:
 
     def end(self) -> None:
         """Have Ray end the rank's processes, which takes a moment."""
-        ray.kill(self.actor, no_restart=True)
+        kill(self.actor)
 
     def kill(self, node_id: str) -> None:
         """End the rank's processes: those on `node_id`, which is the caller's, at once, the others through Ray.

@@ -3,28 +3,24 @@
 Owns the groups that it made, whoever ends first: see `owner.py`. What runs in them is the manager's.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-import ray
 from ray.util.placement_group import PlacementGroup
 
 from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape
 from placement.reserve import release, reserve, validate_group
 from placement.topology import answers, read_cluster
-from raycore.cluster.owner import start_reaper
+from raycore.cluster.owner import Reaper, start_reaper
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
 from raycore.errors import InitializationError, InvalidConfig
+from raycore.ray_api import kill
 
 _REPLAN_S = 2.0
 """One attempt to find a place for a rank takes this long. The next one starts from the nodes that there are then."""
@@ -62,7 +58,7 @@ class Reservations:
         self._wait_for_nodes_s = config.parallel.wait_for_nodes_s
         self._is_ray_ours = False
         self._own_node = ""
-        self._reaper: Any | None = None
+        self._reaper: Reaper | None = None
         self._lock = threading.Lock()
         self._made: list[PlacementGroup] = []
         """Those that have yet to be removed."""
@@ -157,7 +153,7 @@ class Reservations:
         self.release(list(self._made))
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
-            ray.kill(reaper)
+            kill(reaper)
 
     def _reserve(
         self, dp_ranks: Sequence[int], timeout_s: float, is_wanted: Callable[[], bool] = lambda: True

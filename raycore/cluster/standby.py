@@ -6,45 +6,45 @@ cluster: those of the rank that it replaces stay reserved in that rank's placeme
 processes are stopped while they wait, so that they cost memory alone.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
 import signal
 import threading
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raycore.engine.engine_actor import DPEngineCoreActor
 from raycore.node.processes import send_signal, wait_until_gone
+from raycore.ray_api import get, kill, on_node
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 logger = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
 
-MakeActor = Callable[[dict[str, Any]], Any]
+MakeActor = Callable[[dict[str, Any]], DPEngineCoreActor]
 """Creates a rank's actor that isn't any rank's yet, with these Ray options."""
 
 
 class Standby:
     """One rank in waiting."""
 
-    def __init__(self, actor: Any, node_id: str) -> None:
+    def __init__(self, actor: DPEngineCoreActor, node_id: str) -> None:
         self.actor = actor
         self.node_id = node_id
-        self._ready_ref: ray.ObjectRef[Any] = actor.stand_by.remote()
+        self._ready_ref: ObjectRef[list[int]] = actor.stand_by.remote()
         self._pids: list[int] = []
         """Of its processes that this one can signal, once they are ready."""
 
     def wait_until_ready(self) -> list[int]:
         """Returns its process ids. Raises RayError when it can't be made ready, or isn't in time."""
-        return ray.get(self._ready_ref, timeout=_READY_TIMEOUT_S)
+        return get(self._ready_ref, timeout_s=_READY_TIMEOUT_S)
 
     def rest(self, pids: list[int]) -> None:
         """Stop its processes, which are this node's."""
@@ -58,7 +58,7 @@ class Standby:
     def end(self) -> None:
         """End it. A stopped process would not hear that it is to end."""
         self.wake()
-        ray.kill(self.actor)
+        kill(self.actor)
         if wait_until_gone(self._pids, _END_TIMEOUT_S):
             send_signal(self._pids, signal.SIGKILL)
 
@@ -86,7 +86,7 @@ class Standbys:
             self._timer.name, self._timer.daemon = "raycore-standby", True
             self._timer.start()
 
-    def take(self, node_id: str) -> Any | None:
+    def take(self, node_id: str) -> DPEngineCoreActor | None:
         """The actor of the one on this node, awake and the caller's from now on; None if there is none.
 
         It may still be starting: what it is asked to do comes after that.
@@ -136,5 +136,4 @@ class Standbys:
             return self._starting.pop(standby.node_id, None) is not None
 
     def _make(self, node_id: str) -> Standby:
-        where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        return Standby(self._make_actor({"num_cpus": 0, "scheduling_strategy": where}), node_id)
+        return Standby(self._make_actor({"num_cpus": 0, "scheduling_strategy": on_node(node_id)}), node_id)

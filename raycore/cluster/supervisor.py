@@ -4,9 +4,6 @@ One thread waits for each failure domain, so that one that is slow to come back 
 requests: what becomes of those on a lost rank is the listener's business.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import itertools
@@ -17,9 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
-import ray
 from ray.exceptions import RayError
 
 from placement.errors import PlacementShortage
@@ -33,6 +29,12 @@ from raycore.config import EngineConfig, RecoveryConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankListener, RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
 from raycore.messages import EngineInfo
+from raycore.ray_api import get, wait
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from raycore.engine.engine_actor import DPEngineCoreActor
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +79,10 @@ class RestartBudget:
 class Watchdog:
     """Whether a busy rank makes progress. Asks only while there is work, so that an idle rank is left alone."""
 
-    def __init__(self, actor: Any, step_timeout_s: float) -> None:
+    def __init__(self, actor: DPEngineCoreActor, step_timeout_s: float) -> None:
         self._actor = actor
         self._timeout_s = step_timeout_s
-        self._asked: ray.ObjectRef[Any] | None = None
+        self._asked: ObjectRef[float] | None = None
         self._asked_s = 0.0
 
     def look(self, is_busy: bool) -> str | None:
@@ -90,13 +92,13 @@ class Watchdog:
             if is_busy:
                 self._asked, self._asked_s = self._actor.step_age_s.remote(), now_s
             return None
-        done, _ = ray.wait([self._asked], timeout=0)
+        done, _ = wait([self._asked], timeout_s=0)
         if not done:
             late_s = now_s - self._asked_s
             return f"it hasn't answered for {late_s:.1f} s" if late_s > self._timeout_s else None
         answered, self._asked = self._asked, None
         try:
-            age_s: float = ray.get(answered)
+            age_s = get(answered)
         except RayError:
             return None  # it has died: the run ref says why
         return f"its present step has taken {age_s:.1f} s" if age_s > self._timeout_s else None

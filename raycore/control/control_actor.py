@@ -5,9 +5,6 @@ long-polls for commands from other processes. Messages pass through without bein
 this process lives as long as the engine.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import itertools
@@ -15,7 +12,7 @@ import os
 import threading
 import time
 
-import ray
+from raycore.ray_api import actor_class, endpoint
 
 _POLL_INTERVAL_S = 1.0
 """Waiting threads check the clock at this interval; a notification wakes them at once."""
@@ -24,9 +21,6 @@ _SILENCE_S = 10.0
 """Grace period after which a missed poll means that the program is gone."""
 
 
-@ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
-    num_cpus=0, max_restarts=0, concurrency_groups={"poll": 1, "publish": 1, "status": 2, "command": 4}
-)
 class EngineControl:
     """A mailbox between one engine's program and other processes."""
 
@@ -47,16 +41,17 @@ class EngineControl:
 
     # ---- called by the engine's program
 
+    @endpoint()
     def pid(self) -> int:
         """This process's id."""
         return os.getpid()
 
-    @ray.method(concurrency_group="publish")
+    @endpoint("publish")
     def publish(self, status: bytes) -> None:
         """Store the program's encoded `EngineStatus`."""
         self._status = status
 
-    @ray.method(concurrency_group="poll")
+    @endpoint("poll")
     def next_command(self, timeout_s: float) -> tuple[int, bytes] | None:
         """The next command as (number, encoded command); None if none arrives within `timeout_s`."""
         with self._changed:
@@ -69,7 +64,7 @@ class EngineControl:
             number = next(iter(self._commands))
             return number, self._commands.pop(number)
 
-    @ray.method(concurrency_group="publish")
+    @endpoint("publish")
     def finish(self, number: int, outcome: bytes, status: bytes) -> None:
         """Store a command's encoded `Outcome`, and the engine's status after it."""
         self._status = status
@@ -80,12 +75,12 @@ class EngineControl:
 
     # ---- called by other processes
 
-    @ray.method(concurrency_group="status")
+    @endpoint("status")
     def status(self) -> tuple[bytes | None, bool]:
         """(encoded `EngineStatus`, None before the first; whether the program still polls for commands)."""
         return self._status, not self._is_silent()
 
-    @ray.method(concurrency_group="command")
+    @endpoint("command")
     def execute(self, command: bytes) -> bytes | None:
         """Have the program execute an encoded command. Returns its encoded `Outcome`.
 
@@ -102,3 +97,9 @@ class EngineControl:
 
     def _is_silent(self) -> bool:
         return time.monotonic() > self._due_s + _SILENCE_S
+
+
+ENGINE_CONTROL = actor_class(
+    EngineControl, num_cpus=0, concurrency_groups={"poll": 1, "publish": 1, "status": 2, "command": 4}
+)
+"""What Ray starts."""

@@ -4,26 +4,21 @@ It starts the actor once the engine serves, so that the actor's start doesn't de
 depends on it. While idle it makes one call per `POLL_S`.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 import msgspec
-import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycore.cluster.failure_reports import describe_death
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
-from raycore.control.control_actor import EngineControl
+from raycore.control.control_actor import ENGINE_CONTROL, EngineControl
 from raycore.node.processes import wait_until_gone
+from raycore.ray_api import is_connected, kill, node_id, on_node
 from raycore.status import EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -81,7 +76,7 @@ class ControlThread:
 
     def _run(self) -> None:
         delay_s, complain = _DELAY_S, logger.warning
-        while not self._stopping.wait(delay_s) and ray.is_initialized():
+        while not self._stopping.wait(delay_s) and is_connected():
             try:
                 self._serve()
             except (RayError, ValueError) as error:  # Ray raises ValueError if the name is taken
@@ -90,12 +85,11 @@ class ControlThread:
             delay_s, complain = _RETRY_S, logger.debug
 
     def _serve(self) -> None:
-        actor_class: Any = EngineControl
-        actor = actor_class.options(
+        actor = ENGINE_CONTROL.options(
             name=f"{ACTOR_PREFIX}{self._name}",
             namespace=NAMESPACE,
             # on this node, so that a node failure that ends this process ends the actor too
-            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+            scheduling_strategy=on_node(node_id()),
         ).remote(f"raycore_{self._name}_control")
         try:
             self._pid = actor.pid.remote().future()
@@ -103,7 +97,7 @@ class ControlThread:
         finally:
             self._end(actor)
 
-    def _exchange(self, actor: Any) -> None:
+    def _exchange(self, actor: EngineControl) -> None:
         published: EngineStatus | None = None
         poll = self._ask(actor)
         while not self._stopping.is_set():
@@ -122,12 +116,12 @@ class ControlThread:
                         target=self._execute, args=(actor, *command), name="raycore-control-scale", daemon=True
                     ).start()
 
-    def _ask(self, actor: Any) -> Future[Command | None]:
-        poll: Future[Command | None] = actor.next_command.remote(POLL_S).future()
+    def _ask(self, actor: EngineControl) -> Future[Command | None]:
+        poll = actor.next_command.remote(POLL_S).future()
         poll.add_done_callback(lambda _: self._wake.set())
         return poll
 
-    def _execute(self, actor: Any, number: int, data: bytes) -> None:
+    def _execute(self, actor: EngineControl, number: int, data: bytes) -> None:
         try:
             command = msgspec.msgpack.decode(data, type=ScaleCommand)
             logger.info("received a command to scale to %d ranks", command.data_parallel_size)
@@ -139,6 +133,6 @@ class ControlThread:
             encoded = msgspec.msgpack.encode(outcome), msgspec.msgpack.encode(self._read_status())
             actor.finish.remote(number, *encoded)
 
-    def _end(self, actor: Any) -> None:
-        if ray.is_initialized():
-            ray.kill(actor, no_restart=True)
+    def _end(self, actor: EngineControl) -> None:
+        if is_connected():
+            kill(actor)

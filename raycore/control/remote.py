@@ -1,24 +1,28 @@
 """Finds and controls the engines of a Ray cluster, from any process that can join the cluster."""
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raycore.cluster.local import is_listening
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
 from raycore.errors import ControlError
+from raycore.ray_api import actor_names, connect, disconnect, find_actor, get, wait
 from raycore.status import EngineStatus
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from raycore.control.control_actor import EngineControl
+
+T = TypeVar("T")
 
 _ANSWER_S = 10.0
 """Timeout of a call to a control actor, which normally answers within milliseconds."""
@@ -44,7 +48,7 @@ def connected(address: str) -> Generator[None, None, None]:
     try:
         if asked != "auto" and not is_listening(asked):
             raise ConnectionError("nothing listens there")
-        ray.init(address=asked, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        connect(asked, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ControlError(
             f"no Ray cluster at address {asked!r}: {error}\n"
@@ -53,13 +57,12 @@ def connected(address: str) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        disconnect()
 
 
 def engine_names() -> list[str]:
     """Names of the engines of the cluster that this process is connected to, sorted."""
-    names: list[str] = ray.util.list_named_actors()
-    return sorted(name.removeprefix(ACTOR_PREFIX) for name in names if name.startswith(ACTOR_PREFIX))
+    return sorted(name.removeprefix(ACTOR_PREFIX) for name in actor_names() if name.startswith(ACTOR_PREFIX))
 
 
 def choose_engine(names: list[str], wanted: str | None) -> str:
@@ -87,7 +90,7 @@ class RemoteEngine:
     def __init__(self, name: str) -> None:
         self._name = name
         try:
-            self._actor: Any = ray.get_actor(f"{ACTOR_PREFIX}{name}", NAMESPACE)
+            self._actor: EngineControl = find_actor(f"{ACTOR_PREFIX}{name}", NAMESPACE)
         except ValueError as error:
             raise self._ended() from error
 
@@ -112,7 +115,7 @@ class RemoteEngine:
         command = msgspec.msgpack.encode(ScaleCommand(data_parallel_size, drain_timeout_s))
         asked = self._actor.execute.remote(command)
         # scaling may take minutes: wait as long as the control actor answers
-        while not ray.wait([asked], timeout=_ANSWER_S)[0]:
+        while not wait([asked], timeout_s=_ANSWER_S)[0]:
             self.status()
         data = self._get(asked)
         if data is None:
@@ -121,9 +124,9 @@ class RemoteEngine:
         if error is not None:
             raise ControlError(error)
 
-    def _get(self, ref: Any) -> Any:
+    def _get(self, ref: ObjectRef[T]) -> T:
         try:
-            return ray.get(ref, timeout=_ANSWER_S)
+            return get(ref, timeout_s=_ANSWER_S)
         except GetTimeoutError as error:
             raise ControlError(f"engine {self._name}'s control actor hasn't answered for {_ANSWER_S:g} s") from error
         except RayActorError as error:

@@ -5,9 +5,6 @@ that an abort never overtakes its submit), `outputs` streams results out, `utili
 default group stays free: Ray's channels call back into it.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
@@ -17,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import ray
 from ray.util.placement_group import PlacementGroup
 
 from raycore.config import EngineConfig
@@ -30,6 +26,7 @@ from raycore.logs import log_as
 from raycore.messages import EngineInfo
 from raycore.node import lifeline
 from raycore.node.garbage import freeze_heap
+from raycore.ray_api import actor_class, endpoint, node_id, node_ip
 from raycore.worker.rank import RankIdentity
 
 logger = logging.getLogger(__name__)
@@ -38,9 +35,6 @@ MAX_CLIENTS = 16
 """Each client's output stream has a thread of its own here."""
 
 
-@ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
-    max_restarts=0, concurrency_groups={"run": 1, "io": 1, "outputs": MAX_CLIENTS, "utility": 4}
-)
 class DPEngineCoreActor:
     """One rank: an `EngineCore`, its mailbox, and the loop between them."""
 
@@ -64,14 +58,14 @@ class DPEngineCoreActor:
     def __repr__(self) -> str:
         return self._name
 
-    @ray.method(concurrency_group="run")
+    @endpoint("run")
     def stand_by(self) -> list[int]:
         """Start the rank's processes before it is known which rank it is. Returns their ids."""
         self._executor = self._make_executor()
         self._executor.stand_by()
         return sorted({os.getpid(), *self._executor.worker_pids()})
 
-    @ray.method(concurrency_group="run")
+    @endpoint("run")
     def adopt(self, identity: RankIdentity, name: str) -> None:
         """Become this rank, after `stand_by()` and before `wait_for_init()`."""
         assert self._executor is not None, "stand_by() comes first"
@@ -79,13 +73,13 @@ class DPEngineCoreActor:
         log_as(_label(identity), self._config.log_level)
         self._executor.adopt(identity)
 
-    @ray.method(concurrency_group="run")
+    @endpoint("run")
     def rendezvous(self) -> str:
         """Where the workers of all ranks that share experts can meet. One rank is asked, before `wait_for_init()`."""
         self._executor = self._make_executor()
         return self._executor.rendezvous()
 
-    @ray.method(concurrency_group="run")
+    @endpoint("run")
     def wait_for_init(self, rendezvous: str | None = None) -> bytes:
         """Bring the rank up. Returns an encoded `EngineInfo`; raises what kept it from coming up.
 
@@ -99,7 +93,7 @@ class DPEngineCoreActor:
         info = EngineInfo(
             dp_rank=self._identity.dp_rank,
             pid=os.getpid(),
-            node_id=ray.get_runtime_context().get_node_id(),
+            node_id=node_id(),
             num_blocks=self._core.num_blocks,
             block_size=self._config.cache.block_size,
             max_model_len=self._config.model.max_model_len,
@@ -112,12 +106,13 @@ class DPEngineCoreActor:
         freeze_heap()
         return msgspec.msgpack.encode(info)
 
+    @endpoint()
     def load_progress(self) -> float:
         """Share of the weights that has been read, 0 to 1, while `wait_for_init()` runs."""
         return self._executor.load_progress() if self._executor is not None else 0.0
 
-    @ray.method(concurrency_group="run")
-    def run(self, peers: list[Any]) -> None:
+    @endpoint("run")
+    def run(self, peers: list[DPEngineCoreActor]) -> None:
         """The engine's loop. Returns when asked to stop, with its workers stopped.
 
         `peers`: the other ranks, where ranks share experts.
@@ -134,17 +129,17 @@ class DPEngineCoreActor:
             self._mailbox.close()
         self._core.shutdown()
 
-    @ray.method(concurrency_group="io")
+    @endpoint("io")
     def start_wave(self, wave: int) -> None:
         """A peer has started a wave: take part."""
         self._mailbox.put(StartWave(wave))
 
-    @ray.method(concurrency_group="io")
+    @endpoint("io")
     def step_age_s(self) -> float:
         """Seconds since the present step began, 0 between steps: what the watchdog asks."""
         return self._core.step_age_s() if self._core is not None else 0.0
 
-    @ray.method(concurrency_group="io")
+    @endpoint("io")
     def submit(self, requests: bytes) -> None:
         """Take requests on: an encoded list of `EngineRequest`. Those that can't be decoded fail alone."""
         try:
@@ -155,34 +150,34 @@ class DPEngineCoreActor:
             self._mailbox.fail(error)
             raise
 
-    @ray.method(concurrency_group="io")
+    @endpoint("io")
     def abort(self, seq_ids: list[int]) -> None:
         """Drop requests."""
         self._mailbox.put(Abort(seq_ids))
 
-    @ray.method(concurrency_group="io")
+    @endpoint("io")
     def forget_client(self, client: int) -> None:
         """A client's process is gone: drop its requests, and end its output stream."""
         self._mailbox.put(ForgetClient(client))
 
-    @ray.method(concurrency_group="outputs")
+    @endpoint("outputs")
     def outputs(self, client: int) -> Iterator[bytes]:
         """The stream of one client's encoded `OutputBatch`es, which ends when the rank does."""
         yield from self._mailbox.outputs(client)
 
-    @ray.method(concurrency_group="utility")
+    @endpoint("utility")
     def utility(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
         """Call one of the engine's utilities between two steps."""
         command = Utility(method, args, kwargs)
         self._mailbox.put(command)
         return command.reply.result(timeout_s)
 
-    @ray.method(concurrency_group="io")
+    @endpoint("io")
     def stop(self) -> None:
         """Have `run()` return after the present step."""
         self._mailbox.stop()
 
-    def _run_in_lockstep(self, core: EngineCore, peers: list[Any]) -> None:
+    def _run_in_lockstep(self, core: EngineCore, peers: list[DPEngineCoreActor]) -> None:
         def tell_peers(wave: int) -> None:
             for peer in peers:
                 peer.start_wave.remote(wave)
@@ -194,11 +189,16 @@ class DPEngineCoreActor:
         if self._config.executor.backend == "inline":
             from raycore.executor.inline import InlineExecutor
 
-            host: str = ray.util.get_node_ip_address()
-            return InlineExecutor(self._config, self._identity, host)
+            return InlineExecutor(self._config, self._identity, node_ip())
         from raycore.executor.ray_executor import RayExecutor
 
         return RayExecutor(self._config, self._identity, self._group)
+
+
+DP_ENGINE_CORE_ACTOR = actor_class(
+    DPEngineCoreActor, concurrency_groups={"run": 1, "io": 1, "outputs": MAX_CLIENTS, "utility": 4}
+)
+"""What Ray starts."""
 
 
 def _label(identity: RankIdentity) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from raycore.errors import EngineDeadError
 from raycore.messages import EngineInfo
+
+if TYPE_CHECKING:
+    from raycore.engine.engine_actor import DPEngineCoreActor
 
 
 @dataclass(frozen=True)
@@ -15,8 +18,7 @@ class RankUp:
     """The rank serves."""
 
     dp_rank: int
-    actor: Any
-    """Its `DPEngineCoreActor`."""
+    actor: DPEngineCoreActor
     info: EngineInfo
 
 

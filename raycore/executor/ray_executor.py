@@ -3,9 +3,6 @@
 `WorkerGroup` starts the actors, explains why one ended, and kills them. `RayExecutor` sends them work.
 """
 
-# Ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
@@ -14,12 +11,10 @@ import threading
 import time
 import uuid
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RaycoreError, WorkerDied, WorkerFailed
@@ -27,13 +22,19 @@ from raycore.executor.base import Executor, FailureCallback, Pending, WorkerCall
 from raycore.messages import StepPlan, StepResult
 from raycore.node.ports import address_of
 from raycore.node.processes import wait_until_gone
+from raycore.ray_api import bundle_of, cause_of, get, get_all, in_bundle, kill, node_id, on_node, wait
 from raycore.rpc.actor_call import ActorCallTransport
 from raycore.rpc.channel import ChannelTransport
 from raycore.rpc.client import RpcClient
 from raycore.rpc.transport import Transport
 from raycore.rpc.wire import encode_call
 from raycore.worker.rank import RankIdentity, WorkerRank
-from raycore.worker.worker_actor import WorkerActor, WorkerAddress
+from raycore.worker.worker_actor import WORKER_ACTOR, WorkerActor, WorkerAddress
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +53,12 @@ class WorkerGroup:
         self._config = config
         self._identity = identity
         self.addresses: list[WorkerAddress] = []
-        self.actors: list[Any] = []
+        self.actors: list[WorkerActor] = []
         engine = f"raycore_{uuid.uuid4().hex[:8]}_dp{identity.dp_rank}"
         config_bytes = config.encode()
         for rank in range(config.parallel.world_size):
             name = f"{engine}_tp{rank}"
-            actor_class: Any = WorkerActor
-            self.actors.append(actor_class.options(name=name, **_options(group, rank)).remote(config_bytes, name))
+            self.actors.append(WORKER_ACTOR.options(name=name, **_options(group, rank)).remote(config_bytes, name))
 
     def find(self) -> None:
         """Wait until the workers' processes are up, and store their addresses. Idempotent.
@@ -101,11 +101,11 @@ class WorkerGroup:
             raise
         return transport
 
-    def failure(self, rank: int, ended: Any) -> WorkerDied | WorkerFailed:
+    def failure(self, rank: int, ended: ObjectRef[None]) -> WorkerDied | WorkerFailed:
         """Why the worker stopped serving. `ended` is the completed ref of its loop."""
         pid, node = (self.addresses[rank].pid, self.addresses[rank].node_id) if self.addresses else (None, None)
         try:
-            ray.get(ended)
+            get(ended)
         except RayTaskError as error:
             return WorkerFailed(rank, _summary(error), str(error))
         except RayError as error:
@@ -115,8 +115,8 @@ class WorkerGroup:
     def kill(self) -> None:
         """Kill the processes, and wait until those on this node have ended."""
         for actor in self.actors:
-            ray.kill(actor)
-        here: str = ray.get_runtime_context().get_node_id()
+            kill(actor)
+        here = node_id()
         pids = [address.pid for address in self.addresses if address.node_id == here]
         wait_until_gone(pids, EXIT_WAIT_S)
 
@@ -128,11 +128,11 @@ class WorkerGroup:
         first, size = self.addresses[0], len(self.actors)
         meeting = address_of(first.host, first.free_port) if size > 1 else None
         dp_rank, num_local_workers = self._identity.dp_rank, self._identity.num_local_workers
-        on_node: Counter[str] = Counter()
+        num_on_node: Counter[str] = Counter()
         ranks: list[WorkerRank] = []
         for tp_rank, address in enumerate(self.addresses):
-            local_rank = on_node[address.node_id]
-            on_node[address.node_id] += 1
+            local_rank = num_on_node[address.node_id]
+            num_on_node[address.node_id] += 1
             ranks.append(WorkerRank(dp_rank, tp_rank, size, local_rank, num_local_workers, meeting))
         return ranks
 
@@ -150,11 +150,11 @@ class WorkerGroup:
                 )
         return ActorCallTransport(self.actors)
 
-    def _gather(self, refs: list[Any], deadline_s: float) -> list[Any]:
+    def _gather(self, refs: list[ObjectRef[T]], deadline_s: float) -> list[T]:
         """The values of `refs`, which hold one ref for each worker, in rank order. Raises the first failure."""
         waiting = refs
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline_s - time.monotonic()))
+            ready, waiting = wait(waiting, num_returns=1, timeout_s=max(0.0, deadline_s - time.monotonic()))
             if not ready:
                 late = ", ".join(map(str, sorted({refs.index(ref) % len(self.actors) for ref in waiting})))
                 raise InitializationError(
@@ -162,14 +162,14 @@ class WorkerGroup:
                     f"init_timeout_s={self._config.executor.init_timeout_s:g}"
                 )
             self._check_started(refs.index(ready[0]) % len(self.actors), ready[0])
-        return ray.get(refs)
+        return get_all(refs)
 
-    def _check_started(self, rank: int, ref: Any) -> None:
+    def _check_started(self, rank: int, ref: ObjectRef[Any]) -> None:
         try:
-            ray.get(ref)
+            get(ref)
         except RayTaskError as error:
             text = f"worker {rank} failed while starting: {_summary(error)}\n{error}"
-            raise InitializationError(text) from (error.cause or error)
+            raise InitializationError(text) from cause_of(error)
         except RayError as error:
             pid = self.addresses[rank].pid if self.addresses else None
             died = WorkerDied(rank, pid, None, _cause(error))
@@ -197,7 +197,7 @@ class RayExecutor(Executor):
         self._workers: WorkerGroup | None = None
         self._transport: Transport | None = None
         self._client: RpcClient | None = None
-        self._serving: list[Any] = []
+        self._serving: list[ObjectRef[None]] = []
         self._lock = threading.Lock()
         self._stopping = False
         self._failure: BaseException | None = None
@@ -244,7 +244,7 @@ class RayExecutor(Executor):
         """See `Executor.load_progress`. Worker 0 speaks for all, which read at the same pace."""
         if self._workers is None or not self._workers.actors:
             return 0.0
-        return ray.get(self._workers.actors[0].load_progress.remote(), timeout=HEALTH_TIMEOUT_S)
+        return get(self._workers.actors[0].load_progress.remote(), timeout_s=HEALTH_TIMEOUT_S)
 
     def execute(self, plan: StepPlan) -> Pending[StepResult]:
         """See `Executor.execute`."""
@@ -305,7 +305,7 @@ class RayExecutor(Executor):
         except RaycoreError as error:
             logger.warning("killing the workers, which could not be asked to stop: %s", error)
             return
-        _, busy = ray.wait(self._serving, num_returns=len(self._serving), timeout=timeout_s)
+        _, busy = wait(self._serving, num_returns=len(self._serving), timeout_s=timeout_s)
         if busy:
             logger.warning("killing %d workers, which did not stop within shutdown_timeout_s=%g", len(busy), timeout_s)
 
@@ -313,7 +313,7 @@ class RayExecutor(Executor):
         """The body of the monitor's thread: wait until a worker ends."""
         assert self._workers is not None
         while not self._stopping:
-            ended, _ = ray.wait(self._serving, num_returns=1, timeout=WATCH_S)
+            ended, _ = wait(self._serving, num_returns=1, timeout_s=WATCH_S)
             if ended and not self._stopping:
                 self._fail(self._workers.failure(self._serving.index(ended[0]), ended[0]))
                 return
@@ -340,19 +340,18 @@ class RayExecutor(Executor):
 def _options(group: PlacementGroup | None, bundle_index: int) -> dict[str, Any]:
     """Options of the actor that gets a bundle: all of its resources. Without a group: none, on this node."""
     if group is None:
-        here: str = ray.get_runtime_context().get_node_id()
-        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
-    bundle: dict[str, float] = dict(group.bundle_specs[bundle_index])
+        return {"num_cpus": 0, "scheduling_strategy": on_node(node_id())}
+    bundle = bundle_of(group, bundle_index)
     return {
         "num_cpus": bundle.pop("CPU", 0),
         "num_gpus": bundle.pop("GPU", 0),
         "resources": {name: amount for name, amount in bundle.items() if name != "memory"},
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle_index),
+        "scheduling_strategy": in_bundle(group, bundle_index),
     }
 
 
 def _summary(error: RayTaskError) -> str:
-    cause: BaseException = error.cause or error
+    cause = cause_of(error)
     return f"{type(cause).__name__}: {cause}"
 
 

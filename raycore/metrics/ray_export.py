@@ -4,20 +4,17 @@ Each Ray node exports what its processes record. The engine's program records th
 raycore started exports nothing, so nothing is recorded.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
 from raycore.metrics.catalog import COUNTERS, FINISHED, GAUGES, LABELLED_GAUGES, RESTARTS
 from raycore.metrics.view import MetricsView
+from raycore.ray_api import is_connected, metrics_port, node_id
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +40,7 @@ class RayExport:
         """Record what has changed."""
         if self._is_gathered is None:
             self._is_gathered = _node_exports()
-        if not self._is_gathered or not ray.is_initialized():
+        if not self._is_gathered or not is_connected():
             return
         view = self._read()
         gauges, counters = self._gauges(view), self._counters(view)
@@ -102,8 +99,7 @@ _TEXTS = {
 def _node_exports() -> bool:
     """Whether the Ray of this process's node exports metrics."""
     try:
-        own_id = ray.get_runtime_context().get_node_id()
-        return any(node["NodeID"] == own_id and node["MetricsExportPort"] > 0 for node in ray.nodes())
+        return metrics_port(node_id()) > 0
     except (RayError, RuntimeError) as error:
         logger.debug("no metrics are exported through Ray: %s", error)
         return False

@@ -8,9 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raycore.rpc.endpoint import TransportClosed
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from raycore.rpc.transport import ServingActor
 
 
 class CallInvitation(NamedTuple):
@@ -24,7 +29,7 @@ class CallInvitation(NamedTuple):
 class ActorCallTransport:
     """See `transport.Transport`."""
 
-    def __init__(self, workers: Sequence[Any]) -> None:
+    def __init__(self, workers: Sequence[ServingActor]) -> None:
         self._workers = workers
         self._in_flight: dict[Future[bytes | None], int] = {}
         self._closing: Future[bytes | None] = Future()
@@ -38,7 +43,7 @@ class ActorCallTransport:
     def finish_joining(self) -> None:
         """See `transport.Transport`. There is nothing to release."""
 
-    def start(self) -> list[Any]:
+    def start(self) -> list[ObjectRef[None]]:
         return [worker.hold.remote() for worker in self._workers]
 
     def send(self, message: bytes, deadline_s: float) -> None:
@@ -66,7 +71,7 @@ class ActorCallTransport:
         for worker in self._workers:
             worker.close.remote()
 
-    def _take(self, call: Future[Any]) -> tuple[int, bytes] | None:
+    def _take(self, call: Future[bytes | None]) -> tuple[int, bytes] | None:
         rank = self._in_flight.pop(call)
         error = call.exception()
         if error is not None:

@@ -17,17 +17,20 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ray
 from ray._raylet import RawSerializedObject  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import RayChannelError, RayChannelTimeoutError
 from ray.experimental.channel.shared_memory_channel import Channel
 from ray.experimental.channel.utils import get_self_actor
 
+from raycore.ray_api import node_id
 from raycore.rpc.doorbell import CLOSED, REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
 from raycore.rpc.endpoint import TransportClosed
-from raycore.rpc.transport import Joiner, split
+from raycore.rpc.transport import Joiner, ServingActor, split
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 _SHARED_MEMORY = "/dev/shm"
 _SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)\d+-\d+")
@@ -206,7 +209,9 @@ class ChannelEndpoint:
 class ChannelTransport:
     """See `transport.Transport`: one channel to all the workers, one back from each."""
 
-    def __init__(self, workers: Sequence[Any], nodes: Sequence[str], capacity: int, spin_window_s: float) -> None:
+    def __init__(
+        self, workers: Sequence[ServingActor], nodes: Sequence[str], capacity: int, spin_window_s: float
+    ) -> None:
         """`nodes[i]` is the id of the node that `workers[i]`, an actor, runs on.
 
         Raises:
@@ -214,7 +219,7 @@ class ChannelTransport:
         """
         self._workers = workers
         self._engine = get_self_actor()
-        self._node: str = ray.get_runtime_context().get_node_id()
+        self._node = node_id()
         if self._engine is None and any(node != self._node for node in nodes):
             raise ValueError("a driver can't read channels from other nodes: Ray calls back into the reader's actor")
         self._capacity = capacity
@@ -255,7 +260,7 @@ class ChannelTransport:
             self._board_fd = -1
         _unlink_semaphores()
 
-    def start(self) -> list[Any]:
+    def start(self) -> list[ObjectRef[None]]:
         self._waiter = Waiter(self._spin_window_s, self._bell, must_poll=bool(self._off_board))
         self._writes = Waiter(0.0, None, must_poll=True)
         return [worker.serve.remote() for worker in self._workers]

@@ -7,9 +7,38 @@ What the bytes mean is in `rpc/wire.py`; the implementations are in `channel.py`
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raycore.rpc.endpoint import Invitation
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from raycore import ray_api
+
+
+class ServingActor(Protocol):
+    """What a transport calls of a worker's actor. See `WorkerActor`."""
+
+    @property
+    def serve(self) -> ray_api.Endpoint[[], None]:
+        """Handle requests from the channel until told to stop, or until it is closed."""
+        ...
+
+    @property
+    def call(self) -> ray_api.Endpoint[[bytes], bytes | None]:
+        """Handle one request that came without a channel."""
+        ...
+
+    @property
+    def hold(self) -> ray_api.Endpoint[[], None]:
+        """Return when the worker has stopped."""
+        ...
+
+    @property
+    def close(self) -> ray_api.Endpoint[[], None]:
+        """Have `serve()` or `hold()` return."""
+        ...
 
 
 class Transport(Protocol):
@@ -27,7 +56,7 @@ class Transport(Protocol):
         """Release what only joining needs, now that all workers have been accepted."""
         ...
 
-    def start(self) -> list[Any]:
+    def start(self) -> list[ObjectRef[None]]:
         """Have the workers serve. Returns, in rank order, the refs that complete when a worker stops serving."""
         ...
 

@@ -4,21 +4,17 @@ Everything that touches the worker runs in the concurrency group `work`, whose o
 in `watch`. The default group stays free: Ray's channels call back into it, and `close` must get through.
 """
 
-# Ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import os
 import threading
 from typing import Any, NamedTuple
 
-import ray
-
 from raycore.config import EngineConfig
 from raycore.logs import log_as
 from raycore.node import lifeline
 from raycore.node.ports import free_ports
+from raycore.ray_api import actor_class, endpoint, node_id, node_ip
 from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.rpc.server import RpcServer
 from raycore.worker.protocol import WorkerProtocol
@@ -37,10 +33,6 @@ class WorkerAddress(NamedTuple):
     """The same for the workers of all engines, if they share experts."""
 
 
-# Ray's stubs know no concurrency groups
-@ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
-    max_restarts=0, concurrency_groups={"work": 1, "watch": 1}
-)
 class WorkerActor:
     """One worker's process."""
 
@@ -55,23 +47,24 @@ class WorkerActor:
     def __repr__(self) -> str:
         return self._name
 
+    @endpoint()
     def address(self) -> WorkerAddress:
         """Where this process is."""
-        host: str = ray.util.get_node_ip_address()
-        return WorkerAddress(os.getpid(), ray.get_runtime_context().get_node_id(), host, *free_ports(host, 2))
+        host = node_ip()
+        return WorkerAddress(os.getpid(), node_id(), host, *free_ports(host, 2))
 
-    @ray.method(concurrency_group="work")
+    @endpoint("work")
     def preload(self) -> None:
         """Import the worker's class, which takes seconds, while the other processes start."""
         load_worker_class(self._config.parallel)
 
-    @ray.method(concurrency_group="work")
+    @endpoint("work")
     def join(self, invitation: Invitation) -> Any:
         """Connect to the engine. Returns what its `Transport.accept()` takes."""
         self._endpoint, answer = invitation.join()
         return answer
 
-    @ray.method(concurrency_group="work")
+    @endpoint("work")
     def start(self, rank: WorkerRank) -> None:
         """Make the worker and load its model, once all of the engine's workers have joined."""
         if self._endpoint is not None:
@@ -82,11 +75,12 @@ class WorkerActor:
         worker.init_device()
         worker.load_model()
 
+    @endpoint()
     def load_progress(self) -> float:
         """Share of the weights that has been read, 0 to 1, while `start()` runs; 0 of a worker that doesn't count."""
         return getattr(self._worker, "load_progress", 0.0)
 
-    @ray.method(concurrency_group="work")
+    @endpoint("work")
     def serve(self) -> None:
         """Handle requests from the channel until told to stop, or until it is closed."""
         assert self._endpoint is not None, "join() comes first"
@@ -100,7 +94,7 @@ class WorkerActor:
         finally:
             self._endpoint.close()
 
-    @ray.method(concurrency_group="work")
+    @endpoint("work")
     def call(self, message: bytes) -> bytes | None:
         """Handle one request that came without a channel."""
         reply = self._server.handle(message)
@@ -108,13 +102,18 @@ class WorkerActor:
             self._stopping.set()
         return reply
 
-    @ray.method(concurrency_group="watch")
+    @endpoint("watch")
     def hold(self) -> None:
         """Return when the worker has stopped: what `serve()` does where there is no channel."""
         self._stopping.wait()
 
+    @endpoint()
     def close(self) -> None:
         """Have `serve()` or `hold()` return."""
         self._stopping.set()
         if self._endpoint is not None:
             self._endpoint.close()
+
+
+WORKER_ACTOR = actor_class(WorkerActor, concurrency_groups={"work": 1, "watch": 1})
+"""What Ray starts."""

@@ -30,6 +30,7 @@ SHARED = {
     "checkpoint",
     "display",
     "notebook",
+    "ray_api",
 }
 """Values, and what needs no layer: everything may import them."""
 
@@ -53,11 +54,20 @@ BELOW = {
 }
 """What each layer may import itself; what those import in turn is below it, too."""
 
-RAY_PLACES = re.compile(
-    r"placement/|raycore/cluster/|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py|raycore/rpc/channel\.py"
-    r"|raycore/control/(program|remote)\.py|raycore/metrics/ray_export\.py|raycore/server/serve_app\.py"
-    r"|raycore/server/multi_process/api_servers?\.py|.*/(engine|worker|control)_actor\.py"
+RAY_USERS = re.compile(
+    r"placement/|raycore/ray_api\.py|raycore/cluster/|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py"
+    r"|raycore/rpc/channel\.py|raycore/control/(program|remote)\.py|raycore/metrics/ray_export\.py"
+    r"|raycore/server/serve_app\.py|raycore/server/multi_process/api_servers?\.py|.*/(engine|worker|control)_actor\.py"
 )
+"""Who may load Ray: its exceptions and the type of its placement groups, and the rest of it through `ray_api`."""
+
+RAY_PLACES = re.compile(
+    r"placement/|raycore/ray_api\.py|raycore/cluster/(lean_ray|local|logs|own_processes|owner)\.py"
+    r"|raycore/metrics/ray_export\.py|raycore/rpc/channel\.py|raycore/server/serve_app\.py"
+)
+"""Who may use what `ray_api` doesn't have."""
+
+RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
 TORCH_PLACES = re.compile(r"raycore/(worker|model)/")
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 
@@ -136,7 +146,14 @@ def test_placement_knows_nothing_of_raycore():
 
 
 @pytest.mark.parametrize(
-    ("package", "places"), [("ray", RAY_PLACES), ("torch", TORCH_PLACES), ("ray.experimental.channel", CHANNEL_PLACES)]
+    ("package", "places"),
+    [
+        ("ray", RAY_USERS),
+        ("raycore.ray_api", RAY_USERS),
+        ("torch", TORCH_PLACES),
+        ("ray.experimental.channel", CHANNEL_PLACES),
+    ],
+    ids=["ray", "ray_api", "torch", "channels"],
 )
 def test_a_package_is_imported_only_in_its_places(package: str, places: re.Pattern[str]):
     users = [
@@ -145,6 +162,15 @@ def test_a_package_is_imported_only_in_its_places(package: str, places: re.Patte
         if any(f"{module}.".startswith(f"{package}.") for module in imports_of(path))
     ]
     assert [name for name in users if not places.match(name)] == []
+
+
+def test_ray_is_used_through_ray_api():
+    users = [
+        name_of(path)
+        for path in SOURCE_FILES
+        if any(f"{module}.".startswith("ray.") and not RAY_TYPES.match(module) for module in imports_of(path))
+    ]
+    assert [name for name in users if not RAY_PLACES.match(name)] == []
 
 
 @pytest.mark.parametrize(

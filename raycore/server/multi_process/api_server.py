@@ -3,9 +3,6 @@
 The driver tells it of rank events. Requests go to the ranks directly.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import logging
@@ -15,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import ray
 
 from raycore.client.client import EngineClient
 from raycore.config import EngineConfig
 from raycore.engine.rank_events import RankEvent
 from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.view import MetricsView
+from raycore.ray_api import actor_class, endpoint
 from raycore.server.app import build_app
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.multi_process.client_engine import ClientEngine
@@ -40,12 +37,6 @@ _REPORT_S = 1.0
 """Interval of reports. A broken output stream is reported at once."""
 
 
-@ray.remote(  # pyright: ignore[reportCallIssue, reportUntypedClassDecorator]
-    num_cpus=0,
-    max_restarts=0,
-    # `ranks` has one thread, which keeps rank events in order
-    concurrency_groups={"ranks": 1, "leaving": 4, "control": 4, "reports": 1},
-)
 class APIServer:
     """One of several processes that serve the same port."""
 
@@ -72,7 +63,7 @@ class APIServer:
     def __repr__(self) -> str:
         return self._name
 
-    @ray.method(concurrency_group="ranks")
+    @endpoint("ranks")
     def serve(self, host: str, port: int) -> int:
         """Serve with the ranks announced so far. Returns the process's pid.
 
@@ -84,7 +75,7 @@ class APIServer:
         self._server.start()
         return os.getpid()
 
-    @ray.method(concurrency_group="control")
+    @endpoint("control")
     def stop(self) -> None:
         """Stop accepting connections, wait for responses in progress, and send the remaining traces."""
         if self._server is not None:
@@ -92,7 +83,7 @@ class APIServer:
         if self._tracing is not None:
             self._tracing.shutdown()
 
-    @ray.method(concurrency_group="reports")
+    @endpoint("reports")
     def reports(self) -> Iterator[bytes]:
         """Yield encoded `Report`s, one whenever it has changed."""
         last = Report()
@@ -106,27 +97,27 @@ class APIServer:
 
     # ---- the methods of `RemoteClient`
 
-    @ray.method(concurrency_group="ranks")
+    @endpoint("ranks")
     def on_rank_event(self, event: RankEvent) -> None:
         """Ranks have come up or been lost, or the reason for a loss is known."""
         self._client.on_rank_event(event)
 
-    @ray.method(concurrency_group="leaving")
+    @endpoint("leaving")
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
         """The ranks are about to be stopped. Returns once this client no longer needs them."""
         self._client.ranks_leaving(dp_ranks, timeout_s)
 
-    @ray.method(concurrency_group="control")
+    @endpoint("control")
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests, and wait for those in progress. Returns whether all have finished."""
         return self._client.drain(timeout_s)
 
-    @ray.method(concurrency_group="control")
+    @endpoint("control")
     def abort_all(self) -> None:
         """End all requests with the output they have so far."""
         self._client.abort_all()
 
-    @ray.method(concurrency_group="ranks")
+    @endpoint("ranks")
     def show(self, metrics: MetricsView, http: HttpCounts) -> None:
         """Take over the metrics of the whole engine and the HTTP counts of all API servers, for `/metrics`."""
         self._engine.metrics = metrics
@@ -155,3 +146,12 @@ class APIServer:
         client = self._client
         http = total([self._app.state.http_counts])
         return Report(client.num_unfinished_requests, ranks, client.num_waiting_for_rank, client.counts(), http, broken)
+
+
+API_SERVER = actor_class(
+    APIServer,
+    num_cpus=0,
+    # `ranks` has one thread, which keeps rank events in order
+    concurrency_groups={"ranks": 1, "leaving": 4, "control": 4, "reports": 1},
+)
+"""What Ray starts."""

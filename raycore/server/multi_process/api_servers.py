@@ -4,9 +4,6 @@ Each process has its own listening socket, and the kernel spreads connections ov
 connections are lost, the ranks drop its requests, the other processes continue, and a new process replaces it.
 """
 
-# ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import itertools
@@ -18,12 +15,10 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycore.cluster.failure_reports import describe_death
 from raycore.cluster.supervisor import RestartBudget
@@ -35,11 +30,17 @@ from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.node.processes import send_signal, wait_until_gone
+from raycore.ray_api import get, kill, node_id, on_node, stream, wait
 from raycore.server.http_counts import HttpCounts, total
-from raycore.server.multi_process.api_server import APIServer
+from raycore.server.multi_process.api_server import API_SERVER, APIServer
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import GOODBYE_S
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -116,14 +117,14 @@ class APIServers:
 class _Process:
     """The process of one API server. It is a `RemoteClient` of the engine."""
 
-    def __init__(self, actor: Any, client_index: int) -> None:
+    def __init__(self, actor: APIServer, client_index: int) -> None:
         self.actor = actor
         self.client_index = client_index
         self.pid: int | None = None
         self._report = Report()
         self._shown: tuple[MetricsView, HttpCounts] | None = None
         self._lock = threading.Lock()
-        self._calls: dict[ray.ObjectRef[Any], float] = {}
+        self._calls: dict[ObjectRef[None], float] = {}
         """Calls without a reply yet, with their deadlines."""
 
     # ---- the methods of `RemoteClient`
@@ -132,7 +133,7 @@ class _Process:
         """Ranks have come up or been lost, or the reason for a loss is known."""
         self._tell(self.actor.on_rank_event.remote(event))
 
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[Any]:
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[None]:
         """The ranks are about to be stopped."""
         return self.actor.ranks_leaving.remote(dp_ranks, timeout_s).future()
 
@@ -181,7 +182,7 @@ class _Process:
 
     def serve(self, host: str, port: int) -> None:
         """Start serving, and return once it does. Raises RayError or GetTimeoutError on failure."""
-        self.pid = ray.get(self.actor.serve.remote(host, port), timeout=_START_TIMEOUT_S)
+        self.pid = get(self.actor.serve.remote(host, port), timeout_s=_START_TIMEOUT_S)
 
     def reports(self) -> Iterator[Report | None]:
         """Yield its reports, and None at each poll.
@@ -189,19 +190,18 @@ class _Process:
         Raises:
             _Ended: the process has ended or doesn't reply.
         """
-        stream = self.actor.reports.options(num_returns="streaming").remote()
+        reports = stream(self.actor.reports)
         while True:
             with self._lock:
                 calls = dict(self._calls)
-            done, _ = ray.wait([stream, *calls], num_returns=1, timeout=_POLL_INTERVAL_S)
-            for ready in done:
-                if ready is stream:
-                    self._report = msgspec.msgpack.decode(_get(_next(stream)), type=Report)
-                    yield self._report
-                else:
-                    _get(ready)
-                    with self._lock:
-                        del self._calls[ready]
+            done, _ = wait([reports, *calls], num_returns=1, timeout_s=_POLL_INTERVAL_S)
+            if reports in done:
+                self._report = msgspec.msgpack.decode(_get(_next(reports)), type=Report)
+                yield self._report
+            for call in (call for call in calls if call in done):
+                _get(call)
+                with self._lock:
+                    del self._calls[call]
             late = [ref for ref, due_s in calls.items() if ref not in done and time.monotonic() > due_s]
             if late:
                 raise _Ended(f"it has not replied for {_ANSWER_S:g} s")
@@ -209,27 +209,27 @@ class _Process:
 
     def kill(self) -> None:
         """Kill the process, and wait until it has ended."""
-        ray.kill(self.actor, no_restart=True)
+        kill(self.actor)
         if self.pid is not None and wait_until_gone([self.pid], _END_TIMEOUT_S):
             send_signal([self.pid], signal.SIGKILL)  # a stuck process doesn't notice Ray's request
             if wait_until_gone([self.pid], _END_TIMEOUT_S):
                 logger.warning("API server process %d is still running %g s after SIGKILL", self.pid, _END_TIMEOUT_S)
 
-    def _tell(self, call: ray.ObjectRef[Any]) -> None:
+    def _tell(self, call: ObjectRef[None]) -> None:
         with self._lock:
             self._calls[call] = time.monotonic() + _ANSWER_S
 
 
-def _next(stream: Any) -> Any:
+def _next(refs: Iterator[ObjectRef[T]]) -> ObjectRef[T]:
     try:
-        return next(stream)
+        return next(refs)
     except StopIteration:
         raise _Ended("its stream of reports ended") from None
 
 
-def _get(ref: Any) -> Any:
+def _get(ref: ObjectRef[T]) -> T:
     try:
-        return ray.get(ref)
+        return get(ref)
     except RayError as error:
         raise _Ended(describe_death(error)) from error
 
@@ -254,12 +254,11 @@ class _Factory:
     def make(self, index: int) -> _Process:
         """Create a process that doesn't serve yet."""
         client_index = next(self._indices)
-        actor_class: Any = APIServer
         name = f"raycore_{self._engine.name}_api_server_{index}"
-        actor = actor_class.options(
+        actor = API_SERVER.options(
             # Ray may still hold the name of a process that has ended
             name=f"{name}_{client_index}",
-            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+            scheduling_strategy=on_node(node_id()),
         ).remote(self._engine.config.encode(), client_index, self._limits, self._options, self._traces, name)
         return _Process(actor, client_index)
 
@@ -337,7 +336,7 @@ class _ServerMonitor:
                 self._engine.report(dp_rank, reason)
             if self._leaving.is_set():
                 stopped = process.actor.stop.remote()
-                ray.wait([stopped], timeout=2 * GOODBYE_S)
+                wait([stopped], timeout_s=2 * GOODBYE_S)
                 return
 
     def _show(self, process: _Process) -> None:

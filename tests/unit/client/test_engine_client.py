@@ -67,7 +67,7 @@ class _Rank:
 
 
 def test_a_rank_whose_outputs_make_no_sense_is_reported(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "get", lambda ref: ref)
+    monkeypatch.setattr(ray, "get", lambda ref, timeout: ref)
     reported: list[tuple[int, str]] = []
     client.on_broken_stream = lambda dp_rank, reason: reported.append((dp_rank, reason))
     client._connections.receive(RankConnection(3, _Rank([b"\xc1"]), INFO))

@@ -45,7 +45,7 @@ class Rank:
 @pytest.fixture
 def ranks(monkeypatch):
     monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.01)
-    monkeypatch.setattr(ray, "get", lambda ref: ref)
+    monkeypatch.setattr(ray, "get", lambda ref, timeout: ref)
     ranks = [Rank(), Rank()]
     yield ranks
     for rank in ranks:
