@@ -1,4 +1,4 @@
-"""The public faces of an engine: `LLM` blocks, `AsyncLLM` streams."""
+"""The public classes: `LLM` blocks, `AsyncLLM` streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-import time
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from raycore.client.client import EngineClient
+from raycore.client.collector import Collector
 from raycore.client.group import ClientGroup
-from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, parse_prompts
+from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts
 from raycore.client.streams import Streams
 from raycore.client.updates import Update, coalescing_s
 from raycore.cluster.local import cancelled_at_exit, end_before_ray, is_exiting
@@ -31,9 +31,9 @@ from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, resolve
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.display.notebook import engine_html
-from raycore.display.progress_bars import BAR_S, RequestBar, loading_bar, request_bar
+from raycore.display.progress_bars import loading_bar, request_bar
 from raycore.engine.rank_events import EngineLost
-from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
+from raycore.errors import EngineDeadError
 from raycore.logs import own_level
 from raycore.messages import EngineInfo
 from raycore.metrics.periodic import Periodic
@@ -57,19 +57,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RPC_GRACE_S = 5.0
-"""Ranks find out first that their workers are late, and say which."""
-WAIT_S = 1.0
-"""A blocked caller looks up this often; results and failures wake it at once."""
-
-
+"""The caller waits this much longer than a rank, which then reports which of its workers is late."""
 STOP_TIMEOUT_S = 2.0
-"""The threads that watch the ranks have nothing left to wait for by then."""
+"""Limit for the supervisor's threads to end. The ranks have ended by then."""
 
 Messages = Sequence[dict[str, Any]]
 
 
 class _Engine:
-    """What `LLM` and `AsyncLLM` share: a running engine and the client that talks to it."""
+    """Base of `LLM` and `AsyncLLM`: a running engine and its client."""
 
     @with_options(ENGINE_OPTIONS)
     def __init__(
@@ -85,18 +81,18 @@ class _Engine:
         """Start the engine and wait until it can serve.
 
         Args:
-            model: a Hugging Face checkpoint's directory.
-            tokenizer: the tokenizer's directory; None is the model's.
-            placement_groups: one for each data-parallel rank, made by the caller and left in place. None: raycore
-                makes its own and removes them.
-            use_tqdm_on_load: show a progress bar while weights are read, if that takes long.
-            options: docs/options.md lists them, with types, ranges and defaults. vLLM's others are taken with values
-                that ask for nothing.
+            model: directory of a Hugging Face checkpoint.
+            tokenizer: directory of the tokenizer. None: the model's.
+            placement_groups: one per data-parallel rank, created by the caller and left in place. None: raycore
+                creates its own and removes them.
+            use_tqdm_on_load: show a progress bar if reading the weights takes long.
+            options: docs/options.md lists them with types, ranges and defaults. Other options of vLLM are accepted
+                if their values have no effect.
 
         Raises:
-            InvalidConfig, InvalidCheckpoint: an option or the checkpoint can't work; the message names it.
-            PlacementShortage: the cluster can't hold the shape: at once, or after `wait_for_nodes_s`.
-            InitializationError: a rank didn't come up; the message begins with that rank's own error.
+            InvalidConfig, InvalidCheckpoint: an option or the checkpoint is unusable; the message names it.
+            PlacementShortage: the cluster cannot fit the ranks. Raised at once, or after `wait_for_nodes_s`.
+            InitializationError: a rank failed to start; the message begins with that rank's own error.
         """
         self.config: EngineConfig = _resolve(model, tokenizer, options)
         self._brought_groups = None if placement_groups is None else list(placement_groups)
@@ -107,13 +103,13 @@ class _Engine:
         self._client = EngineClient(self.config, tokens)
         self._streams = Streams(self._client)
         self.clients = ClientGroup(self._client)
-        """All clients of the engine: other processes' may join."""
+        """All clients of the engine. API servers add theirs."""
         self._supervisor = Supervisor(manager, self.clients, self.config)
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
         self._supervisor.start()
         self.name: str = self.config.engine_name or manager.engine_id
-        """By which `raycore status` and `raycore scale` find the engine, from any node of its Ray cluster."""
+        """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""
         self._read_status = partial(
             _read_status, self.name, self.config.model.model, manager, self._supervisor, self.clients
         )
@@ -131,7 +127,7 @@ class _Engine:
         self._finalizer = weakref.finalize(self, _stop, self._control, export, self.clients, self._supervisor, manager)
         end_before_ray(self._finalizer)
         end_with_task(self._finalizer)
-        # an interrupt ends a caller's wait for it, but not the work: no engine is left half shut down
+        # on a thread of its own: an interrupt ends only the wait for it and leaves no engine half shut down
         self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
         self._ending = threading.Lock()
 
@@ -146,16 +142,17 @@ class _Engine:
         use_tqdm_on_load: bool = True,
         **options: Unpack[EngineOptions],
     ) -> _EngineT:
-        """The engine that the last such call gave, if it still serves; with other arguments, another one in its place.
+        """Return the engine of the previous call if its configuration is the same, else replace it with a new one.
 
-        For the cells of a notebook, which are run again. The program has one such engine for each `engine_name` (None
-        is a name, too), whatever the class; it runs until `shutdown()`, also when nothing refers to it any more. The
-        resolved configurations are compared: an option that is given its default value is no change, and ranks that
-        `scale()` has added or removed stay as they are. Weights that were changed in place are not noticed.
+        Meant for notebook cells, which are run repeatedly. A program has one such engine per `engine_name` (None
+        counts as a name), shared by both classes. It runs until `shutdown()`, even if nothing refers to it any more.
+        Resolved configurations are compared: passing a default value is no change, and ranks that `scale()` added or
+        removed are kept. Weights that were changed in place are not noticed.
 
         The arguments and errors are those of the class. An engine that is replaced is shut down before the new one
-        starts, so that memory for both is never needed; its requests get an EngineDeadError that says so. It stays if
-        the arguments are refused (InvalidConfig, InvalidCheckpoint), but not if the new engine doesn't come up.
+        starts, so memory for both is never needed. Its requests raise EngineDeadError with that reason. If the
+        arguments are rejected (InvalidConfig, InvalidCheckpoint), it keeps running; if the new engine fails to start,
+        it is gone.
         """
         config = _resolve(model, tokenizer, options)
         groups = None if placement_groups is None else list(placement_groups)
@@ -171,7 +168,7 @@ class _Engine:
                 engine = cls(model, tokenizer, placement_groups=groups, use_tqdm_on_load=use_tqdm_on_load, **options)
             except BaseException:
                 if was_serving:
-                    logger.warning("the engine before this one was shut down to make room for it: now there is none")
+                    logger.warning("the previous engine was shut down to make room for this one: now there is none")
                 raise
             _kept[config.engine_name] = engine
             return engine
@@ -182,55 +179,55 @@ class _Engine:
         return f"<{type(self).__name__} {self.name}, model {status.model}: {state}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: the ranks as they were last heard of."""
+        """HTML for notebooks: the last known state of the ranks."""
         return engine_html(type(self).__name__, self._read_status(), self.unavailable_reason)
 
     @property
     def engine_infos(self) -> list[EngineInfo]:
-        """What each rank said of itself when it came up, in rank order; a rank that is being replaced is missing."""
+        """What each rank reported when it started, in rank order. A rank that is being replaced is missing."""
         return self._manager.infos
 
     @property
     def ranks(self) -> list[RankStatus]:
-        """How the ranks are, in rank order: what is known here, without asking them; none after `shutdown()`."""
+        """The last known status of each rank, in rank order. Asks no rank. Empty after `shutdown()`."""
         return self._read_status().ranks
 
     def read_metrics(self) -> MetricsView:
-        """What the ranks do and have done, as it is known here: what a Prometheus server, or a log line, shows."""
+        """The engine's metrics as this process knows them: what `/metrics` and the log show."""
         return self._read_metrics()
 
     def trace_requests(self) -> None:
-        """Have the outputs of requests that come from now on say, in their `trace`, what became of them when."""
+        """From now on, record the times of each new request in its outputs' `trace`."""
         self._client.trace_requests()
 
     def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
-        """Have this many ranks, while requests run: none fails.
+        """Change the number of ranks while requests run. No request fails.
 
-        New ranks serve when this returns. Ranks that leave finish what they have, for at most `drain_timeout_s` (None:
-        as configured); what is left then goes on elsewhere.
+        Returns once new ranks serve. Ranks that are removed, those with the highest numbers, finish their requests for
+        at most `drain_timeout_s` seconds (None: as configured). What is left continues on other ranks.
 
         Raises:
             InvalidConfig: not a positive number.
-            PlacementShortage: the cluster can't hold so many, with the table; nothing has changed. With
-                `wait_for_nodes_s` an autoscaler gets that long to add nodes first.
-            InitializationError: a new rank didn't come up; nothing has changed.
-            EngineDeadError: the engine has failed, or was shut down.
+            PlacementShortage: the cluster cannot fit so many; the message has a table. Nothing has changed. With
+                `wait_for_nodes_s`, an autoscaler first gets that long to add nodes.
+            InitializationError: a new rank failed to start. Nothing has changed.
+            EngineDeadError: the engine has failed or was shut down.
         """
         self._supervisor.scale(data_parallel_size, drain_timeout_s)
 
     def report(self, dp_rank: int, reason: str) -> None:
-        """Report a misbehaving rank, as another process's client sees it. It is killed and replaced."""
+        """Report a misbehaving rank. It is killed and replaced."""
         self._supervisor.report(dp_rank, reason)
 
     def wait_for_completion_or_failure(self, timeout_s: float | None = None) -> bool:
-        """Block until the engine has ended: for programs that only serve. False if it hasn't, `timeout_s` later.
+        """Block until the engine has ended, for programs that only serve. Returns False after `timeout_s` seconds.
 
         Raises:
-            EngineDeadError: it failed, with the root cause. (One that was shut down did not.)
+            EngineDeadError: the engine failed; the message begins with the root cause. A shutdown is no failure.
         """
         cause = self._supervisor.wait(timeout_s)
         if cause is not None:
-            raise cause.with_traceback(None)  # which others may get, too
+            raise cause.with_traceback(None)  # other threads may raise the same error
         return self._supervisor.has_ended
 
     def get_tokenizer(self) -> Tokenizer:
@@ -238,7 +235,7 @@ class _Engine:
         return self._client.tokenizer
 
     def get_default_sampling_params(self, **overrides: Any) -> SamplingParams:
-        """vLLM's defaults, changed by the checkpoint's generation_config.json, changed by `overrides`."""
+        """vLLM's defaults, overridden by the checkpoint's generation_config.json, overridden by `overrides`."""
         return SamplingParams(**self.default_sampling_params | overrides)
 
     @property
@@ -248,17 +245,17 @@ class _Engine:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a prompt and its output together, at most."""
+        """Maximum number of tokens of a prompt and its output together."""
         return self._client.max_model_len
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests under way, whichever thread waits for them."""
+        """Requests that have not finished, of all threads and all clients."""
         return self.clients.num_unfinished_requests
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Why the engine takes no requests; None when it does. Asks nobody."""
+        """Why the engine accepts no requests, or None if it does. Does no I/O."""
         return self._client.unavailable_reason
 
     def collective_rpc(
@@ -268,32 +265,32 @@ class _Engine:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method (by name) or a callable (which gets the worker first) on every worker of every rank.
+        """Call a method, given by name, or a callable, which gets the worker first, on every worker of every rank.
 
         Args:
-            timeout: seconds; None: the configured `execute_timeout_s`.
+            timeout: seconds. None: the configured `execute_timeout_s`.
 
-        Returns: the results, by rank and then by worker.
+        Returns: the results, ordered by rank and then by worker.
 
-        Raises: what a worker raised, its TimeoutError among it.
+        Raises: whatever a worker raised; RpcTimeout, a TimeoutError, if a worker does not reply in time.
         """
         within = {} if timeout is None else {"timeout_s": timeout + RPC_GRACE_S}
         replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}), **within)
         return [result for reply in replies for result in reply]
 
     def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False when requests were running, which hold some of them."""
+        """Empty the prefix cache. Returns False if running requests still hold some of its blocks."""
         return all(self._client.utility("reset_prefix_cache", ()))
 
     def check_health(self) -> None:
-        """Raise EngineDeadError, or the workers' own failure, if something is wrong."""
+        """Raise EngineDeadError, or a worker's own error, if the engine is not healthy."""
         self._client.utility("check_health", ())
 
     def shutdown(self, drain_timeout_s: float = 0.0) -> None:
-        """Stop everything that was started and give back what was reserved. Idempotent.
+        """Stop all processes of the engine and release its placement groups. Idempotent.
 
-        With a `drain_timeout_s`, requests that other threads wait for may take that long to finish; those that don't
-        end with what they have, and the finish reason `abort`. New ones are refused meanwhile.
+        With `drain_timeout_s`, running requests get that many seconds to finish, and new ones are rejected. Requests
+        that are still running then end with the output so far and the finish reason `abort`.
         """
         if drain_timeout_s > 0 and self._finalizer.alive:
             self.clients.drain(drain_timeout_s)
@@ -305,15 +302,15 @@ class _Engine:
 
     @contextmanager
     def draining_on_signals(self, drain_timeout_s: float | None = None) -> Generator[list[int], None, None]:
-        """While the block runs, SIGTERM, SIGINT and SIGHUP don't interrupt it: what runs may finish.
+        """While the block runs, SIGTERM, SIGINT and SIGHUP drain the engine instead of interrupting the block.
 
-        It may take `drain_timeout_s` (None: as configured). After that requests end with what they have, and the finish
-        reason `abort`; at a second signal, at once. What follows the first signal within half a second is its echo, and
-        SIGHUP always is: `timeout` signals a process and then its group. An ignored SIGHUP (`nohup`) stays ignored.
-        For programs that serve or run a batch; call it on the main thread. `ray job stop` gives a program 3 seconds,
-        unless RAY_JOB_STOP_WAIT_TIME_S says otherwise.
+        Running requests get `drain_timeout_s` seconds to finish (None: as configured). Then, or at a second signal,
+        they end with the output so far and the finish reason `abort`. A signal within half a second of the first one
+        does not count as a second, nor does any SIGHUP: `timeout`, for example, signals a process and then its group.
+        An ignored SIGHUP (`nohup`) stays ignored. Call this on the main thread of a program that serves or runs a
+        batch. `ray job stop` gives a program 3 seconds, unless RAY_JOB_STOP_WAIT_TIME_S sets another time.
 
-        Yields: the signals that came, without echoes.
+        Yields: the signals that were received and counted, a list that grows.
         """
         timeout_s = self.config.recovery.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         came: list[int] = []
@@ -326,7 +323,7 @@ class _Engine:
             if is_echo(number):
                 return
             came.append(number)
-            # not here: the main thread may hold the locks that these take
+            # on another thread: the main thread may hold the locks that these take
             work = drain if len(came) == 1 else self.clients.abort_all
             threading.Thread(target=work, name="raycore-drain", daemon=True).start()
 
@@ -341,7 +338,7 @@ class _Engine:
     def _differences(
         self, cls: type[_Engine], config: EngineConfig, placement_groups: list[PlacementGroup] | None
     ) -> list[str]:
-        """What is not as these arguments want it."""
+        """How this engine differs from one with these arguments."""
         found = changes(self.config, config)
         if type(self) is not cls:
             found.insert(0, f"{cls.__name__}, was {type(self).__name__}")
@@ -350,10 +347,8 @@ class _Engine:
         return found
 
     def _make_room(self, changed: Sequence[str]) -> None:
-        """Shut down because another engine is to take this one's place."""
-        reason = (
-            f"the engine was shut down: get_or_create() was asked for another one in its place ({'; '.join(changed)})"
-        )
+        """Shut down, because another engine replaces this one."""
+        reason = f"the engine was shut down: get_or_create() replaced it with another one ({'; '.join(changed)})"
         logger.info("%s", reason)
         self._client.close(EngineDeadError(reason))
         self.shutdown()
@@ -364,7 +359,7 @@ _EngineT = TypeVar("_EngineT", bound=_Engine)
 _AsyncT = TypeVar("_AsyncT", bound="AsyncLLM")
 
 _kept: dict[str | None, _Engine] = {}
-"""What `get_or_create()` gave last, by engine name."""
+"""The engines that `get_or_create()` returned last, by engine name."""
 
 _keeping = threading.Lock()
 
@@ -386,21 +381,22 @@ class LLM(_Engine):
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Continue prompts, in any number, and return when all are done.
+        """Continue one or more prompts. Returns when all are finished.
 
         Args:
-            prompts: one or a list of: text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`. Prompts with a
-                `"cache_salt"` share cached prefixes only with those of the same salt.
-            sampling_params: one for all, or one for each; None: `get_default_sampling_params()`.
-            use_tqdm: show a progress bar with tokens a second.
-            priority: one for each prompt, lower first; needs `scheduling_policy="priority"`.
+            prompts: one prompt or a list. A prompt is text, token ids, `{"prompt": text}` or
+                `{"prompt_token_ids": ids}`. Prompts with a `"cache_salt"` share cached prefixes only with prompts
+                that have the same one.
+            sampling_params: one for all prompts, or one each. None: `get_default_sampling_params()`.
+            use_tqdm: show a progress bar with tokens per second.
+            priority: one per prompt; lower runs first. Needs `scheduling_policy="priority"`.
 
-        Returns: one output for each prompt, in their order.
+        Returns: one output per prompt, in order.
 
         Raises:
-            InvalidRequest: before anything runs, naming the prompt or parameter.
-            RequestFailed: a request can't be finished; its `outputs` has what the others gave.
-            EngineDeadError: the engine is gone, with the root cause.
+            InvalidRequest: a prompt or parameter is unusable; the message names it. Nothing was run.
+            RequestFailed: a request failed alone. Its `outputs` has the outputs of the others.
+            EngineDeadError: the engine is gone; the message begins with the root cause.
         """
         parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer)
         return self._run(parsed, sampling_params, use_tqdm, priority)
@@ -410,13 +406,12 @@ class LLM(_Engine):
     ) -> Generator[RequestOutput, None, None]:
         """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
 
-        Leaving the iteration early aborts the request. Who is slow to take an output gets the next one instead, which
-        holds all of it.
+        Leaving the iteration early aborts the request. A slow consumer skips outputs; each contains all earlier ones.
 
         Raises:
-            InvalidRequest: at the first step of the iteration, naming the prompt or parameter.
-            RequestFailed: it can't be finished.
-            EngineDeadError: the engine is gone, with the root cause.
+            InvalidRequest: the prompt or a parameter is unusable. Raised at the first step of the iteration.
+            RequestFailed: the request failed alone.
+            EngineDeadError: the engine is gone; the message begins with the root cause.
         """
         parsed = parse_prompts([prompt], self._client.tokenizer)
         params = sampling_params or self.get_default_sampling_params()
@@ -430,12 +425,12 @@ class LLM(_Engine):
                 while not came.empty():
                     update = came.get()[-1]
                 if update.error is not None:
-                    raise update.error.with_traceback(None)  # which others may get, too
+                    raise update.error.with_traceback(None)  # other threads may raise the same error
                 assert update.output is not None
                 is_finished = update.output.finished
                 yield update.output
         finally:
-            # left early, or interrupted; one that has finished is unknown by now
+            # the iteration was left early or interrupted; a finished request is unknown by now, which is no error
             self._client.abort(request_ids)
 
     def chat(
@@ -452,8 +447,8 @@ class LLM(_Engine):
         """Answer one conversation, or several, rendered with the model's chat template.
 
         Args:
-            messages: `[{"role": "user", "content": "…"}, …]`, or a list of such lists. They become what the same
-                messages become in a chat request to the server (`raycore.text.conversation`).
+            messages: `[{"role": "user", "content": "…"}, …]`, or a list of such lists. They are
+                normalized as in a chat request to the server (`raycore.text.conversation`).
         """
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         tokenizer = self._client.tokenizer
@@ -486,10 +481,10 @@ class LLM(_Engine):
         use_tqdm: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = _params_for_each(sampling_params or self.get_default_sampling_params(), len(prompts))
+        params = params_for_each(sampling_params or self.get_default_sampling_params(), len(prompts))
         if not prompts:
             return []
-        collector = _Collector()
+        collector = Collector()
         request_ids = [uuid.uuid4().hex for _ in prompts]
         try:
             self._client.submit(
@@ -503,16 +498,16 @@ class LLM(_Engine):
             with request_bar(len(prompts), use_tqdm) as bar:
                 collector.wait(len(prompts), bar, lambda: self._client.num_output_tokens)
         except BaseException:
-            # an interrupted cell, too: the engine stays usable, and drops what nobody waits for
+            # interrupts included: the engine stays usable and drops requests that nobody waits for
             self._client.abort(request_ids)
             raise
         return collector.outputs(request_ids)
 
 
 class AsyncLLM(_Engine):
-    """An engine with a streaming interface, for use from one or more event loops.
+    """An engine with a streaming interface, for one or more event loops.
 
-    The class itself blocks until the engine can serve. Where an event loop runs, use `create()`.
+    The constructor blocks until the engine can serve. Inside a running event loop, use `create()`.
     """
 
     @classmethod
@@ -526,10 +521,10 @@ class AsyncLLM(_Engine):
         use_tqdm_on_load: bool = True,
         **options: Unpack[EngineOptions],
     ) -> _AsyncT:
-        """Start an engine on a thread, so that the event loop stays free: for async actors and servers.
+        """Start an engine without blocking the event loop, for async actors and servers.
 
-        The arguments and errors are those of the class. When the call is cancelled, the start is given up; the
-        cancellation is raised once nothing of the engine is left.
+        The arguments and errors are those of the class. Cancelling the call gives up the start. CancelledError is
+        raised once nothing of the engine is left.
 
         ::
 
@@ -545,7 +540,7 @@ class AsyncLLM(_Engine):
             _is_wanted=lambda: not cancelled.is_set(),
             **options,
         )
-        # not a task, which a loop that ends would cancel, and the thread would work on unseen
+        # not a task: a loop that ends would cancel it, and the thread would continue unseen
         starting = asyncio.get_running_loop().run_in_executor(None, make)
         try:
             return await asyncio.shield(starting)
@@ -568,18 +563,17 @@ class AsyncLLM(_Engine):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
 
-        Leaving the iteration early aborts the request. Who is slow to take an output gets the next one instead, which
-        holds all of it.
+        Leaving the iteration early aborts the request. A slow consumer skips outputs; each contains all earlier ones.
 
         Args:
-            stream: whether there are outputs before the last one. Without them it costs less.
-            data_parallel_rank: the rank that gets the request. None: the one that has least to do or knows the prompt's
-                beginning. While the rank is being replaced, and when it is lost, another one gets the request.
+            stream: False yields only the final output, which costs less.
+            data_parallel_rank: the rank that gets the request. None: the router chooses. While the rank is being
+                replaced, or if it is lost, another rank gets the request.
 
         Raises:
-            InvalidRequest: at the first step of the iteration, naming the prompt or parameter.
-            RequestFailed: it can't be finished.
-            EngineDeadError: the engine is gone, with the root cause.
+            InvalidRequest: the prompt or a parameter is unusable. Raised at the first step of the iteration.
+            RequestFailed: the request failed alone.
+            EngineDeadError: the engine is gone; the message begins with the root cause.
         """
         params = sampling_params or self.get_default_sampling_params()
         return self._streams.generate(
@@ -587,11 +581,11 @@ class AsyncLLM(_Engine):
         )
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
-        """Raises InvalidRequest when the request could never run here; nothing is run. Thread-safe."""
+        """Raise InvalidRequest if the request could never run. Runs nothing. Thread-safe."""
         self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)
 
     async def abort(self, request_id: str) -> None:
-        """Drop a request. Its iterator ends with `finish_reason="abort"`. Unknown ids are ignored."""
+        """Abort a request. Its iterator ends with `finish_reason="abort"`. Unknown ids are ignored."""
         self._client.abort([request_id], notify=True)
 
     async def __aenter__(self) -> AsyncLLM:
@@ -601,69 +595,6 @@ class AsyncLLM(_Engine):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.shutdown)
-
-
-class _Collector:
-    """Gathers the updates of one blocking call."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._finished: dict[str, RequestOutput] = {}
-        self._failed: dict[str, RequestFailed] = {}
-        self._error: BaseException | None = None
-
-    def put(self, updates: list[Update]) -> None:
-        """Called from the client's threads."""
-        with self._changed:
-            for update in updates:
-                if isinstance(update.error, RequestFailed):
-                    self._failed[update.request_id] = update.error
-                else:
-                    self._error = self._error or update.error
-                if update.output is not None and update.output.finished:
-                    self._finished[update.request_id] = update.output
-            self._changed.notify()
-
-    def wait(self, count: int, bar: RequestBar, num_tokens: Callable[[], int]) -> None:
-        """Until `count` requests have ended. Raises the first error that concerns them all.
-
-        `num_tokens` counts the engine's output tokens, for the bar.
-        """
-        started_s, num_before = time.perf_counter(), num_tokens()
-        while True:
-            with self._changed:
-                if self._error is None and self._num_ended < count:
-                    self._changed.wait(WAIT_S if bar.disable else BAR_S)
-                if self._error is not None:
-                    raise self._error
-                done = self._num_ended
-            if not bar.disable:
-                rate = (num_tokens() - num_before) / (time.perf_counter() - started_s)
-                bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
-                bar.n = done
-                bar.refresh()
-            if done == count:
-                return
-
-    def outputs(self, request_ids: Sequence[str]) -> list[RequestOutput]:
-        """The outputs of these requests, which have ended. Raises RequestFailed if any failed; it has the others."""
-        if self._failed:
-            error = next(iter(self._failed.values()))
-            error.outputs = [self._finished.get(request_id) for request_id in request_ids]
-            raise error
-        return [self._finished[request_id] for request_id in request_ids]
-
-    @property
-    def _num_ended(self) -> int:
-        return len(self._finished) + len(self._failed)
-
-
-def _params_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise InvalidRequest(f"{len(params)} sampling_params for {count} prompts: give one, or one for each")
-    return params
 
 
 def _resolve(
@@ -697,7 +628,7 @@ def _stop(
     export.stop()
     control.stop()
     supervisor.stop()
-    if not is_exiting():  # daemon threads alone could wait then, and print what they get
+    if not is_exiting():  # then only daemon threads can be waiting, and they would print the error
         clients.on_rank_event(EngineLost(EngineDeadError("the engine was shut down")))
     control.join()
     manager.shutdown()

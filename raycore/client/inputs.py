@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, cast
 
 from raycore.errors import InvalidRequest
-from raycore.sampling_params import checked_int
+from raycore.sampling_params import SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -161,3 +161,16 @@ def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int]
     if len(priorities) != count:
         raise InvalidRequest(f"{len(priorities)} priorities for {count} prompts: give one for each")
     return priorities
+
+
+def params_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
+    """The sampling parameters of `count` prompts.
+
+    Raises:
+        InvalidRequest: there is neither one for all of them nor one for each.
+    """
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequest(f"{len(params)} sampling_params for {count} prompts: give one, or one for each")
+    return params

@@ -41,7 +41,7 @@ def test_the_same_call_gives_the_same_engine_and_a_changed_one_takes_its_place(c
     assert second is not first
     assert not any(map(is_running, pids))
     assert answer(second) == " 85"
-    with pytest.raises(EngineDeadError, match=r"another one in its place \(max_num_seqs=8, was 256\)"):
+    with pytest.raises(EngineDeadError, match=r"replaced it with another one \(max_num_seqs=8, was 256\)"):
         answer(first)
     assert "max_num_seqs=8, was 256" in repr(first)
 

@@ -1,0 +1,70 @@
+"""Collects the updates of one blocking call. Thread-safe; knows no Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from raycore.client.updates import Update
+from raycore.display.progress_bars import BAR_S, RequestBar
+from raycore.errors import RequestFailed
+from raycore.outputs import RequestOutput
+
+_WAIT_S = 1.0
+"""A blocked caller wakes up this often to take signals. Results and failures wake it at once."""
+
+
+class Collector:
+    """The outputs and errors of some requests, until all of them have ended."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._finished: dict[str, RequestOutput] = {}
+        self._failed: dict[str, RequestFailed] = {}
+        self._error: BaseException | None = None
+
+    def put(self, updates: list[Update]) -> None:
+        """Take updates, on the client's threads."""
+        with self._changed:
+            for update in updates:
+                if isinstance(update.error, RequestFailed):
+                    self._failed[update.request_id] = update.error
+                else:
+                    self._error = self._error or update.error
+                if update.output is not None and update.output.finished:
+                    self._finished[update.request_id] = update.output
+            self._changed.notify()
+
+    def wait(self, count: int, bar: RequestBar, num_tokens: Callable[[], int]) -> None:
+        """Block until `count` requests have ended. Raises the first error that is not one request's own.
+
+        `num_tokens` returns the number of output tokens of the engine so far, for the bar.
+        """
+        started_s, num_before = time.perf_counter(), num_tokens()
+        while True:
+            with self._changed:
+                if self._error is None and self._num_ended < count:
+                    self._changed.wait(_WAIT_S if bar.disable else BAR_S)
+                if self._error is not None:
+                    raise self._error
+                done = self._num_ended
+            if not bar.disable:
+                rate = (num_tokens() - num_before) / (time.perf_counter() - started_s)
+                bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+                bar.n = done
+                bar.refresh()
+            if done == count:
+                return
+
+    def outputs(self, request_ids: Sequence[str]) -> list[RequestOutput]:
+        """The outputs of these requests, which have ended. Raises RequestFailed if one failed, with the others."""
+        if self._failed:
+            error = next(iter(self._failed.values()))
+            error.outputs = [self._finished.get(request_id) for request_id in request_ids]
+            raise error
+        return [self._finished[request_id] for request_id in request_ids]
+
+    @property
+    def _num_ended(self) -> int:
+        return len(self._finished) + len(self._failed)
