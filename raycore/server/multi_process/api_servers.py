@@ -14,7 +14,6 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -86,7 +85,7 @@ class APIServers:
         """
         if not 1 <= count <= MAX_API_SERVERS:
             raise InvalidConfig(f"api_server_count={count} is not in [1, {MAX_API_SERVERS}]")
-        each = replace(options, max_streams=-(-options.max_streams // count))
+        each = msgspec.structs.replace(options, max_streams=-(-options.max_streams // count))
         make = _Factory(engine, each, host, port, traces)
         self._monitors = [_ServerMonitor(index, make, engine) for index in range(count)]
 
