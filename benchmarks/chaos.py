@@ -39,6 +39,7 @@ from common import median, table
 
 from raycore import AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path, held_out_problems
+from raycore.engine.rank_events import RanksLost, RankUp
 from raycore.node.processes import is_running
 
 CPUS_PER_NODE = 2
@@ -215,20 +216,19 @@ class Observer:
         self.faults: list[Fault] = []
         self.streams: dict[str, list[float]] = {}
         self._client = client = llm._client
-        lost, up = client.ranks_lost, client.rank_up
+        note = client.on_rank_event
 
-        def ranks_lost(dp_ranks, explain):
-            now_s = time.monotonic()
-            for fault in itertools.chain(*map(self._open, dp_ranks)):
-                fault.detected_s = fault.detected_s or now_s
-            lost(dp_ranks, explain)
+        def on_rank_event(event):
+            if isinstance(event, RanksLost):
+                now_s = time.monotonic()
+                for fault in itertools.chain(*map(self._open, event.dp_ranks)):
+                    fault.detected_s = fault.detected_s or now_s
+            note(event)
+            if isinstance(event, RankUp):
+                for fault in self._open(event.dp_rank):
+                    fault.serving_s = time.monotonic()
 
-        def rank_up(dp_rank, actor, info):
-            up(dp_rank, actor, info)
-            for fault in self._open(dp_rank):
-                fault.serving_s = time.monotonic()
-
-        client.ranks_lost, client.rank_up = ranks_lost, rank_up
+        client.on_rank_event = on_rank_event
 
     def _open(self, dp_rank: int) -> list[Fault]:
         return [fault for fault in self.faults if fault.dp_rank == dp_rank and fault.serving_s is None]
@@ -240,11 +240,11 @@ class Observer:
     def serving(self) -> list[int]:
         """Ranks that are serving."""
         broken = {fault.dp_rank for fault in self.faults if fault.serving_s is None}
-        return [rank for rank in self._client._links if rank not in broken]
+        return [rank for rank in self._client.links() if rank not in broken]
 
     def streams_on(self, dp_rank: int) -> list[str]:
         with self._client._lock:
-            return [r for r in self._client._on_ranks([dp_rank]) if self.streams.get(r)]
+            return [r for r in self._client._requests.on_ranks([dp_rank]) if self.streams.get(r)]
 
 
 async def run_all(
@@ -299,7 +299,7 @@ def break_rank(llm: AsyncLLM, nodes: Nodes | OneNode, observer: Observer, kind: 
     elif kind.startswith("stop"):
         os.kill(pid, signal.SIGSTOP)
     elif kind == "raise in a step":
-        actor = observer._client._links[dp_rank].actor
+        actor = llm._manager.ranks[dp_rank].actor
         actor.utility.remote("collective_rpc", (fail_next_step, None, (), {}), {}, 10.0)
     else:
         assert isinstance(nodes, Nodes)
