@@ -1,6 +1,6 @@
-"""The transport of plain actor calls: each request is a call of every worker, each reply a call's result.
+"""The transport over plain Ray actor calls: a request is one call to each worker, a reply is that call's result.
 
-Some twenty times slower than channels, and always there.
+Much slower than channels, but it works wherever Ray does. `RayExecutor` falls back to it if it cannot create channels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CallInvitation(NamedTuple):
-    """See `endpoint.Invitation`: nothing to join, the worker is called."""
+    """See `endpoint.Invitation`. There is nothing to join: the engine calls the worker's actor."""
 
     def join(self) -> tuple[None, None]:
         """See `endpoint.Invitation`."""

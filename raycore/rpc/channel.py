@@ -1,9 +1,8 @@
 """The transport between an engine and its worker actors over the channels of Ray's compiled graphs.
 
-The only file that knows Ray's channels. They are driven one level below `Channel.read()` and `Channel.write()`, with
-raw bytes: those two convert, check and time what a fixed capacity and one type of value make unnecessary, at
-several times the cost of the transfer itself. A channel holds one message: a writer waits until all readers have
-taken the one before.
+The only file that uses Ray's channels. It moves raw bytes one level below `Channel.read()` and `Channel.write()`: their
+conversions, checks and timings cost several times the transfer itself and are not needed for bytes in a buffer of fixed
+capacity. A channel holds one message: a writer waits until all readers have taken the previous one.
 """
 
 # Ray's own types are partial:
@@ -35,25 +34,26 @@ if TYPE_CHECKING:
 _SHARED_MEMORY = "/dev/shm"
 _SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)\d+-\d+")
 _MAPPED = re.compile(rf" (\d+) +{_SHARED_MEMORY}/sem\.")
-"""The inode in a line of a memory map."""
+"""Matches the inode in a line of /proc/self/maps."""
 
 RAW = b"RAW"
-"""Ray's mark of a value that is bytes and nothing else."""
+"""The metadata with which Ray marks a value as raw bytes."""
 MARK_BYTES = 16
-"""Room for that mark in a channel's buffer."""
+"""Space for that metadata in a channel's buffer."""
 TAKE_TIMEOUT_MS = 1000
-"""For a message that is known to be there: only another reader's short lock can be in the way."""
+"""Timeout for reading a message that has been written. The read can only be delayed by another reader's short lock."""
 
 
 def _unlink_semaphores() -> None:
-    """Take away the names of the semaphores that this process has open.
+    """Unlink the names of the semaphores that this process has open.
 
-    Each buffer of a channel has two, which Ray opens by name, as files in /dev/shm, and doesn't remove when a process
-    is killed. A channel has a buffer on the writer's node, and one on each other node with readers. Once the writer and
-    all readers are registered everyone has opened them, node daemons included, and the names serve nobody.
+    A channel has a buffer on the writer's node and one on each other node with readers. Each buffer has two named
+    semaphores, which are files in /dev/shm. Ray does not remove them when a process is killed. Once the writer and all
+    readers are registered, every process that needs a semaphore has opened it, node daemons included, and the names are
+    no longer used.
 
-    They are told by inode, because who creates a semaphore has it mapped under the passing name that it had until it
-    was ready, and nobody else opens those of a buffer whose readers are all on other nodes.
+    Semaphores are matched by inode, not by name. The process that creates a semaphore has it mapped under a temporary
+    name, and if all readers of a buffer are on other nodes, no other process on this node has its semaphores open.
     """
     try:
         mapped = set(_MAPPED.findall(Path("/proc/self/maps").read_text()))
@@ -67,7 +67,7 @@ def _unlink_semaphores() -> None:
 
 
 class RawChannel:
-    """Bytes through one Ray channel."""
+    """One Ray channel that carries raw bytes."""
 
     def __init__(self, channel: Any, capacity: int) -> None:
         self.channel = channel
@@ -79,11 +79,11 @@ class RawChannel:
 
     @staticmethod
     def create(readers: list[tuple[Any, str]], capacity: int) -> RawChannel:
-        """A channel that this process writes and `readers`, pairs of actor and node id, read."""
+        """A channel from this process to `readers`, which are pairs of actor and node id. `capacity` is in bytes."""
         return RawChannel(Channel(get_self_actor(), readers, capacity + MARK_BYTES), capacity)
 
     def try_write(self, part: bytes) -> bool:
-        """Write, unless a reader has yet to take the message before."""
+        """Write `part`. Returns False if a reader has not taken the previous message yet."""
         try:
             self._core.experimental_channel_put_serialized(
                 RawSerializedObject(part), self._writer_ref, self._readers, 0
@@ -95,7 +95,7 @@ class RawChannel:
         return True
 
     def try_read(self, timeout_ms: int = 0) -> bytes | None:
-        """The next part, or None."""
+        """The next part, or None if none arrives within `timeout_ms`."""
         try:
             data, mark, _ = self._core.get_objects(self._reader_refs, timeout_ms)[0]
         except RayChannelTimeoutError:
@@ -103,11 +103,11 @@ class RawChannel:
         except RayChannelError as error:
             raise TransportClosed from error
         if mark != RAW:
-            raise TransportClosed(f"the channel holds no bytes but an error of Ray's, marked {mark!r}")
-        return b"" if data is None else data.to_pybytes()  # a copy: `data` goes, and the writer may write again
+            raise TransportClosed(f"expected raw bytes in the channel, found a Ray error with metadata {mark!r}")
+        return b"" if data is None else data.to_pybytes()  # a copy: the writer reuses the buffer once `data` is freed
 
     def close(self) -> None:
-        """Have reads and writes fail from now on, here and in the other processes of this node."""
+        """Make all further reads and writes fail, in this process and in the others on this node."""
         self.channel.close()
 
 
@@ -117,20 +117,20 @@ class ChannelInvitation(NamedTuple):
     rank: int
     requests: Any
     engine: Any
-    """The engine's actor; None: the engine is the driver."""
+    """The engine's actor. None if the engine runs in the driver."""
     engine_node: str
     capacity: int
     board: BoardAddress | None
     spin_window_s: float
 
     def join(self) -> tuple[ChannelEndpoint, tuple[Any, bool]]:
-        """See `endpoint.Invitation`. The answer is the reply channel, and whether this worker sees the board."""
+        """See `endpoint.Invitation`. The answer is the reply channel and whether this worker can use the board."""
         board = Board.open(self.board) if self.board is not None else None
         bell = Bell(board, self.rank) if board is not None else None
         if bell is not None and board is not None and not bell.knock(board.num_workers):
             bell.close()
             board = bell = None
-        # for a reader on the writer's own node the actor's identity makes no difference, and a driver has none
+        # a driver has no actor; any actor will do, because Ray ignores which one reads on the writer's own node
         reader = self.engine if self.engine is not None else get_self_actor()
         replies = RawChannel.create([(reader, self.engine_node)], self.capacity)
         self.requests.ensure_registered_as_reader()
@@ -207,21 +207,26 @@ class ChannelEndpoint:
 
 
 class ChannelTransport:
-    """See `transport.Transport`: one channel to all the workers, one back from each."""
+    """See `transport.Transport`. One channel goes to all workers, and one comes back from each worker."""
 
     def __init__(
         self, workers: Sequence[ServingActor], nodes: Sequence[str], capacity: int, spin_window_s: float
     ) -> None:
-        """`nodes[i]` is the id of the node that `workers[i]`, an actor, runs on.
+        """Creates the request channel.
+
+        Args:
+            nodes: the Ray node id of each worker.
+            capacity: bytes of one channel's buffer. Longer messages are split.
+            spin_window_s: seconds to spin before sleeping.
 
         Raises:
-            OSError, RayError, ValueError: a channel can't be made between these processes.
+            OSError, RayError, ValueError: a channel cannot be created between these processes.
         """
         self._workers = workers
         self._engine = get_self_actor()
         self._node = node_id()
         if self._engine is None and any(node != self._node for node in nodes):
-            raise ValueError("a driver can't read channels from other nodes: Ray calls back into the reader's actor")
+            raise ValueError("a driver cannot read channels from other nodes: Ray calls back into the reader's actor")
         self._capacity = capacity
         self._spin_window_s = spin_window_s
         self._requests = RawChannel.create(list(zip(workers, nodes, strict=True)), capacity)
@@ -256,7 +261,7 @@ class ChannelTransport:
 
     def finish_joining(self) -> None:
         if self._board_fd >= 0:
-            os.close(self._board_fd)  # everyone who can see the board has opened it
+            os.close(self._board_fd)  # every worker that can use the board has opened it
             self._board_fd = -1
         _unlink_semaphores()
 
@@ -307,14 +312,14 @@ class ChannelTransport:
             return self._try_write(part) or None
 
         if self._writes.wait(look, deadline_s) is None:
-            raise TimeoutError("a worker has yet to take the request before this one")
+            raise TimeoutError("a worker has not taken the previous request")
 
     def _look(self) -> tuple[int, bytes] | None:
         if self._closed:
             raise TransportClosed
         if self._board is not None:
             counters = self._board.memory[self._board.replies]
-            # bytes do compare with a bytearray
+            # pyright does not know that bytes compare with a bytearray
             if counters != self._seen:  # pyright: ignore[reportUnnecessaryComparison]
                 for rank in self._on_board:
                     if counters[rank] != self._seen[rank]:

@@ -1,7 +1,7 @@
-"""The engine's side of calls and steps: who waits for which reply.
+"""The engine's side of calls and steps: sends requests and matches replies to them.
 
-`RpcClient` numbers the calls, reads replies in its own caller's thread while that waits for a result, and gives each
-reply to its call. What the messages look like is in `rpc/wire.py`, the other side in `rpc/server.py`.
+`RpcClient` numbers the calls and has no thread of its own: a caller that waits for its result reads all replies and
+assigns each to its call. The message format is in `rpc/wire.py`, the worker's side in `rpc/server.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _decode_step(replies: list[bytes]) -> StepResult:
 
 
 class Call(Generic[T]):
-    """A call or step under way: the `Pending` that its caller gets."""
+    """A call or step in flight. Implements `Pending`."""
 
     __slots__ = ("_client", "_decode", "_value", "deadline_s", "error", "num_missing", "number", "replies", "what")
 
@@ -49,7 +49,7 @@ class Call(Generic[T]):
         self.error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether `result()` would return or raise at once, looking at what has arrived."""
+        """Whether `result()` would return or raise at once. Reads the replies that have arrived."""
         self._client.pump(self, time.monotonic())
         return not self.num_missing or self.error is not None
 
@@ -57,7 +57,7 @@ class Call(Generic[T]):
         """Wait for the replies, at most `timeout` seconds and at most until the call's own deadline.
 
         Raises:
-            WorkerFailed, WorkerDied, RpcTimeout: as `Executor.collective_rpc` says.
+            WorkerFailed, WorkerDied, RpcTimeout: see `Executor.collective_rpc`.
         """
         if self.num_missing and self.error is None:
             deadline_s = self.deadline_s if timeout is None else min(self.deadline_s, time.monotonic() + timeout)
@@ -73,13 +73,13 @@ class Call(Generic[T]):
 
 
 class RpcClient:
-    """The engine's side. Several threads may call; they take turns."""
+    """The engine's side. Thread-safe: a lock lets one thread at a time send or receive."""
 
     def __init__(self, transport: Transport, num_workers: int, failure: Callable[[], BaseException]) -> None:
-        """`failure` tells why the transport was closed."""
+        """`failure` returns the reason why the transport was closed."""
         self.num_workers = num_workers
         self.late_failure: Callable[[WorkerFailed], None] = lambda error: None
-        """Told of a worker that failed in a step whose result had come from another."""
+        """Called if a worker fails in a step that is already over, such as one whose result another worker has sent."""
         self._transport = transport
         self._failure = failure
         self._turn = threading.Lock()
@@ -94,7 +94,10 @@ class RpcClient:
         aggregate: Callable[[list[Any]], Any] | None,
         timeout_s: float,
     ) -> Call[Any]:
-        """Start a call that `encode_call()` encoded. Its result is every value in rank order, or `reply_rank`'s."""
+        """Start a call on every worker. `payload` comes from `encode_call()`.
+
+        The result is the value of `reply_rank`, or `aggregate` of the list of all values in rank order, or that list.
+        """
         decode: Callable[[list[bytes]], Any] = _decode_values
         if reply_rank is not None:
             decode = lambda replies: pickle.loads(replies[reply_rank])  # noqa: E731
@@ -108,14 +111,14 @@ class RpcClient:
         return self._send(STEP, "a step", encode_plan(plan), 1, _decode_step, timeout_s)
 
     def stop(self, timeout_s: float) -> None:
-        """Ask the workers to stop. They don't reply."""
+        """Ask the workers to stop. They do not reply."""
         self._send(STOP, "stop", b"", 0, _decode_values, timeout_s)
 
     def pump(self, call: Call[Any], deadline_s: float) -> None:
         """Hand out replies until `call` has finished or `deadline_s` has passed."""
         while call.num_missing and call.error is None and self._take_turn(deadline_s):
             try:
-                if call.num_missing and call.error is None:  # while waiting for the turn it may have finished
+                if call.num_missing and call.error is None:  # another thread may have finished it meanwhile
                     received = self._receive(call, deadline_s)
                     if received is None:
                         return
@@ -129,7 +132,7 @@ class RpcClient:
         late = [str(rank) for rank, reply in enumerate(call.replies) if not reply]
         call.error = RpcTimeout(
             f"{call.what}: no reply from worker {', '.join(late)} within the deadline: "
-            "it may be stuck, or the timeout too short"
+            "it may be stuck, or the timeout may be too short"
         )
 
     def _send(
@@ -147,7 +150,7 @@ class RpcClient:
         try:
             self._last_number = number = self._last_number + 1
             self._transport.send(HEADER.pack(kind, number) + payload, deadline_s)
-            call = Call(self, number, what, num_replies, decode)  # while the workers are busy with it
+            call = Call(self, number, what, num_replies, decode)  # after sending, so that the workers start sooner
             call.deadline_s = deadline_s
             if num_replies:
                 self._calls[number] = call

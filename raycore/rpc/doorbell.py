@@ -1,10 +1,10 @@
-"""How processes of one node tell each other that a message is there, and how they wait for it.
+"""How processes of one node notify each other of messages, and how they wait for them.
 
-A `Board` is one page that an engine shares with its workers. Each channel has a counter byte on it, which its writer
-raises after each write, so that readers look at a byte instead of taking the channel's lock; each process has a
-byte that says whether it sleeps. A `Bell` is the socket on which a sleeper is woken: writers ring only those that
-sleep, so that a busy pair pays no system call. Both exist on Linux only, and nothing depends on them but speed: a
-process without them looks again and again, with pauses in between.
+A `Board` is shared memory between an engine and its workers. It has one counter byte for each channel, which the writer
+increments after each write, so that readers can check a byte instead of taking the channel's lock. It also has one byte
+for each process, which is nonzero while the process sleeps. A `Bell` is a socket that wakes a sleeping process. Writers
+ring only processes that sleep, so a busy pair makes no system calls. Both need Linux and only serve speed: a process
+without them polls, with pauses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raycore.node import shared_memory
 T = TypeVar("T")
 
 LINE = 64
-"""Bytes of a cache line: what different processes write lies on different ones where it matters."""
+"""Bytes of a cache line. The sections of the board start on separate lines, which avoids false sharing between them."""
 CLOSED = 0
 REQUESTS = LINE
 REPLIES = 2 * LINE
@@ -33,15 +33,15 @@ TOKEN_BYTES = 16
 
 FIRST_NAP_S = 0.001
 LONGEST_NAP_S = 1.0
-"""A sleeper looks up by itself after `FIRST_NAP_S`, then ever more rarely, up to this. The bell alone would do, were it
-not for processors that let a store (I sleep) and a load (is there anything?) pass each other."""
+"""A sleeping process also checks without a ring, first after `FIRST_NAP_S`, then after twice as long each time, up to
+`LONGEST_NAP_S`. A ring can be missed: a processor may reorder the store "I sleep" and the load "is there a message"."""
 FIRST_PAUSE_S = 50e-6
 LONGEST_PAUSE_S = 0.002
-"""Pauses between two looks where there is no bell. They grow with the time waited."""
+"""Shortest and longest pause between polls if messages may come without a ring. Pauses grow with the time waited."""
 
 
 class BoardAddress(NamedTuple):
-    """Where a board is: the engine's file descriptor, as seen through /proc, and what tells it from any other file."""
+    """Where to open a board: the engine's pid and file descriptor, and the token that proves it is the right file."""
 
     pid: int
     fd: int
@@ -50,7 +50,7 @@ class BoardAddress(NamedTuple):
 
 
 class Board:
-    """The shared page. Indexing gives its bytes; `replies` and `sleeping()` say which byte is whose."""
+    """The shared bytes, `memory`. `REQUESTS`, `replies` and `sleeper()` give the indexes into it."""
 
     def __init__(self, num_workers: int, token: bytes, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -61,7 +61,7 @@ class Board:
 
     @staticmethod
     def create(num_workers: int) -> tuple[Board, int] | None:
-        """A new board and its file descriptor, or None where there can't be one."""
+        """A new board and its file descriptor. None if the platform is not Linux."""
         if sys.platform != "linux":
             return None
         size = _size(num_workers)
@@ -72,7 +72,7 @@ class Board:
 
     @staticmethod
     def open(address: BoardAddress) -> Board | None:
-        """The engine's board, or None if this process can't see it: another node, another container, another user."""
+        """The engine's board. None if this process cannot open it: another node, another container, another user."""
         size = _size(address.num_workers)
         memory = shared_memory.open_at(shared_memory.path_of(address.pid, address.fd), size)
         if memory is None or memory[size - TOKEN_BYTES :] != address.token:
@@ -80,11 +80,11 @@ class Board:
         return Board(address.num_workers, address.token, memory)
 
     def raise_counter(self, index: int) -> None:
-        """Say that one more message was written. Each counter has one writer."""
+        """Count one write to a channel, modulo 256. Each counter has one writer."""
         self.memory[index] = (self.memory[index] + 1) & 0xFF
 
     def sleeper(self, member: int) -> int:
-        """The byte that says whether `member` sleeps: a worker's rank, or `num_workers` for the engine."""
+        """Index of the byte that is nonzero while `member` sleeps: a worker's rank, or `num_workers` for the engine."""
         return self._sleepers + member
 
 
@@ -98,7 +98,7 @@ def _size(num_workers: int) -> int:
 
 
 class Bell:
-    """One member's socket. It has a name in the abstract namespace, so that no file is left behind."""
+    """One member's socket. Its name is in the abstract namespace, so no file can be left behind."""
 
     def __init__(self, board: Board, member: int) -> None:
         self._memory = board.memory
@@ -112,29 +112,32 @@ class Bell:
         self._socket.bind(self._names[member])
 
     def ring(self, member: int) -> bool:
-        """Wake `member` if it sleeps. False if it can't be reached."""
+        """Wake `member` if it sleeps. Returns False if it cannot be reached."""
         if not self._memory[self._flags[member]]:
             return True
-        self._memory[self._flags[member]] = 0  # one ring is enough, whoever else has something for it
+        self._memory[self._flags[member]] = 0  # one ring is enough: other writers need not ring again
         return self.knock(member)
 
     def knock(self, member: int) -> bool:
-        """Send a ring, sleeping or not. False if `member` can't be reached."""
+        """Ring `member` whether it sleeps or not. Returns False if it cannot be reached."""
         try:
             self._socket.sendto(b"", socket.MSG_DONTWAIT, self._names[member])
         except BlockingIOError:
-            return True  # rings enough are waiting there
+            return True  # its socket is full of rings already
         except OSError:
             return False
         return True
 
     def sleep(self, look: Callable[[], T | None], longest_s: float) -> T | None:
-        """Sleep until rung, at most `longest_s`, unless a last look finds something. Returns at once when closed."""
+        """Sleep until rung, at most `longest_s`. Calls `look()` first and does not sleep if that finds something.
+
+        Returns what `look()` found. Returns None at once if the bell is closed.
+        """
         with self._in_use:
             if self._closed:
                 return None
             self._memory[self._flag] = 1
-            os.sched_yield()  # between the two accesses that must not pass each other
+            os.sched_yield()  # makes it unlikely that the store above and the load in look() are reordered
             found = look()
             if found is None:
                 self._receive(longest_s)
@@ -142,7 +145,7 @@ class Bell:
             return found
 
     def close(self) -> None:
-        """Wake this process's sleeper and give the name back. From any thread."""
+        """Wake the thread that sleeps here and release the socket's name. May be called from any thread."""
         self._closed = True
         self.knock(self._member)
         with self._in_use:
@@ -150,7 +153,7 @@ class Bell:
 
     def _receive(self, longest_s: float) -> None:
         seconds, fraction = divmod(longest_s, 1.0)
-        # the kernel's own time-out: one system call instead of poll() and recv()
+        # a socket timeout, so that waiting is one recv() instead of poll() and recv()
         timeout = struct.pack("ll", int(seconds), max(1, int(fraction * 1e6)))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         with contextlib.suppress(BlockingIOError):
@@ -158,23 +161,26 @@ class Bell:
 
 
 class Waiter:
-    """One process's way of waiting: look for `spin_window_s`, then sleep between looks."""
+    """How one process waits: it spins for `spin_window_s`, then sleeps between checks."""
 
     def __init__(self, spin_window_s: float, bell: Bell | None, must_poll: bool) -> None:
-        """`must_poll`: some of what is waited for comes without a ring."""
+        """`must_poll`: some messages come without a ring."""
         self._window_s = spin_window_s
         self._bell = bell
         self._must_poll = must_poll or bell is None
 
     def wait(self, look: Callable[[], T | None], deadline_s: float) -> T | None:
-        """What `look()` finds, or None if it finds nothing by `deadline_s`. What it raises ends the wait."""
+        """Call `look()` until it returns something other than None. Returns that, or None at `deadline_s`.
+
+        `deadline_s` is a time of `time.monotonic()`. Exceptions of `look()` pass through.
+        """
         found = look()
         if found is not None:
             return found
         started_s = now_s = time.monotonic()
         end_s = min(started_s + self._window_s, deadline_s)
         while now_s < end_s:
-            os.sched_yield()  # to whoever is to write what we look for, if cores are few
+            os.sched_yield()  # the writer may need this core
             found = look()
             if found is not None:
                 return found

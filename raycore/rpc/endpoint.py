@@ -1,40 +1,40 @@
-"""A worker's end of the line to its engine, as the worker sees it. The implementations are the executor's."""
+"""The interfaces of a worker's end of a transport. They are implemented in `rpc/channel.py` and `rpc/actor_call.py`."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 
-class TransportClosed(Exception):  # an event rather than an error: every transport ends so
-    """The other side is gone, or this side was closed. Whoever closed it knows why."""
+class TransportClosed(Exception):  # no Error suffix: this is how every transport ends
+    """The other side is gone, or this side was closed. It does not carry the reason, which the closing side knows."""
 
 
 class Endpoint(Protocol):
-    """A worker's end."""
+    """A worker's end of a transport."""
 
     def finish_joining(self) -> None:
-        """Release what only joining needs, now that all workers have joined."""
+        """Release resources that only joining needs. Called after all workers have joined."""
         ...
 
     def receive(self) -> bytes:
-        """Wait for the next request. Raises `TransportClosed`, which is the only other end of the wait."""
+        """Wait for the next request, without a timeout. Raises `TransportClosed`."""
         ...
 
     def send(self, message: bytes) -> None:
-        """Send a reply, waiting until the engine has taken the one before. Raises `TransportClosed`."""
+        """Send a reply. Waits until the engine has taken the previous one. Raises `TransportClosed`."""
         ...
 
     def close(self) -> None:
-        """Wake whoever waits, with `TransportClosed`. From any thread; idempotent."""
+        """Make waiting and later calls raise `TransportClosed`. Idempotent. May be called from any thread."""
         ...
 
 
 class Invitation(Protocol):
-    """What an engine hands a worker, so that it can join. Can be pickled."""
+    """What a worker needs to join its engine's transport. Can be pickled."""
 
     def join(self) -> tuple[Endpoint | None, Any]:
-        """In the worker's process: its endpoint, and the answer that the engine's `Transport.accept()` takes.
+        """Join, in the worker's process. Returns the endpoint and the answer for the engine's `Transport.accept()`.
 
-        No endpoint: the worker is called instead (see `WorkerActor.call`).
+        The endpoint is None if the transport calls the worker's actor instead (see `WorkerActor.call`).
         """
         ...

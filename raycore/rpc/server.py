@@ -1,4 +1,4 @@
-"""A worker's side of calls and steps: requests in, replies out. How they travel is not known here."""
+"""A worker's side of calls and steps: runs requests and encodes replies. Does not know the transport."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raycore.rpc.wire import (
 
 
 class RpcServer:
-    """Turns requests into calls of `worker`, and what comes of them into replies."""
+    """Turns requests into calls of `worker`, and their results or exceptions into replies."""
 
     def __init__(self, worker: Any, rank: int) -> None:
         self.stopped = False
@@ -33,7 +33,7 @@ class RpcServer:
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def handle(self, message: bytes) -> bytes | None:
-        """The reply to a request, or None if there is none to send."""
+        """Run a request. Returns the reply, or None if the request has none."""
         kind, number = HEADER.unpack_from(message)
         payload = memoryview(message)[HEADER_BYTES:]
         try:
@@ -45,7 +45,7 @@ class RpcServer:
             self.stopped = True
             self._worker.shutdown()
             return None
-        except Exception as error:  # the outermost frame of whatever a worker does: the engine gets it
+        except Exception as error:  # a worker may raise anything, and the engine must learn of it
             text = (f"{type(error).__name__}: {error}", traceback.format_exc())
             return HEADER.pack(STEP_ERROR if kind == STEP else CALL_ERROR, number) + pickle.dumps(text, 5)
 

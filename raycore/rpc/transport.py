@@ -1,8 +1,8 @@
-"""How bytes travel between an engine and its workers, as the rest of the executor sees it.
+"""The interface of a transport, which carries bytes between an engine and its workers.
 
-A `Transport` is the engine's end; an `Endpoint`, of `rpc/endpoint.py`, is one worker's. Requests go from the engine
-to all workers at once, replies from each worker to the engine; both are plain `bytes`, in the order of their sending.
-What the bytes mean is in `rpc/wire.py`; the implementations are in `channel.py` and `actor_call.py`.
+A `Transport` is the engine's end, and an `Endpoint` (`rpc/endpoint.py`) is one worker's end. A request goes to all
+workers, a reply goes from one worker to the engine. Both are plain `bytes` and arrive in the order in which they were
+sent. Their format is in `rpc/wire.py`. The implementations are in `rpc/channel.py` and `rpc/actor_call.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ServingActor(Protocol):
-    """What a transport calls of a worker's actor. See `WorkerActor`."""
+    """The methods of a worker's actor that a transport calls. See `WorkerActor`."""
 
     @property
     def serve(self) -> ray_api.Endpoint[[], None]:
@@ -27,7 +27,7 @@ class ServingActor(Protocol):
 
     @property
     def call(self) -> ray_api.Endpoint[[bytes], bytes | None]:
-        """Handle one request that came without a channel."""
+        """Handle one request and return its reply, for a transport without channels."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class ServingActor(Protocol):
 
 
 class Transport(Protocol):
-    """The engine's end. One thread at a time may send and receive; `close()` may come from any other."""
+    """The engine's end. Only one thread at a time may send or receive. `close()` may be called from any thread."""
 
     def invite(self, rank: int) -> Invitation:
         """What worker `rank` needs to join."""
@@ -53,37 +53,39 @@ class Transport(Protocol):
         ...
 
     def finish_joining(self) -> None:
-        """Release what only joining needs, now that all workers have been accepted."""
+        """Release resources that only joining needs. Called after all workers have been accepted."""
         ...
 
     def start(self) -> list[ObjectRef[None]]:
-        """Have the workers serve. Returns, in rank order, the refs that complete when a worker stops serving."""
+        """Make the workers serve. Returns, in rank order, a ref for each that completes when it stops serving."""
         ...
 
     def send(self, message: bytes, deadline_s: float) -> None:
-        """Send a request to every worker, waiting until all have taken the one before.
+        """Send a request to every worker. May wait until all workers have taken the previous one.
 
-        Replies that arrive meanwhile are kept for `receive()`, so two full directions never block each other.
+        Replies that arrive meanwhile are kept for `receive()`, so that an engine and a worker that both wait to send
+        cannot deadlock.
 
         Raises:
-            TimeoutError: not before `deadline_s` (of `time.monotonic()`). The connection is then of no use any more.
-            TransportClosed: it was closed.
+            TimeoutError: the request was not sent by `deadline_s`, a time of `time.monotonic()`. The transport is
+                unusable afterwards.
+            TransportClosed: the transport was closed, or a worker is gone.
         """
         ...
 
     def receive(self, deadline_s: float) -> tuple[int, bytes] | None:
-        """The next reply and its sender's rank, or None if there is none by `deadline_s`. Raises `TransportClosed`."""
+        """The sender's rank and its reply, or None if none arrives by `deadline_s`. Raises `TransportClosed`."""
         ...
 
     def close(self) -> None:
-        """Wake everybody on both sides, with `TransportClosed`. Idempotent."""
+        """Make waiting and later calls on both sides raise `TransportClosed`. Idempotent."""
         ...
 
 
 def split(message: bytes, capacity: int) -> list[bytes]:
-    """The parts that `Joiner` puts together again: all full but the last, which is shorter and may be empty.
+    """Split a message into parts of `capacity` bytes. The last part is shorter, possibly empty, which marks the end.
 
-    A message that fits is its own only part.
+    A message shorter than `capacity` is one part. `Joiner` is the inverse.
     """
     if len(message) < capacity:
         return [message]
@@ -91,14 +93,14 @@ def split(message: bytes, capacity: int) -> list[bytes]:
 
 
 class Joiner:
-    """Puts one sender's parts together."""
+    """Joins the parts of one sender's messages."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._parts: list[bytes] = []
 
     def add(self, part: bytes) -> bytes | None:
-        """The whole message if `part` ends it."""
+        """Add a part. Returns the whole message if `part` is its last."""
         if len(part) == self._capacity:
             self._parts.append(part)
             return None

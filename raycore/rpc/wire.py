@@ -1,7 +1,7 @@
-"""What the bytes between an engine and its workers mean: calls, steps, and their replies.
+"""The format of the messages between an engine and its workers: calls, steps and their replies.
 
-A message is a header and a payload. Every worker replies to a call, even where its result isn't wanted, so that a
-failure anywhere is known at once. To a step only the worker that has the result replies, and any that fails.
+A message is a header and a payload. Every worker replies to a call, even if its result is not wanted, so that the
+engine learns of every failure at once. To a step, only the worker with the result replies, and any worker that fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from raycore.messages import StepPlan, StepResult
 
 HEADER = struct.Struct("<BQ")
-"""A message begins with its kind and the number of the call that it belongs to."""
+"""The kind of a message and the number of its call."""
 HEADER_BYTES = HEADER.size
 CALL, STEP, STOP = 1, 2, 3
 """Kinds of requests."""
@@ -25,10 +25,10 @@ VALUE, STEP_RESULT, CALL_ERROR, STEP_ERROR = 4, 5, 6, 7
 """Kinds of replies. An error's payload is the pickled pair of its summary and its traceback."""
 ERRORS = frozenset({CALL_ERROR, STEP_ERROR})
 NOT_WANTED = b"-"
-"""In place of the value of a worker whose value nobody asked for."""
+"""The payload of a reply whose value the caller does not want."""
 _PLAIN = frozenset({bytes, int, str, float, bool, type(None)})
 
-cloudpickle: Any = _cloudpickle  # it has no types
+cloudpickle: Any = _cloudpickle  # cloudpickle has no type annotations
 encode_plan = msgspec.msgpack.Encoder().encode
 decode_plan = msgspec.msgpack.Decoder(StepPlan).decode
 encode_result = msgspec.msgpack.Encoder().encode
@@ -38,7 +38,7 @@ decode_result = msgspec.msgpack.Decoder(StepResult).decode
 def encode_call(
     method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, reply_rank: int | None
 ) -> bytes:
-    """The payload of a call. Plain arguments take pickle's short way; the rest may need cloudpickle."""
+    """The payload of a call. Plain arguments use pickle, which is faster; others may need cloudpickle."""
     call = (method, tuple(args), kwargs, reply_rank)
     if not kwargs and type(method) is str and _PLAIN.issuperset(map(type, args)):
         return pickle.dumps(call, 5)
@@ -46,7 +46,7 @@ def encode_call(
 
 
 def encode_value(value: object) -> bytes:
-    """The payload of a call's reply."""
+    """The payload of a reply to a call."""
     if type(value) in _PLAIN or (type(value) in (tuple, list) and _PLAIN.issuperset(map(type, cast(Any, value)))):
         return pickle.dumps(value, 5)
     return cloudpickle.dumps(value, 5)
