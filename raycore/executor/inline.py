@@ -1,4 +1,4 @@
-"""`InlineExecutor`: one worker, in the engine's own process. Knows no Ray."""
+"""`InlineExecutor`: one worker, in the engine's own process. Does not use Ray."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Finished(Generic[T]):
-    """A `Pending` whose result is there: a value, or an error."""
+    """A `Pending` that is already done, with a value or an error."""
 
     def __init__(self, value: T | None, error: WorkerFailed | None) -> None:
         self._value = value
@@ -37,15 +37,15 @@ class Finished(Generic[T]):
 
 
 class InlineExecutor(Executor):
-    """An executor that runs each call at once, in the caller's thread. Timeouts have no effect on it."""
+    """An executor that runs each call synchronously in the caller's thread. Timeouts are ignored."""
 
     max_concurrent_batches = 1
 
     def __init__(self, config: EngineConfig, identity: RankIdentity, host: str = "127.0.0.1") -> None:
-        """Starts nothing, and does not import torch.
+        """Starts nothing and does not import torch.
 
         Args:
-            host: the address at which other engines' workers reach this process.
+            host: the address at which the workers of other engines reach this process.
         """
         super().__init__(config.executor)
         assert config.parallel.world_size == 1, "one process runs one worker"
@@ -104,7 +104,7 @@ class InlineExecutor(Executor):
         return self._run(run)
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
-        """See `Executor.register_failure_callback`. Never called: the worker fails in calls only."""
+        """See `Executor.register_failure_callback`. Never calls it: this worker can only fail in a call."""
 
     def check_health(self) -> None:
         """See `Executor.check_health`."""
@@ -122,7 +122,7 @@ class InlineExecutor(Executor):
 
     def _ready(self) -> WorkerProtocol:
         if self._worker is None:
-            raise EngineDeadError("the executor has no worker: it was shut down, or never initialized")
+            raise EngineDeadError("the executor has no worker: it was shut down or never initialized")
         return self._worker
 
     @staticmethod

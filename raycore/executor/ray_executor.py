@@ -1,6 +1,6 @@
-"""`RayExecutor`: worker actors in the bundles of their rank's placement group, driven through a transport.
+"""`RayExecutor`: worker actors in the bundles of their rank's placement group, called through a transport.
 
-`WorkerGroup` starts the actors, explains why one ended, and kills them. `RayExecutor` sends them work.
+`WorkerGroup` starts the actors, finds out why one ended, and kills them. `RayExecutor` sends them work.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-"""How often the monitor checks whether it is still needed. It notices the end of a worker at once."""
+"""How often the monitor checks whether the executor is stopping. It notices at once if a worker ends."""
 CAUSE_WAIT_S = 2.0
-"""How long a call waits, after its transport has closed, for the monitor to find the cause."""
+"""How long a call whose transport has closed waits for the monitor to find the cause."""
 HEALTH_TIMEOUT_S = 10.0
 EXIT_WAIT_S = 2.0
 
@@ -61,7 +61,7 @@ class WorkerGroup:
             self.actors.append(WORKER_ACTOR.options(name=name, **_options(group, rank)).remote(config_bytes, name))
 
     def find(self) -> None:
-        """Wait until the workers' processes are up, and store their addresses. Idempotent.
+        """Wait until the workers' processes have started, and store their addresses. Idempotent.
 
         Raises:
             InitializationError: a worker did not start.
@@ -71,19 +71,19 @@ class WorkerGroup:
             self.addresses = self._gather([actor.address.remote() for actor in self.actors], deadline_s)
 
     def stand_by(self) -> None:
-        """Have the workers import what they need."""
+        """Make the workers import the worker class."""
         self._prepare(time.monotonic() + self._config.executor.init_timeout_s)
 
     def adopt(self, identity: RankIdentity) -> None:
-        """Become the workers of this rank."""
+        """Assign the rank."""
         self._identity = identity
-        self.addresses = []  # to be asked again: the ports may have been taken meanwhile
+        self.addresses = []  # ask again, because the ports may be taken by now
 
     def start(self, rendezvous: str | None) -> Transport:
-        """Bring all workers up at the same time, with their models loaded.
+        """Start all workers at the same time and load their weights.
 
         Raises:
-            InitializationError: with the first failing worker's own traceback.
+            InitializationError: a worker failed. Contains the first failure's traceback.
         """
         deadline_s = time.monotonic() + self._config.executor.init_timeout_s
         self._prepare(deadline_s)
@@ -102,7 +102,7 @@ class WorkerGroup:
         return transport
 
     def failure(self, rank: int, ended: ObjectRef[None]) -> WorkerDied | WorkerFailed:
-        """Why the worker stopped serving. `ended` is the completed ref of its loop."""
+        """The reason why a worker stopped serving. `ended` is the completed ref of its `serve()` or `hold()`."""
         pid, node = (self.addresses[rank].pid, self.addresses[rank].node_id) if self.addresses else (None, None)
         try:
             get(ended)
@@ -110,10 +110,10 @@ class WorkerGroup:
             return WorkerFailed(rank, _summary(error), str(error))
         except RayError as error:
             return WorkerDied(rank, pid, node, _cause(error))
-        return WorkerDied(rank, pid, node, "it stopped serving without having been asked to")
+        return WorkerDied(rank, pid, node, "it stopped serving without being asked to")
 
     def kill(self) -> None:
-        """Kill the processes, and wait until those on this node have ended."""
+        """Kill the workers' processes, and wait up to `EXIT_WAIT_S` for those on this node to end."""
         for actor in self.actors:
             kill(actor)
         here = node_id()
@@ -145,13 +145,13 @@ class WorkerGroup:
                 return ChannelTransport(self.actors, nodes, settings.channel_capacity_bytes, window_s)
             except (RayError, OSError, ValueError) as error:
                 logger.warning(
-                    "falling back to actor calls, which are slower: no channel to the workers could be created: %s",
+                    "no channel to the workers could be created, falling back to slower actor calls: %s",
                     error,
                 )
         return ActorCallTransport(self.actors)
 
     def _gather(self, refs: list[ObjectRef[T]], deadline_s: float) -> list[T]:
-        """The values of `refs`, which hold one ref for each worker, in rank order. Raises the first failure."""
+        """The values of `refs`, one ref per worker in rank order. Raises the first failure."""
         waiting = refs
         while waiting:
             ready, waiting = wait(waiting, num_returns=1, timeout_s=max(0.0, deadline_s - time.monotonic()))
@@ -177,21 +177,24 @@ class WorkerGroup:
 
 
 class RayExecutor(Executor):
-    """An executor whose workers are Ray actors. One thread may call at a time; `shutdown()` may come from any."""
+    """An executor whose workers are Ray actors.
+
+    Any thread may call `shutdown()` and `load_progress()`. Other calls must come from one thread at a time.
+    """
 
     def __init__(self, config: EngineConfig, identity: RankIdentity, placement_group: PlacementGroup | None) -> None:
         """Starts nothing yet. The workers get bundles 0 to `world_size - 1` of `placement_group`.
 
-        Without a group they hold no resources and run on this node. That is for standbys, which replace a rank whose
-        group keeps the resources reserved.
+        Without a group they reserve no resources and run on this node. Standbys have no group, because the group of the
+        rank that they replace keeps its resources reserved.
         """
         super().__init__(config.executor)
         self._config = config
         self._identity = identity
         self._placement_group = placement_group
-        # On a GPU the next plan is made while the device computes. On a CPU the workers use all cores: planning at the
-        # same time slows the step by as much as it saves, and delays every stop by a step. Engines in lockstep need a
-        # step's result to know whether there is a next step.
+        # On a GPU the engine plans the next step while the device computes. On a CPU the workers use all cores, so
+        # planning slows the running step by as much as it saves, and a request that stops is noticed a step later.
+        # Engines in lockstep need a step's result to know whether there is a next step.
         can_overlap = config.device == "cuda" and not config.parallel.is_lockstep
         self.max_concurrent_batches = 2 if can_overlap else 1
         self._workers: WorkerGroup | None = None
@@ -241,7 +244,7 @@ class RayExecutor(Executor):
         threading.Thread(target=self._watch, name="raycore-worker-monitor", daemon=True).start()
 
     def load_progress(self) -> float:
-        """See `Executor.load_progress`. Worker 0 speaks for all, which read at the same pace."""
+        """See `Executor.load_progress`. Asks only worker 0, because all workers read at the same pace."""
         if self._workers is None or not self._workers.actors:
             return 0.0
         return get(self._workers.actors[0].load_progress.remote(), timeout_s=HEALTH_TIMEOUT_S)
@@ -295,7 +298,7 @@ class RayExecutor(Executor):
         if self._failure is not None:
             raise self._failure
         if self._client is None or self._stopping:
-            raise EngineDeadError("the executor has no workers: it was shut down, or never initialized")
+            raise EngineDeadError("the executor has no workers: it was shut down or never initialized")
         return self._client
 
     def _ask_to_stop(self, client: RpcClient) -> None:
@@ -303,14 +306,14 @@ class RayExecutor(Executor):
         try:
             client.stop(timeout_s)
         except RaycoreError as error:
-            logger.warning("killing the workers, which could not be asked to stop: %s", error)
+            logger.warning("killing the workers, because the request to stop could not be sent: %s", error)
             return
         _, busy = wait(self._serving, num_returns=len(self._serving), timeout_s=timeout_s)
         if busy:
-            logger.warning("killing %d workers, which did not stop within shutdown_timeout_s=%g", len(busy), timeout_s)
+            logger.warning("killing %d workers that did not stop within shutdown_timeout_s=%g", len(busy), timeout_s)
 
     def _watch(self) -> None:
-        """The body of the monitor's thread: wait until a worker ends."""
+        """The monitor thread: waits until a worker ends."""
         assert self._workers is not None
         while not self._stopping:
             ended, _ = wait(self._serving, num_returns=1, timeout_s=WATCH_S)
@@ -338,7 +341,7 @@ class RayExecutor(Executor):
 
 
 def _options(group: PlacementGroup | None, bundle_index: int) -> dict[str, Any]:
-    """Options of the actor that gets a bundle: all of its resources. Without a group: none, on this node."""
+    """Actor options that reserve all resources of a bundle. Without a group: no resources, on this node."""
     if group is None:
         return {"num_cpus": 0, "scheduling_strategy": on_node(node_id())}
     bundle = bundle_of(group, bundle_index)
@@ -356,6 +359,6 @@ def _summary(error: RayTaskError) -> str:
 
 
 def _cause(error: RayError) -> str:
-    """The reason that Ray gives for an actor's death, on one line, without the actor's id and address."""
+    """Ray's reason for an actor's death, on one line, without the actor's id and address."""
     text = str(error)
     return " ".join(text.rpartition("The actor is dead because ")[2].split())
