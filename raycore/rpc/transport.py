@@ -37,7 +37,7 @@ class ServingActor(Protocol):
 
     @property
     def close(self) -> ray_api.Endpoint[[], None]:
-        """Have `serve()` or `hold()` return."""
+        """Make `serve()` or `hold()` return."""
         ...
 
 

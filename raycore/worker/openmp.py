@@ -1,9 +1,9 @@
-"""How OpenMP's threads wait for each other. Import this before torch, whose OpenMP library reads it once, when loaded.
+"""Sets how OpenMP's threads wait. Import this before torch: its OpenMP library reads the environment once, at load.
 
-By default a waiting thread spins for as long as it takes. Where another process wants a core, the spinning uses up the
-time slice that the computing needs, and every barrier waits a whole slice. Sleeping at once is no better: on a quiet
-machine waking up costs a bandwidth-bound decode step a third of its speed. So threads spin for about a millisecond,
-which bridges the gaps within a step, and then sleep.
+By default a waiting thread spins without limit. If another process needs the core, the spinning thread uses up a time
+slice that the computing thread needs, and every barrier can take a whole slice. Sleeping at once is no better: on an
+idle machine the wake-ups cost a bandwidth-bound decode step a third of its speed. So threads spin for about a
+millisecond, which covers the gaps within a step, and then sleep.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an executor asks of a worker: the methods that a class named by `worker_cls` must have. Knows no torch."""
+"""The interface of a worker: the methods that the class named by `worker_cls` must have. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from raycore.worker.rank import WorkerRank
 
 
 class WorkerProtocol(Protocol):
-    """One rank's worker. Calls come from one thread, in the order of the methods here.
+    """One rank's worker. All calls come from one thread.
 
-    Most custom workers subclass `raycore.worker.worker.Worker` and override a few methods. A worker may have a float
-    attribute `load_progress`, the share of the weights that has been read; it is read from any thread. With
-    `device="cuda"` it also needs `gpu_id()`, and for structured outputs `prepare_grammars()`. Any other method can be
-    called by `collective_rpc`, with arguments and results that can be pickled.
+    At startup the order is `init_device()`, `load_model()`, `bytes_per_block()`, `determine_available_memory()` unless
+    the number of blocks is configured, `initialize_cache()`, `warm_up()`. Most custom workers subclass
+    `raycore.worker.worker.Worker` and override a few methods.
+
+    A worker may have a float attribute `load_progress`, the fraction of the weights that has been read. Any thread may
+    read it. With `device="cuda"` a worker also needs `gpu_id()`, and for structured outputs `prepare_grammars()`.
+    `collective_rpc` can call any other method whose arguments and results can be pickled.
     """
 
     def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
-        """Note what is to be done. Nothing is allocated yet."""
+        """Store the arguments. Nothing is allocated yet."""
         ...
 
     def init_device(self) -> None:
-        """Choose the device, and join the other ranks. All ranks do so at the same time."""
+        """Choose the device and join the other ranks, which make this call at the same time."""
         ...
 
     def load_model(self) -> None:
@@ -31,11 +34,11 @@ class WorkerProtocol(Protocol):
         ...
 
     def determine_available_memory(self) -> int:
-        """Bytes left for this rank's share of the KV cache."""
+        """Bytes available for this rank's share of the KV cache."""
         ...
 
     def bytes_per_block(self) -> int:
-        """Bytes of one block of the KV cache on this rank."""
+        """Bytes of one KV cache block on this rank."""
         ...
 
     def initialize_cache(self, num_blocks: int) -> None:
@@ -43,11 +46,11 @@ class WorkerProtocol(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Do what the first step would otherwise have to wait for."""
+        """Do one-time work that would otherwise delay the first step."""
         ...
 
     def dtype_name(self) -> str:
-        """The number format of weights and activations, such as `bfloat16`."""
+        """The dtype of weights and activations, such as `bfloat16`."""
         ...
 
     def execute_model(self, plan: StepPlan) -> StepResult | None:
@@ -59,5 +62,5 @@ class WorkerProtocol(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """Leave the other ranks and free the memory. Idempotent. May be called at any time after `__init__`."""
+        """Leave the other ranks and free all memory. Idempotent. May be called at any time after `__init__`."""
         ...

@@ -1,4 +1,4 @@
-"""Which ranks there are: of an engine, and of a worker; and which class a worker is. Knows no torch."""
+"""The rank of an engine, the ranks of a worker, and the worker class. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ OWN_WORKER = "raycore.worker.worker.Worker"
 
 
 class RankIdentity(msgspec.Struct, frozen=True):
-    """Which data-parallel rank an engine is, and what its node has to be shared with."""
+    """An engine's data-parallel rank and the number of workers on its node."""
 
     dp_rank: int
-    """Below 0: a standby, which has yet to become a rank."""
+    """Negative for a standby, which has no rank yet."""
     num_local_workers: int
-    """Workers of all engines on the rank's node, which share its cores and memory."""
+    """Number of workers on this node, of all engines. They share its cores and memory."""
 
 
 class WorkerRank(msgspec.Struct, frozen=True):
-    """A worker's position among the others."""
+    """A worker's ranks and the addresses where it meets the other workers."""
 
     dp_rank: int
     tp_rank: int
     tp_size: int
     local_rank: int
-    """Number among the workers of the same engine on the same node."""
+    """Index among this engine's workers on this node."""
     num_local_workers: int
-    """Workers of all engines on this node, which share its cores."""
+    """Number of workers on this node, of all engines. They share its cores and memory."""
     distributed_init: str | None = None
-    """Where the engine's workers meet, `tcp://host:port`. None if there is only one."""
+    """Rendezvous address of this engine's workers, `tcp://host:port`. None if there is only one worker."""
     ep_rank: int = 0
     ep_size: int = 1
-    """Workers that hold whole experts. 1: experts are split over the engine's workers, or there are none."""
+    """Number of workers that hold whole experts. 1: the engine's workers split each expert, or there are none."""
     rendezvous: str | None = None
-    """Where the workers of all engines meet, `tcp://host:port`, if they share experts."""
+    """Rendezvous address of the workers of all engines, `tcp://host:port`. None unless they share experts."""
 
     def with_experts(self, config: ParallelConfig, rendezvous: str | None) -> WorkerRank:
-        """The same rank, with its position among the workers that share experts."""
+        """This rank with its expert-parallel fields set. Unchanged without `enable_expert_parallel`."""
         if not config.enable_expert_parallel:
             return self
         ep_rank = self.dp_rank * self.tp_size + self.tp_rank
@@ -54,7 +54,7 @@ class WorkerRank(msgspec.Struct, frozen=True):
 
 
 def load_worker_class(config: ParallelConfig) -> Callable[[EngineConfig, WorkerRank], WorkerProtocol]:
-    """The class that `worker_cls` names, or raycore's own. Importing it imports torch, as a rule.
+    """The class that `worker_cls` names, or raycore's own, whose import also imports torch.
 
     Raises:
         InvalidConfig: the class cannot be imported.

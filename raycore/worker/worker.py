@@ -1,7 +1,7 @@
-"""A worker: one rank's device, weights, KV cache and model runner, brought up step by step.
+"""A worker: one rank's device, weights, KV cache and model runner.
 
-Owns the order of the startup and what fits into memory. It is a plain object: which process it lives in and how plans
-reach it is the executor's business.
+Decides how startup proceeds and how much memory the KV cache gets. It is a plain object: the executor decides in which
+process it runs and how plans reach it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from raycore.worker.rank import WorkerRank
 logger = logging.getLogger(__name__)
 
 _MAX_DEFAULT_CACHE_BYTES = 4 << 30
-"""What a worker takes on a CPU unless told otherwise: memory there is shared with everything else."""
+"""Largest default KV cache of a worker on a CPU, where other programs share the memory."""
 _DEFAULT_CPU_SHARE = 0.5
-"""Of the available memory, at most."""
+"""Default KV cache of a worker on a CPU: this fraction of its available memory, times `gpu_memory_utilization`."""
 
 
 class Worker(WorkerProtocol):
-    """One rank: `init_device`, `load_model`, `initialize_cache` and `warm_up`, in this order, then plans."""
+    """One rank's worker: `init_device`, `load_model`, `initialize_cache` and `warm_up`, in this order, then steps."""
 
     def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
         self.config = config
@@ -63,21 +63,21 @@ class Worker(WorkerProtocol):
         self._ranks = TensorParallel()
         self._experts: ExpertParallel | None = None
         self.load_progress = 0.0
-        """Share of the weights that has been read, 0 to 1; may be looked at from any thread."""
+        """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
         self._decoder: Decoder | None = None
         self._runner: ModelRunner | None = None
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         self._grammars_under_way: dict[int, Future[Any]] = {}
-        """By the seq_ids of the requests that wait for them."""
+        """Compiling grammars, by the seq_id of the request that waits."""
         self._prepared: Future[Any] | None = None
-        """Done once no constraint has to wait for what all of them need."""
+        """Done once the tokenizer and llguidance are loaded. None without `prepare_structured_outputs`."""
 
     def init_device(self) -> None:
-        """Choose device, number format and threads, and meet the other ranks.
+        """Choose the device, dtype and number of threads, and join the other ranks.
 
         Raises:
-            InvalidConfig: the configured device isn't there.
+            InvalidConfig: the configured device is not available.
         """
         config = self.config
         if config.model.prepare_structured_outputs:
@@ -96,7 +96,7 @@ class Worker(WorkerProtocol):
             self._experts = self._join_experts()
 
     def load_model(self) -> None:
-        """Read or make up this rank's weights and bring them into the form that runs fastest here.
+        """Read this rank's weights, or generate random ones, and build the decoder.
 
         Raises:
             InvalidCheckpoint: a file or a tensor is missing or damaged.
@@ -124,12 +124,12 @@ class Worker(WorkerProtocol):
                 self._check_tiles(self._decoder)
 
     def _check_tiles(self, decoder: Decoder) -> None:
-        """With the threads that steps will have."""
+        """Test batch invariance with the thread count of real steps. Logs a warning if the slow path is needed."""
         torch.set_num_threads(threads_for(TILE_ROWS * decoder.num_weights, self._max_threads))
         if not decoder.check_tiles():
             logger.warning(
-                "batch_invariant=True: here a token's bits depend on its place among %d that are computed together, "
-                "so they are computed one at a time, which is slow",
+                "batch_invariant=True: on this device a token's result depends on its position in a tile of %d tokens. "
+                "Computing tokens one at a time, which is slow",
                 TILE_ROWS,
             )
 
@@ -137,10 +137,10 @@ class Worker(WorkerProtocol):
         self.load_progress = num_read / num_tensors
 
     def determine_available_memory(self) -> int:
-        """Bytes left for this rank's share of the KV cache.
+        """Bytes available for this rank's share of the KV cache. `kv_cache_memory_bytes` if that is set.
 
         Raises:
-            InvalidConfig: nothing is left.
+            InvalidConfig: less than one block fits.
         """
         if self.config.cache.kv_cache_memory_bytes is not None:
             return self.config.cache.kv_cache_memory_bytes
@@ -153,14 +153,14 @@ class Worker(WorkerProtocol):
             available = min(int(per_worker * share * _DEFAULT_CPU_SHARE), _MAX_DEFAULT_CACHE_BYTES)
         if available < self.bytes_per_block():
             raise InvalidConfig(
-                f"no memory is left for the KV cache on {self._device}: {available} bytes, and one block takes "
-                f"{self.bytes_per_block()}: free memory, set kv_cache_memory_bytes, or lower "
+                f"not enough memory for the KV cache on {self._device}: {available} bytes are available, and one block "
+                f"takes {self.bytes_per_block()}: free memory, set kv_cache_memory_bytes, or lower "
                 f"max_num_batched_tokens={self.config.scheduler.max_num_batched_tokens}"
             )
         return available
 
     def bytes_per_block(self) -> int:
-        """Bytes that one block of the KV cache takes on this rank."""
+        """Bytes of one KV cache block on this rank."""
         spec = self.config.model.spec
         num_kv_heads = spec.kv_heads_per_rank(self.rank.tp_size)
         return KVTensors.bytes_per_block(
@@ -168,7 +168,7 @@ class Worker(WorkerProtocol):
         )
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate `num_blocks` blocks and everything that runs plans on them."""
+        """Allocate `num_blocks` KV cache blocks, and create the model runner."""
         assert self._decoder is not None, "load_model() comes first"
         config, spec = self.config, self.config.model.spec
         heads = HeadShape(spec.num_heads // self.rank.tp_size, spec.kv_heads_per_rank(self.rank.tp_size), spec.head_dim)
@@ -198,10 +198,10 @@ class Worker(WorkerProtocol):
         )
 
     def warm_up(self) -> None:
-        """Run a short prompt and a decode in block 0, so that the first request doesn't pay for first calls.
+        """Run a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
 
         Raises:
-            InvalidConfig: `prepare_structured_outputs` can't be done.
+            InvalidConfig: `prepare_structured_outputs` failed.
         """
         num_tokens = min(8, self.config.cache.block_size, self.config.scheduler.max_model_len)
         request = NewRequest(
@@ -225,19 +225,23 @@ class Worker(WorkerProtocol):
                 raise InvalidConfig(f"prepare_structured_outputs=True: {error}") from error
 
     def execute_model(self, plan: StepPlan) -> StepResult | None:
-        """Run one step. The result is the same on every tp_rank; only tp_rank 0 returns it.
+        """Run one step. All tp_ranks compute the same result. tp_rank 0 returns it, the others return None.
 
-        An engine that shares experts with others also runs, with an empty plan, the steps that only others need.
+        If engines share experts, an engine without work runs steps with empty plans while the others have work.
         """
         assert self._runner is not None, "initialize_cache() comes first"
         result = self._runner.execute(plan)
         return result if self.rank.tp_rank == 0 else None
 
     def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
-        """Begin to compile what requests to come ask for, by their seq_ids, on a thread, while steps go on.
+        """Start compiling grammars of waiting requests on a background thread, while steps go on.
 
-        Returns the seq_ids of all that isn't done, whenever it was begun. What can't be compiled is done, too: the
-        step that gets its request says why.
+        Args:
+            asked: constraints by seq_id.
+
+        Returns:
+            The seq_ids whose grammars are still compiling, from this call and earlier ones. A grammar that cannot be
+            compiled counts as done: the step that starts its request reports the error.
         """
         self._grammars_under_way |= {seq_id: self._grammars.begin(each) for seq_id, each in asked.items()}
         for seq_id in [seq_id for seq_id, future in self._grammars_under_way.items() if future.done()]:
@@ -250,16 +254,16 @@ class Worker(WorkerProtocol):
             torch.cuda.synchronize(self._device)
 
     def gpu_id(self) -> str:
-        """The number of its GPU on this node, whichever of them this process sees."""
+        """The GPU's entry in `CUDA_VISIBLE_DEVICES`, or its index if that is not set."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return visible.split(",")[self._device.index] if visible else str(self._device.index)
 
     def dtype_name(self) -> DType:
-        """The number format that was chosen."""
+        """The chosen dtype, such as `bfloat16`."""
         return cast(DType, str(self._dtype).removeprefix("torch."))
 
     def shutdown(self) -> None:
-        """Leave the other ranks and let go of the memory. Idempotent, and works half-initialised."""
+        """Leave the other ranks and release the memory. Idempotent. Works on a partly initialized worker."""
         self._runner = self._decoder = None
         self._ranks.leave()
         self._ranks = TensorParallel()
@@ -270,7 +274,7 @@ class Worker(WorkerProtocol):
     def _join_ranks(self) -> TensorParallel:
         rank = self.rank
         if rank.distributed_init is None:
-            raise InvalidConfig(f"tp_size={rank.tp_size} needs distributed_init, the address where the ranks meet")
+            raise InvalidConfig(f"tp_size={rank.tp_size} needs distributed_init, the address where its workers meet")
         collectives = self._join(rank.distributed_init, rank.tp_rank, rank.tp_size)
         return TensorParallel(rank.tp_rank, rank.tp_size, collectives)
 
@@ -278,7 +282,7 @@ class Worker(WorkerProtocol):
         rank = self.rank
         if rank.rendezvous is None:
             raise InvalidConfig(
-                f"ep_size={rank.ep_size} needs rendezvous, the address where the ranks of all engines meet"
+                f"ep_size={rank.ep_size} needs rendezvous, the address where the workers of all engines meet"
             )
         collectives = self._join(rank.rendezvous, rank.ep_rank, rank.ep_size)
         return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, self._device)
@@ -289,7 +293,7 @@ class Worker(WorkerProtocol):
         return join(address, rank, size, self._device, timeout_s, batch_invariant=batch_invariant)
 
     def _step_bytes(self) -> int:
-        """What a step needs besides weights and KV cache, at most."""
+        """Upper bound of the bytes that a step needs in addition to weights and KV cache."""
         config, scheduler = self.config, self.config.scheduler
         limits = StepLimits(
             num_tokens=scheduler.max_num_batched_tokens,
@@ -316,7 +320,7 @@ def _cuda_device(local_rank: int) -> torch.device:
 
 
 def _choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """What was asked for; `auto` is the checkpoint's own, or float32 on a CPU that computes slowly in that."""
+    """The configured dtype. `auto`: the checkpoint's, or if that is slow here, float32 (CPU) or float16 (GPU)."""
     asked = config.model.dtype
     if asked != "auto":
         return getattr(torch, asked)

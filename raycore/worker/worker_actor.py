@@ -1,7 +1,7 @@
-"""The Ray actor that hosts one worker. Holds no policy.
+"""The Ray actor that hosts one worker. Contains no policy.
 
-Everything that touches the worker runs in the concurrency group `work`, whose one thread owns its device. `hold` waits
-in `watch`. The default group stays free: Ray's channels call back into it, and `close` must get through.
+All calls of the worker run in the concurrency group `work`, whose single thread owns the device. `hold` blocks the
+group `watch`. The default group must never block: Ray's channels call back into it, and `close` runs there.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from raycore.worker.rank import WorkerRank, load_worker_class
 
 
 class WorkerAddress(NamedTuple):
-    """Where a worker lives."""
+    """The process and node of a worker, and ports for rendezvous."""
 
     pid: int
     node_id: str
     host: str
     free_port: int
-    """Was free a moment ago. The workers of an engine meet at their first worker's."""
+    """A port that was free when asked. The workers of an engine rendezvous at worker 0's."""
     rendezvous_port: int
-    """The same for the workers of all engines, if they share experts."""
+    """Another such port, for the rendezvous of the workers of all engines if they share experts."""
 
 
 class WorkerActor:
@@ -49,13 +49,13 @@ class WorkerActor:
 
     @endpoint()
     def address(self) -> WorkerAddress:
-        """Where this process is."""
+        """This worker's address, with ports that are free now."""
         host = node_ip()
         return WorkerAddress(os.getpid(), node_id(), host, *free_ports(host, 2))
 
     @endpoint("work")
     def preload(self) -> None:
-        """Import the worker's class, which takes seconds, while the other processes start."""
+        """Import the worker class, which takes seconds, while other processes start."""
         load_worker_class(self._config.parallel)
 
     @endpoint("work")
@@ -66,7 +66,7 @@ class WorkerActor:
 
     @endpoint("work")
     def start(self, rank: WorkerRank) -> None:
-        """Make the worker and load its model, once all of the engine's workers have joined."""
+        """Create the worker and load its model. Called after all workers of the engine have joined."""
         if self._endpoint is not None:
             self._endpoint.finish_joining()
         log_as(f"dp{rank.dp_rank} tp{rank.tp_rank}", self._config.log_level)
@@ -77,7 +77,7 @@ class WorkerActor:
 
     @endpoint()
     def load_progress(self) -> float:
-        """Share of the weights that has been read, 0 to 1, while `start()` runs; 0 of a worker that doesn't count."""
+        """Fraction of the weights that has been read, 0 to 1. 0 if the worker does not report it."""
         return getattr(self._worker, "load_progress", 0.0)
 
     @endpoint("work")
@@ -90,13 +90,13 @@ class WorkerActor:
                 if reply is not None:
                     self._endpoint.send(reply)
         except TransportClosed:
-            return  # the engine has its reasons, and knows them
+            return  # the engine closed the channel, or has ended
         finally:
             self._endpoint.close()
 
     @endpoint("work")
     def call(self, message: bytes) -> bytes | None:
-        """Handle one request that came without a channel."""
+        """Handle one request and return its reply, for a transport without channels."""
         reply = self._server.handle(message)
         if self._server.stopped:
             self._stopping.set()
@@ -104,16 +104,16 @@ class WorkerActor:
 
     @endpoint("watch")
     def hold(self) -> None:
-        """Return when the worker has stopped: what `serve()` does where there is no channel."""
+        """Return when the worker has stopped. Replaces `serve()` for a transport without channels."""
         self._stopping.wait()
 
     @endpoint()
     def close(self) -> None:
-        """Have `serve()` or `hold()` return."""
+        """Make `serve()` or `hold()` return."""
         self._stopping.set()
         if self._endpoint is not None:
             self._endpoint.close()
 
 
 WORKER_ACTOR = actor_class(WorkerActor, concurrency_groups={"work": 1, "watch": 1})
-"""What Ray starts."""
+"""The class that Ray starts."""
