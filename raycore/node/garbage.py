@@ -1,4 +1,4 @@
-"""Python's garbage collector in processes that serve for long."""
+"""Python's garbage collector in long-running processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import gc
 
 
 def freeze_heap(*_: object) -> None:
-    """Have the collector never again look at what this process holds now.
+    """Exclude all objects that exist now from garbage collection.
 
-    A full collection visits every container, of which the imported libraries and a loaded model have several hundred
-    thousand: tens of milliseconds in the middle of a step. For processes that are raycore's alone; call it when
-    everything is loaded. Takes any arguments, so that `collective_rpc` can call it with a worker.
+    A full collection visits every container object. Imported libraries and a loaded model have several hundred
+    thousand, which takes tens of milliseconds in the middle of a step. Call this when everything is loaded, and only in
+    processes that raycore starts. The arguments are ignored; `collective_rpc` passes the worker.
     """
     gc.collect()
     gc.freeze()

@@ -1,8 +1,9 @@
-"""Lets the processes of a node see at once that another has ended, however it did.
+"""Lets a process notice at once that another process on its node has ended, for any reason.
 
-The kernel's usual signs of an end come last, after it has taken the process's memory down: 30 to 60 ms for one that has
-torch loaded. A robust mutex it hands on first. So each process holds one, for as long as it lives, in memory that
-others of its node can open, and they wait for it. Where there is no such thing, there are the usual signs.
+When a process ends, the kernel frees its memory before it closes its sockets and reports the exit. That takes 30 to
+60 ms if torch is loaded. Robust mutexes are released earlier. So each process locks one for as long as it lives, its
+lifeline, in memory that other processes of the node can open, and they wait for that lock. Where no lifeline is
+available, the end of a process is noticed by the slower signs.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from raycore.node import shared_memory
 _NAME = "raycore-lifeline"
 _SHARED = 1
 _ROBUST = 1
-"""PTHREAD_PROCESS_SHARED and PTHREAD_MUTEX_ROBUST of Linux's C libraries."""
+"""PTHREAD_PROCESS_SHARED and PTHREAD_MUTEX_ROBUST in the C libraries of Linux."""
 _EOWNERDEAD = 130
 _ENOTRECOVERABLE = 131
 _ETIMEDOUT = 110
 _ATTRIBUTES_BYTES = 64
-"""More than a pthread_mutexattr_t takes on any processor."""
+"""At least the size of a pthread_mutexattr_t on any processor."""
 _POLL_INTERVAL_S = 1.0
-"""How often a watch looks whether it is still wanted."""
+"""How often a watch checks whether it has been closed."""
 
 _held: threading.Thread | None = None
 
@@ -39,7 +40,7 @@ class _Timespec(ctypes.Structure):
 
 
 def hold() -> None:
-    """Have this process hold a lifeline from now on. Does nothing where there is no such thing, or a second time."""
+    """Lock this process's lifeline until it ends. Does nothing on other systems than Linux, or if called again."""
     global _held
     if sys.platform != "linux" or _held is not None:
         return
@@ -57,16 +58,16 @@ def hold() -> None:
         libc.pthread_mutex_lock(mutex)
         is_held.set()
         threading.Event().wait()
-        memory.close()  # never: the mutex lies there
+        memory.close()  # never reached: the mutex is in this memory
 
-    # a thread of its own: a robust mutex is handed on when the thread that holds it ends
+    # in a thread of its own, because a robust mutex is released when the thread that locked it ends
     _held = threading.Thread(target=hold_on, name="raycore-lifeline", daemon=True)
     _held.start()
     is_held.wait()
 
 
 class Watch:
-    """Waits, on a thread of its own, for the end of a process that holds a lifeline."""
+    """Waits in a thread of its own for the end of a process that holds a lifeline."""
 
     def __init__(self, memory: mmap.mmap, on_end: Callable[[], None]) -> None:
         self._memory = memory
@@ -76,12 +77,12 @@ class Watch:
 
     @staticmethod
     def start(pid: int, on_end: Callable[[], None]) -> Watch | None:
-        """Have `on_end` called when the process ends. None if it holds no lifeline that this process can see."""
+        """Call `on_end` when the process ends. Returns None if it has no lifeline that this process can open."""
         memory = _find(pid)
         return Watch(memory, on_end) if memory is not None else None
 
     def close(self) -> None:
-        """Watch no longer. The thread ends within a second."""
+        """Stop watching. The thread ends within a second."""
         self._is_closed = True
 
     def _wait(self) -> None:

@@ -1,4 +1,4 @@
-"""Addresses where workers can meet."""
+"""Free ports, and addresses at which workers can rendezvous."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Different ports of this machine's address `host`, free a moment ago."""
+    """`count` different TCP ports of this machine's address `host`. They are free when checked, but not reserved."""
     with ExitStack() as stack:
         ports: list[int] = []
         for _ in range(count):
@@ -18,5 +18,5 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def address_of(host: str, port: int) -> str:
-    """As `tcp://host:port`."""
+    """The address as `tcp://host:port`."""
     return f"tcp://{host}:{port}"

@@ -1,4 +1,4 @@
-"""What a worker needs of its machine: memory that there is, cores it may use, an allocator that keeps what it has."""
+"""The machine's resources for a worker: available memory, usable cores, and the settings of the C allocator."""
 
 from __future__ import annotations
 
@@ -16,31 +16,34 @@ _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_memory() -> None:
-    """Have glibc serve large temporaries from the heap, and keep the heap when they are freed.
+    """Make glibc allocate large buffers from the heap, and keep the heap's memory when they are freed.
 
-    By default it maps and unmaps each of them, and the page faults cost more than the arithmetic on them. Does
-    nothing where the C library isn't glibc.
+    By default it maps and unmaps each large buffer, and the page faults of temporary tensors cost more than the
+    arithmetic on them. Does nothing if the C library is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
-        logger.debug("the C library has no mallopt; large temporaries may be slow")
+        logger.debug("the C library has no mallopt: allocating large temporary tensors may be slow")
         return
     mallopt(_M_MMAP_THRESHOLD, 1 << 30)
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def available_memory_bytes() -> int:
-    """Memory that can still be taken without swapping: of the machine, or of the control group if that has less."""
+    """Bytes that can be allocated without swapping: the machine's, or the control group's (cgroup) if those are fewer.
+
+    1 GiB if neither is known.
+    """
     candidates = [_machine_available(), cgroup_available()]
     return min((size for size in candidates if size is not None), default=1 << 30)
 
@@ -55,7 +58,7 @@ def _machine_available() -> int | None:
 
 
 def cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the control group leaves of its limit; None where there is no limit or no group."""
+    """Bytes left below the control group's memory limit. None if there is no limit or no group."""
     for limit, usage in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

@@ -1,4 +1,4 @@
-"""Memory that processes of one node share: a file without a name, which others open through its maker's /proc."""
+"""Memory shared by processes of one node: an anonymous file that others open as /proc/<pid>/fd/<fd> of its creator."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 
 
 def create(name: str, num_bytes: int) -> tuple[mmap.mmap, int]:
-    """New memory, all zeros, and its file descriptor, which stays open for others to find. Linux only.
+    """Create zeroed memory. Returns it with its file descriptor, which must stay open until others have opened it.
 
-    `name` is for those who look at a process's descriptors; it need not be unique.
+    Linux only. `name` appears in the link /proc/<pid>/fd/<fd> and need not be unique.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.ftruncate(fd, num_bytes)
@@ -17,14 +17,14 @@ def create(name: str, num_bytes: int) -> tuple[mmap.mmap, int]:
 
 
 def path_of(pid: int, fd: int) -> str:
-    """Where other processes of the node find a process's memory."""
+    """The path under which other processes of the node can open the memory."""
     return f"/proc/{pid}/fd/{fd}"
 
 
 def open_at(path: str, num_bytes: int) -> mmap.mmap | None:
-    """Another process's memory, or None if this process can't see it: another node, another container, another user.
+    """Open another process's memory. None if this process cannot: another node, another container, another user.
 
-    On another node `path` may be something else of that size: what lies in the memory has to tell.
+    On another node `path` may be a different file of the same size, so callers must check the contents.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

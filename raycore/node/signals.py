@@ -1,8 +1,8 @@
 """The signals that ask a program to end.
 
-Some arrive twice although they were meant once: `timeout` and service managers signal a process and then its process
-group, and a terminal that hangs up reaches a program directly and through the shell. Such an echo must not pass for the
-impatience of a second signal.
+A second signal means that the program must end at once. But one request can arrive twice: `timeout` and service
+managers signal a process and then its process group, and the SIGHUP of a closed terminal comes both from the kernel and
+from the shell. Such a duplicate, an echo, must not count as a second signal.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import signal
 import time
 
 _ECHO_S = 0.5
-"""Signals that follow the first one sooner than this are its echoes."""
+"""Signals within this time of the first one are its echoes."""
 
 _first_s: float | None = None
 """When the first signal came."""
 
 
 def ending_signals() -> list[int]:
-    """SIGTERM, SIGINT and SIGHUP. SIGHUP only if it is not ignored: `nohup` has a program outlive its terminal."""
+    """SIGTERM, SIGINT and, unless it is ignored, SIGHUP. `nohup` ignores it so that a program outlives its terminal."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
 def forget_signals() -> None:
-    """The next signal is the first one."""
+    """Make the next signal count as the first one."""
     global _first_s
     _first_s = None
 
 
 def is_echo(number: int) -> bool:
-    """Whether a signal, which has just come, is the echo of an earlier one. A terminal hangs up only once."""
+    """Whether a signal that has just come is an echo. A SIGHUP after any other signal always is."""
     global _first_s
     now_s = time.monotonic()
     if _first_s is None:
