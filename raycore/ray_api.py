@@ -1,7 +1,7 @@
-"""Ray's functions with the types that Ray's own annotations lack, and one spelling for what raycore does with Ray.
+"""The functions of Ray that raycore uses, with the types that Ray's own annotations lack.
 
-An actor is a plain class whose public methods are decorated with `endpoint`; `actor_class` makes the class that Ray
-starts. A handle of such an actor is typed as the plain class, so that a call's arguments and result are checked::
+An actor is a plain class whose public methods are decorated with `endpoint`. `actor_class` turns it into the class that
+Ray starts. The handle of an actor is typed as the plain class, so a type checker checks a call's arguments and result::
 
     class Counter:
         @endpoint("io")
@@ -32,11 +32,11 @@ T_co = TypeVar("T_co", covariant=True)
 RefT = TypeVar("RefT", bound="ObjectRef[Any] | Iterator[ObjectRef[Any]]")
 
 _ray: Any = ray
-"""Untyped on purpose: this module gives the types."""
+"""Untyped on purpose: this module provides the types."""
 
 
 class Endpoint(Protocol[P, R]):
-    """An actor's method. Called in its own process it is a plain method; `remote` calls it from another one."""
+    """An actor's method. It can be called directly in the actor's own process, and with `remote` from any other."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call it in this process."""
@@ -48,10 +48,10 @@ class Endpoint(Protocol[P, R]):
 
 
 class ActorClass(Protocol[P, T_co]):
-    """What Ray starts actors of."""
+    """A class whose actors Ray starts."""
 
     def options(self, **options: Any) -> ActorClass[P, T_co]:
-        """The same with Ray's options for one actor, such as `name` and `num_cpus`."""
+        """This class with Ray's options for one actor, such as `name` and `num_cpus`."""
         ...
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
@@ -60,60 +60,60 @@ class ActorClass(Protocol[P, T_co]):
 
 
 def endpoint(group: str | None = None) -> Callable[[Callable[Concatenate[Any, P], R]], Endpoint[P, R]]:
-    """Make a method an actor's endpoint, run by the threads of a concurrency group. None: the default group."""
+    """Make a method an actor's endpoint. The threads of concurrency group `group` run it. None: the default group."""
     return _ray.method(concurrency_group=group) if group is not None else _ray.method()
 
 
 def actor_class(plain: Callable[P, T], *, max_restarts: int = 0, **options: Any) -> ActorClass[P, T]:
-    """The class that Ray starts, with Ray's options for all its actors.
+    """The class that Ray starts, with Ray's options for all of its actors.
 
     Args:
-        plain: the class that has the endpoints. Ray shows its name.
-        max_restarts: how often Ray starts an actor that has died again; -1: always.
+        plain: the class with the endpoints. Ray's tools show its name.
+        max_restarts: how often Ray restarts an actor that died. -1: without limit.
     """
     return _ray.remote(max_restarts=max_restarts, **options)(plain)
 
 
 def get(ref: ObjectRef[R], timeout_s: float | None = None) -> R:
-    """A call's result.
+    """Wait for a call's result. `timeout_s=None` waits without limit.
 
     Raises:
-        RayTaskError: what the call raised, as Ray wraps it.
-        RayActorError: the actor is gone.
-        GetTimeoutError: there is no result within `timeout_s`.
+        RayTaskError: the call raised an exception, which this wraps. See `cause_of`.
+        RayActorError: the actor has died.
+        GetTimeoutError: the result did not arrive within `timeout_s`.
     """
     return _ray.get(ref, timeout=timeout_s)
 
 
 def get_all(refs: Sequence[ObjectRef[R]], timeout_s: float | None = None) -> list[R]:
-    """The results of several calls, in order. Raises as `get()` does, for the first that fails."""
+    """Wait for the results of several calls, in the order of `refs`. Raises the errors of `get()`."""
     return _ray.get(list(refs), timeout=timeout_s)
 
 
 def wait(refs: Sequence[RefT], num_returns: int = 1, timeout_s: float | None = None) -> tuple[list[RefT], list[RefT]]:
-    """The calls that have ended, in whatever way, and the others. Waits for `num_returns`, at most `timeout_s`."""
+    """Wait until `num_returns` calls have completed or failed, at most `timeout_s`. Returns those and the others."""
     return _ray.wait(list(refs), num_returns=num_returns, timeout=timeout_s)
 
 
 def as_argument(ref: ObjectRef[R]) -> R:
-    """A call's result as the argument of another call. Ray hands over the value once it is there."""
+    """Pass a call's result to another call. Ray waits for the value and passes it instead of the ref."""
     return cast(R, ref)
 
 
 def cause_of(error: RayTaskError) -> BaseException:
-    """What a call raised, as it was raised; `error` itself where Ray could not bring it."""
+    """The original exception of a call, or `error` itself if Ray could not transfer it."""
     cause: Any = error.cause  # pyright: ignore[reportUnknownMemberType]
     return cause if isinstance(cause, BaseException) else error
 
 
 def stream(method: Endpoint[P, Iterator[R]], *args: P.args, **kwargs: P.kwargs) -> Iterator[ObjectRef[R]]:
-    """Call a method that yields. Each of its results comes as a ref of its own, as soon as it is there."""
+    """Call a generator method. Yields a ref for each item as soon as the item is available."""
     untyped: Any = method
     return untyped.options(num_returns="streaming").remote(*args, **kwargs)
 
 
 def kill(actor: object) -> None:
-    """End an actor's process at once. One that is gone already is no error."""
+    """End an actor's process at once, without a restart. No error if the actor is dead already."""
     _ray.kill(actor, no_restart=True)
 
 
@@ -123,17 +123,17 @@ def find_actor(name: str, namespace: str) -> Any:
 
 
 def actor_names() -> list[str]:
-    """The names of the actors in this process's namespace."""
+    """The names of the live actors in this process's namespace."""
     return _ray.util.list_named_actors()
 
 
 def connect(address: str, **options: Any) -> None:
-    """Join the cluster at `address`. Raises ConnectionError, RuntimeError or ValueError when that can't be done."""
+    """Connect to the cluster at `address`. Raises ConnectionError, RuntimeError or ValueError if that fails."""
     _ray.init(address=address, **options)
 
 
 def disconnect() -> None:
-    """Leave the cluster. A local Ray that this process has started ends."""
+    """Disconnect from the cluster. Stops a local Ray that this process has started."""
     _ray.shutdown()
 
 
@@ -143,33 +143,33 @@ def is_connected() -> bool:
 
 
 def is_worker() -> bool:
-    """Whether this process is one in which Ray runs actors and tasks, not a job's own program."""
+    """Whether this process is a Ray worker, which runs actors and tasks, and not a driver."""
     return _ray.get_runtime_context().worker.mode == _ray.WORKER_MODE
 
 
 def own_actor() -> object:
-    """The handle of the actor whose process this is."""
+    """The handle of this process's actor."""
     return _ray.get_runtime_context().current_actor
 
 
 def own_actor_id() -> str | None:
-    """The id of the actor whose process this is, in hexadecimal; None where it is no actor's."""
+    """The id of this process's actor, in hexadecimal. None if this process is not an actor."""
     return _ray.get_runtime_context().get_actor_id()
 
 
 def cluster_address() -> str:
-    """The `host:port` of the cluster's store (GCS)."""
+    """The `host:port` of the cluster's global control store (GCS)."""
     return _ray.get_runtime_context().gcs_address
 
 
 def logs_dir() -> Path:
-    """The folder of this node's log files."""
+    """The directory of this node's log files."""
     context = _ray.get_runtime_context()
     return Path(context.get_temp_dir(), context.get_session_name(), "logs")
 
 
 def metrics_port(node_id: str) -> int:
-    """The port at which a node exports metrics; 0 or less where it exports none, or is not in the cluster."""
+    """The port at which a node exports metrics. 0 or less if it exports none or is not in the cluster."""
     return next((node["MetricsExportPort"] for node in _ray.nodes() if node["NodeID"] == node_id), 0)
 
 
@@ -179,17 +179,17 @@ def node_id() -> str:
 
 
 def node_ip() -> str:
-    """The address under which other nodes reach this one."""
+    """The IP address at which other nodes reach this one."""
     return _ray.util.get_node_ip_address()
 
 
 def on_node(node_id: str, *, soft: bool = False) -> NodeAffinitySchedulingStrategy:
-    """Ray's `scheduling_strategy` for a node. `soft`: another node will do where this one is gone."""
+    """Ray's `scheduling_strategy` for a node. `soft`: use another node if this one is gone or too small."""
     return NodeAffinitySchedulingStrategy(node_id, soft=soft)
 
 
 def bundle_of(group: PlacementGroup, index: int) -> dict[str, float]:
-    """What one bundle of a placement group holds: amounts by resource."""
+    """The resources of one bundle of a placement group: amounts by name."""
     untyped: Any = group
     return dict(untyped.bundle_specs[index])
 
