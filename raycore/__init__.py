@@ -1,11 +1,11 @@
-"""raycore: large-language-model inference as Ray actors, all the way down.
+"""raycore: an inference engine for large language models, built on Ray actors.
 
 The life of a request::
 
     caller ── prompt ──► EngineClient (client/)      tokenise, pick a rank
        submit(batch)          │  actor call
                               ▼
-            DPEngineCoreActor (engine/engine_actor.py)      one for each data-parallel rank
+            DPEngineCoreActor (engine/engine_actor.py)      one per data-parallel rank
                      mailbox ─► EngineCore.step()    engine/core.py: no Ray, no torch
                                   scheduler.schedule()  ─► StepPlan       (scheduler/, kvcache/)
                                   executor.execute(plan) ─► channel ─► WorkerActor ─► Worker (worker/, model/)
@@ -83,7 +83,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # looked up late: a worker process that needs one submodule shouldn't pay for importing Ray's client side
+    # imported lazily, so that a worker process that needs one submodule doesn't import the client
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

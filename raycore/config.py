@@ -1,9 +1,9 @@
-"""The engine's configuration: frozen values, decided once.
+"""The engine's configuration: immutable, and resolved once.
 
-Users give keyword arguments (`LLM(...)`, the command line); `resolve()` checks them, reads the checkpoint's
-own `config.json`, fills in what was left open, and returns one `EngineConfig` that travels to every process.
-Each option is declared here, once, by an `option(...)` at its field: see `raycore.options`.
-Nothing else in raycore reads the environment or mutates a configuration. This file knows neither Ray nor torch.
+Users pass keyword arguments to `LLM(...)`, or flags. `resolve()` checks them, reads the checkpoint's `config.json`,
+computes the values that were not given, and returns one `EngineConfig`, which is sent to every process.
+Each option is declared once, by an `option(...)` at its field: see `raycore.options`.
+This module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _path(path: str | os.PathLike[str]) -> str:
 
 
 def _dtype_name(dtype: str | Any) -> str:
-    """A `torch.dtype` is welcome, and so are torch's other names."""
+    """The name of a dtype that is given as a `torch.dtype` or by one of torch's names."""
     name = str(dtype).removeprefix("torch.")
     return {"float": "float32", "half": "float16"}.get(name, name)
 
@@ -54,74 +54,74 @@ def _class_path(worker_cls: str | type[Any] | None) -> str | None:
     path = f"{worker_cls.__module__}.{worker_cls.__qualname__}" if isinstance(worker_cls, type) else worker_cls
     if isinstance(path, str) and (path.startswith("__main__.") or "<locals>" in path):
         raise InvalidConfig(
-            f"worker_cls={path!r} can't be imported by a worker's process: define the class at the top of a module"
+            f"worker_cls={path!r} can't be imported in a worker process: define the class at the top level of a module"
         )
     return path
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run. Paths are absolute; `spec` is the checkpoint's own description."""
+    """The model and how it is loaded. Paths are absolute. `spec` describes the checkpoint."""
 
     model: Annotated[
         str,
         option(
-            "A Hugging Face checkpoint's directory, which is the same on all nodes.",
+            "Directory of a Hugging Face checkpoint. The path must be the same on all nodes.",
             metavar="DIR",
             default="the bundled model",
             convert=_path,
         ),
     ]
-    tokenizer: Annotated[str, option("The tokenizer's directory.", metavar="DIR", default="the model's", convert=_path)]
+    tokenizer: Annotated[
+        str, option("Directory of the tokenizer.", metavar="DIR", default="the model's", convert=_path)
+    ]
     spec: ModelSpec
     dtype: Annotated[
         Literal["auto"] | DType,
         option(
-            "Numbers that weights and activations are computed in. auto: the checkpoint's, or float32 where the "
-            "device lacks it, as each worker finds.",
+            "Data type of weights and activations. auto: the checkpoint's data type. If a worker's device does not "
+            "support that, the worker uses float32 on a CPU and float16 on a GPU.",
             convert=_dtype_name,
         ),
     ] = "auto"
     max_model_len: Annotated[
         int,
         Meta(ge=1),
-        option(
-            "Tokens of a prompt and its output together, at most.", default="as many as the checkpoint has positions"
-        ),
+        option("Maximum number of prompt and output tokens of a sequence.", default="the checkpoint's maximum"),
     ]
     seed: Annotated[
         int,
         Meta(ge=-(2**63), le=2**63 - 1),
         option(
-            "Seed of the requests that have none of their own.",
+            "Seed for requests that don't set one.",
             flags=("--seed", "--engine-seed"),
             expected="a 64-bit integer",
         ),
     ] = 0
     enforce_eager: Annotated[
-        bool, option("Has no effect: nothing is compiled yet, so every model runs eagerly. For vLLM's scripts.")
+        bool, option("Accepted for compatibility with vLLM. Has no effect: models always run eagerly.")
     ] = True
     load_format: Annotated[
         Literal["auto", "dummy"],
-        option("dummy: fill the weights with seeded random numbers instead of reading them."),
+        option("auto: read the weights from the checkpoint. dummy: use seeded random weights instead."),
     ] = "auto"
     batch_invariant: Annotated[
         bool,
         option(
-            "Compute every token with the same arithmetic whatever else is in its batch: its logits have the same bits "
-            "alone, in a crowd, from a cached prefix, and after a preemption. Slower."
+            "Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of "
+            "preemption. Slower."
         ),
     ] = False
     prepare_structured_outputs: Annotated[
         bool,
         option(
-            "Load what structured outputs need at startup. Otherwise the first request that has them stops each client "
-            "and worker for a second or two if the vocabulary is large."
+            "Prepare for structured outputs at startup. Otherwise the first request with structured outputs blocks "
+            "each client and worker, for a second or two if the vocabulary is large."
         ),
     ] = False
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """What the checkpoint's generation_config.json sets, by the names of `SamplingParams`."""
+        """The defaults in the checkpoint's generation_config.json, by the names of `SamplingParams`."""
         known = dict(self.spec.generation_defaults)
         if "max_new_tokens" in known:
             known["max_tokens"] = known.pop("max_new_tokens")
@@ -133,29 +133,34 @@ class CacheConfig(msgspec.Struct, frozen=True):
 
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE), option("Tokens in a block of the KV cache.")] = 16
     enable_prefix_caching: Annotated[
-        bool, option("Keep the KV cache of prompts, for prompts that begin in the same way.")
+        bool, option("Reuse the KV cache of earlier prompts for new prompts with the same prefix.")
     ] = True
     gpu_memory_utilization: Annotated[
         float,
         Meta(gt=0, le=1),
-        option("Share of the device's memory for weights and KV cache together.", metavar="SHARE"),
+        option(
+            "On GPUs: fraction of the GPU's memory for weights, activations and KV cache. On CPUs: scales the default "
+            "size of the KV cache.",
+            metavar="FRACTION",
+        ),
     ] = 0.9
-    num_gpu_blocks_override: Annotated[_Count | None, option("Blocks of the KV cache.", default="as many as fit")] = (
-        None
-    )
+    num_gpu_blocks_override: Annotated[
+        _Count | None, option("Number of blocks in each rank's KV cache.", default="as many as fit")
+    ] = None
     kv_cache_memory_bytes: Annotated[
-        _Count | None, option("Bytes of each worker's share of the KV cache.", default="profiled at startup")
+        _Count | None,
+        option("KV cache size of each worker, in bytes.", default="computed from the free memory at startup"),
     ] = None
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
-    """Limits of one step."""
+    """What a step may hold, and which requests run first."""
 
     max_num_seqs: Annotated[
         int,
         Meta(ge=1),
         option(
-            "Sequences that one rank runs at a time, at most.",
+            "Maximum number of sequences that a rank runs concurrently.",
             default=f"{DEFAULT_MAX_NUM_SEQS}, or max_num_batched_tokens if that is less",
         ),
     ]
@@ -163,7 +168,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         int,
         Meta(ge=1),
         option(
-            "Tokens that one rank computes in a step, at most.",
+            "Maximum number of tokens that a rank computes in one step.",
             default=f"{DEFAULT_MAX_NUM_BATCHED_TOKENS}, or max_num_seqs if that is more",
         ),
     ]
@@ -171,32 +176,36 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     policy: Annotated[
         Literal["fcfs", "priority"],
         option(
-            "Which waiting request runs next. fcfs: the first that came. priority: the one with the lowest number.",
+            "Order of waiting requests. fcfs: first come, first served. priority: lowest priority number first.",
             name="scheduling_policy",
         ),
     ] = "fcfs"
     long_prefill_token_threshold: Annotated[
         int,
         Meta(ge=0),
-        option("Tokens of one prompt in a step, at most. 0: only max_num_batched_tokens limits them."),
+        option("Maximum number of tokens of one prompt in a step. 0: limited only by max_num_batched_tokens."),
     ] = 0
 
 
 class ParallelConfig(msgspec.Struct, frozen=True):
-    """The shape: `data_parallel_size` ranks of `tensor_parallel_size` workers each."""
+    """`data_parallel_size` ranks of `tensor_parallel_size` workers each, and where they are placed."""
 
     tensor_parallel_size: Annotated[
-        int, Meta(ge=1), option("Workers of each rank, which split the model.", flags=("-tp", "--tensor-parallel-size"))
+        int,
+        Meta(ge=1),
+        option("Number of workers that share the model of one rank.", flags=("-tp", "--tensor-parallel-size")),
     ] = 1
     data_parallel_size: Annotated[
-        int, Meta(ge=1), option("Ranks: copies of the model.", flags=("-dp", "--data-parallel-size"))
+        int,
+        Meta(ge=1),
+        option("Number of ranks. Each runs a copy of the model.", flags=("-dp", "--data-parallel-size")),
     ] = 1
     placement_strategy: Annotated[
         PlacementStrategy,
         option(
-            "How ranks are placed on nodes. strict: no rank spans nodes, and every node in use has the same number of "
-            "ranks. fill: no rank spans nodes, and one node is filled after the other. span: as fill, but a rank that "
-            "no node can hold is spread over several."
+            "How ranks are placed on nodes. strict: no rank spans nodes, and each node in use gets the same number of "
+            "ranks. fill: no rank spans nodes, and nodes are filled one after the other. span: like fill, but a rank "
+            "that fits on no single node is spread over several."
         ),
     ] = "fill"
     wait_for_nodes_s: Annotated[
@@ -209,18 +218,20 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     worker_cls: Annotated[
         str | None,
         option(
-            "package.module.Class of a Worker subclass.",
+            "The Worker subclass to use, as package.module.Class.",
             metavar="CLASS",
-            default="raycore's own",
+            default="raycore's Worker",
             expected="a class, or its package.module.Class",
             convert=_class_path,
         ),
     ] = None
     enable_expert_parallel: Annotated[
-        bool, option("Spread whole experts over the workers of all ranks, instead of splitting each within its rank.")
+        bool, option("Distribute whole experts over the workers of all ranks. Otherwise each rank splits every expert.")
     ] = False
     dp_sync_interval: Annotated[
-        int, Meta(ge=1), option("Steps between two looks of ranks that share experts for the end of their common work.")
+        int,
+        Meta(ge=1),
+        option("With expert parallelism: number of steps between checks for whether all ranks are idle."),
     ] = 1
 
     @property
@@ -230,17 +241,17 @@ class ParallelConfig(msgspec.Struct, frozen=True):
 
     @property
     def is_lockstep(self) -> bool:
-        """Whether the data-parallel ranks need each other for every step, because they share experts."""
+        """Whether the data-parallel ranks run every step together, because they share experts."""
         return self.enable_expert_parallel and self.data_parallel_size > 1
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True):
-    """How an engine drives its workers."""
+    """How an engine calls its workers."""
 
     backend: Annotated[
         Literal["inline", "ray"],
         option(
-            "Where workers run. inline: the only worker of a rank in the engine's process. ray: each in an actor.",
+            "Where workers run. inline: in the engine's process, one per rank. ray: each in its own Ray actor.",
             name="executor_backend",
             default="inline if tensor_parallel_size is 1, else ray",
         ),
@@ -248,90 +259,92 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     transport: Annotated[
         Literal["channel", "actor_call"],
         option(
-            "How an engine calls its workers. channel: through shared memory. actor_call: with calls of Ray's.",
+            "How an engine calls its workers. channel: through shared memory. actor_call: by Ray actor calls.",
             name="executor_transport",
         ),
     ] = "channel"
     wait: Annotated[
         Literal["adaptive", "spin"],
         option(
-            "How processes wait at a channel. adaptive: spin for spin_window_s, then sleep. spin: never sleep.",
+            "How processes wait for a message on a channel. adaptive: spin for spin_window_s, then sleep. spin: never "
+            "sleep.",
             name="executor_wait",
         ),
     ] = "adaptive"
-    spin_window_s: Annotated[_Seconds, option("Seconds that a process spins at a channel before it sleeps.")] = 100e-6
+    spin_window_s: Annotated[_Seconds, option("Seconds that a process spins on a channel before it sleeps.")] = 100e-6
     channel_capacity_bytes: Annotated[
-        int, Meta(ge=4096), option("Bytes that a channel holds. A larger message is sent in parts.")
+        int, Meta(ge=4096), option("Capacity of a channel, in bytes. Larger messages are sent in parts.")
     ] = 1 << 20
     num_threads: Annotated[
         _Count | None,
-        option("Compute threads of each worker.", default="the cores of its node over the workers there"),
+        option("Compute threads per worker.", default="the node's cores divided by its number of workers"),
     ] = None
     init_timeout_s: Annotated[
-        _Timeout, option("Seconds for a rank to come up, weights and all. It fails after that.")
+        _Timeout, option("Seconds within which a rank must start, including loading weights. Otherwise it fails.")
     ] = 600.0
     execute_timeout_s: Annotated[
-        _Timeout, option("Seconds for the workers' reply to one call, such as a step. The rank fails after that.")
+        _Timeout, option("Seconds within which workers must reply to a call, such as a step. Otherwise the rank fails.")
     ] = 300.0
     shutdown_timeout_s: Annotated[
         _Seconds,
         option(
-            "Seconds for workers to stop when the engine does. They are killed after that.",
+            "Seconds within which workers must stop when the engine stops. Otherwise they are killed.",
             flags=("--worker-shutdown-timeout-s",),
         ),
     ] = 5.0
 
 
 class RecoveryConfig(msgspec.Struct, frozen=True):
-    """What is done about ranks that end, stall, or have to leave."""
+    """How ranks that fail, stall or have to leave are handled."""
 
     max_request_replays: Annotated[
         int,
         Meta(ge=0),
-        option("How often a request may go on elsewhere after its rank has failed. It fails alone, the next time."),
+        option("How often a request is moved to another rank after its rank failed. After that the request fails."),
     ] = 2
     step_timeout_s: Annotated[
         _Timeout,
         option(
-            "Seconds for one step. A rank that takes longer, or does not answer for as long, is killed and replaced."
+            "Maximum duration of a step in seconds. A rank that takes longer, or does not respond for that long, is "
+            "killed and replaced."
         ),
     ] = 60.0
     drain_timeout_s: Annotated[
         _Seconds,
         option(
-            "Seconds in which a rank that has to leave may finish its requests. Others go on with what is left.",
+            "Seconds that a rank has to finish its requests before it is removed. Unfinished requests move to other "
+            "ranks.",
             flags=("--rank-drain-timeout-s",),
         ),
     ] = 30.0
     max_rank_restarts: Annotated[
-        int, Meta(ge=0), option("How often a rank may be started again within restart_window_s before it is given up.")
+        int, Meta(ge=0), option("How often a rank may be restarted within restart_window_s before it is given up.")
     ] = 5
-    restart_window_s: Annotated[_Timeout, option("Seconds over which the starts of a rank are counted.")] = 300.0
+    restart_window_s: Annotated[_Timeout, option("Period in seconds over which max_rank_restarts counts.")] = 300.0
     restart_backoff_s: Annotated[
         _Seconds,
         option(
-            "Seconds before the second start of a rank within crash_loop_s. They double with each further one. The "
-            "first start is at once."
+            "Delay in seconds before a rank's second restart within crash_loop_s. It doubles with each further "
+            "restart. The first restart is immediate."
         ),
     ] = 0.5
-    crash_loop_s: Annotated[_Seconds, option("Seconds within which starts of a rank are taken for a crash loop.")] = (
-        30.0
-    )
-    max_restart_backoff_s: Annotated[_Seconds, option("Seconds between two starts of a rank, at most.")] = 30.0
+    crash_loop_s: Annotated[_Seconds, option("Period in seconds within which repeated restarts are delayed.")] = 30.0
+    max_restart_backoff_s: Annotated[_Seconds, option("Maximum delay in seconds before a restart.")] = 30.0
     standby_delay_s: Annotated[
         _Seconds | None,
         option(
-            "Seconds after which standby processes start beside ranks that have come up. They cost memory, and make "
-            "replacing a rank much faster. None: no standbys."
+            "Seconds after the start of ranks at which standby processes start. They use memory, and make replacing a "
+            "rank faster. None: no standby processes. They never start with GPUs, or with expert parallelism over "
+            "several ranks."
         ),
     ] = 8.0
     placement_timeout_s: Annotated[
-        _Timeout, option("Seconds to wait for resources that others hold, when ranks are placed.")
+        _Timeout, option("Seconds to wait for resources that other jobs use, when ranks are placed.")
     ] = 60.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """Everything an engine, its workers and its clients need to agree on."""
+    """The configuration that an engine, its workers and its clients share."""
 
     model: ModelConfig
     cache: CacheConfig
@@ -342,24 +355,24 @@ class EngineConfig(msgspec.Struct, frozen=True):
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         option(
-            "What workers compute on. auto: the CPU until the GPU path has been tested on GPUs, with a warning if the "
-            "cluster has GPUs."
+            "Device that workers compute on. auto: the CPU, with a warning if the cluster has GPUs, because GPU "
+            "support is untested."
         ),
     ] = "auto"
-    """`auto` is decided once for an engine, when it starts, from the GPUs of the Ray cluster: workers never see it."""
+    """`auto` is resolved once, when the engine starts. Workers never see it."""
     engine_name: Annotated[
         Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]+\Z")] | None,
         option(
-            "Name by which `raycore status` and `raycore scale` find the engine.",
-            default="a random one",
+            "Name of the engine, for `raycore status --name` and `raycore scale --name`.",
+            default="random",
             expected="a name of letters, digits, '-', '_' and '.'",
         ),
     ] = None
     log_level: int = logging.WARNING
-    """From which level on the processes of its ranks log."""
+    """Log level of the ranks' processes."""
 
     def encode(self) -> bytes:
-        """As bytes that `decode()` takes: what is handed to actors."""
+        """Encode for `decode()`. Actors get their configuration in this form."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
@@ -369,7 +382,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
 
 def changes(old: EngineConfig, new: EngineConfig) -> list[str]:
-    """What differs, as text such as `data_parallel_size=2, was 1`; empty if the two are equal."""
+    """The differences, each as text such as `data_parallel_size=2, was 1`. Empty if the two are equal."""
     found: list[str] = []
     for part in old.__struct_fields__:
         _note_changes(part, getattr(old, part), getattr(new, part), found)
@@ -406,15 +419,15 @@ ENGINE_OPTIONS = {each.name: each for part, group in _PARTS for each in options_
 def resolve(
     model: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None, **options: Unpack[EngineOptions]
 ) -> EngineConfig:
-    """Check the options, read the checkpoint's description, and decide what was left open.
+    """Check the options, read the checkpoint's `config.json`, and compute the values that were not given.
 
     Args:
-        options: those of `ENGINE_OPTIONS`, with types, ranges and defaults in docs/options.md. None is the default,
-            where it isn't a value of its own.
+        options: see docs/options.md for types, ranges and defaults. None means the default, unless the option's own
+            values include None.
 
     Raises:
-        InvalidConfig: an option, named with its value, can't work, or two contradict each other.
-        InvalidCheckpoint: `model` isn't a checkpoint that raycore runs.
+        InvalidConfig: an option is unknown or invalid, or two contradict each other. The message names them.
+        InvalidCheckpoint: `model` isn't a checkpoint that raycore supports.
     """
     given = check_options(ENGINE_OPTIONS, without_vllm_options({"model": model, "tokenizer": tokenizer, **options}))
     chosen: dict[str, Any] = {
@@ -426,9 +439,7 @@ def resolve(
     spec = load_model_spec(path)
     has_expert_parallel: bool = chosen.get("enable_expert_parallel", False)
     if has_expert_parallel and spec.moe is None:
-        raise InvalidConfig(
-            f"enable_expert_parallel=True, but {path} is a {spec.architecture} without experts: omit it"
-        )
+        raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
     spec.check_tensor_parallel(tensor_parallel_size, has_expert_parallel)
     length = _model_length(chosen.get("max_model_len"), spec)
     num_seqs, num_tokens = _step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
@@ -454,7 +465,7 @@ def resolve(
 
 
 def _part(struct: type[_PartT], chosen: dict[str, Any], **decided: Any) -> _PartT:
-    """A part of the configuration: its options as chosen, and what was decided from them."""
+    """Build a part of the configuration from the options given and the values computed from them."""
     fields = {each.field: chosen[each.name] for each in options_of(struct, "") if each.name in chosen}
     return struct(**fields | decided)
 
@@ -469,7 +480,7 @@ def _executor_backend(asked: str | None, tensor_parallel_size: int) -> str:
 
 
 def _step_limits(num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
-    """`max_num_seqs` and `max_num_batched_tokens`: a default gives way to the one that was chosen."""
+    """`max_num_seqs` and `max_num_batched_tokens`. If one is given, the default of the other is adjusted to it."""
     if num_seqs is None:
         num_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS if num_tokens is None else num_tokens
         return min(DEFAULT_MAX_NUM_SEQS, num_tokens), num_tokens
@@ -478,7 +489,7 @@ def _step_limits(num_seqs: int | None, num_tokens: int | None) -> tuple[int, int
     if num_tokens < num_seqs:
         raise InvalidConfig(
             f"max_num_batched_tokens={num_tokens} is below max_num_seqs={num_seqs}: "
-            "a step could not hold one token of every running request"
+            "a step must hold at least one token of every running request"
         )
     return num_seqs, num_tokens
 
@@ -488,7 +499,7 @@ def _model_length(asked: int | None, spec: ModelSpec) -> int:
         return spec.max_length
     if asked > spec.max_length:
         raise InvalidConfig(
-            f"max_model_len={asked} is above the {spec.max_length} positions that the checkpoint was "
-            "made for (max_position_embeddings in its config.json)"
+            f"max_model_len={asked} is above the checkpoint's maximum of {spec.max_length} tokens "
+            "(max_position_embeddings in its config.json)"
         )
     return asked

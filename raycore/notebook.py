@@ -1,4 +1,4 @@
-"""The public name of what notebook cells use: `from raycore.notebook import echo`."""
+"""Helpers for notebooks: `from raycore.notebook import echo`."""
 
 from raycore.display.notebook import echo
 

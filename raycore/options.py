@@ -1,4 +1,4 @@
-"""Options are declared once, as annotated fields of the configuration's structs; the rest is derived from that.
+"""Options are declared once, as annotated fields of the configuration's structs. Everything else is derived.
 
 ::
 
@@ -6,7 +6,7 @@
         block_size: Annotated[int, msgspec.Meta(ge=1, le=1024), option("Tokens in a block of the KV cache.")] = 16
 
 `LLM(block_size=...)`, `--block-size` with its help, Ray Serve's `block_size`, their checks and error messages, the
-types in `option_types.py` and the page `docs/options.md` all come from this field. This file knows no option itself.
+types in `option_types.py` and the page `docs/options.md` all come from this field. This module declares no options.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True)
 class _Declared:
-    """What `option()` adds to a field."""
+    """The arguments of `option()`."""
 
     help: str
     name: str | None
@@ -58,27 +58,27 @@ def option(
     is_secret: bool = False,
     is_http: bool = False,
 ) -> msgspec.Meta:
-    """Make a field an option: for use in its `Annotated`, beside a `msgspec.Meta` that gives its range.
+    """Make a field an option. Goes into the field's `Annotated`, next to a `msgspec.Meta` with its range.
 
-    A field without a default is an option that may be left open (None): something else decides it then.
+    A field without a default is an option that users may omit (None). Its value is then computed from others.
 
     Args:
-        text: the help, in whole sentences.
-        name: the keyword; None is the field's name.
-        flags: as the command line spells it; none: the name with hyphens.
-        metavar: stands for the value in the help; None: from the type.
-        default: in words, where the default's value doesn't say it.
-        expected: what is allowed, in words, where type and range don't say it.
-        convert: what is given, to what is checked. The annotation of its parameter is what users may give.
-        is_secret: the value is not for manifests and messages.
-        is_http: it only concerns a server that speaks HTTP.
+        text: the help text, in full sentences.
+        name: the keyword argument's name. None: the field's name.
+        flags: the flags. Empty: the name with hyphens.
+        metavar: the placeholder for the value in the help text. None: derived from the type.
+        default: describes the default. None: its value is shown.
+        expected: describes the valid values. None: derived from type and range.
+        convert: applied to a value before it is checked. Its parameter's annotation is the type that users may pass.
+        is_secret: the value must not appear in manifests and messages.
+        is_http: the option is only for servers that speak HTTP.
     """
     declared = _Declared(text, name, flags, metavar, default, expected, convert, is_secret, is_http)
     return msgspec.Meta(description=text, extra={_DECLARED: declared})
 
 
 class Option:
-    """One option, whichever way it is given."""
+    """An option of an engine or a server: its names, type, range and default."""
 
     def __init__(self, field: msgspec.structs.FieldInfo, declared: _Declared, group: str) -> None:
         self.field = field.name
@@ -86,13 +86,13 @@ class Option:
         self.name = declared.name or field.name
         """Its name as a keyword argument."""
         self.group = group
-        """The part of the configuration that it belongs to, as a title."""
+        """Title of the options that it is listed with."""
         self.help = declared.help
         self.flags = declared.flags or (f"--{self.name.replace('_', '-')}",)
         self.is_secret = declared.is_secret
         self.is_http = declared.is_http
         self.is_open = field.required
-        """Whether something else decides it where it isn't given."""
+        """Whether its value is computed from others if it isn't given."""
         self.default: Any = None if field.required else field.default
         self._type = field.type
         self._kinds = list(_kinds(field.type))
@@ -100,7 +100,7 @@ class Option:
 
     @property
     def default_text(self) -> str | None:
-        """The default in words, None where there is nothing to say."""
+        """The default as text; None if none is shown."""
         if self._declared.default is not None:
             return self._declared.default
         if self.default is None or self.default == ():
@@ -109,27 +109,27 @@ class Option:
 
     @property
     def takes_none(self) -> bool:
-        """Whether None is a value of its own."""
+        """Whether None is accepted, rather than replaced by the default value."""
         return self.is_open or self._has(NoneType)
 
     @property
     def is_bool(self) -> bool:
-        """Whether it is on or off."""
+        """Whether its value is a bool."""
         return self._has(bool)
 
     @property
     def is_list(self) -> bool:
-        """Whether it takes any number of values."""
+        """Whether its value is a list."""
         return self._has(tuple)
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All values that there are, where they have names."""
+        """The valid values if they are a fixed set of names, else empty."""
         return tuple(name for kind in self._kinds for name in kind.names)
 
     @property
     def metavar(self) -> str | None:
-        """What stands for the value in a help text; None where the choices do."""
+        """The placeholder for the value in a help text; None if the choices are shown instead."""
         if self._declared.metavar is not None or self.choices:
             return self._declared.metavar
         if self._has(int) or self._has(float):
@@ -138,7 +138,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """What is allowed, as the end of a sentence: `a positive integer or None`."""
+        """The valid values, as the end of a sentence: `a positive integer or None`."""
         unit = " of seconds" if self.name.endswith("_s") else ""
         if self._declared.expected is not None:
             words = [self._declared.expected]
@@ -151,7 +151,7 @@ class Option:
 
     @property
     def annotation(self) -> Any:
-        """The type that users may give, without ranges."""
+        """The type that users may pass, without its range."""
         kinds: list[Any] = [Literal[self.choices] if kind.names else kind.plain for kind in self._kinds]
         if self._declared.convert is not None:
             hints = get_type_hints(self._declared.convert)
@@ -159,7 +159,7 @@ class Option:
         return Union[(*kinds, None) if self.is_open else tuple(kinds)]  # noqa: UP007  # not known before
 
     def check(self, value: object) -> Any:
-        """The value as the struct holds it. None is the default, where it isn't a value of its own.
+        """Check a value, and convert it to the field's type. None means the default, unless None is a valid value.
 
         Raises:
             InvalidConfig: it has the wrong type, or is out of range.
@@ -167,7 +167,7 @@ class Option:
         if value is None and (self.is_open or not self.takes_none):
             return self.default
         if isinstance(value, float):
-            value = float(value)  # numpy's are floats, too
+            value = float(value)  # may be a numpy scalar
         try:
             if self._declared.convert is not None and value is not None:
                 value = self._declared.convert(value)
@@ -179,7 +179,7 @@ class Option:
         return checked
 
     def parse(self, text: str) -> Any:
-        """The value that a flag's text stands for, checked. Raises InvalidConfig."""
+        """Convert a flag's text to a value, and check it. Raises InvalidConfig."""
         return self.check(self._value_of(text))
 
     def _value_of(self, text: str) -> Any:
@@ -197,12 +197,12 @@ class Option:
         return any(kind.plain is plain for kind in self._kinds)
 
     def _refusal(self, value: object) -> InvalidConfig:
-        found = "the value given" if self.is_secret else f"{self.name}={value!r}"
+        found = f"the value of {self.name}" if self.is_secret else f"{self.name}={value!r}"
         return InvalidConfig(f"{found} is not {self.expected}")
 
 
 def options_of(struct: type[msgspec.Struct], group: str) -> list[Option]:
-    """The options that a struct declares, in its order."""
+    """The options that a struct declares, in the order of its fields."""
     return [
         Option(field, meta.extra[_DECLARED], group)
         for field in msgspec.structs.fields(struct)
@@ -212,10 +212,10 @@ def options_of(struct: type[msgspec.Struct], group: str) -> list[Option]:
 
 
 def check_options(options: Mapping[str, Option], given: Mapping[str, object]) -> dict[str, Any]:
-    """The values given, checked, by keyword.
+    """Check the values given, and return them by keyword.
 
     Raises:
-        InvalidConfig: an option isn't known, has the wrong type, or is out of range.
+        InvalidConfig: an option is unknown, has the wrong type, or is out of range.
     """
     for name in given:
         if name not in options:
@@ -224,13 +224,13 @@ def check_options(options: Mapping[str, Option], given: Mapping[str, object]) ->
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that isn't known: the nearest one, or where all are listed."""
+    """The end of a message about an unknown name: the closest known name, or where all are listed."""
     nearest = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {nearest[0]}?" if nearest else "; docs/options.md lists all options"
 
 
 def with_options(options: Mapping[str, Option]) -> Callable[[_FunctionT], _FunctionT]:
-    """Have a function that takes `**options` show them in its signature: `help()` and editors read that."""
+    """Add options to the signature of a function that takes `**options`, for `help()` and editors."""
 
     def add(function: _FunctionT) -> _FunctionT:
         signature = inspect.signature(function)
@@ -258,13 +258,13 @@ class _Kind(NamedTuple):
 
     plain: Any
     names: tuple[str, ...] = ()
-    """The values, where all of them are named."""
+    """The valid values if they are a fixed set of names, else empty."""
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
 
     def expected(self, unit: str) -> list[str]:
-        """What is allowed, in words."""
+        """Descriptions of the valid values."""
         if self.names:
             return [repr(name) for name in self.names]
         if self.plain is int:

@@ -1,6 +1,6 @@
-"""vLLM's options that raycore does not have: with a value that asks for nothing, they are taken, and have no effect.
+"""vLLM's options that raycore does not have. They are accepted with values that ask for nothing, and have no effect.
 
-So a script or a command line that names such a default runs as it is. Any other value is refused by name.
+Scripts and command lines that set such an option to its default run unchanged. Any other value raises InvalidConfig.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from raycore.errors import InvalidConfig
 
 
 class VllmOption(NamedTuple):
-    """One option of vLLM's that raycore does not have."""
+    """A vLLM option that raycore does not have."""
 
     name: str
     values: tuple[object, ...]
-    """Those without effect; None and `ANY` among them."""
+    """The accepted values, which have no effect. None is always accepted. `ANY` stands for all values."""
     reason: str
-    """What raycore does not do, or does anyway, and what to use: for the docs, and when another value is refused."""
+    """Why other values are refused, and what to use instead. Shown in the docs and in the error."""
     flags: tuple[str, ...] = ()
-    """As the command line spells it; none: the name with hyphens."""
+    """Its flags. Empty: the name with hyphens."""
 
     @property
     def is_bool(self) -> bool:
-        """Whether its flag has no value."""
+        """Whether its flag takes no value."""
         return isinstance(self.values[0], bool)
 
     @property
     def takes_any(self) -> bool:
-        """Whether no value has an effect."""
+        """Whether all values are accepted."""
         return ANY in self.values
 
     @staticmethod
     def parse(text: str) -> object:
-        """What a flag's text stands for: a number, JSON, `none`, or the text itself."""
+        """The value of a flag's text: a number, JSON, `none`, or the text itself."""
         if text.lower() in ("none", "true", "false"):
             return {"none": None, "true": True, "false": False}[text.lower()]
         try:
@@ -44,7 +44,7 @@ class VllmOption(NamedTuple):
             return text
 
     def check(self, value: object) -> None:
-        """Raises InvalidConfig when the value asks for something."""
+        """Raise InvalidConfig if the value is not accepted."""
         if value is not None and not self.takes_any and value not in self.values:
             raise InvalidConfig(f"{self.name}={value!r}: {self.reason}{self._advice}")
 
@@ -60,19 +60,19 @@ _OFF = (False, None)
 _ON = (True, None)
 _BOTH = (True, False)
 
-_NO_MEDIA = "models that read images, sound or video are not supported"
-_NO_POOLING = "models that embed, classify or score are not supported"
-_NO_HUB = "checkpoints are directories, and nothing is downloaded"
+_NO_MEDIA = "multimodal models are not supported"
+_NO_POOLING = "embedding, classification and scoring models are not supported"
+_NO_HUB = "checkpoints are local directories and are never downloaded"
 _NO_LORA = "LoRA adapters are not supported"
 _NO_QUANTIZATION = "quantization is not supported"
 _NO_SPECULATION = "speculative decoding is not supported"
 _NO_CODE = "code from checkpoints is never run"
-_NO_OFFLOADING = "offloading to the CPU's memory is not supported"
+_NO_OFFLOADING = "CPU offloading is not supported"
 _NO_TRANSFER = "KV cache transfer between engines is not supported"
-_NOT_COMPILED = "nothing is compiled, and no graphs are captured"
-_RAY_ONLY = "workers and ranks are Ray actors"
-_ONE_FORMAT = "the checkpoint's own format is found from its files"
-_SHARDED_EXPERTS = "experts stay where they are: expert load balancing is not supported"
+_NOT_COMPILED = "models are not compiled, and CUDA graphs are not captured"
+_RAY_ONLY = "ranks and workers run on Ray"
+_ONE_FORMAT = "the checkpoint's format is detected from its files"
+_SHARDED_EXPERTS = "expert load balancing is not supported"
 
 VLLM_OPTIONS: Mapping[str, VllmOption] = {
     each.name: each
@@ -113,23 +113,29 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("tokenizer_mode", ("auto", "hf", None), "only tokenizer.json is read"),
         VllmOption("skip_tokenizer_init", _OFF, "the tokenizer is always needed"),
         VllmOption("generation_config", ("auto", None), "defaults come from the checkpoint's generation_config.json"),
-        VllmOption("override_generation_config", (None, {}), "give SamplingParams instead"),
+        VllmOption(
+            "override_generation_config", (None, {}), "generation defaults can't be overridden (use SamplingParams)"
+        ),
         VllmOption("rope_scaling", (None, {}), "RoPE scaling is read from the checkpoint's config.json"),
         VllmOption("rope_theta", (None,), "RoPE's base is read from the checkpoint's config.json"),
-        VllmOption("disable_sliding_window", _OFF, "sliding windows are as the checkpoint has them"),
+        VllmOption("disable_sliding_window", _OFF, "the checkpoint's sliding windows are always used"),
         VllmOption("quantization", (None,), _NO_QUANTIZATION, ("-q", "--quantization")),
         VllmOption("kv_cache_dtype", ("auto", None), _NO_QUANTIZATION),
         VllmOption("calculate_kv_scales", _OFF, _NO_QUANTIZATION),
-        VllmOption("swap_space", (ANY,), "a request without room is computed again, not swapped"),
+        VllmOption("swap_space", (ANY,), "preempted requests are recomputed, not swapped"),
         VllmOption("cpu_offload_gb", (0, None), _NO_OFFLOADING),
         VllmOption("kv_offloading_size", (None,), _NO_OFFLOADING),
-        VllmOption("prefix_caching_hash_algo", (ANY,), "prefixes are always hashed safely"),
+        VllmOption("prefix_caching_hash_algo", (ANY,), "prefixes are always hashed with BLAKE2b"),
         VllmOption("enable_sleep_mode", _OFF, "sleep mode is not supported"),
-        VllmOption("enable_chunked_prefill", _ON, "long prompts are always computed in chunks"),
-        VllmOption("max_num_partial_prefills", (1, None), "prompts are computed in the order of arrival"),
-        VllmOption("max_long_partial_prefills", (1, None), "prompts are computed in the order of arrival"),
-        VllmOption("async_scheduling", _BOTH, "steps are planned ahead where that is possible"),
-        VllmOption("scheduler_cls", (None,), "schedulers of one's own are not supported"),
+        VllmOption("enable_chunked_prefill", _ON, "chunked prefill is always on"),
+        VllmOption(
+            "max_num_partial_prefills", (1, None), "the scheduler decides how many prompts are prefilled at a time"
+        ),
+        VllmOption(
+            "max_long_partial_prefills", (1, None), "the scheduler decides how many prompts are prefilled at a time"
+        ),
+        VllmOption("async_scheduling", _BOTH, "steps are always scheduled ahead where possible"),
+        VllmOption("scheduler_cls", (None,), "custom schedulers are not supported"),
         VllmOption("num_lookahead_slots", (0, None), _NO_SPECULATION),
         VllmOption("speculative_config", (None, {}), _NO_SPECULATION),
         VllmOption("speculative_model", (None,), _NO_SPECULATION),
@@ -138,7 +144,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("max_loras", (ANY,), _NO_LORA),
         VllmOption("max_lora_rank", (ANY,), _NO_LORA),
         VllmOption("max_cpu_loras", (ANY,), _NO_LORA),
-        VllmOption("enable_prompt_embeds", _OFF, "prompts that are embeddings are not supported"),
+        VllmOption("enable_prompt_embeds", _OFF, "prompt embeddings are not supported"),
         VllmOption("limit_mm_per_prompt", (None, {}), _NO_MEDIA),
         VllmOption("mm_processor_kwargs", (None, {}), _NO_MEDIA),
         VllmOption("allowed_local_media_path", ("", None), _NO_MEDIA),
@@ -148,37 +154,39 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("max_seq_len_to_capture", (ANY,), _NOT_COMPILED),
         VllmOption("cuda_graph_sizes", (ANY,), _NOT_COMPILED),
         VllmOption("compilation_config", (ANY,), _NOT_COMPILED, ("-O", "--compilation-config")),
-        VllmOption("disable_log_stats", _BOTH, "only `raycore serve` logs statistics, unless it has this flag"),
-        VllmOption("guided_decoding_backend", ("auto", "guidance", None), "structured outputs are llguidance's"),
+        VllmOption(
+            "disable_log_stats", _BOTH, "only `raycore serve` logs statistics, and there this flag turns them off"
+        ),
+        VllmOption("guided_decoding_backend", ("auto", "guidance", None), "structured outputs always use llguidance"),
         VllmOption("show_hidden_metrics_for_version", (None,), "there are no hidden metrics"),
     )
 }
-"""By keyword of vLLM's `LLM`, whose spelling with hyphens is its flag."""
+"""By keyword argument of vLLM's `LLM`."""
 
 VLLM_SERVER_FLAGS: Mapping[str, VllmOption] = {
     each.name: each
     for each in (
-        VllmOption("enable_auto_tool_choice", _BOTH, "models may call tools wherever a request has some"),
+        VllmOption("enable_auto_tool_choice", _BOTH, "models can call tools in every request that has some"),
         VllmOption("disable_log_requests", _ON, "requests are never logged"),
         VllmOption("enable_log_requests", _OFF, "requests are never logged"),
-        VllmOption("disable_frontend_multiprocessing", _BOTH, "--api-server-count says how many processes serve"),
+        VllmOption("disable_frontend_multiprocessing", _BOTH, "--api-server-count sets the number of server processes"),
         VllmOption("disable_uvicorn_access_log", _ON, "requests are never logged"),
-        VllmOption("enable_prompt_tokens_details", _BOTH, "cached tokens are always counted in the usage"),
-        VllmOption("chat_template_content_format", ("auto", None), "the form of contents is found from the template"),
-        VllmOption("response_role", ("assistant",), "answers have the role assistant"),
-        VllmOption("root_path", ("", None), "paths below a prefix are the proxy's business"),
+        VllmOption("enable_prompt_tokens_details", _BOTH, "usage always includes the number of cached tokens"),
+        VllmOption("chat_template_content_format", ("auto", None), "the content format is detected from the template"),
+        VllmOption("response_role", ("assistant",), "responses always have the role assistant"),
+        VllmOption("root_path", ("", None), "path prefixes are not supported (strip them in a proxy)"),
         VllmOption("ssl_keyfile", (None,), "TLS is not supported (put a proxy in front)"),
         VllmOption("ssl_certfile", (None,), "TLS is not supported (put a proxy in front)"),
     )
 }
-"""Flags of vLLM's server alone."""
+"""Options that only vLLM's server has, by name with underscores."""
 
 
 def without_vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without those that have no effect.
+    """Check vLLM's options, and return the other ones.
 
     Raises:
-        InvalidConfig: one of them asks for something that raycore does not do.
+        InvalidConfig: a vLLM option has a value that raycore does not support.
     """
     for name, value in options.items():
         if name in VLLM_OPTIONS:

@@ -1,4 +1,4 @@
-"""How far a batch is, for whoever watches it."""
+"""Progress of a batch: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tqdm.auto import tqdm
 from raycore.server.batch.files import Result
 
 _REPORT_S = 10.0
-"""A log gets a line about the progress no more often."""
+"""Minimum interval of progress lines in a log."""
 
 
 @dataclass
 class Tally:
-    """How far the batch is."""
+    """Counts of the lines of a batch."""
 
     num_lines: int
     num_before: int
-    """Lines that an earlier run did."""
+    """Lines that an earlier run completed."""
     num_done: int = 0
     num_failed: int = 0
     num_output_tokens: int = 0
@@ -41,12 +41,12 @@ class Tally:
             self.num_output_tokens += result.response.body["usage"]["completion_tokens"]
 
     def __str__(self) -> str:
-        counts = f"{self.num_done} done, {self.num_failed} failed, {self.num_before} skipped because done before"
-        return f"{counts}, {self.num_left} left; run it again to go on" if self.num_left else counts
+        counts = f"{self.num_done} done, {self.num_failed} failed, {self.num_before} skipped (already done)"
+        return f"{counts}, {self.num_left} left; run it again to continue" if self.num_left else counts
 
 
 class Progress:
-    """A bar where a terminal is; else a line now and then, which a job's log can hold."""
+    """Shows a progress bar if stderr is a terminal, and otherwise prints a line every 10 seconds at most."""
 
     def __init__(self, tally: Tally, is_silent: bool) -> None:
         self._tally = tally
@@ -61,7 +61,7 @@ class Progress:
         )
 
     def show(self) -> None:
-        """The tally has changed."""
+        """Update the display after a change of the tally."""
         now_s, tally = time.monotonic(), self._tally
         speed = f"{tally.num_output_tokens / (now_s - self._started_s):.1f} tokens/s"
         if not self._bar.disable:

@@ -1,4 +1,4 @@
-"""`raycore collect-env`: what a bug report needs to say about a machine. No environment variables, and no secrets."""
+"""`raycore collect-env`: facts about a machine for a bug report, without environment variables or secrets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = (
 )
 
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
-"""Those that kernels are chosen by, of Intel's and ARM's processors."""
+"""Features of x86 and ARM processors by which kernels are chosen."""
 
 _GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader")
 _GPU_TIMEOUT_S = 20.0
@@ -30,8 +30,8 @@ def add_collect_env_command(commands: Any) -> None:
     """Add `collect-env` to the command line."""
     command = commands.add_parser(
         "collect-env",
-        help="show versions and hardware, for a bug report",
-        description="Show the versions and the hardware that a bug report needs. No environment variables are shown.",
+        help="show versions and hardware for a bug report",
+        description="Show versions and hardware for a bug report. Environment variables are not shown.",
     )
     command.set_defaults(command=_collect_env)
 
@@ -43,7 +43,7 @@ def _collect_env(args: argparse.Namespace) -> int:
 
 
 def describe_machine() -> Iterator[tuple[str, str]]:
-    """Names and values, a line each."""
+    """Yield (name, value) of each line."""
     yield "raycore", __version__
     yield "python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     for package in PACKAGES:
@@ -59,7 +59,7 @@ def describe_machine() -> Iterator[tuple[str, str]]:
 
 
 def cpu_of(cpuinfo: str) -> tuple[str, list[str]]:
-    """The model's name, and those of the features that matter, from the text of /proc/cpuinfo."""
+    """The CPU's model name and its `_CPU_FEATURES`, from the text of /proc/cpuinfo."""
     model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
     found = set(flags.group(1).split()) if flags else set[str]()
@@ -67,13 +67,13 @@ def cpu_of(cpuinfo: str) -> tuple[str, list[str]]:
 
 
 def cpu_quota(cpu_max: str) -> float | None:
-    """The cores that the text of a control group's cpu.max allows; None: no limit."""
+    """The limit in cores, from the text of a control group's cpu.max; None: no limit."""
     quota, _, period = cpu_max.strip().partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _version(package: str) -> str:
-    from importlib import metadata  # late, so that `raycore --help` answers at once
+    from importlib import metadata  # imported lazily to keep `raycore --help` fast
 
     try:
         return metadata.version(package)
@@ -89,8 +89,8 @@ def _os_name() -> str:
 def _cores() -> str:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cpu_quota(_text_of(Path("/sys/fs/cgroup/cpu.max")))
-    limit = "no quota" if quota is None else f"a quota of {quota:g}"
-    return f"{usable} by affinity, of {os.cpu_count()}; {limit}"
+    limit = "no quota" if quota is None else f"quota of {quota:g}"
+    return f"{usable} of {os.cpu_count()} by affinity; {limit}"
 
 
 def _memory() -> Iterator[tuple[str, str]]:

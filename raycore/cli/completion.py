@@ -1,4 +1,4 @@
-"""`raycore completion`: a script with which a shell completes raycore's commands and flags."""
+"""`raycore completion`: a script for shell completion of raycore's commands and flags."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from raycore.cli.parser import Parser
 
 _SHELLS = ("bash", "zsh", "fish")
 _PATHS = ("DIR", "FILE", "FILE_OR_TEXT")
-"""What stands for values that are completed as paths."""
+"""Metavars of values that are completed as paths."""
 
 _DESCRIPTION = """\
-Print a script with which the shell completes raycore's commands and flags.
+Print a script that enables shell completion of raycore's commands and flags.
 
 bash:  source <(raycore completion bash)
 zsh:   source <(raycore completion zsh)
@@ -23,24 +23,24 @@ fish:  raycore completion fish | source
 
 
 def add_completion_command(commands: Any, parser: Parser) -> None:
-    """Add `completion` to the command line that this parser, which will have all commands, reads."""
+    """Add `completion` to the commands of `parser`. Commands may still be added to it later."""
     command = commands.add_parser(
         "completion",
-        help="print a script for the shell's completion",
+        help="print a shell completion script",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(command=partial(_completion, parser, commands.choices))
-    command.add_argument("shell", choices=_SHELLS, help="Which shell.")
+    command.add_argument("shell", choices=_SHELLS, help="The shell that the script is for.")
 
 
 def _completion(parser: Parser, commands: Mapping[str, Parser], args: argparse.Namespace) -> int:
-    # imported late so that `raycore --help` answers at once
+    # imported lazily to keep `raycore --help` fast
     import shtab
 
     for command in commands.values():
         for action in command.actions:
             if action.metavar in _PATHS:
-                setattr(action, "complete", shtab.FILE)  # noqa: B010  # argparse does not know it
+                setattr(action, "complete", shtab.FILE)  # noqa: B010  # argparse does not declare the attribute
     print(shtab.complete(parser, args.shell))
     return 0

@@ -1,4 +1,4 @@
-"""`raycore status` and `raycore scale`: what is asked of an engine that another process runs."""
+"""`raycore status` and `raycore scale`: control of an engine that another process runs."""
 
 from __future__ import annotations
 
@@ -18,45 +18,51 @@ if TYPE_CHECKING:
     from raycore.control.remote import RemoteEngine
 
 _REFRESH_S = 1.0
-"""The engine says no more often how it is."""
+"""Interval at which engines publish their status."""
 
 _CLEAR = "\x1b[H\x1b[2J"
 
 
 def add_control_commands(commands: Any) -> None:
-    """Add both to what `ArgumentParser.add_subparsers` gave."""
+    """Add `status` and `scale` to the command line."""
     status = commands.add_parser(
-        "status", help="show a running engine's ranks", description="Show the ranks of an engine that runs elsewhere."
+        "status",
+        help="show a running engine's ranks",
+        description="Show the ranks of an engine that runs in another process.",
     )
     status.set_defaults(command=_status)
-    status.add_argument("--watch", action="store_true", help="go on until Ctrl-C, once a second")
-    status.add_argument("--json", action="store_true", help="print an object a line")
+    status.add_argument("--watch", action="store_true", help="Refresh every second until Ctrl-C.")
+    status.add_argument("--json", action="store_true", help="Print one JSON object per line.")
     scale = commands.add_parser(
         "scale",
-        help="change how many ranks a running engine has",
-        description="Change how many ranks an engine that runs elsewhere has, while its requests go on.",
+        help="change a running engine's number of ranks",
+        description="Change the number of ranks of an engine that runs in another process. Running requests continue.",
     )
     scale.set_defaults(command=_scale)
-    scale.add_argument("-dp", "--data-parallel-size", type=int, required=True, metavar="N")
+    scale.add_argument(
+        "-dp", "--data-parallel-size", type=int, required=True, metavar="N", help="The new number of ranks."
+    )
     scale.add_argument(
         "--drain-timeout",
         type=float,
         default=None,
         metavar="S",
-        help="seconds in which ranks that leave may finish what they have; default: as the engine was configured",
+        help="Seconds that removed ranks have to finish their requests. Default: the engine's drain_timeout_s.",
     )
     for parser in (status, scale):
-        parser.add_argument("--name", default=None, metavar="ENGINE", help="needed where there are several")
+        parser.add_argument(
+            "--name", default=None, metavar="ENGINE", help="Name of the engine. Required if the cluster has several."
+        )
         parser.add_argument(
             "--address",
             default="auto",
             metavar="HOST:PORT",
-            help="the Ray cluster's; default: RAY_ADDRESS, or the one of this machine",
+            help="Address of the Ray cluster. Default: RAY_ADDRESS, or this machine's cluster.",
         )
 
 
 def _status(args: argparse.Namespace) -> int:
-    # imported late so that `raycore --help` answers at once
+    # imported lazily to keep `raycore --help` fast
     from raycore.control.remote import RemoteEngine, choose_engine, connected, engine_names
 
     with connected(args.address):
@@ -67,7 +73,7 @@ def _status(args: argparse.Namespace) -> int:
         ended = threading.Event()
 
         def end(number: int, frame: FrameType | None) -> None:
-            ended.set()  # not an exception: raised inside one of Ray's callbacks, it would be lost
+            ended.set()  # an exception would be lost if it was raised in a callback of Ray
 
         before = signal.signal(signal.SIGINT, end)
         try:
@@ -87,17 +93,17 @@ def _scale(args: argparse.Namespace) -> int:
         try:
             engine.scale(args.data_parallel_size, args.drain_timeout)
         except KeyboardInterrupt:
-            print("raycore: the engine goes on with what it was asked for", file=sys.stderr)
+            print("raycore: interrupted; the engine continues to scale", file=sys.stderr)
             raise
         return _show(engine, as_json=False)
 
 
 def _show(engine: RemoteEngine, as_json: bool, before: str = "") -> int:
-    """Print an engine's status. Returns the exit status that says whether it serves."""
+    """Print an engine's status. Returns the exit status: 0 if the engine is alive, else 1."""
     status, is_answering = engine.status()
     print(before + (_as_json(status) if as_json else describe_engine(status)), flush=True)
     if not is_answering:
-        print("raycore: that is old: the engine's program doesn't answer", file=sys.stderr)
+        print("raycore: this status is stale: the engine's program doesn't respond", file=sys.stderr)
     if status.failure is not None:
         print(f"raycore: the engine has failed: {status.failure}", file=sys.stderr)
     return 0 if is_answering and status.failure is None else 1

@@ -1,4 +1,4 @@
-"""The options of engines and servers as flags: made from the options' own declarations."""
+"""Flags for the options of engines and servers, derived from the declarations of the options."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from raycore.server.options import SERVER_OPTIONS, ServerOptions, server_options
 from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, VllmOption
 
 _ENGINE, _SERVER, _VLLM = "engine.", "server.", "vllm."
-"""Begin the names that parsed options have: commands have some of the same names for other things."""
+"""Prefixes of options in parsed arguments. They avoid collisions with flags that a command itself defines."""
 
 
 def add_engine_options(command: Parser, without: Collection[str] = ()) -> None:
     """Add a flag for each option of an engine.
 
     Args:
-        without: flags that mean something else for this command.
+        without: flags to leave out, because this command defines them itself.
     """
     command.add_config_flag()
     _add_groups(command, ENGINE_OPTIONS.values(), _ENGINE, without)
@@ -31,7 +31,7 @@ def add_engine_options(command: Parser, without: Collection[str] = ()) -> None:
 
 
 def add_model_argument(command: Parser) -> None:
-    """Let the model be an argument, too, beside `--model`."""
+    """Accept the model as a positional argument as well as by `--model`."""
     model = ENGINE_OPTIONS["model"]
     command.add_argument(
         f"{_ENGINE}model",
@@ -44,17 +44,17 @@ def add_model_argument(command: Parser) -> None:
 
 
 def add_server_options(command: Parser, has_http: bool) -> None:
-    """Add a flag for each option of a server; without HTTP, for those that say something about a batch."""
+    """Add a flag for each option of a server. Without `has_http`, options that only concern HTTP are left out."""
     shown = [each for each in SERVER_OPTIONS.values() if has_http or not each.is_http]
     _add_groups(command, shown, _SERVER, ())
     _add_vllm_flags(command, VLLM_SERVER_FLAGS.values(), ())
 
 
 def chosen_engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What was chosen, as keyword arguments of `LLM` and `AsyncLLM`. Without a model, it is the bundled one.
+    """The engine options given, as keyword arguments of `LLM` and `AsyncLLM`. The default model is the bundled one.
 
     Raises:
-        InvalidConfig: a flag of vLLM's asks for something that raycore does not do.
+        InvalidConfig: a vLLM flag has a value that raycore does not support.
     """
     for name, value in _chosen(args, _VLLM).items():
         (VLLM_OPTIONS.get(name) or VLLM_SERVER_FLAGS[name]).check(value)
@@ -62,23 +62,23 @@ def chosen_engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def chosen_server_options(args: argparse.Namespace, model: str, **defaults: Any) -> ServerOptions:
-    """What was chosen for the server of this model, over other defaults.
+    """The server options for `model`: those given on the command line take precedence over `defaults`.
 
     Raises:
-        InvalidConfig: an option can't work.
+        InvalidConfig: an option is invalid.
     """
     return server_options(model, {**defaults, **_chosen(args, _SERVER)})
 
 
 class FlagType:
-    """Makes an option's value of a flag's text."""
+    """Converts a flag's text to an option's value."""
 
     def __init__(self, option: Option) -> None:
         self.takes_none = option.takes_none and not option.is_open
         self._option = option
 
     def __call__(self, text: str) -> Any:
-        """Raises ArgumentTypeError, which argparse shows."""
+        """Convert and check `text`. Raises ArgumentTypeError, which argparse shows."""
         try:
             return self._option.parse(text)
         except InvalidConfig as error:
@@ -105,7 +105,7 @@ def _add_option(group: Any, option: Option, prefix: str, flags: Iterable[str]) -
     else:
         kind = {"type": FlagType(option), "metavar": option.metavar, "choices": option.choices or None}
     action = group.add_argument(*flags, dest=f"{prefix}{option.name}", help=_help(option), **kind)
-    action.default = argparse.SUPPRESS  # not before: Python 3.10 would put it into the help
+    action.default = argparse.SUPPRESS  # set after creation, because Python 3.10 would show it in the help
 
 
 def _add_vllm_flags(command: Parser, options: Iterable[VllmOption], without: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: each command in a module of its own, but for `raycore generate`."""
+"""The entry point of the command line, and `raycore generate`. Other commands have modules of their own."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from raycore.logs import DATE_FORMAT, line_format
 from raycore.sampling_params import SamplingParams
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_LEVEL_HELP = "Log level. Default: warning."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` (the process's own arguments by default) names. Returns the exit status."""
+    """Run the command in `argv` (default: the process's arguments). Returns the exit status."""
     args = build_parser().parse_args(argv)
     outlive_terminal()
     logging.basicConfig(level=args.log_level.upper(), format=line_format(), datefmt=DATE_FORMAT)
@@ -44,16 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"raycore: {text}", file=sys.stderr)
         return 128 + number
     except BrokenPipeError:
-        # the reader of our output left (`raycore generate | head -1`): nothing to say, nobody to say it to
+        # the reader of stdout has closed the pipe, as in `raycore generate | head -1`
         sys.stderr.close()
         return 141
 
 
 def build_parser() -> Parser:
-    """The parser of all commands. What it parses has the function to call as `command`."""
+    """The parser of all commands. It stores the function that runs the command as `command`."""
     parser = Parser(prog="raycore", description="Large-language-model inference as Ray actors.")
     parser.add_argument("--version", action="version", version=f"raycore {__version__}")
-    parser.add_argument("--log-level", default="warning", choices=_LOG_LEVELS, help="Default: warning.")
+    parser.add_argument("--log-level", default="warning", choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_serve_command(commands)
     add_run_batch_command(commands)
@@ -62,35 +63,39 @@ def build_parser() -> Parser:
     add_collect_env_command(commands)
     add_completion_command(commands, parser)
     for command in commands.choices.values():
-        # without a default, which would win over what stands before the command
-        command.add_argument("--log-level", default=argparse.SUPPRESS, choices=_LOG_LEVELS, help="Default: warning.")
+        # no default here: it would override a --log-level before the command
+        command.add_argument("--log-level", default=argparse.SUPPRESS, choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP)
     return parser
 
 
 def _add_generate_command(commands: Any) -> None:
     command: Parser = commands.add_parser(
         "generate",
-        help="continue prompts",
-        description="Continue prompts.",
+        help="generate text from prompts",
+        description="Generate text that continues prompts.",
         usage="raycore generate [FLAG]... [PROMPT]...",
     )
     command.set_defaults(command=_generate)
     command.add_argument(
-        "prompts", nargs="*", metavar="PROMPT", help="A prompt. Default: standard input, one prompt a line."
+        "prompts", nargs="*", metavar="PROMPT", help="Prompts. Default: read from standard input, one per line."
     )
-    command.add_argument("--max-tokens", type=int, default=None, metavar="N", help="Tokens to generate, at most.")
     command.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="Of sampling. Default: 0, which is greedy."
+        "--max-tokens", type=int, default=None, metavar="N", help="Maximum number of tokens per output."
     )
-    command.add_argument("--seed", type=int, default=None, metavar="N", help="Makes sampling repeatable.")
+    command.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="Sampling temperature. Default: 0 (greedy)."
+    )
+    command.add_argument("--seed", type=int, default=None, metavar="N", help="Sampling seed, for reproducible outputs.")
     command.add_argument(
         "--drain-timeout",
         type=float,
         default=2.0,
         metavar="S",
-        help="Seconds to finish prompts in after SIGTERM or Ctrl-C. Default: 2.",
+        help="Seconds to finish running prompts after SIGTERM, SIGINT or SIGHUP. Default: 2.",
     )
-    command.add_argument("--json", action="store_true", help="Print an object a line: text, token ids, finish reason.")
+    command.add_argument(
+        "--json", action="store_true", help="Print one JSON object per line: prompt, text, token ids, finish reason."
+    )
     command.add_argument("--no-progress", action="store_true", help="Show no progress bars.")
     add_engine_options(command, without=["--seed"])
 
@@ -102,9 +107,9 @@ def _generate(args: argparse.Namespace) -> int:
         return 2
     chosen = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
     chosen = {name: value for name, value in chosen.items() if value is not None}
-    SamplingParams(**chosen)  # what can't work is said before an engine is started
+    SamplingParams(**chosen)  # invalid values fail before an engine is started
     shows_progress = sys.stderr.isatty() and not args.no_progress
-    # imported late so that `raycore --help` answers at once
+    # imported lazily to keep `raycore --help` fast
     from raycore.client.client import DRAINING
     from raycore.llm import LLM
 

@@ -1,4 +1,4 @@
-"""A parser of command lines that helps: near misses, spellings, and flags from a file."""
+"""An argument parser that suggests close matches, accepts underscores in flags, and reads flags from a file."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ _CONFIG = "--config"
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes flags with hyphens or underscores, never abbreviated. One that isn't known is told the nearest."""
+    """Accepts flags with hyphens or underscores, not abbreviated. Errors about unknown flags suggest a known one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
     def add_config_flag(self) -> None:
-        """Let flags come from a YAML file, too."""
+        """Add `--config`, which reads flags from a YAML file."""
         self.add_argument(
-            _CONFIG, metavar="FILE", help="YAML with flags, by their names without leading hyphens. Flags here win."
+            _CONFIG,
+            metavar="FILE",
+            help="YAML file with flags, without their leading hyphens. The command line takes precedence.",
         )
 
     @property
     def actions(self) -> list[argparse.Action]:
-        """What stands for its flags and arguments."""
+        """The actions of its flags and arguments."""
         return self._actions
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """As argparse's, which calls it for each command; but what isn't known ends the program here."""
+        """Like argparse's, which calls it for each command, but exits with an error on unknown arguments."""
         given = _hyphenated(sys.argv[1:] if args is None else args)
         if _CONFIG in self._option_string_actions:
             given = [*self._from_file(given), *given]
@@ -63,23 +65,23 @@ class Parser(argparse.ArgumentParser):
             if action is None or flag == _CONFIG:
                 self.error(f"{path}: unknown flag {key!r}{self._nearest(flag, '--').replace('--', '')}")
             flags += _as_flags(flag, value, action)
-        # a list takes all that follows it up to the next flag: not what the user has given
+        # ends with a flag, so that a list in the file doesn't take the user's positional arguments
         return [*flags, f"{_CONFIG}={path}"]
 
     def _read(self, path: str) -> dict[Any, Any]:
-        import yaml  # here, where it is needed: `raycore --help` has to answer at once
+        import yaml  # imported lazily to keep `raycore --help` fast
 
         try:
             found: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             self.error(f"{_CONFIG} {path}: {error}")
         if not isinstance(found, dict):
-            self.error(f"{_CONFIG} {path}: it is no mapping of flags to values")
+            self.error(f"{_CONFIG} {path}: not a mapping of flags to values")
         return cast("dict[Any, Any]", found)
 
 
 def _hyphenated(args: Sequence[str]) -> list[str]:
-    """The same flags with hyphens. What follows `--` is no flag."""
+    """Replace underscores in the names of flags by hyphens, up to `--`."""
     end = list(args).index("--") if "--" in args else len(args)
     return [*map(_hyphenated_flag, args[:end]), *args[end:]]
 
@@ -107,7 +109,7 @@ def _value_of(flag: str, args: Sequence[str]) -> str | None:
 
 
 def _as_flags(flag: str, value: Any, action: argparse.Action) -> list[str]:
-    """What one would write on the command line. None is an option's default, where it isn't a value of its own."""
+    """A flag from a file as command-line arguments. None means the option's default, unless None is a valid value."""
     if action.nargs == 0:
         if isinstance(action, argparse.BooleanOptionalAction) and value is False:
             return [f"--no-{flag[2:]}"]

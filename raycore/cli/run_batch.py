@@ -1,4 +1,4 @@
-"""`raycore run-batch`: answers to a file of OpenAI requests. Flags are vLLM's."""
+"""`raycore run-batch`: answers a file of OpenAI requests. Flags have vLLM's names."""
 
 from __future__ import annotations
 
@@ -26,17 +26,23 @@ if TYPE_CHECKING:
     from raycore.server.batch.files import RequestFile, Result, ResultFile
 
 SOME_FAILED = 3
-"""The exit status of a batch that came to its end, with requests that could not be answered."""
+"""Exit status of a batch that is complete, but in which some requests failed."""
 
 _DESCRIPTION = """\
-Answer a file of requests: a line each, {"custom_id", "method": "POST", "url": "/v1/completions" or
-"/v1/chat/completions", "body"}. Results are lines {"id", "custom_id", "response", "error"}, in the
-order in which requests end; "error" is null where the request was answered. Run again with the same
-files, it goes on: what was answered stays, what failed is tried again.
+Answer a file of OpenAI requests.
 
-exit status: 0, all were answered; 1, it could not run, or not to the end; 2, a flag is wrong;
-3, it ran to the end, and some lines failed; 128 and the signal's number, a signal ended it
-before all was done.
+The input file has one JSON object per line, with "custom_id", "method": "POST", "url"
+("/v1/completions" or "/v1/chat/completions") and "body". The output file gets one JSON object per
+line, with "id", "custom_id", "response" and "error", in the order in which requests finish. "error"
+is null if the request succeeded. A second run with the same files continues the batch: it keeps
+successful results and retries failed requests.
+
+exit status:
+  0    all requests succeeded
+  1    the batch could not start, or stopped because of an error
+  2    a flag is invalid
+  3    the batch is complete, but some requests failed
+  128 + the signal's number: a signal stopped the batch before it was complete
 """
 
 
@@ -50,29 +56,29 @@ def add_run_batch_command(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(command=_run_batch)
-    command.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="Requests.")
-    command.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="Results.")
+    command.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="File with the requests.")
+    command.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="File for the results.")
     command.add_argument(
         "--max-concurrent-requests",
         type=int,
         default=None,
         metavar="N",
-        help="Requests that are given to the engine at a time. Default: twice what it runs at once.",
+        help="Maximum number of requests in the engine at a time. Default: twice what its ranks run concurrently.",
     )
     command.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
         metavar="S",
-        help="Seconds to finish requests in after SIGTERM or Ctrl-C. Default: 30.",
+        help="Seconds to finish running requests after SIGTERM, SIGINT or SIGHUP. Default: 30.",
     )
-    command.add_argument("--no-progress", action="store_true", help="Print nothing before the end.")
+    command.add_argument("--no-progress", action="store_true", help="Show no progress.")
     add_server_options(command, has_http=False)
     add_engine_options(command)
 
 
 def _run_batch(args: argparse.Namespace) -> int:
-    # imported late so that `raycore --help` answers at once
+    # imported lazily to keep `raycore --help` fast
     try:
         from raycore.cli.batch_progress import Tally
         from raycore.server.batch.files import RequestFile, ResultFile
@@ -80,13 +86,13 @@ def _run_batch(args: argparse.Namespace) -> int:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
 
     if args.max_concurrent_requests is not None and args.max_concurrent_requests < 1:
-        raise InvalidConfig(f"max_concurrent_requests={args.max_concurrent_requests}: at least 1")
+        raise InvalidConfig(f"max_concurrent_requests={args.max_concurrent_requests} is not at least 1")
     requests = RequestFile(args.input_file)
     with ResultFile(args.output_file, requests.line_numbers) as results:
         if "working_dir_files" in results.path.parts:
             print(
-                f"raycore: {args.output_file} lies in this job's copy of its working directory, which Ray deletes: "
-                "name an absolute path to keep it",
+                f"raycore: {args.output_file} is in this job's copy of its working directory, which Ray deletes: "
+                "give an absolute path to keep the results",
                 file=sys.stderr,
             )
         tally = Tally(requests.num_lines, len(results.done))
@@ -94,11 +100,11 @@ def _run_batch(args: argparse.Namespace) -> int:
         if tally.num_left:
             try:
                 ended_by = _answer(args, requests, results, tally)
-            except KeyboardInterrupt:  # there was no engine yet to finish anything
+            except KeyboardInterrupt:  # the engine had not started
                 ended_by = interrupted_by()
             except (RaycoreError, OSError) as error:
                 if not tally.is_begun:
-                    raise  # nothing to add to what is wrong
+                    raise  # no results to count
                 print(f"raycore: {error}", file=sys.stderr)
                 print(f"raycore: ended by the error above: {tally}", file=sys.stderr)
                 return 1
@@ -113,7 +119,7 @@ def _run_batch(args: argparse.Namespace) -> int:
 
 
 def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile, tally: Tally) -> int | None:
-    """Answer what is left. Returns the signal that came, if one did."""
+    """Answer the remaining lines. Returns the signal that stopped the batch, or None."""
     from raycore.cli.batch_progress import Progress
     from raycore.llm import AsyncLLM
     from raycore.server.batch.runner import run_lines
@@ -147,5 +153,5 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
 
 
 def _default_concurrency(engine: AsyncLLM) -> int:
-    """As many as run at once, and as many again, so that one that ends has a successor at hand."""
+    """Twice the number of sequences that run concurrently, so that a request waits whenever one finishes."""
     return 2 * engine.config.scheduler.max_num_seqs * engine.config.parallel.data_parallel_size

@@ -1,4 +1,4 @@
-"""`raycore serve`: OpenAI's API over a model. Flags are vLLM's."""
+"""`raycore serve`: an OpenAI-compatible server. Flags have vLLM's names."""
 
 from __future__ import annotations
 
@@ -37,36 +37,53 @@ def add_serve_command(commands: Any) -> None:
     """Add `serve` to the command line."""
     command: Parser = commands.add_parser(
         "serve",
-        help="serve OpenAI's API",
-        description="Serve OpenAI's API until SIGTERM or Ctrl-C.",
+        help="serve the OpenAI API",
+        description="Serve a model with the OpenAI API until SIGTERM, SIGINT or SIGHUP.",
         usage="raycore serve [MODEL] [FLAG]...",
     )
     command.set_defaults(command=_serve)
     add_model_argument(command)
-    command.add_argument("--host", default="127.0.0.1", help="Address to listen on. Default: this machine only.")
     command.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, metavar="N", help=f"0: a free one. Default: {DEFAULT_PORT}."
+        "--host",
+        default="127.0.0.1",
+        help="Address to listen on. Default: 127.0.0.1, which only this machine can reach.",
     )
     command.add_argument(
-        "--api-server-count", type=int, default=1, metavar="N", help="Processes that serve the port. Default: 1."
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        metavar="N",
+        help=f"Port to listen on. 0: any free port. Default: {DEFAULT_PORT}.",
+    )
+    command.add_argument(
+        "--api-server-count",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Number of server processes that share the port. Default: 1.",
     )
     command.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
         metavar="S",
-        help="Seconds to finish requests in after SIGTERM or Ctrl-C. Default: 30.",
+        help="Seconds to finish running requests after SIGTERM, SIGINT or SIGHUP. Default: 30.",
     )
     command.add_argument(
-        "--otlp-traces-endpoint", default=None, metavar="URL", help="Send OpenTelemetry traces there. Default: none."
+        "--otlp-traces-endpoint",
+        default=None,
+        metavar="URL",
+        help="OTLP endpoint for OpenTelemetry traces. Default: no traces.",
     )
-    command.add_argument(_DISABLE_LOG_STATS, action="store_true", help="Do not log every 10 s what the ranks do.")
+    command.add_argument(
+        _DISABLE_LOG_STATS, action="store_true", help="Do not log the throughput of ranks every 10 seconds."
+    )
     add_server_options(command, has_http=True)
     add_engine_options(command, without=[_DISABLE_LOG_STATS])
 
 
 def _serve(args: argparse.Namespace) -> int:
-    # imported late so that `raycore --help` answers at once
+    # imported lazily to keep `raycore --help` fast
     try:
         from raycore.server.multi_process.api_servers import MAX_API_SERVERS, APIServers
         from raycore.server.serving import HttpServer, listen, prepare_process, reserve, serve
@@ -111,13 +128,13 @@ def _say(text: str) -> None:
 
 
 def _trace_options(endpoint: str | None) -> TraceOptions | None:
-    """Raises InvalidConfig if it is no URL, or the packages are missing."""
+    """Options for tracing to `endpoint`. Raises InvalidConfig if it isn't a URL or packages are missing."""
     if endpoint is None:
         return None
     if not endpoint.startswith(("http://", "https://")):
         raise InvalidConfig(f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317")
     try:
-        importlib.import_module("raycore.server.tracing")  # here, where whoever asks sees it
+        importlib.import_module("raycore.server.tracing")  # fails here, in the process that the user started
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[otel]'") from error
     return TraceOptions(endpoint, {name: value for name, value in os.environ.items() if name.startswith("OTEL_")})
@@ -125,7 +142,7 @@ def _trace_options(endpoint: str | None) -> TraceOptions | None:
 
 @contextmanager
 def _tracing(traces: TraceOptions | None) -> Generator[TracerProvider | None, None, None]:
-    """What takes this process's spans and sends them, if they are wanted: the last of them when the block ends."""
+    """The provider that exports this process's spans; None without `traces`. The last spans are sent on exit."""
     if traces is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP, where a program has no more to do about them than to end."""
+"""SIGTERM and SIGHUP while a program has no requests to finish: they end it like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from raycore.node.signals import ending_signals, forget_signals, is_echo
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal came while nothing could be finished first."""
+    """SIGTERM or SIGHUP arrived while there was nothing to finish."""
 
 
 _came: int | None = None
-"""The signal for which `Terminated` was raised."""
+"""The signal for which `Terminated` was raised; None if it wasn't."""
 
 
 def interrupted_by() -> int:
-    """The signal behind a KeyboardInterrupt. Its type does not tell: where a program waits for Ray, Ray replaces it."""
+    """The signal that caused a KeyboardInterrupt. Ray may replace a `Terminated` by a plain KeyboardInterrupt."""
     return signal.SIGINT if _came is None else _came
 
 
 @contextmanager
 def raising_on_signals() -> Generator[None, None, None]:
-    """While the block runs, SIGTERM and SIGHUP do what Ctrl-C does: what was started is stopped on the way out.
+    """While the block runs, SIGTERM and SIGHUP raise `Terminated`, so that cleanup runs as it does after Ctrl-C.
 
-    Does nothing outside of the main thread, which alone gets signals.
+    Does nothing outside the main thread, because only that thread can handle signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Output to a terminal that may hang up while the program still has requests to finish."""
+"""Output to a terminal that may close while the program is still finishing requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Terminal(io.FileIO):
-    """A terminal. What is written to it once it is gone is lost."""
+    """A terminal. Output after it has closed is discarded."""
 
     def write(self, data: Any, /) -> int | None:
         try:
@@ -21,7 +21,7 @@ class _Terminal(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Have what is printed to a terminal that has hung up be lost, instead of raising OSError."""
+    """Discard output to a terminal that has closed, instead of raising OSError."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is not None and stream.isatty():

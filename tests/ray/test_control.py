@@ -253,7 +253,7 @@ time.sleep(100)
             code, stdout, stderr = raycore(address, "status", "--name", "stopped")
             assert code == 1
             assert "1 of 1 ranks serving" in stdout
-            assert "that is old" in stderr
+            assert "this status is stale" in stderr
         finally:
             program.kill()
     wait_until_unlisted(ray_cluster, "stopped")

@@ -66,8 +66,8 @@ def test_a_batch_that_is_stopped_and_killed_is_gone_on_with_and_ends_whole(clust
     first = whole_lines(answers)
     assert status == "STOPPED"
     assert last_line == (
-        f"raycore: ended by SIGTERM: {len(first)} done, 0 failed, 0 skipped because done before, "
-        f"{151 - len(first)} left; run it again to go on"
+        f"raycore: ended by SIGTERM: {len(first)} done, 0 failed, 0 skipped (already done), "
+        f"{151 - len(first)} left; run it again to continue"
     )
 
     killed = cluster.submit(*slowly)
@@ -83,7 +83,7 @@ def test_a_batch_that_is_stopped_and_killed_is_gone_on_with_and_ends_whole(clust
     status, exit_status, last_line = cluster.wait(cluster.submit(*command))
     assert (status, exit_status) == ("FAILED", 3)
     assert last_line == (
-        f"raycore: batch complete: {150 - len(second)} done, 1 failed, {len(second)} skipped because done before"
+        f"raycore: batch complete: {150 - len(second)} done, 1 failed, {len(second)} skipped (already done)"
     )
     assert whole_lines(answers)[: len(second)] == second
     results = [json.loads(line) for line in answers.read_text().splitlines()]
@@ -145,12 +145,12 @@ def test_the_quick_start_does_what_it_says(cluster, tmp_path):
     right = re.search(r"^(\d+) of 100 sums are right$", example, re.MULTILINE)
     assert right is not None
     assert int(right[1]) >= 98
-    assert "raycore: batch complete: 2 done, 0 failed, 0 skipped because done before\n" in batch
+    assert "raycore: batch complete: 2 done, 0 failed, 0 skipped (already done)\n" in batch
     answers = [json.loads(line) for line in batch.splitlines() if line.startswith('{"id"')]
     choices = {answer["custom_id"]: answer["response"]["body"]["choices"][0] for answer in answers}
     assert choices["sum"]["text"] == " 85"
     assert choices["chat"]["message"]["content"].strip() == "344"
-    assert "raycore: batch complete: 0 done, 0 failed, 2 skipped because done before\n" in again
+    assert "raycore: batch complete: 0 done, 0 failed, 2 skipped (already done)\n" in again
     assert text_of(last_line_of(server)) == " 85"
     assert "raycore: ended by SIGTERM, with nothing left to do\n" in stop
 

@@ -92,20 +92,20 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
 def test_all_are_answered_and_a_second_run_starts_no_engine(engine, run):
     status, told, ids = run("a", "b", "c")
     assert (status, ids) == (0, ["a", "b", "c"])
-    assert told[-1] == "raycore: batch complete: 3 done, 0 failed, 0 skipped because done before"
+    assert told[-1] == "raycore: batch complete: 3 done, 0 failed, 0 skipped (already done)"
     status, told, ids = run("a", "b", "c")
     assert (status, ids) == (0, ["a", "b", "c"])
-    assert told == ["raycore: batch complete: 0 done, 0 failed, 3 skipped because done before"]
+    assert told == ["raycore: batch complete: 0 done, 0 failed, 3 skipped (already done)"]
     assert engine.num_started == 1
 
 
 def test_what_failed_has_a_status_of_its_own_and_is_tried_again(engine, run):
     status, told, ids = run("a", "long", "b")
     assert (status, sorted(ids)) == (3, ["a", "b", "long"])
-    assert told[-1] == "raycore: batch complete: 2 done, 1 failed, 0 skipped because done before"
+    assert told[-1] == "raycore: batch complete: 2 done, 1 failed, 0 skipped (already done)"
     status, told, ids = run("a", "long", "b")
     assert (status, ids) == (3, ["a", "b", "long"])
-    assert told[-1] == "raycore: batch complete: 0 done, 1 failed, 2 skipped because done before"
+    assert told[-1] == "raycore: batch complete: 0 done, 1 failed, 2 skipped (already done)"
 
 
 def test_a_signal_leaves_what_is_not_finished_for_another_run(engine, run):
@@ -116,12 +116,12 @@ def test_a_signal_leaves_what_is_not_finished_for_another_run(engine, run):
     engine.on_request = staticmethod(on_request)
     status, told, ids = run("a", "b", "c", "d", "e", flags=("--max-concurrent-requests", "1"))
     assert (status, ids) == (143, ["a", "b"])
-    counts = "2 done, 0 failed, 0 skipped because done before, 3 left; run it again to go on"
+    counts = "2 done, 0 failed, 0 skipped (already done), 3 left; run it again to continue"
     assert told[-1] == f"raycore: ended by SIGTERM: {counts}"
     del engine.on_request
     status, told, ids = run("a", "b", "c", "d", "e")
     assert (status, ids) == (0, ["a", "b", "c", "d", "e"])
-    assert told[-1] == "raycore: batch complete: 3 done, 0 failed, 2 skipped because done before"
+    assert told[-1] == "raycore: batch complete: 3 done, 0 failed, 2 skipped (already done)"
 
 
 def test_a_signal_while_the_engine_starts_ends_it_there(engine, run):
@@ -129,7 +129,7 @@ def test_a_signal_while_the_engine_starts_ends_it_there(engine, run):
     engine.on_start = staticmethod(lambda: os.kill(os.getpid(), signal.SIGTERM))
     status, told, ids = run("a", "b")
     assert (status, ids) == (143, [])
-    counts = "0 done, 0 failed, 0 skipped because done before, 2 left; run it again to go on"
+    counts = "0 done, 0 failed, 0 skipped (already done), 2 left; run it again to continue"
     assert told[-1] == f"raycore: ended by SIGTERM: {counts}"
     assert signal.getsignal(signal.SIGTERM) == handler
 
@@ -145,8 +145,8 @@ def test_an_engine_that_dies_is_told_of_first_and_the_counts_last(engine, run):
     assert told[-3:] == [
         "raycore: dp0 died: out of memory",
         "its traceback",
-        "raycore: ended by the error above: 1 done, 0 failed, 0 skipped because done before, 2 left; "
-        "run it again to go on",
+        "raycore: ended by the error above: 1 done, 0 failed, 0 skipped (already done), 2 left; "
+        "run it again to continue",
     ]
 
 
@@ -176,14 +176,14 @@ def test_an_input_that_changes_meanwhile_is_no_success(engine, run, tmp_path):
     engine.on_start = staticmethod(lambda: (tmp_path / "in.jsonl").write_text(""))
     status, told, ids = run("a", "b")
     assert (status, ids) == (1, [])
-    assert told[-1].endswith("0 done, 0 failed, 0 skipped because done before, 2 left; run it again to go on")
+    assert told[-1].endswith("0 done, 0 failed, 0 skipped (already done), 2 left; run it again to continue")
     assert "in.jsonl has changed" in told[-1]
 
 
 def test_mistakes_are_one_line(engine, run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for flags, message in (
-        (("--max-concurrent-requests", "0"), "max_concurrent_requests=0: at least 1"),
+        (("--max-concurrent-requests", "0"), "max_concurrent_requests=0 is not at least 1"),
         (("-pp", "2"), "pipeline_parallel_size=2"),
         (("--chat-template", "/nowhere"), "/nowhere"),
         (("-i", "/nowhere"), "/nowhere can't be read"),

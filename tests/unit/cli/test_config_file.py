@@ -75,7 +75,7 @@ def test_a_flag_that_a_command_needs_may_be_in_the_file(tmp_path):
         ("block-size: big", "block_size='big' is not an integer from 1 to 1024"),
         ("block-size: true", "block_size='true' is not an integer from 1 to 1024"),
         ("enable-prefix-caching: maybe", "ignored explicit argument 'maybe'"),
-        ("- block-size", "it is no mapping of flags to values"),
+        ("- block-size", "not a mapping of flags to values"),
         ("a: [", "flags.yaml"),
     ],
 )
