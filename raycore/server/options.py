@@ -60,7 +60,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
             "Accepted API keys. Clients send one as `Authorization: Bearer KEY`.",
             name="api_key",
             metavar="KEY",
-            default="RAYCORE_API_KEY; without it no key is required",
+            default="the variable RAYCORE_API_KEY if it is set, else no key is required",
             convert=_usable_keys,
             is_secret=True,
             is_http=True,
@@ -84,7 +84,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
         ReasoningParserName | None,
         option(
             "The format of the model's reasoning, which is then separated from the content.",
-            default="none: reasoning is part of the content",
+            default="reasoning is left in the content",
         ),
     ] = None
     max_body_bytes: Annotated[

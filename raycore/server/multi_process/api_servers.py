@@ -75,7 +75,7 @@ class APIServers:
         count: int,
         traces: TraceOptions | None = None,
     ) -> None:
-        """Starts nothing.
+        """Create the monitors, without starting processes.
 
         Args:
             traces: where each process sends its traces; None: nowhere.
