@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Generator
@@ -42,7 +43,8 @@ def raising_on_signals() -> Generator[None, None, None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # the process is about to exit, and an echo must not change its exit status
+            signal.signal(number, handler if _came is None else _end_unless_echo)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
@@ -50,3 +52,9 @@ def _raise(number: int, frame: FrameType | None) -> None:
     if not is_echo(number):
         _came = number
         raise Terminated
+
+
+def _end_unless_echo(number: int, frame: FrameType | None) -> None:
+    if not is_echo(number):
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
