@@ -1,9 +1,9 @@
-"""A client of the engine: takes requests, hands them to ranks, and turns what comes back into text.
+"""A client of the engine: accepts requests, routes them to ranks, and turns their outputs into text.
 
-When a rank is lost its requests are handed to others, prompt and tokens so far, and their streams go on where they
-stopped; while there is no rank they wait for one. `RequestTable` knows the requests, `RankConnections` the ranks; here
-is the lock that joins them. One thread for each rank delivers outputs; callers' threads submit and abort; the
-supervisor's say which ranks there are. Knows no Ray.
+When a rank is lost, its requests move to other ranks with their prompts and the tokens generated so far, and their
+streams continue where they stopped. While no rank serves, requests wait for one. `RequestTable` holds the requests and
+`RankConnections` the connections to ranks; `EngineClient` guards both with one lock. One thread for each rank delivers
+outputs, callers' threads submit and abort, and the supervisor's threads report rank events. Does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ from raycore.text.tokenizer import Tokenizer
 
 UTILITY_TIMEOUT_S = 300.0
 
-DRAINING = "the engine is draining: it finishes what it has, takes nothing new, and then stops"
+DRAINING = "the engine is draining: it finishes its requests, accepts no new ones, and then stops"
 
 
 @dataclass(frozen=True)
 class LinkView:
-    """A rank that serves, as the client sees it."""
+    """A rank in service, as the client sees it."""
 
     is_leaving: bool
-    """Whether it gets no new requests, because it is about to be stopped."""
+    """Whether the rank gets no new requests because it is about to be stopped."""
     load: LoadView
 
 
 class EngineClient:
-    """Submits to the ranks of one engine, streams back, aborts. Thread-safe. A `RankListener` of the supervisor's."""
+    """Submits requests to one engine's ranks, delivers outputs, and aborts requests. A `RankListener`. Thread-safe."""
 
     def __init__(
         self, config: EngineConfig, tokenizer: Tokenizer, client_index: int = 0, limits: EngineInfo | None = None
     ) -> None:
-        """There are no ranks yet: requests wait for the first `RankUp`.
+        """Create a client without ranks. Requests wait for the first `RankUp`.
 
-        `limits`: a rank's, to go by until then; without it nothing can be submitted before.
+        `limits`: the `EngineInfo` against which requests are checked until then. Without it, nothing can be submitted
+        before the first `RankUp`.
         """
         self.tokenizer = tokenizer
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
-        """Notified whenever requests have ended."""
+        """Notified when requests may have ended."""
         self._requests = RequestTable(config.model, tokenizer, client_index, config.recovery.max_request_replays)
         self._connections = RankConnections(client_index, self._deliver)
         spec = config.model.spec
@@ -70,7 +71,7 @@ class EngineClient:
 
     @property
     def on_broken_stream(self) -> Callable[[int, str], object]:
-        """Told of a rank whose outputs can't be received although it hasn't been found lost, and why."""
+        """Called with a dp_rank and a reason when a rank's output stream breaks but the rank isn't reported lost."""
         return self._connections.on_broken_stream
 
     @on_broken_stream.setter
@@ -89,31 +90,31 @@ class EngineClient:
         priorities: Sequence[int] | None = None,
         data_parallel_rank: int | None = None,
     ) -> list[str]:
-        """Check requests, route them, and hand them to their ranks, one message a rank.
+        """Check requests, route them, and send them to their ranks, one message per rank.
 
         Args:
-            sink: gets an update for each step of a request with `stream`, else one at its end.
-            flush_interval_s: tokens may wait this long for company before they are sent here.
-            priorities: one for each, lower first.
-            data_parallel_rank: the rank that gets the requests. While it is being replaced, and when it is lost, others
-                get them.
+            sink: receives updates: with `stream`, whenever a request has new tokens; otherwise once, at its end.
+            flush_interval_s: how long, in seconds, a rank may hold tokens back to send more at once.
+            priorities: one for each request; lower values run first.
+            data_parallel_rank: the rank that gets the requests. Other ranks get them while it is being replaced, and
+                after it is lost.
 
         Returns: the request ids, in order.
 
         Raises:
-            InvalidRequest: naming what is wrong with which request; then none was submitted.
-            EngineDeadError: the engine is gone.
+            InvalidRequest: a request is invalid; the message says why. None was submitted.
+            EngineDeadError: the engine has failed, or is draining.
         """
         self._raise_if_failed()
         ids = _checked_ids(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
         ranked = priorities_for_each(priorities, len(prompts)) or [0] * len(prompts)
-        # the caller may change its own while a request is under way
+        # the caller may change its own objects while a request runs
         snapshots = {id(param): param.snapshot() for param in {id(param): param for param in params}.values()}
         params = [snapshots[id(param)] for param in params]
         for prompt, param in zip(prompts, params, strict=True):
             self.check(prompt, param)
             self.check_structured_outputs(param)
-        # before the lock is taken, for which all that comes from the ranks would wait
+        # outside of the lock: tokenisation under it would delay the outputs of all ranks
         bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
         with self._lock:
             self._raise_if_failed()
@@ -121,7 +122,7 @@ class EngineClient:
                 raise EngineDeadError(DRAINING)
             for request_id in ids:
                 if request_id in self._requests:
-                    raise InvalidRequest(f"request_id={request_id!r} is already under way")
+                    raise InvalidRequest(f"request_id={request_id!r} is already in use")
             rank = None if data_parallel_rank is None else self._requests.checked_rank(data_parallel_rank)
             try:
                 for i, (request_id, prompt, param) in enumerate(zip(ids, prompts, params, strict=True)):
@@ -143,30 +144,30 @@ class EngineClient:
         return ids
 
     def check_structured_outputs(self, params: SamplingParams) -> None:
-        """Refuse a constraint that can't be followed. For one that wasn't seen lately this may take a second.
+        """Check that the constraint can be compiled. May take a second for one that isn't cached.
 
         Raises:
-            InvalidRequest: naming what is wrong with it.
+            InvalidRequest: the constraint is invalid; the message says why.
         """
         if params.structured_outputs is not None:
             self._grammars.check(params.structured_outputs)
 
     def check(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
-        """Raises InvalidRequest when the request could never run."""
+        """Raises InvalidRequest if the request could never run."""
         assert self._tightest is not None, "there has been no rank yet"
         RequestLimits.of(self._tightest, self._vocab_size).check(prompt.token_ids, params)
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
-        """Drop requests; those that have finished are ignored. With `notify` their sinks get a last, aborted output."""
+        """Abort requests. Ignores finished ones. With `notify`, their sinks get a last output, finished by `abort`."""
         with self._lock:
             news = self._abort(request_ids)
         if notify:
             _tell(news)
 
     def utility(self, method: str, args: tuple[Any, ...], timeout_s: float = UTILITY_TIMEOUT_S) -> list[Any]:
-        """Call a utility on every rank that serves. Returns the results in rank order.
+        """Call a utility on every rank in service. Returns the results in rank order.
 
-        Raises: what any rank raised; EngineDeadError when one is gone.
+        Raises: what any rank raised; EngineDeadError if a rank is lost before it answers.
         """
         with self._lock:
             self._raise_if_failed()
@@ -179,13 +180,13 @@ class EngineClient:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a prompt and its output together, at most."""
+        """Limit on the tokens of a prompt and its output together."""
         assert self._tightest is not None, "there has been no rank yet"
         return self._tightest.max_model_len
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests under way."""
+        """Number of unfinished requests."""
         return len(self._requests)
 
     @property
@@ -195,25 +196,25 @@ class EngineClient:
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Why no requests are taken; None when they are."""
+        """Why requests are refused; None if they are accepted."""
         if self._failure is not None:
             return str(self._failure).partition("\n")[0]
         return DRAINING if self._is_draining else None
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuse whatever comes from now on, and wait for what is under way. Returns whether all of it has finished."""
+        """Refuse new requests and wait up to `timeout_s` for unfinished ones. Returns whether all of them finished."""
         with self._lock:
             self._is_draining = True
             return self._drained.wait_for(lambda: not len(self._requests), timeout_s)
 
     def abort_all(self) -> None:
-        """Have every caller get what there is, with the finish reason `abort`."""
+        """Abort all requests. Callers get their output so far, with the finish reason `abort`."""
         with self._lock:
             request_ids = self._requests.request_ids()
         self.abort(request_ids, notify=True)
 
     def links(self) -> dict[int, LinkView]:
-        """The ranks that serve, by dp_rank, with their loads as far as they are known here: none is asked."""
+        """The ranks in service, by dp_rank, with their last known loads. Sends nothing to the ranks."""
         with self._lock:
             views: dict[int, LinkView] = {}
             for connection in self._connections.all():
@@ -222,37 +223,37 @@ class EngineClient:
             return views
 
     def trace_requests(self) -> None:
-        """Have the outputs of requests that come from now on say what became of them when."""
+        """Record timing traces of the requests submitted from now on, in `RequestOutput.trace`."""
         self._requests.trace_requests()
 
     def counts(self) -> dict[int, RankCounts]:
-        """What has been counted of each rank since the start, by dp_rank; ranks that have gone are among them."""
+        """Counts for each rank since the start, by dp_rank, including ranks that are gone."""
         with self._lock:
             return self._requests.counts()
 
     @property
     def num_waiting_for_rank(self) -> int:
-        """Requests that no rank has, because there is none."""
+        """Number of requests that wait because no rank serves."""
         return self._requests.num_parked
 
     def num_on_ranks(self) -> dict[int, int]:
-        """How many of this client's requests are on each rank, by dp_rank; those without any are left out."""
+        """Number of this client's requests on each rank, by dp_rank. Leaves out ranks without requests."""
         with self._lock:
             return self._requests.num_on_ranks()
 
     def forget_client(self, client_index: int) -> None:
-        """Another client's process is gone: have the ranks drop what it had there."""
+        """Have the ranks abort the requests of another client, whose process has ended."""
         with self._lock:
             self._connections.forget_client(client_index)
 
     def close(self, reason: BaseException) -> None:
-        """Fail what is under way, and what comes, with `reason`. The ranks' streams end when the ranks do."""
+        """Fail unfinished and future requests with `reason`. The ranks' output streams end when the ranks do."""
         self._fail(reason)
 
     # ---- ranks come and go: see `RankListener`
 
     def on_rank_event(self, event: RankEvent) -> None:
-        """Ranks have come or gone: requests go to those that there are."""
+        """Handle a rank event: connect to or disconnect from ranks, and move or fail their requests."""
         match event:
             case RankUp():
                 self._take_rank(event)
@@ -269,7 +270,7 @@ class EngineClient:
                 self._fail(event.error)
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """The ranks are to go: give them nothing more, wait for what they have, and hand what is left to others."""
+        """Send the ranks no new requests, wait up to `timeout_s` for theirs, and move the rest to other ranks."""
         with self._lock:
             self._requests.close_ranks(dp_ranks, for_good=True)
             self._drained.wait_for(lambda: not self._requests.on_ranks(dp_ranks), timeout_s)
@@ -277,12 +278,12 @@ class EngineClient:
         with self._lock:
             submissions, aborts = self._requests.take_back(dp_ranks)
             for connection in left:
-                # what isn't aborted would go on until the rank is stopped
+                # without an abort, the rank would keep computing them until it is stopped
                 connection.actor.abort.remote(list(aborts.get(connection.dp_rank, ())))
             self._connections.submit(submissions)
 
     def is_busy(self, dp_rank: int) -> bool:
-        """Whether any request is on the rank."""
+        """Whether this client has a request on the rank."""
         with self._lock:
             return bool(self._requests.on_ranks([dp_rank]))
 
@@ -294,7 +295,7 @@ class EngineClient:
             self._connections.submit(self._requests.add_rank(event.dp_rank))
 
     def _disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
-        """Take nothing more from these ranks. What they have given last is with the callers when this returns."""
+        """Stop receiving from these ranks. On return, the callers have got every output received before."""
         with self._lock:
             self._requests.close_ranks(dp_ranks)
             connections = self._connections.disconnect(dp_ranks)
@@ -306,7 +307,7 @@ class EngineClient:
     # ---- details
 
     def _deliver(self, connection: RankConnection, batch: OutputBatch) -> None:
-        """On the rank's thread."""
+        """Called on the rank's receiver thread."""
         with connection.delivering:
             with self._lock:
                 if not self._connections.is_current(connection):
@@ -319,7 +320,7 @@ class EngineClient:
                 sink(updates)
 
     def _abort(self, request_ids: Sequence[str]) -> News:
-        """With the lock held. Returns what to tell those who wait."""
+        """Called with the lock held. Returns the updates for the callers."""
         news, aborts = self._requests.abort(request_ids)
         self._connections.abort(aborts)
         self._drained.notify_all()
@@ -335,23 +336,27 @@ class EngineClient:
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:
-            raise self._failure.with_traceback(None)  # it is raised for every caller, and would keep all their frames
+            raise self._failure.with_traceback(None)  # raised for many callers, it would collect all their frames
 
 
 def _checked_ids(request_ids: Sequence[str]) -> list[str]:
     ids = [checked_request_id(request_id) for request_id in request_ids]
     repeated = [request_id for request_id, count in Counter(ids).items() if count > 1]
     if repeated:
-        raise InvalidRequest(f"request_id={repeated[0]!r} is given to more than one request")
+        raise InvalidRequest(f"request_id={repeated[0]!r} is used for more than one request")
     return ids
 
 
 def _known_load(said: LoadView, num_own: int | None) -> LoadView:
-    """A rank's word of its load, which comes with outputs, set right by how many requests it has; None: unknown."""
+    """The load that a rank last reported, corrected by the number of this client's requests on it.
+
+    Reports come with outputs, so they may be old. `num_own` is None if the rank takes no requests; the load is then
+    returned as reported.
+    """
     if num_own is None:
         return said
     if num_own == 0:
-        return NO_LOAD  # the last were aborted, which no output follows
+        return NO_LOAD  # aborted requests cause no output, so the report may still count them
     num_waiting = max(said.num_waiting, num_own - said.num_running)
     return LoadView(num_waiting, said.num_running, said.kv_usage, num_deferred=said.num_deferred)
 

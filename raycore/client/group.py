@@ -1,7 +1,7 @@
-"""All clients of one engine together: that of the engine's own program, and those of other processes.
+"""All clients of one engine: the one in the engine's own process, and those in other processes.
 
-The supervisor tells only the program of ranks. The program passes that on to all clients, and answers for them all.
-Clients in other processes are represented by `RemoteClient`s, which never block. Knows no Ray.
+The supervisor talks to the `ClientGroup` alone, which passes rank events on to all clients and combines their answers.
+`RemoteClient`s stand for clients in other processes and never block. Does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -22,69 +22,69 @@ from raycore.metrics.counts import RankCounts, total
 logger = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0
-"""Beyond the time that it has for its work, a remote client may take this long to answer."""
+"""Grace period for a remote client's answer, on top of the timeout of the call."""
 
 
 class RemoteClient(Protocol):
-    """A client in another process. No call blocks. The client is told of events in the order of the calls."""
+    """A client in another process. No call blocks. The client receives events in the order of the calls."""
 
     client_index: int
-    """Its own: no two clients of an engine ever have the same."""
+    """Unique among all clients that the engine ever has."""
 
     def on_rank_event(self, event: RankEvent) -> None:
-        """Ranks have come or gone, or it is known why."""
+        """Pass a rank event on."""
         ...
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[Any]:
-        """The ranks are about to be stopped. Done once this client needs nothing of them any longer."""
+        """The ranks are about to be stopped. The future is done once this client no longer needs them."""
         ...
 
     def drain(self, timeout_s: float) -> Future[bool]:
-        """Take nothing new. Done when nothing is under way, or after `timeout_s`; tells which."""
+        """Refuse new requests and wait for unfinished ones. The future tells whether all finished in `timeout_s`."""
         ...
 
     def abort_all(self) -> None:
-        """Have every caller get what there is."""
+        """Abort all requests. Callers get their output so far."""
         ...
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests under way, as last heard of it."""
+        """Number of unfinished requests, as last reported."""
         ...
 
     @property
     def num_waiting_for_rank(self) -> int:
-        """Those of them that no rank has, as last heard of it."""
+        """Number of requests that no rank has, as last reported."""
         ...
 
     def counts(self) -> dict[int, RankCounts]:
-        """What it has counted of the ranks, as last heard of it."""
+        """The client's counts for each rank, as last reported, by dp_rank."""
         ...
 
     def num_own(self, dp_rank: int) -> int:
-        """Its requests on a rank, as last heard of it."""
+        """Number of the client's requests on a rank, as last reported."""
         ...
 
     def load(self, dp_rank: int) -> LoadView:
-        """The rank's load, as it last heard it."""
+        """The rank's load, as the client last heard it."""
         ...
 
 
 class ClientGroup:
-    """A `RankListener` of the supervisor's. Thread-safe."""
+    """The supervisor's `RankListener`. Thread-safe."""
 
     def __init__(self, own: EngineClient) -> None:
         self._own = own
         self._lock = threading.Lock()
         self._remote: list[RemoteClient] = []
         self._ranks: dict[int, RankUp] = {}
-        """By dp_rank, those that serve: what a client that joins is told."""
+        """The ranks in service, by dp_rank, to announce to clients that join."""
         self._end: EngineLost | None = None
         self._counts_of_gone: dict[int, RankCounts] = {}
         self._is_draining = False
 
     def join(self, client: RemoteClient) -> None:
-        """Tell it of the ranks, now and from now on."""
+        """Add a client: announce the ranks in service to it, and all later events."""
         with self._lock:
             self._remote.append(client)
             for event in self._ranks.values():
@@ -95,7 +95,7 @@ class ClientGroup:
                 client.on_rank_event(self._end)
 
     def leave(self, client: RemoteClient) -> None:
-        """Its process has ended: the ranks drop what it had there. Idempotent."""
+        """Remove a client whose process has ended, and abort its requests. Idempotent."""
         with self._lock:
             if client in self._remote:
                 self._remote.remove(client)
@@ -105,7 +105,7 @@ class ClientGroup:
     # ---- ranks come and go: see `RankListener`
 
     def on_rank_event(self, event: RankEvent) -> None:
-        """All clients are told."""
+        """Pass the event on to all clients."""
         with self._lock:
             match event:
                 case RankUp():
@@ -121,7 +121,7 @@ class ClientGroup:
         self._own.on_rank_event(event)
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """Returns once no client needs the ranks, or some while after `timeout_s`."""
+        """Return once no client needs the ranks, at the latest a few seconds after `timeout_s`."""
         with self._lock:
             self._remove(dp_ranks)
             waiting = [client.ranks_leaving(dp_ranks, timeout_s) for client in self._remote]
@@ -137,13 +137,13 @@ class ClientGroup:
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests under way; those of other processes as far as is known here."""
+        """Number of unfinished requests; those of other processes as last reported."""
         return self._own.num_unfinished_requests + sum(client.num_unfinished_requests for client in self._remotes())
 
     def drain(self, timeout_s: float) -> bool:
-        """Have all clients refuse what comes from now on, and wait for what is under way.
+        """Have all clients refuse new requests, and wait for unfinished ones.
 
-        Returns: whether all of it has finished.
+        Returns: whether all of them finished.
         """
         with self._lock:
             self._is_draining = True
@@ -153,24 +153,24 @@ class ClientGroup:
         return all([own_is_done, *_wait(waiting, deadline_s)])
 
     def abort_all(self) -> None:
-        """Have every caller of every client get what there is, with the finish reason `abort`."""
+        """Abort the requests of all clients. Callers get their output so far, with the finish reason `abort`."""
         for client in self._remotes():
             client.abort_all()
         self._own.abort_all()
 
     @property
     def num_waiting_for_rank(self) -> int:
-        """Requests that no rank has, because none serves."""
+        """Number of requests that wait because no rank serves."""
         return self._own.num_waiting_for_rank + sum(client.num_waiting_for_rank for client in self._remotes())
 
     def counts(self) -> dict[int, RankCounts]:
-        """What all clients have counted of the ranks, those that are gone included, by dp_rank."""
+        """Sums of all clients' counts for each rank, by dp_rank. Includes ranks and clients that are gone."""
         with self._lock:
             parts = [self._counts_of_gone, *(client.counts() for client in self._remote)]
         return total([self._own.counts(), *parts])
 
     def links(self) -> dict[int, LinkView]:
-        """The ranks that serve, by dp_rank, with their loads as far as they are known here: none is asked."""
+        """The ranks in service, by dp_rank, with their last known loads. Sends nothing to the ranks."""
         remote = self._remotes()
         return {
             dp_rank: LinkView(link.is_leaving, _combined([link.load, *(client.load(dp_rank) for client in remote)]))
@@ -187,11 +187,11 @@ class ClientGroup:
 
 
 def _combined(loads: Sequence[LoadView]) -> LoadView:
-    """A rank's load from what it said to several clients: one without requests there hasn't heard of it lately."""
+    """The largest of the loads known to several clients: a client without requests on the rank has an old one."""
     return max(loads, key=lambda load: load.num_running + load.num_waiting, default=NO_LOAD)
 
 
 def _wait(waiting: Sequence[Future[Any]], deadline_s: float) -> list[Any]:
-    """The results; False for those that have none by then, because their process has ended or doesn't answer."""
+    """The results; False for clients that failed or didn't answer in time."""
     futures.wait(waiting, max(0.0, deadline_s - time.monotonic()))
     return [future.done() and future.exception() is None and future.result() for future in waiting]

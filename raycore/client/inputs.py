@@ -1,4 +1,4 @@
-"""From what a user passes as prompts and priorities to values of one form. Pure; knows no engine's limits."""
+"""Normalises and checks the prompts, request ids and priorities that users pass. Pure; checks no engine's limits."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from raycore.sampling_params import SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; a mapping may have a `cache_salt`, too."""
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. A mapping may also have a `cache_salt`."""
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _EMPTY_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
-"""Keys of vLLM's prompts that change nothing when they are empty."""
+"""Keys of vLLM's prompts. Accepted if empty; otherwise refused."""
 
 
 @dataclass(slots=True)
 class ParsedPrompt:
-    """A prompt as text, where it was given as such, and as token ids."""
+    """A prompt as token ids, and as text if it was given as text."""
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
-    """The request shares cached prefixes only with requests of the same salt."""
+    """Cached prefixes are shared only among requests with the same salt."""
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -45,7 +45,11 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def parse_prompts(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, add_special_tokens: bool = True
 ) -> list[ParsedPrompt]:
-    """Tokenise those prompts that are text, all in one go."""
+    """Check prompts, and tokenise those given as text in one batch.
+
+    Raises:
+        InvalidRequest: a prompt is invalid; the message names its index.
+    """
     parsed = [_split(index, prompt) for index, prompt in enumerate(prompts)]
     texts = [p.text for p in parsed if p.text is not None and not p.token_ids]
     encoded = iter(tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens) if texts else [])
@@ -56,7 +60,7 @@ def parse_prompts(
 
 
 def _split(index: int, prompt: Any) -> ParsedPrompt:
-    """The prompt with its token ids, as far as it has any."""
+    """The prompt before tokenisation: `token_ids` is empty if only text was given."""
     if not isinstance(prompt, Mapping):
         return _text_or_ids(index, prompt)
     fields = cast(Mapping[Any, Any], prompt)
@@ -99,8 +103,8 @@ def _text(index: int, text: Any) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f"prompt {index} contains {text[error.start]!a} at character {error.start}: half of a surrogate pair is no "
-            "character"
+            f"prompt {index} contains {text[error.start]!a} at character {error.start}: half of a surrogate pair "
+            "isn't a character"
         ) from None
     return text
 
@@ -135,7 +139,7 @@ def checked_request_id(request_id: object) -> str:
     """`request_id` as a plain str.
 
     Raises:
-        InvalidRequest: it is no text, or text that can't be encoded.
+        InvalidRequest: it isn't a string, or can't be encoded as UTF-8.
     """
     if not isinstance(request_id, str):
         raise InvalidRequest(f"request_id={request_id!r} is not a string")
@@ -147,10 +151,10 @@ def checked_request_id(request_id: object) -> str:
 
 
 def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int] | None:
-    """The priorities of `count` prompts; None when there are none.
+    """The priorities of `count` prompts as a list; None if `priority` is None.
 
     Raises:
-        InvalidRequest: it isn't a list of integers, one for each prompt.
+        InvalidRequest: `priority` isn't a list of `count` integers.
     """
     given: Any = priority  # users may pass anything
     if given is None:

@@ -1,4 +1,4 @@
-"""The time between a sequence's tokens, for all sequences that get some at once. Pure."""
+"""The time between consecutive tokens of a sequence, measured for all sequences of a step at once. Pure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from raycore.metrics.counts import Histogram
 
 
 class InterTokenLatency:
-    """Remembers when each running sequence's last token came, by seq_id.
+    """Remembers when each running sequence got its last token, by seq_id.
 
-    In steady decode a rank's steps make one token each for the same sequences, in the same order. Such a step is
-    compared with the one before as a whole, and only one that differs is looked at token by token.
+    In steady decode, each of a rank's steps makes one token for each of the same sequences, in the same order. All
+    tokens of such a step have the same latency, so it is counted once for the step. Other steps are counted token by
+    token.
     """
 
     def __init__(self) -> None:
         self._last_s: dict[int, float] = {}
         self._latest: dict[int, tuple[list[int], float]] = {}
-        """By dp_rank: the seq_ids of its latest step, and its time, which `_last_s` may lack."""
+        """By dp_rank: the seq_ids and the time of its latest step, not yet in `_last_s`."""
 
     def __len__(self) -> int:
         self._settle()
         return len(self._last_s)
 
     def observe(self, dp_rank: int, seq_ids: list[int], made_s: float, histogram: Histogram) -> None:
-        """A rank's step has come: count, for each token, the time since the sequence's token before; a first has none.
+        """Count, for each token of a rank's step, the time since the sequence's previous token. First tokens have none.
 
         Args:
-            seq_ids: whose tokens they are, each once.
-            made_s: when they were made.
+            seq_ids: the sequences that got a token, without repetition.
+            made_s: when the tokens were made.
         """
         latest = self._latest.get(dp_rank)
         if latest is not None and latest[0] == seq_ids:
@@ -41,13 +42,13 @@ class InterTokenLatency:
         self._latest[dp_rank] = seq_ids, made_s
 
     def forget(self, seq_ids: list[int]) -> None:
-        """These sequences have ended."""
+        """Drop sequences that have ended."""
         self._settle()
         for seq_id in seq_ids:
             self._last_s.pop(seq_id, None)
 
     def rebind(self, seq_id: int, new_seq_id: int) -> None:
-        """A sequence goes on under another seq_id."""
+        """A sequence continues under another seq_id."""
         self._settle()
         if seq_id in self._last_s:
             self._last_s[new_seq_id] = self._last_s.pop(seq_id)

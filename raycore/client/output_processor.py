@@ -1,7 +1,7 @@
-"""From the engines' output batches to what callers get: one client's requests under way. Knows no Ray.
+"""Turns the engine's output batches into the outputs that callers get. Does not depend on Ray.
 
-Most requests only want their text at the end. Their tokens are merely collected, one list append each, and decoded
-once; only those that stream or have stop strings are looked at after every batch.
+Most requests need their text only at the end. Their tokens are collected, one list append each, and decoded once. Only
+requests that stream or have stop strings are processed after every batch.
 """
 
 from __future__ import annotations
@@ -23,53 +23,53 @@ from raycore.text.tokenizer import Tokenizer
 
 
 class Arrival(NamedTuple):
-    """The tokens of one of the engine's steps."""
+    """The tokens of one engine step."""
 
     seq_ids: list[int]
-    """Whose they are, each seq_id once; without those of requests that are not there any more."""
+    """The sequences that got a token, without repetition. Leaves out sequences that are no longer known here."""
     made_s: float
-    """When they were made, on this process's clock, as if it had taken no time to send them."""
+    """When the tokens were made, on this process's clock. Neglects the time to send them."""
     duration_s: float
     """How long the step took."""
 
 
 @dataclass(slots=True)
 class ProcessedOutputs:
-    """What one batch brought."""
+    """The results of processing one batch."""
 
     now_s: float
-    """When that was, on this process's clock."""
+    """When the batch arrived, on this process's clock."""
     updates: list[Update] = field(default_factory=list[Update])
-    """One for each request that finished, failed, or streams and has something new."""
+    """One for each request that finished, failed, or streams and has new tokens."""
     aborts: list[int] = field(default_factory=list[int])
-    """Sequence ids that engines needn't go on with, because a stop string or an error ended them here."""
+    """The seq_ids that the engine must abort, because a stop string or an error ended them here."""
     arrivals: list[Arrival] = field(default_factory=list[Arrival])
     """The tokens, step by step."""
     first_tokens: list[SequenceState] = field(default_factory=list[SequenceState])
-    """Sequences whose first token came."""
+    """Sequences that got their first token."""
     ended: list[SequenceState] = field(default_factory=list[SequenceState])
     """Sequences that ended."""
 
 
 class OutputProcessor:
-    """The requests of one client that are under way. Not thread-safe."""
+    """The unfinished requests of one client. Not thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
         self._tokenizer = tokenizer
         self._clock = clock
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[int, SequenceState] = {}
-        """By seq_id, like the three below: sequences that haven't finished."""
+        """Unfinished sequences by seq_id."""
         self._token_ids: dict[int, list[int]] = {}
-        """Their tokens: the same lists, one look-up nearer."""
+        """By seq_id: the sequence's own `token_ids` list. Saves an attribute look-up for each token."""
         self._watched: set[int] = set()
-        """Those to look at whenever they get a token."""
+        """The seq_ids to process after every batch."""
         self._tokenless: set[int] = set()
-        """Those that haven't got any."""
+        """The seq_ids without a token so far."""
         self._traced: set[int] = set()
-        """The first of each request that is traced."""
+        """The first seq_id of each traced request."""
         self.is_tracing = False
-        """Whether requests that come from now on are traced."""
+        """Whether new requests are traced."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -83,11 +83,11 @@ class OutputProcessor:
         seq_ids: Sequence[int],
         stream: bool = False,
     ) -> None:
-        """Expect outputs of a request, whose `params.n` sequences the engine knows by `seq_ids`.
+        """Add a request, whose `params.n` sequences the engine knows by `seq_ids`.
 
-        With `stream` it gets an update whenever it has new tokens, else one at its end.
+        With `stream`, the request gets an update whenever it has new tokens; otherwise one at its end.
         """
-        assert request_id not in self._requests, f"request {request_id!r} is under way"
+        assert request_id not in self._requests, f"request {request_id!r} exists already"
         assert len(seq_ids) == params.n, f"{len(seq_ids)} seq_ids for n={params.n}"
         request = RequestState(request_id, prompt, prompt_token_ids, params, stream)
         request.metrics["arrival_s"] = self._clock()
@@ -107,7 +107,7 @@ class OutputProcessor:
             self._traced.add(seq_ids[0])
 
     def abort(self, request_id: str) -> RequestOutput:
-        """Forget a request. Returns its output so far, finished, with the reason `abort` where it hadn't."""
+        """Remove a request. Returns its output so far; sequences that hadn't finished get the reason `abort`."""
         request = self._requests[request_id]
         for sequence in request.sequences:
             if sequence.finish_reason is None:
@@ -116,9 +116,9 @@ class OutputProcessor:
         return request.output()
 
     def rebind(self, seq_id: int, new_seq_id: int) -> list[int]:
-        """An engine that goes on with the sequence will know it by `new_seq_id`; what comes for `seq_id` is ignored.
+        """Give a sequence a new seq_id, under which another rank continues it. Later outputs for `seq_id` are ignored.
 
-        Returns: the tokens so far. What follows them is taken in as if nothing had happened.
+        Returns: the tokens so far. Outputs for `new_seq_id` are appended to them.
         """
         sequence = self._sequences.pop(seq_id)
         sequence.seq_id = new_seq_id
@@ -131,12 +131,12 @@ class OutputProcessor:
         return sequence.token_ids
 
     def unfinished(self, request_id: str) -> list[int]:
-        """The indices of the request's sequences that haven't finished."""
+        """The indices of the request's unfinished sequences."""
         request = self._requests[request_id]
         return [sequence.index for sequence in request.sequences if sequence.finish_reason is None]
 
     def process(self, batch: OutputBatch) -> ProcessedOutputs:
-        """Take in what an engine sent. Requests that it doesn't know, because they have been aborted, are ignored."""
+        """Process a rank's batch. Ignores sequences that are unknown here, because they ended or were aborted."""
         step = ProcessedOutputs(self._clock())
         seq_ids: list[int] = np.frombuffer(batch.seq_ids, np.int64).tolist()
         self._note_starts(batch)
@@ -158,7 +158,7 @@ class OutputProcessor:
     def _note_starts(self, batch: OutputBatch) -> None:
         for seq_id, num_cached_tokens in batch.started:
             sequence = self._sequences.get(seq_id)
-            # a request that goes on elsewhere starts there, too: what counts is how it began
+            # a request that moved to another rank starts there again: only its first start counts
             if sequence is not None and sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = num_cached_tokens
                 if sequence.index == 0:
@@ -171,7 +171,7 @@ class OutputProcessor:
                     sequence.request.trace.queue_s = queue_s
 
     def _collect_tokens(self, batch: OutputBatch, seq_ids: list[int]) -> bool:
-        """Returns whether any were of requests that are not there any more."""
+        """Append the tokens to their sequences. Returns whether any belonged to an unknown sequence."""
         token_ids: list[int] = np.frombuffer(batch.token_ids, np.int32).tolist()
         find = self._token_ids.get
         has_strangers = False
@@ -227,7 +227,7 @@ class OutputProcessor:
             sequence.request.prompt_logprobs[first : first + len(positions)] = positions
 
     def _follow_watched(self, batch: OutputBatch, seq_ids: list[int], step: ProcessedOutputs) -> dict[str, None]:
-        """Bring watched sequences' texts up to date. Returns the ids of requests that changed, in the batch's order."""
+        """Update the texts of watched sequences. Returns the ids of changed requests, in the batch's order."""
         changed: dict[str, None] = {}
         if not self._watched or self._watched.isdisjoint(seq_ids):
             return changed

@@ -1,6 +1,6 @@
-"""Counts what comes back from the ranks, once for each batch. Not thread-safe; knows no Ray.
+"""Updates the metrics of each rank, once per output batch. Not thread-safe. Does not depend on Ray.
 
-A rank's running and waiting requests are not counted here: it says so itself, see `raycore.messages.LoadView`.
+A rank reports its running and waiting requests itself: see `raycore.messages.LoadView`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raycore.outputs import RequestOutput
 
 
 class Recorder:
-    """The counts of one client's ranks."""
+    """One client's counts for each rank."""
 
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
@@ -24,23 +24,24 @@ class Recorder:
         self._gaps = InterTokenLatency()
 
     def add_rank(self, dp_rank: int) -> None:
-        """Have counts of this rank; those that there are go on."""
+        """Start counting for this rank. Existing counts are kept."""
         if dp_rank not in self._ranks:
             self._ranks[dp_rank] = RankCounts.empty(self._max_model_len)
 
     def counts(self) -> dict[int, RankCounts]:
-        """As they are now, by dp_rank; ranks that have gone are among them."""
+        """Copies of the present counts, by dp_rank, including ranks that are gone."""
         return {dp_rank: counts.copy() for dp_rank, counts in sorted(self._ranks.items())}
 
     def num_tokens(self) -> int:
-        """Prompt and output tokens of all ranks: whether anything has happened, at no cost."""
+        """Prompt and output tokens of all ranks. A cheap way to see whether the counts have changed."""
         return sum(counts.num_prompt_tokens + counts.num_output_tokens for counts in self._ranks.values())
 
     def take(self, dp_rank: int, before: LoadView, load: LoadView, step: ProcessedOutputs) -> None:
-        """Count what a batch brought.
+        """Count the contents of a batch.
 
         Args:
-            before: what the same process of the rank said before; `NO_LOAD` for its first word.
+            before: the load in the previous batch of the same rank process; `NO_LOAD` for its first batch.
+            load: the load in this batch.
         """
         counts = self._ranks[dp_rank]
         prompts = _prompt_tokens(step.first_tokens)
@@ -62,11 +63,13 @@ class Recorder:
                 _count_request(counts, request)
 
     def drop(self, dp_rank: int | None, seq_ids: list[int], output: RequestOutput, reason: str) -> None:
-        """A request, cut short by its client or by a failure, has ended with this output for this finish reason.
+        """Count a request that was aborted or that failed.
 
         Args:
-            dp_rank: the rank that had it; None where it waited for one, and is nobody's.
+            dp_rank: the rank that had it; None if no rank had it. It is then not counted.
             seq_ids: of all its sequences.
+            output: its last output. Sequences that had finished before the end of the request are not counted again.
+            reason: the finish reason to count.
         """
         self._gaps.forget(seq_ids)
         if dp_rank is not None:
@@ -74,12 +77,12 @@ class Recorder:
             self._ranks[dp_rank].num_finished[reason] += num_cut_short
 
     def rebind(self, seq_id: int, new_seq_id: int) -> None:
-        """A sequence goes on elsewhere under another seq_id."""
+        """A sequence continues on another rank under another seq_id."""
         self._gaps.rebind(seq_id, new_seq_id)
 
 
 def _prompt_tokens(first_tokens: list[SequenceState]) -> Counter[float | None]:
-    """Of those prompts whose first tokens have come, by when these were made."""
+    """Prompt tokens of the sequences that got their first token, summed by the time of that token."""
     prompts: Counter[float | None] = Counter()
     for sequence in first_tokens:
         prompts[sequence.first_token_s] += len(sequence.request.prompt_token_ids)

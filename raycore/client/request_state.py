@@ -1,4 +1,4 @@
-"""What a client knows of one request while it runs: its sequences' tokens, text and log probabilities so far. Pure."""
+"""The state of one request in a client: its sequences' tokens, text and log probabilities so far. Pure."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        """Whether all its sequences are."""
-        for sequence in self.sequences:  # noqa: SIM110 - once a token: an iterator would cost more than the answer
+        """Whether all sequences have finished."""
+        for sequence in self.sequences:  # noqa: SIM110 - runs once a token, where all() is slower
             if sequence.finish_reason is None:
                 return False
         return True
 
     def output(self) -> RequestOutput:
-        """Everything so far, as a caller sees it."""
+        """The request's output so far."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -51,7 +51,7 @@ class RequestState:
 
 
 class SequenceState:
-    """One of a request's sequences: what the engine knows by one seq_id."""
+    """One of a request's `n` sequences, which the engine knows by its seq_id."""
 
     def __init__(self, index: int, seq_id: int, request: RequestState, tokenizer: Tokenizer) -> None:
         self.index = index
@@ -61,11 +61,11 @@ class SequenceState:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.num_cached_tokens: int | None = None
-        """Prompt tokens that the prefix cache already held; None until it is known."""
+        """Prompt tokens found in the prefix cache; None until known."""
         self.queue_s: float | None = None
-        """From its arrival in the engine to its first step; None until it is known."""
+        """Seconds from its arrival in the engine to its first step; None until known."""
         self.first_token_s: float | None = None
-        """When its first token came, on this process's clock."""
+        """When its first token was made, on this process's clock; None before."""
         self._tokenizer = tokenizer
         params = request.params
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
@@ -76,19 +76,19 @@ class SequenceState:
 
     @property
     def is_watched(self) -> bool:
-        """Whether each step's new tokens need a look, rather than only the end."""
+        """Whether the sequence is processed after every batch, not only at its end."""
         return self.request.stream or self._follows_text
 
     def add_logprobs(self, entry: TokenLogprobs) -> None:
-        """Take in the log probabilities of the token that comes next."""
+        """Append the log probabilities of the next token."""
         if self._logprobs is not None:
             self._logprobs.append(position_logprobs(entry, self._tokenizer))
             self._cumulative_logprob += entry.logprobs[0]
 
     def follow_text(self, ends_with_stop_token: bool = False) -> bool:
-        """Bring the text up to the tokens. Returns whether a stop string ended it, and with it the sequence.
+        """Decode the new tokens. Returns whether a stop string was found, which finishes the sequence.
 
-        A stop token at the end is no part of the text, unless `include_stop_str_in_output`.
+        A stop token at the end is not part of the text, unless `include_stop_str_in_output`.
         """
         if self._text is None:
             return False
@@ -102,7 +102,7 @@ class SequenceState:
         del self.token_ids[self._num_in_text :]
         if self._logprobs is not None:
             del self._logprobs[self._num_in_text :]
-            # anew: what is infinite can't be taken back from a sum
+            # summed again: subtraction doesn't work with infinite log probabilities
             self._cumulative_logprob = sum(
                 entry[token_id].logprob for token_id, entry in zip(self.token_ids, self._logprobs, strict=True)
             )
@@ -110,14 +110,14 @@ class SequenceState:
         return True
 
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
-        """Nothing follows."""
+        """Mark the sequence as finished and complete its text."""
         self.finish_reason = reason
         self.stop_reason = stop_reason
         if self._text is not None:
             self._text.finish()
 
     def output(self) -> CompletionOutput:
-        """Everything so far, as a caller sees it."""
+        """The sequence's output so far."""
         return CompletionOutput(
             index=self.index,
             text=self._current_text(),
@@ -140,7 +140,7 @@ class SequenceState:
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
-    """By token id: the token that is there first, then the most likely ones, best first."""
+    """The log probabilities of one position by token id: the actual token first, then the most likely ones."""
     ranks: Sequence[int] = [entry.rank, *range(1, len(entry.token_ids))]
     result: PositionLogprobs = {}
     for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):

@@ -1,6 +1,6 @@
-"""The requests of one client that aren't finished: which rank has which, and what another rank needs to go on with one.
+"""One client's unfinished requests: which rank has which, and what another rank needs to continue one.
 
-Bookkeeping alone: methods return what has to be sent to ranks and callers. Not thread-safe; knows no Ray.
+Does no I/O: methods return what has to be sent to ranks and callers. Not thread-safe. Does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from raycore.sampling_params import MAX_SEED, SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
 
 Submissions = Mapping[int, Sequence[EngineRequest]]
-"""By dp_rank: the sequences that the rank is to be given."""
+"""By dp_rank: the sequences to send to the rank."""
 
 Aborts = Mapping[int, Sequence[int]]
-"""By dp_rank: the seq_ids that the rank needn't go on with."""
+"""By dp_rank: the seq_ids to abort on the rank."""
 
 News = list[tuple[Sink, Update]]
-"""What callers have to be told."""
+"""Updates to deliver to callers."""
 
 
 @dataclass(slots=True)
 class _Underway:
-    """A request that isn't finished."""
+    """An unfinished request."""
 
     sink: Sink
     sequences: list[EngineRequest]
     """One for each of its `n` sequences."""
     cache_salt: str | None = None
     wanted_rank: int | None = None
-    """The rank that its caller has named, which gets it if it serves."""
+    """The rank that the caller asked for. Another one gets the request while this one isn't in service."""
     dp_rank: int | None = None
     """The rank that has it; None while none has."""
     num_failures: int = 0
-    """How many ranks failed with it."""
+    """How often a rank failed while it had the request."""
 
     @property
     def seq_ids(self) -> list[int]:
-        """By which its rank knows its sequences, finished ones included."""
+        """The seq_ids of all its sequences, including finished ones."""
         return [sequence.seq_id for sequence in self.sequences]
 
 
 class RequestTable:
-    """See the module."""
+    """Unfinished requests, and the rank that each is on."""
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer, client_index: int, max_replays: int) -> None:
-        """`max_replays`: a request fails when more ranks than these have failed while they had it."""
+        """`max_replays`: how many rank failures a request survives. The next one fails it."""
         self.num_output_tokens = 0
         """Tokens received since the start, of all requests."""
         self.router = Router()
@@ -69,11 +69,11 @@ class RequestTable:
         self._recorder = Recorder(config.max_model_len)
         self._underway: dict[str, _Underway] = {}
         self._parked: dict[str, None] = {}
-        """Requests without a rank, in the order in which they came."""
+        """The ids of requests without a rank, in order of arrival."""
         self._unexplained: dict[int, list[tuple[str, _Underway, int]]] = {}
-        """By the number of a loss: (request_id, request, dp_rank) of those that fail when it is explained."""
+        """By loss number: (request_id, request, dp_rank) of requests that fail when the loss is explained."""
         self._dp_ranks: set[int] = set()
-        """The ranks that serve, and those that have died and may be replaced."""
+        """The ranks in service, and lost ones that may be replaced."""
         self._seq_ids = itertools.count(first_seq_id(client_index))
 
     def __contains__(self, request_id: str) -> bool:
@@ -83,34 +83,34 @@ class RequestTable:
         return len(self._underway)
 
     def request_ids(self) -> list[str]:
-        """Of all requests."""
+        """The ids of all unfinished requests."""
         return list(self._underway)
 
     @property
     def num_parked(self) -> int:
-        """Requests that no rank has, because there is none."""
+        """Number of requests that wait because no rank serves."""
         return len(self._parked)
 
     def on_ranks(self, dp_ranks: Sequence[int]) -> list[str]:
-        """The requests that these ranks have."""
+        """The ids of the requests on these ranks."""
         return [request_id for request_id, request in self._underway.items() if request.dp_rank in dp_ranks]
 
     def num_on_ranks(self) -> dict[int, int]:
-        """How many requests each rank has, by dp_rank; ranks without any are left out."""
+        """Number of requests on each rank, by dp_rank. Leaves out ranks without requests."""
         return Counter(request.dp_rank for request in self._underway.values() if request.dp_rank is not None)
 
     def counts(self) -> dict[int, RankCounts]:
-        """What has been counted of each rank since the start, by dp_rank; ranks that have gone are among them."""
+        """Counts for each rank since the start, by dp_rank, including ranks that are gone."""
         return self._recorder.counts()
 
     def trace_requests(self) -> None:
-        """Have the outputs of requests that come from now on say what became of them when."""
+        """Record timing traces of the requests added from now on, in `RequestOutput.trace`."""
         self._outputs.is_tracing = True
 
     # ---- requests come and go
 
     def checked_rank(self, dp_rank: int) -> int:
-        """`dp_rank` as a plain int. Raises InvalidRequest when the engine has no such rank."""
+        """`dp_rank` as a plain int. Raises InvalidRequest if the engine has no such rank."""
         rank = checked_int("data_parallel_rank", dp_rank)
         if rank not in self._dp_ranks:
             known = ", ".join(map(str, sorted(self._dp_ranks)))
@@ -130,7 +130,7 @@ class RequestTable:
         priority: int,
         wanted_rank: int | None,
     ) -> None:
-        """Take a request in. `dispatch()` gives it a rank."""
+        """Add a request. `dispatch()` assigns it to a rank."""
         seq_ids = [next(self._seq_ids) for _ in range(params.n)]
         first = EngineRequest(
             seq_id=seq_ids[0],
@@ -144,8 +144,8 @@ class RequestTable:
             flush_interval_s=flush_interval_s,
             cache_salt=prompt.cache_salt,
         )
-        # The prompt's log probabilities are the same for all: only the first sequence has them made, and the others can
-        # take the prompt from the prefix cache.
+        # The prompt's log probabilities are the same for all sequences. Only the first one computes them, so that the
+        # others can take the prompt from the prefix cache.
         later = params if params.prompt_logprobs is None else msgspec.structs.replace(params, prompt_logprobs=None)
         others = [
             msgspec.structs.replace(first, seq_id=seq_id, params=later, seed=self._seed(params, index, seq_id))
@@ -155,7 +155,7 @@ class RequestTable:
         self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream)
 
     def dispatch(self, request_ids: Iterable[str]) -> Submissions:
-        """Give requests to ranks, or have them wait for one."""
+        """Assign requests to ranks. Requests wait while no rank serves."""
         submissions: dict[int, list[EngineRequest]] = defaultdict(list)
         for request_id in request_ids:
             request = self._underway[request_id]
@@ -171,7 +171,7 @@ class RequestTable:
         return submissions
 
     def abort(self, request_ids: Iterable[str]) -> tuple[News, Aborts]:
-        """Drop requests as far as they are under way. The news are their last outputs, for who wants them."""
+        """Remove requests; unknown ones are ignored. The news hold their last outputs."""
         news: News = []
         aborts: dict[int, list[int]] = defaultdict(list)
         for request_id in request_ids:
@@ -187,10 +187,10 @@ class RequestTable:
         return news, aborts
 
     def take(self, dp_rank: int, before: LoadView, batch: OutputBatch) -> tuple[dict[Sink, list[Update]], Aborts]:
-        """Take in what a rank has sent. The news come by whom they are for.
+        """Process a rank's batch. Returns the updates by sink, and the sequences to abort.
 
         Args:
-            before: the load that the same process of the rank told before this one.
+            before: the load in the previous batch of the same rank process.
         """
         step = self._outputs.process(batch)
         self._recorder.take(dp_rank, before, batch.load, step)
@@ -210,7 +210,7 @@ class RequestTable:
         return by_sink, {dp_rank: step.aborts}
 
     def fail_all(self, error: BaseException) -> News:
-        """Nothing will come of any request."""
+        """Remove all requests. The news fail them with `error`."""
         news: News = []
         for request_id, request in self._underway.items():
             self._recorder.drop(request.dp_rank, request.seq_ids, self._outputs.abort(request_id), "error")
@@ -223,23 +223,23 @@ class RequestTable:
     # ---- ranks come and go
 
     def add_rank(self, dp_rank: int) -> Submissions:
-        """The rank serves, and gets what has waited for one."""
+        """Add a rank to those in service, and dispatch the waiting requests."""
         self._dp_ranks.add(dp_rank)
         self._recorder.add_rank(dp_rank)
         self.router.add(dp_rank)
         return self.dispatch(list(self._parked))
 
     def close_ranks(self, dp_ranks: Sequence[int], *, for_good: bool = False) -> None:
-        """The ranks get no more requests. `for_good`: nor will others by the same numbers."""
+        """Assign no more requests to these ranks. `for_good`: they won't be replaced, so requests can't name them."""
         for dp_rank in dp_ranks:
             self.router.remove(dp_rank)
         if for_good:
             self._dp_ranks.difference_update(dp_ranks)
 
     def lose_ranks(self, dp_ranks: Sequence[int], loss: int) -> Submissions:
-        """The closed ranks are gone: others go on with what they had, unless too many have failed with it.
+        """Move the requests of closed ranks that were lost to other ranks.
 
-        What goes on nowhere fails with `explain_loss()`.
+        Requests that exceed `max_replays` are not moved: `explain_loss()` fails them.
         """
         failing: list[tuple[str, _Underway, int]] = []
         moving: list[str] = []
@@ -257,7 +257,7 @@ class RequestTable:
         return self._move(moving)
 
     def explain_loss(self, loss: int, error: EngineDeadError) -> News:
-        """Why ranks are gone: requests that have failed with them fail for that reason."""
+        """Fail the requests that `lose_ranks()` didn't move, with the cause of the loss."""
         news: News = []
         for request_id, request, dp_rank in self._unexplained.pop(loss, []):
             if self._underway.get(request_id) is request:
@@ -267,7 +267,7 @@ class RequestTable:
         return news
 
     def take_back(self, dp_ranks: Sequence[int]) -> tuple[Submissions, Aborts]:
-        """Have other ranks go on with what the closed ranks still have."""
+        """Move the unfinished requests of closed ranks that still run to other ranks."""
         left = self.on_ranks(dp_ranks)
         aborts: dict[int, list[int]] = defaultdict(list)
         for request in (self._underway[request_id] for request_id in left):
@@ -278,13 +278,13 @@ class RequestTable:
     # ---- details
 
     def _move(self, request_ids: Sequence[str]) -> Submissions:
-        """Have other ranks go on with requests, from the tokens that their callers have."""
+        """Dispatch requests to other ranks, which continue after the tokens received so far."""
         for request_id in request_ids:
             request = self._underway[request_id]
             request.dp_rank = None
             for index in self._outputs.unfinished(request_id):
                 old = request.sequences[index]
-                # under a new seq_id, so that what the old rank may still send is recognised, and ignored
+                # a new seq_id: late outputs of the old rank carry the old one and are ignored
                 seq_id = next(self._seq_ids)
                 tokens = self._outputs.rebind(old.seq_id, seq_id)
                 self._recorder.rebind(old.seq_id, seq_id)
@@ -300,13 +300,13 @@ class RequestTable:
     def _seed(self, params: SamplingParams, index: int, seq_id: int) -> int:
         if params.seed is not None:
             return (params.seed + index) & MAX_SEED
-        # an odd multiplier spreads consecutive seq_ids over all seeds, so that none is a neighbour's
+        # a large odd multiplier spreads consecutive seq_ids over the range of seeds without collisions
         return (self._config.seed + 0x9E3779B97F4A7C15 * (seq_id + 1)) & MAX_SEED
 
 
 def _request_failed(request_id: str, request: _Underway, error: EngineDeadError) -> RequestFailed:
     failed = RequestFailed(
-        f"request {request_id}: {request.num_failures} ranks failed while they had it, so it is not tried again. "
+        f"request {request_id}: {request.num_failures} ranks failed while they had it, so it is not retried. "
         f"The last failure: {error}"
     )
     failed.__cause__ = error

@@ -1,7 +1,7 @@
-"""Which rank gets a request: the least loaded, with affinity for one whose prefix cache holds much of the prompt.
+"""Routes requests to ranks: to the least loaded one, with affinity for ranks whose prefix cache holds the prompt.
 
-`choose_rank()` is the whole policy and is pure. `Router` keeps what it decides by: the requests that this client has
-under way, what each rank last said of its load, and which prompts went where.
+`choose_rank()` is the whole policy and is pure. `Router` keeps its inputs: this client's unfinished requests, each
+rank's last reported load, and which prompts went to which rank.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from raycore.messages import LoadView
 
 _WAITING_WEIGHT = 4.0
-"""A waiting request counts as this many running ones: it shows that the rank is full."""
+"""A waiting request counts as this many running ones, because it means that the rank is full."""
 
 _TOKENS_PER_REQUEST = 512
 """Prompt tokens that weigh as much as one more running request."""
 
 _MAX_AFFINITY = 4.0
-"""A rank that holds a prompt's prefix may be ahead of the least loaded one by at most this many requests."""
+"""Cached tokens make up for at most this much additional load, in requests."""
 
 _CHUNK_TOKENS = 64
 _MAX_CHUNKS = 64
@@ -28,14 +28,14 @@ _MAX_REMEMBERED_CHUNKS = 1 << 15
 
 @dataclass(frozen=True)
 class RankLoad:
-    """What routing knows of a rank."""
+    """A rank's load, as known to one client."""
 
     num_requests: int = 0
-    """Requests under way: this client's own, and what others have there."""
+    """Unfinished requests on the rank, of this client and others."""
     num_waiting: int = 0
-    """Those of `num_requests` that the rank has no room for yet."""
+    """Those of `num_requests` that wait in the rank's queue."""
     num_prompt_tokens: float = 0.0
-    """Prompt tokens of this client's own requests under way."""
+    """Prompt tokens of this client's own unfinished requests, estimated."""
 
     @property
     def score(self) -> float:
@@ -45,14 +45,14 @@ class RankLoad:
 
 
 def choose_rank(loads: Sequence[RankLoad], matched_tokens: Sequence[int] | None = None) -> int:
-    """The rank for a request.
+    """Choose the rank for a request.
 
     Args:
         loads: one for each rank.
         matched_tokens: how many leading tokens of the prompt each rank's prefix cache likely holds; None: none.
 
-    Returns: the rank with the lowest load, where cached tokens count as load that is saved, up to a limit; among equals
-        the first.
+    Returns: the index of the rank with the lowest load. Cached tokens reduce the load, up to a limit. The first of
+        equally loaded ranks wins.
     """
     matched = matched_tokens or [0] * len(loads)
     scores = [
@@ -63,15 +63,15 @@ def choose_rank(loads: Sequence[RankLoad], matched_tokens: Sequence[int] | None 
 
 
 class PrefixAffinity:
-    """Remembers which ranks have seen a prompt's beginning, in chunks of 64 tokens; forgets the least recently used."""
+    """Remembers which ranks got which prompt prefixes, in chunks of 64 tokens. Evicts the least recently routed."""
 
     def __init__(self, max_chunks: int = _MAX_REMEMBERED_CHUNKS) -> None:
         self._max_chunks = max_chunks
         self._ranks: OrderedDict[int, int] = OrderedDict()
-        """By the hash of a prompt's beginning: a bit for each rank that has seen it."""
+        """By the hash of a prompt prefix: a bit mask of the ranks that have got it."""
 
     def match(self, chunks: Sequence[int], ranks: Sequence[int]) -> list[int]:
-        """For each of `ranks`, how many leading tokens of the prompt with these `prompt_chunks()` it has seen."""
+        """For each of `ranks`, how many leading tokens of the prompt with these `prompt_chunks()` it has got before."""
         matched = [0] * len(ranks)
         seen = -1
         for chunk in chunks:
@@ -83,7 +83,7 @@ class PrefixAffinity:
         return matched
 
     def add(self, chunks: Sequence[int], rank: int) -> None:
-        """The prompt with these chunks went to `rank`."""
+        """Note that the prompt with these chunks went to `rank`."""
         for chunk in chunks:
             self._ranks[chunk] = self._ranks.get(chunk, 0) | 1 << rank
             self._ranks.move_to_end(chunk)
@@ -91,13 +91,13 @@ class PrefixAffinity:
             self._ranks.popitem(last=False)
 
     def forget(self, rank: int) -> None:
-        """The rank is gone, and its cache with it."""
+        """Drop a rank, whose cache is gone."""
         for chunk in self._ranks:
             self._ranks[chunk] &= ~(1 << rank)
 
 
 def prompt_chunks(token_ids: Sequence[int], cache_salt: str | None = None) -> list[int]:
-    """A hash for each whole chunk that the prompt begins with, each covering the salt and all tokens up to its end."""
+    """Hashes of the prompt's prefixes of 1, 2, ... whole chunks, at most 64. Each hash includes the salt."""
     chunks: list[int] = []
     value = hash(cache_salt)
     for start in range(0, min(len(token_ids) // _CHUNK_TOKENS, _MAX_CHUNKS) * _CHUNK_TOKENS, _CHUNK_TOKENS):
@@ -108,7 +108,7 @@ def prompt_chunks(token_ids: Sequence[int], cache_salt: str | None = None) -> li
 
 @dataclass(slots=True)
 class _Counts:
-    """What a router keeps of one rank."""
+    """A router's counts for one rank."""
 
     own: int = 0
     own_tokens: float = 0.0
@@ -117,61 +117,64 @@ class _Counts:
 
 
 class Router:
-    """Assigns one client's requests to ranks, which come and go. Not thread-safe: its owner holds a lock."""
+    """Assigns one client's requests to the ranks in service. Not thread-safe."""
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
         self._counts: dict[int, _Counts] = {rank: _Counts() for rank in ranks}
         self._affinity = PrefixAffinity()
 
     def add(self, rank: int) -> None:
-        """The rank takes requests."""
+        """Start assigning requests to the rank."""
         self._counts[rank] = _Counts()
 
     def remove(self, rank: int) -> None:
-        """The rank takes none any more, and what it had isn't under way."""
+        """Stop assigning requests to the rank, and drop its counts."""
         if self._counts.pop(rank, None) is not None:
             self._affinity.forget(rank)
 
     @property
     def has_ranks(self) -> bool:
-        """Whether any rank takes requests."""
+        """Whether requests can be assigned to any rank."""
         return bool(self._counts)
 
     def assign(
         self, prompts: Sequence[Sequence[int]], *, cache_salt: str | None = None, rank: int | None = None
     ) -> list[int]:
-        """A rank for each prompt, given as token ids. Each counts as under way until `finish()`. There is a rank.
+        """Assign a rank to each prompt. Each prompt counts as a request on its rank until `finish()`.
+
+        Needs at least one rank: see `has_ranks`.
 
         Args:
+            prompts: token ids.
             cache_salt: the prompts' salt.
-            rank: the one that gets them, if it takes requests.
+            rank: the rank that gets them, if requests are assigned to it; otherwise one is chosen.
         """
         return [self._assign_one(prompt, cache_salt, rank) for prompt in prompts]
 
     def observe(self, rank: int, load: LoadView | None) -> None:
-        """What a rank says of its load. What exceeds this client's own requests is taken for other clients'."""
+        """Take a rank's reported load. Requests in excess of this client's own are attributed to other clients."""
         counts = self._counts.get(rank)
         if load is not None and counts is not None:
             counts.others = max(0, load.num_waiting + load.num_running - counts.own)
             counts.waiting = load.num_waiting
 
     def finish(self, rank: int) -> None:
-        """One of this client's requests on `rank` is no longer under way."""
+        """One of this client's requests on `rank` has ended, or left the rank."""
         counts = self._counts.get(rank)
         if counts is None:
-            return  # it has gone, and its counts with it
-        assert counts.own > 0, f"no request is under way on rank {rank}"
-        # which of them it was makes no difference worth keeping track of
+            return  # the rank was removed with its counts
+        assert counts.own > 0, f"rank {rank} has no requests of this client"
+        # the request is taken to have had the average prompt length: exact accounting isn't worth its cost
         counts.own_tokens *= (counts.own - 1) / counts.own
         counts.own -= 1
 
     def num_own(self, rank: int) -> int | None:
-        """How many of this client's own requests are under way on a rank; None if it takes none."""
+        """Number of this client's requests on a rank; None if requests aren't assigned to it."""
         counts = self._counts.get(rank)
         return None if counts is None else counts.own
 
     def loads(self) -> dict[int, RankLoad]:
-        """The ranks' loads as known here."""
+        """The known load of each rank."""
         return {
             rank: RankLoad(counts.own + counts.others, counts.waiting, counts.own_tokens)
             for rank, counts in self._counts.items()

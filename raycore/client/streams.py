@@ -1,7 +1,7 @@
-"""Requests as async iterators, on the event loops of those who iterate. Knows no Ray.
+"""Requests as async iterators, on the callers' event loops. Does not depend on Ray.
 
-A batch from a rank wakes each loop once, whatever the number of its streams, and each stream holds one update, the
-newest, which has all of those before it: a slow reader costs no memory.
+A batch from a rank wakes each event loop once, regardless of the number of streams on it. Each stream holds only its
+newest update. Outputs are cumulative, so a slow reader loses nothing and costs no memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raycore.text.tokenizer import Tokenizer
 
 
 class Submitter(Protocol):
-    """What the streams need of a client."""
+    """The methods of a client that streams use."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -47,7 +47,7 @@ class Submitter(Protocol):
 
 
 class Streams:
-    """The streams of one client, on any number of loops."""
+    """The streams of one client, on any number of event loops. Thread-safe."""
 
     def __init__(self, client: Submitter) -> None:
         self._client = client
@@ -68,10 +68,10 @@ class Streams:
         streams = self._of_this_loop()
         request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
         if params.structured_outputs is not None:
-            # submitting finds it compiled; meanwhile the loop serves others
+            # compile in a thread, so that the event loop isn't blocked; submit() then finds it compiled
             await asyncio.to_thread(self._client.check_structured_outputs, params)
         if request_id in streams:
-            raise InvalidRequest(f"request_id={request_id!r} is already under way")
+            raise InvalidRequest(f"request_id={request_id!r} is already in use")
         self._client.submit(
             parse_prompts([prompt], self._client.tokenizer),
             [params],
@@ -89,7 +89,7 @@ class Streams:
                 update = await own.next()
                 if update.error is not None:
                     is_finished = True
-                    raise update.error.with_traceback(None)  # which others may get, too
+                    raise update.error.with_traceback(None)  # other callers may get the same object
                 assert update.output is not None
                 is_finished = update.output.finished
                 yield update.output
@@ -108,31 +108,34 @@ class Streams:
 
 
 class _LoopStreams:
-    """The streams on one loop, whose thread alone calls all but `put`."""
+    """The streams on one event loop. Only `put` may be called from other threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # the loop is the key under which this is held, and has to be able to go
+        # weak: this object is a value in a dictionary with the loop as its weak key, and must not keep it alive
         self._loop = weakref.ref(loop)
         self._streams: dict[str, _Stream] = {}
 
     def put(self, updates: list[Update]) -> None:
-        """Hand over a batch of news. Called from the client's threads."""
+        """Pass updates to the event loop. Called from the client's threads."""
         loop = self._loop()
         if loop is not None:
-            with suppress(RuntimeError):  # it is closed: nobody iterates any more
+            with suppress(RuntimeError):  # the loop is closed, and its streams with it
                 loop.call_soon_threadsafe(self._distribute, updates)
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether somebody iterates over this request."""
+        """Whether the request has an open stream."""
         return request_id in self._streams
 
     def open(self, request_id: str) -> _Stream:
-        """After a request was submitted, before the loop goes on: its news come here."""
+        """Open the stream of a submitted request.
+
+        Call it before control returns to the event loop, which would otherwise drop the first updates.
+        """
         stream = self._streams[request_id] = _Stream()
         return stream
 
     def close(self, request_id: str) -> None:
-        """Nobody waits for news of it."""
+        """Close the request's stream. Later updates are dropped."""
         del self._streams[request_id]
 
     def _distribute(self, updates: list[Update]) -> None:
@@ -143,7 +146,7 @@ class _LoopStreams:
 
 
 class _Stream:
-    """One request's newest update, until it is taken."""
+    """Holds one request's newest update until it is read."""
 
     __slots__ = ("_update", "_waiter")
 
@@ -157,7 +160,7 @@ class _Stream:
             self._waiter.set_result(None)
 
     async def next(self) -> Update:
-        """The newest update; waits for one that wasn't given yet."""
+        """The newest unread update. Waits until there is one."""
         if self._update is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

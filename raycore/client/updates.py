@@ -1,4 +1,4 @@
-"""What a client tells those who wait for requests."""
+"""The updates that a client delivers to callers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 
 COALESCE_S = 0.1
-"""How long tokens that nobody looks at before the request ends may wait for company."""
+"""How long a rank may hold back tokens of requests that don't stream, to send more at once."""
 
 STOP_STRING_COALESCE_S = 0.01
-"""The same when a stop string may end the request: every token past it is wasted work."""
+"""The same for requests with stop strings. Shorter, because every token computed past a stop string is wasted."""
 
 
 @dataclass(slots=True)
 class Update:
-    """News of one request: an output, or the error that ended it."""
+    """An output of one request, or the error that ended it."""
 
     request_id: str
     output: RequestOutput | None = None
@@ -25,9 +25,9 @@ class Update:
 
 
 Sink = Callable[[list[Update]], object]
-"""Gets a batch of updates, on one of the client's threads; must not block."""
+"""Receives a batch of updates on one of the client's threads. Must not block."""
 
 
 def coalescing_s(params: Sequence[SamplingParams]) -> float:
-    """How long tokens of requests that don't stream may wait."""
+    """The flush interval of requests that don't stream, in seconds."""
     return STOP_STRING_COALESCE_S if any(each.stop_strings for each in params) else COALESCE_S

@@ -359,7 +359,7 @@ def test_async_streams_aborts_and_refuses(ray_cluster):
                 break  # leaving early aborts
             with pytest.raises(InvalidRequest, match="empty"):
                 await _last(llm, "")
-            with pytest.raises(InvalidRequest, match="already under way"):
+            with pytest.raises(InvalidRequest, match="already in use"):
                 await asyncio.gather(_last(llm, "1 + 2 =", ENDLESS, "d"), _last(llm, "1 + 2 =", ENDLESS, "d"))
             assert (await _last(llm, "27 + 58 =")).outputs[0].text == " 85"
 

@@ -125,7 +125,7 @@ def test_a_request_id_is_in_use_until_its_stream_has_ended():
         step = asyncio.ensure_future(anext(first))
         await asyncio.sleep(0)
         client.give("a", num_tokens=3, finished=True)  # the client has done with it, the reader hasn't
-        with pytest.raises(InvalidRequest, match="'a' is already under way"):
+        with pytest.raises(InvalidRequest, match="'a' is already in use"):
             await anext(streams.generate(PROMPT, PARAMS, "a"))
         assert num_tokens(await step) == 3
         assert [each async for each in first] == []

@@ -348,7 +348,7 @@ def test_what_is_not_there_says_so(client):
 
 def test_a_request_id_that_is_under_way_is_refused_before_the_status_is_sent(client, engine):
     def fail(index):
-        raise InvalidRequest("request_id='cmpl-mine' is already under way")
+        raise InvalidRequest("request_id='cmpl-mine' is already in use")
 
     engine.at_token = fail
     for is_stream in (False, True):
