@@ -1,6 +1,6 @@
-"""The engine itself: schedule, execute, update. Knows neither Ray nor torch.
+"""The engine core of one rank: schedule, execute, update. Depends on neither Ray nor torch.
 
-`EngineCore` owns a scheduler and an executor, and joins them. `run_loop` feeds it from a mailbox.
+`EngineCore` joins a scheduler and an executor. `run_loop` feeds it from a mailbox.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from raycore.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
-"""An idle loop looks up this often; commands and failures wake it at once."""
+"""How often an idle loop wakes up. Commands and failures wake it at once."""
 _GRAMMARS_WAIT_S = 0.002
-"""The same while nothing is to be done but to wait for grammars."""
+"""The same while requests wait for their grammars and there is nothing else to do."""
 
 
 class EngineCore:
     """One data-parallel rank's scheduler and workers."""
 
     def __init__(self, config: EngineConfig, executor: Executor, rendezvous: str | None = None) -> None:
-        """Bring the workers up, size the KV cache by the memory that they have left, and allocate it.
+        """Start the workers, size the KV cache by their free memory, and allocate it.
+
+        `rendezvous`: where the workers of ranks that share experts meet; None if ranks share none.
 
         Raises:
-            InitializationError: a worker failed; nothing is left running.
-            InvalidConfig: the memory doesn't hold one request of `max_model_len` tokens, with the numbers.
+            InitializationError: a worker failed. No worker is left running.
+            InvalidConfig: the free memory can't hold one request of `max_model_len` tokens.
         """
         self.config = config
         self.executor = executor
@@ -60,12 +62,12 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduler, config.cache, self.num_blocks, config.model.spec.vocab_size)
         self._grammars = GrammarsUnderWay(executor)
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
-        """Plans with their results to come, and when they were made."""
+        """(plan, pending result, time of planning) of each step in flight, oldest first."""
         self._arrived_s: dict[int, float] = {}
-        """By seq_id: when the requests came that no step has begun."""
+        """By seq_id: the arrival times of requests that haven't started."""
         self._step_started_s: float | None = None
         self._plan: StepPlan | None = None
-        """What is executed or waited for now: what the log describes if that fails."""
+        """The plan that is being executed or waited for. The log describes it if the step fails."""
         logger.info(
             "the KV cache holds %d tokens (%d blocks of %d)",
             self.num_blocks * config.cache.block_size,
@@ -74,10 +76,10 @@ class EngineCore:
         )
 
     def submit(self, request: EngineRequest) -> None:
-        """Take a request on.
+        """Add a request.
 
         Raises:
-            InvalidRequest: it can't run, whatever else does; nothing else is affected.
+            InvalidRequest: the request can never run. Other requests are not affected.
         """
         asked = request.params.structured_outputs
         self.scheduler.submit(request, is_held=asked is not None)
@@ -86,37 +88,40 @@ class EngineCore:
         self._arrived_s[request.seq_id] = time.monotonic()
 
     def abort(self, seq_ids: list[int]) -> None:
-        """Drop requests. No output of theirs follows."""
+        """Abort requests. They produce no more outputs."""
         self.scheduler.abort(seq_ids)
         for seq_id in seq_ids:
             self._grammars.drop(seq_id)
             self._arrived_s.pop(seq_id, None)
 
     def abort_client(self, client: int) -> None:
-        """Drop all requests of a client. No output of theirs follows."""
+        """Abort all requests of a client. They produce no more outputs."""
         self.abort(self.scheduler.seq_ids_of(client))
 
     def release_prepared(self) -> None:
-        """Let requests be scheduled whose grammars the workers have compiled: what a loop does before it steps."""
+        """Release requests whose grammars the workers have compiled to the scheduler. Call it before each step."""
         self.scheduler.release(self._grammars.take_done())
 
     def idle_wait_s(self) -> float:
-        """How long a loop that has no work to do may sleep."""
+        """How long an idle loop may sleep, in seconds."""
         return _GRAMMARS_WAIT_S if self._grammars else IDLE_WAIT_S
 
     def step(self) -> StepOutputs | None:
-        """Schedule a step and give the outputs of the oldest one in flight, once there are enough in flight."""
+        """Schedule a step, and return the outputs of the oldest step in flight.
+
+        Returns None if there is nothing to do, or if another step can be scheduled before waiting for this one.
+        """
         with self._reported(), self._timed():
             return self._step()
 
     def step_age_s(self) -> float:
-        """Seconds since the present step began, 0 between steps. May be called from any thread."""
+        """Seconds since the current step began; 0 between steps. May be called from any thread."""
         started_s = self._step_started_s
         return 0.0 if started_s is None else time.monotonic() - started_s
 
     @contextmanager
     def _timed(self) -> Generator[None, None, None]:
-        """A step that `step_age_s` sees."""
+        """Record the start and end of a step for `step_age_s()`."""
         self._step_started_s = time.monotonic()
         try:
             yield
@@ -125,7 +130,7 @@ class EngineCore:
 
     @contextmanager
     def _reported(self) -> Generator[None, None, None]:
-        """Have the log say in what state the engine is if this raises."""
+        """Log the state of the engine if the step fails."""
         self._plan = None
         try:
             yield
@@ -144,7 +149,7 @@ class EngineCore:
         if not self._in_flight:
             return None
         if plan is not None and len(self._in_flight) < self.executor.max_concurrent_batches:
-            return None  # the workers have one step to do: plan the next before waiting for it
+            return None  # the workers are busy with a step: plan the next one before waiting for it
         plan, pending, planned_s = self._in_flight.popleft()
         self._plan = plan
         return self._update(plan, pending.result(self.config.executor.execute_timeout_s), planned_s)
@@ -156,9 +161,9 @@ class EngineCore:
         return outputs
 
     def lockstep_step(self) -> tuple[StepOutputs | None, bool]:
-        """One step of a wave, from the plan to the result, without a token if there is nothing to schedule.
+        """Run one step of a wave, from the plan to the result. It is a dummy step if there is nothing to schedule.
 
-        Returns its outputs, and whether any of the engines that share experts had a token to compute.
+        Returns: its outputs, and whether any of the engines that share experts had a token to compute.
         """
         with self._reported():
             plan = self._plan = self.scheduler.schedule()
@@ -173,17 +178,22 @@ class EngineCore:
             return self._update(plan, result, planned_s), result.is_anyone_busy
 
     def dummy_step(self, timeout_s: float | None = None) -> bool:
-        """A step without a token, which the engines that share experts with this one need of it.
+        """Run a step without a token. Engines that share experts with this one can't step without it.
 
-        Returns whether any of them had a token. Raises `RpcTimeout` if they don't come within `timeout_s`, by default
-        the configured one.
+        Args:
+            timeout_s: how long to wait for the other engines; None: `execute_timeout_s`.
+
+        Returns: whether any of the engines had a token to compute.
+
+        Raises:
+            RpcTimeout: the other engines didn't take part in time.
         """
         timeout_s = self.config.executor.execute_timeout_s if timeout_s is None else timeout_s
         with self._timed():
             return self.executor.execute_dummy_batch().result(timeout_s).is_anyone_busy
 
     def has_work(self) -> bool:
-        """Whether any request is waiting, running or in flight, other than those that wait for their grammars."""
+        """Whether any request is waiting, running or in flight. Requests that wait for grammars don't count."""
         return bool(self._in_flight) or self.scheduler.has_work()
 
     def load(self) -> LoadView:
@@ -194,10 +204,10 @@ class EngineCore:
         """Stop the workers. Idempotent."""
         self.executor.shutdown()
 
-    # ---- utilities: what clients may call by name
+    # ---- utilities, which clients call by name
 
     def utility_reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix. False when requests are running, which hold some of them."""
+        """Clear the prefix cache. Does nothing and returns False while any request runs."""
         return self.scheduler.reset_prefix_cache()
 
     def utility_collective_rpc(
@@ -211,7 +221,7 @@ class EngineCore:
         return self.executor.collective_rpc(method, timeout, args, kwargs)
 
     def utility_check_health(self) -> None:
-        """Raise what ails the workers, if anything does."""
+        """Raise the workers' failure if there was one, or if they don't answer in time."""
         self.executor.check_health()
 
     def utility_load(self) -> LoadView:
@@ -234,7 +244,7 @@ class EngineCore:
                 f"{bytes_per_block / block_size:.0f} bytes a token), less than max_model_len={longest}: lower "
                 "max_model_len, or raise kv_cache_memory_bytes or gpu_memory_utilization"
             )
-        # more than every request at its longest can't be used, and costs the pool's bookkeeping
+        # blocks beyond max_num_seqs requests of max_model_len tokens are never used, and cost bookkeeping
         most_useful = self.config.scheduler.max_num_seqs * -(-longest // block_size)
         return int(min(num_blocks, most_useful))
 
@@ -243,9 +253,9 @@ class EngineCore:
 
 
 def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
-    """Step while there is work, sleep while there is none, until the mailbox is told to stop.
+    """Run steps while there is work, and sleep while there is none, until the mailbox is stopped.
 
-    Raises whatever a step raises or the mailbox was told of: the rank is then done for.
+    Raises any error of a step or of `Mailbox.fail()`. The rank can't continue after that.
     """
     while not mailbox.stopping:
         commands = mailbox.take(0.0 if core.has_work() else core.idle_wait_s())
@@ -260,7 +270,7 @@ def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
 
 
 def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
-    """Do what a caller asked for."""
+    """Apply a client's command to the engine."""
     if isinstance(command, Submit):
         for seq_id, reason in command.undecodable:
             if not mailbox.is_forgotten(seq_id):
@@ -288,11 +298,12 @@ _decode_each = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 def decode_requests(message: bytes) -> tuple[list[EngineRequest], list[tuple[int, str]]]:
-    """What a client sends as one message.
+    """Decode a client's message.
 
     Returns: the requests, and (seq_id, reason) of those that can't be decoded.
+
     Raises:
-        msgspec.DecodeError: the message isn't a list of requests at all.
+        msgspec.DecodeError: the message isn't a list, or one of its items doesn't begin with a seq_id.
     """
     try:
         return _decode_requests(message), []
@@ -313,6 +324,6 @@ def _decode_one_by_one(messages: list[msgspec.Raw]) -> tuple[list[EngineRequest]
 
 
 class _Identified(msgspec.Struct, array_like=True):
-    """The fields with which an encoded `EngineRequest` begins: what can be read of one that can't be decoded."""
+    """The first field of an encoded `EngineRequest`. Readable even if the rest can't be decoded."""
 
     seq_id: int

@@ -1,8 +1,8 @@
 """The Ray actor that hosts one data-parallel rank's engine. Holds no policy.
 
-Four concurrency groups keep its callers apart: `run` is the engine's loop, `io` hands requests in (one thread, so
-that an abort never overtakes its submit), `outputs` streams results out, `utility` waits for answers from the loop. The
-default group stays free: Ray's channels call back into it.
+Four concurrency groups keep its callers apart: `run` executes the engine's loop, `io` receives requests (on one thread,
+so that an abort never overtakes its submit), `outputs` streams results, and `utility` waits for the loop's replies. The
+default group stays free for the calls of Ray's channels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from raycore.worker.rank import RankIdentity
 logger = logging.getLogger(__name__)
 
 MAX_CLIENTS = 16
-"""Each client's output stream has a thread of its own here."""
+"""Limit on simultaneous output streams. Each client's stream occupies a thread of the actor."""
 
 
 class DPEngineCoreActor:
@@ -60,14 +60,14 @@ class DPEngineCoreActor:
 
     @endpoint("run")
     def stand_by(self) -> list[int]:
-        """Start the rank's processes before it is known which rank it is. Returns their ids."""
+        """Start the processes of a standby, which isn't any rank yet. Returns their process ids."""
         self._executor = self._make_executor()
         self._executor.stand_by()
         return sorted({os.getpid(), *self._executor.worker_pids()})
 
     @endpoint("run")
     def adopt(self, identity: RankIdentity, name: str) -> None:
-        """Become this rank, after `stand_by()` and before `wait_for_init()`."""
+        """Turn a standby into this rank. Call it after `stand_by()` and before `wait_for_init()`."""
         assert self._executor is not None, "stand_by() comes first"
         self._identity, self._name = identity, name
         log_as(_label(identity), self._config.log_level)
@@ -75,15 +75,15 @@ class DPEngineCoreActor:
 
     @endpoint("run")
     def rendezvous(self) -> str:
-        """Where the workers of all ranks that share experts can meet. One rank is asked, before `wait_for_init()`."""
+        """Where the workers of all ranks that share experts meet. Call it on one rank, before `wait_for_init()`."""
         self._executor = self._make_executor()
         return self._executor.rendezvous()
 
     @endpoint("run")
     def wait_for_init(self, rendezvous: str | None = None) -> bytes:
-        """Bring the rank up. Returns an encoded `EngineInfo`; raises what kept it from coming up.
+        """Initialise the rank. Returns an encoded `EngineInfo`; raises if the rank can't be initialised.
 
-        `rendezvous`: what one rank's `rendezvous()` returned, if ranks share experts. They then come up together.
+        `rendezvous`: the result of one rank's `rendezvous()` if ranks share experts. They are initialised together.
         """
         started_s = time.perf_counter()
         executor = self._executor = self._executor or self._make_executor()
@@ -108,16 +108,16 @@ class DPEngineCoreActor:
 
     @endpoint()
     def load_progress(self) -> float:
-        """Share of the weights that has been read, 0 to 1, while `wait_for_init()` runs."""
+        """Share of the weights that has been loaded, 0 to 1. May be called while `wait_for_init()` runs."""
         return self._executor.load_progress() if self._executor is not None else 0.0
 
     @endpoint("run")
     def run(self, peers: list[DPEngineCoreActor]) -> None:
-        """The engine's loop. Returns when asked to stop, with its workers stopped.
+        """Run the engine's loop. Stops the workers and returns after `stop()`.
 
-        `peers`: the other ranks, where ranks share experts.
+        `peers`: the other ranks if ranks share experts, else empty.
 
-        Raises, when the rank can't go on, at once: whoever learns of it ends what is left of the rank.
+        If the rank can't continue, this raises at once and leaves the workers running: the supervisor kills them.
         """
         assert self._core is not None, "wait_for_init() comes first"
         try:
@@ -131,50 +131,50 @@ class DPEngineCoreActor:
 
     @endpoint("io")
     def start_wave(self, wave: int) -> None:
-        """A peer has started a wave: take part."""
+        """Take part in a wave that a peer has started."""
         self._mailbox.put(StartWave(wave))
 
     @endpoint("io")
     def step_age_s(self) -> float:
-        """Seconds since the present step began, 0 between steps: what the watchdog asks."""
+        """Seconds since the current step began; 0 between steps. Polled by the watchdog."""
         return self._core.step_age_s() if self._core is not None else 0.0
 
     @endpoint("io")
     def submit(self, requests: bytes) -> None:
-        """Take requests on: an encoded list of `EngineRequest`. Those that can't be decoded fail alone."""
+        """Add requests: an encoded list of `EngineRequest`. A request that can't be decoded fails alone."""
         try:
             self._mailbox.put(Submit(*decode_requests(requests)))
         except Exception as error:
-            # Nobody reads this call's result. Which requests were in the message is unknown, and their callers would
-            # wait for ever: the rank's end hands them to other ranks.
+            # No caller reads this result, and the requests in the message are unknown, so they can't be refused. Fail
+            # the rank instead: its loss moves them to other ranks.
             self._mailbox.fail(error)
             raise
 
     @endpoint("io")
     def abort(self, seq_ids: list[int]) -> None:
-        """Drop requests."""
+        """Abort requests."""
         self._mailbox.put(Abort(seq_ids))
 
     @endpoint("io")
     def forget_client(self, client: int) -> None:
-        """A client's process is gone: drop its requests, and end its output stream."""
+        """Abort the requests of a client whose process has ended, and end its output stream."""
         self._mailbox.put(ForgetClient(client))
 
     @endpoint("outputs")
     def outputs(self, client: int) -> Iterator[bytes]:
-        """The stream of one client's encoded `OutputBatch`es, which ends when the rank does."""
+        """Stream one client's encoded `OutputBatch`es. Ends with the rank, or when the client is forgotten."""
         yield from self._mailbox.outputs(client)
 
     @endpoint("utility")
     def utility(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
-        """Call one of the engine's utilities between two steps."""
+        """Call one of the engine's utilities between two steps. Waits at most `timeout_s` for the result."""
         command = Utility(method, args, kwargs)
         self._mailbox.put(command)
         return command.reply.result(timeout_s)
 
     @endpoint("io")
     def stop(self) -> None:
-        """Have `run()` return after the present step."""
+        """Have `run()` return after the current step."""
         self._mailbox.stop()
 
     def _run_in_lockstep(self, core: EngineCore, peers: list[DPEngineCoreActor]) -> None:
@@ -198,9 +198,9 @@ class DPEngineCoreActor:
 DP_ENGINE_CORE_ACTOR = actor_class(
     DPEngineCoreActor, concurrency_groups={"run": 1, "io": 1, "outputs": MAX_CLIENTS, "utility": 4}
 )
-"""What Ray starts."""
+"""The Ray actor class."""
 
 
 def _label(identity: RankIdentity) -> str:
-    """What log lines call the rank."""
+    """The rank's name in log lines."""
     return f"dp{identity.dp_rank}" if identity.dp_rank >= 0 else "standby"

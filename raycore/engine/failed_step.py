@@ -1,6 +1,6 @@
-"""What the log says of a step that failed, so that the failure can be understood afterwards.
+"""Describes a failed step for the log, so that the failure can be diagnosed afterwards.
 
-Numbers, sequence ids and the configuration. Nothing of what callers have sent, and no token.
+The description has numbers, seq_ids and the configuration. It contains no prompts, parameters or tokens of requests.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ _INT32_BYTES = 4
 def describe_failed_step(
     error: BaseException, plan: StepPlan | None, seq_ids: Sequence[int], load: LoadView, config: EngineConfig
 ) -> str:
-    """Several lines about the engine's state.
+    """Describe the engine's state in several lines.
 
     Args:
-        plan: what the step was to compute; None if the error came before the plan was made, or if it was to compute
-            nothing.
-        seq_ids: those of the plan's requests that are still there.
+        plan: the step's plan; None if the error came before the plan was made, or if there was nothing to compute.
+        seq_ids: of the plan's requests that haven't been aborted.
     """
     return "\n    ".join(
         [

@@ -1,6 +1,6 @@
-"""Requests whose constraints the workers are compiling, so that no step has to wait for that.
+"""Has the workers compile the constraints of requests before they are scheduled, so that no step waits for it.
 
-It only saves time: a worker that gets a constrained request which it wasn't told of compiles within the step.
+This is only an optimisation: a worker that gets a constraint without notice compiles it within the step.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from raycore.executor.base import Executor, Pending
 from raycore.structured_outputs import StructuredOutputsParams
 
 HOLD_TIMEOUT_S = 30.0
-"""A request that was held this long is run: its workers say what ails its constraint."""
+"""How long a request waits for its grammar. After that it is scheduled; its step then compiles, or reports an error."""
 
 
 class GrammarsUnderWay:
-    """By the seq_ids of the requests that are held for them. Asks all workers, and waits for none."""
+    """The held requests whose grammars are being compiled. Asks all workers without waiting for them."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._new: dict[int, StructuredOutputsParams] = {}
-        """What the workers have yet to be told of."""
+        """By seq_id: constraints that have yet to be sent to the workers."""
         self._deadlines_s: dict[int, float] = {}
         self._answer: Pending[list[list[int]]] | None = None
-        """What each worker has not done, as of the last time they were asked."""
+        """The pending reply to the last question: for each worker, the seq_ids whose grammars aren't ready."""
 
     def __bool__(self) -> bool:
         return bool(self._deadlines_s)
 
     def add(self, seq_id: int, asked: StructuredOutputsParams) -> None:
-        """Have the workers compile it."""
+        """Have the workers compile the constraint of a request."""
         self._new[seq_id] = asked
         self._deadlines_s[seq_id] = time.monotonic() + HOLD_TIMEOUT_S
 
     def drop(self, seq_id: int) -> None:
-        """Nobody waits for it any more; there may be no such request."""
+        """Stop waiting for a request's grammar. Unknown seq_ids are ignored."""
         self._new.pop(seq_id, None)
         self._deadlines_s.pop(seq_id, None)
 
     def take_done(self) -> list[int]:
-        """The requests that need not be held any longer, each once."""
+        """Remove and return the requests whose grammars are ready, or that have waited too long."""
         if not self._deadlines_s:
             return []
         now_s = time.monotonic()

@@ -1,7 +1,8 @@
-"""The loop of an engine that shares experts with others: what `core.run_loop` is to an engine alone.
+"""The loop of an engine that shares experts with others. The counterpart of `core.run_loop`.
 
-Knows when to step, not how engines reach each other: peers are told of a wave through a callable, and tell of theirs
-with `StartWave` in the mailbox. The exchange in each step, between the workers, keeps the loops together.
+The loop decides when to step and leaves communication to its caller: it announces a wave to its peers through a
+callable, and gets theirs as `StartWave` from the mailbox. The workers' exchange in each step keeps the loops in
+lockstep.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_peers: Callable[[int], None]) -> None:
-    """Run waves, and sleep between them, until the mailbox is told to stop.
+    """Run waves, and sleep between them, until the mailbox is stopped.
 
-    Raises whatever a step raises or the mailbox was told of: the engine, and with it its peers, are then done for.
+    Raises any error of a step or of `Mailbox.fail()`. Neither the engine nor its peers can continue after that.
 
     Args:
         tell_peers: sends every other engine a `StartWave` with this number, without waiting for them.
@@ -51,9 +52,9 @@ def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_pee
 
 
 def _finish_wave(core: EngineCore, mailbox: Mailbox, waves: Waves) -> None:
-    """Keep peers that are stopping too from waiting in a step that this engine would be missing from.
+    """Run dummy steps until the wave ends, so that peers that are stopping too don't wait for this engine.
 
-    Its own requests are dropped. Peers that go on can't be helped: after a while this engine leaves all the same.
+    This engine's own requests are dropped. It gives up after `shutdown_timeout_s` if its peers don't stop.
     """
     for command in mailbox.take():
         if isinstance(command, StartWave):
@@ -63,5 +64,5 @@ def _finish_wave(core: EngineCore, mailbox: Mailbox, waves: Waves) -> None:
         try:
             waves.step_done(core.dummy_step(left_s))
         except RpcTimeout:
-            logger.warning("stopping in the middle of a wave, whose other engines are gone or stuck")
+            logger.warning("stopping in the middle of a wave: the other engines are gone or stuck")
             return

@@ -1,8 +1,7 @@
-"""Where the engine's loop and its callers meet.
+"""The queues between the engine's loop and its callers.
 
-Callers' threads put commands in and take output batches out; the loop's thread does the reverse. Nothing else is
-shared between them, so neither ever waits for the other's work. Owns the decision when outputs are worth sending;
-knows neither Ray nor what a request is.
+Callers' threads put commands in and take output batches out; the loop's thread does the reverse. They share nothing
+else, so neither waits for the other's work. The mailbox also decides when outputs are sent. Does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, 
 from raycore.scheduler.outputs import StepOutputs
 
 IDLE_CHECK_S = 1.0
-"""An output stream without outputs wakes up this often: to notice that its consumer is gone, and to tell it of a load
-that has changed."""
+"""How often an output stream without outputs wakes up, to send a changed load and to notice that its consumer is gone.
+"""
 
 
 @dataclass(slots=True)
 class Submit:
-    """Take these requests on."""
+    """Add these requests."""
 
     requests: list[EngineRequest]
     undecodable: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    """(seq_id, reason) of requests that came in the same message and can't be decoded."""
+    """(seq_id, reason) of requests in the same message that can't be decoded."""
 
 
 @dataclass(slots=True)
 class Abort:
-    """Drop these requests; unknown ones have finished already."""
+    """Abort these requests. Unknown ones have finished already."""
 
     seq_ids: list[int]
 
 
 @dataclass(slots=True)
 class ForgetClient:
-    """A client is gone: drop its requests, send it nothing, and ignore what of its own may still come."""
+    """A client is gone: abort its requests, send it nothing, and ignore requests of it that still arrive."""
 
     client: int
 
@@ -60,7 +59,7 @@ class Utility:
 
 @dataclass(slots=True)
 class StartWave:
-    """A peer that shares experts with this engine has started a wave (see `waves`)."""
+    """A peer that shares experts with this engine has started a wave: see `waves`."""
 
     wave: int
 
@@ -69,7 +68,7 @@ Command = Submit | Abort | ForgetClient | Utility | StartWave
 
 
 class Mailbox:
-    """Commands in, output batches out. Every method may be called from any thread."""
+    """Queues for commands and output batches. Thread-safe."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
@@ -78,35 +77,35 @@ class Mailbox:
         self._stopping = False
         self._outboxes: dict[int, _Outbox] = {}
         self._forgotten: set[int] = set()
-        """Clients that are gone; no later one has the index of one of these."""
+        """Indices of clients that are gone. They are never used again."""
         self._load = NO_LOAD
-        """The rank's, as the loop last said."""
+        """The rank's load, as last set by the loop."""
 
     # ---- the callers' side
 
     def put(self, command: Command) -> None:
-        """Hand a command to the loop."""
+        """Queue a command for the loop."""
         with self._arrived:
             self._commands.append(command)
             self._arrived.notify()
 
     def stop(self) -> None:
-        """Have the loop return after its present step."""
+        """Have the loop return after its current step."""
         with self._arrived:
             self._stopping = True
             self._arrived.notify()
 
     def fail(self, error: BaseException) -> None:
-        """Have the loop raise `error` after its present step. The first failure wins."""
+        """Have the loop raise `error` after its current step. The first failure wins."""
         with self._arrived:
             self._failure = self._failure or error
             self._arrived.notify()
 
     def outputs(self, client: int) -> Iterator[bytes]:
-        """Encoded `OutputBatch`es for one client, until the mailbox is closed. One stream for each client.
+        """Yield encoded `OutputBatch`es for one client until the mailbox is closed or the client is forgotten.
 
-        A client that gets no outputs gets a batch with the load alone when the number of requests has changed, so that
-        it knows where to send its next request.
+        Each client has one stream. Without outputs, the client gets a batch with only the load when the number of
+        requests has changed, because it routes by that.
         """
         outbox = self._outboxes.setdefault(client, _Outbox())
         if client in self._forgotten:
@@ -126,12 +125,12 @@ class Mailbox:
     # ---- the loop's side
 
     def take(self, wait_s: float = 0.0) -> list[Command]:
-        """The commands that have arrived; if there are none, wait up to `wait_s` for one.
+        """Remove and return the queued commands. If there are none, wait up to `wait_s` for one.
 
-        Raises whatever `fail()` was given.
+        Raises the error passed to `fail()`.
         """
         if not (wait_s or self._commands or self._failure):
-            return []  # the busy loop's way through: no lock
+            return []  # fast path for a busy loop: takes no lock
         with self._arrived:
             if wait_s and not (self._commands or self._stopping or self._failure):
                 self._arrived.wait(wait_s)
@@ -147,22 +146,22 @@ class Mailbox:
         return self._stopping
 
     def publish(self, outputs: StepOutputs, load: LoadView) -> None:
-        """Keep a step's outputs for their clients, and send them if they shouldn't wait for more."""
+        """Queue a step's outputs for their clients. They are sent when a request finishes or the oldest are due."""
         self._load = load
         for client, part in outputs.by_client():
             self._outboxes.setdefault(client, _Outbox()).add(part)
 
     def note_load(self, load: LoadView) -> None:
-        """The rank's load has changed without an output."""
+        """Set the rank's load after a change without outputs."""
         self._load = load
 
     def refuse(self, seq_id: int, error: str, finish_reason: str = "error") -> None:
-        """Tell a request's client that it can't be run; for the reasons see `FinishedRequest`."""
+        """Tell a request's client that it can't run. For `finish_reason` see `FinishedRequest`."""
         outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
         outbox.add(StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]))
 
     def forget_client(self, client: int) -> None:
-        """End a client's output stream, and take no requests of its any more."""
+        """End a client's output stream, and mark its later requests as forgotten."""
         self._forgotten.add(client)
         outbox = self._outboxes.pop(client, None)
         if outbox is not None:
@@ -173,7 +172,7 @@ class Mailbox:
         return client_of(seq_id) in self._forgotten
 
     def close(self) -> None:
-        """End every output stream once it has been drained, and refuse what was never answered."""
+        """End every output stream once its outputs are sent, and fail utility calls that haven't run."""
         for outbox in list(self._outboxes.values()):
             outbox.close()
         with self._arrived:
@@ -184,12 +183,12 @@ class Mailbox:
 
 
 class _Outbox:
-    """One client's outputs between two sends."""
+    """One client's outputs since the last batch was sent."""
 
     def __init__(self) -> None:
         self._ready = threading.Condition()
         self._steps: list[tuple[StepOutputs, float]] = []
-        """With the times at which they came."""
+        """Outputs, and when they were added."""
         self._due_s = float("inf")
         self._is_due = False
         self.closed = False
@@ -204,9 +203,9 @@ class _Outbox:
                 self._ready.notify()
 
     def take(self, timeout_s: float) -> OutputBatch | None:
-        """Everything since the last take, once it is due; None after `timeout_s` or when closed and drained.
+        """All outputs since the last call as one batch, once they are due. The batch has no load yet.
 
-        The batch has no load yet.
+        None after `timeout_s`, or if the outbox is closed and empty.
         """
         with self._ready:
             if not (self._is_due or self.closed):

@@ -1,4 +1,4 @@
-"""What becomes of an engine's ranks, as its supervisor tells all clients, those of other processes included."""
+"""The events by which an engine's supervisor tells all clients, in all processes, which ranks serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankUp:
-    """The rank serves."""
+    """The rank is in service."""
 
     dp_rank: int
     actor: DPEngineCoreActor
@@ -24,16 +24,16 @@ class RankUp:
 
 @dataclass(frozen=True)
 class RanksLost:
-    """The ranks are gone, with what they had."""
+    """The ranks are gone, with all their state."""
 
     dp_ranks: Sequence[int]
     loss: int
-    """A running number. The `LossExplained` with the same number follows."""
+    """The number of this loss. A `LossExplained` with the same number follows."""
 
 
 @dataclass(frozen=True)
 class LossExplained:
-    """Why ranks are gone. It takes a moment to find out, so it comes after the loss."""
+    """The cause of a loss. Sent separately because it takes up to some seconds to find out."""
 
     loss: int
     error: EngineDeadError
@@ -41,7 +41,7 @@ class LossExplained:
 
 @dataclass(frozen=True)
 class EngineLost:
-    """No rank is left, and none will come."""
+    """No rank is left, and none will be started."""
 
     error: EngineDeadError
 
@@ -50,19 +50,19 @@ RankEvent = RankUp | RanksLost | LossExplained | EngineLost
 
 
 class RankListener(Protocol):
-    """Whoever hands work to ranks. Called from the supervisor's threads."""
+    """Receives rank events, on the supervisor's threads. Implemented by those that send requests to ranks."""
 
     def on_rank_event(self, event: RankEvent) -> None:
-        """Take note of an event. Must not block for long."""
+        """Handle an event. Must not block for long."""
         ...
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """The ranks are about to be stopped: give them nothing more. Returns once they are no longer needed.
+        """Send no more requests to ranks that are about to be stopped. Returns once they are no longer needed.
 
-        What they don't finish within `timeout_s` is handed to others.
+        Requests that they don't finish within `timeout_s` seconds move to other ranks.
         """
         ...
 
     def is_busy(self, dp_rank: int) -> bool:
-        """Whether the rank has work that its caller waits for."""
+        """Whether the rank has unfinished requests."""
         ...

@@ -1,4 +1,4 @@
-"""Calling an engine's utilities by name, with arguments converted to what their signatures ask for."""
+"""Calls an engine's utilities by name, with arguments converted to the types in their signatures."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from raycore.engine.mailbox import Utility
 from raycore.errors import InvalidInput
 
 PREFIX = "utility_"
-"""Only methods whose names begin so can be called: `reset_prefix_cache` is `utility_reset_prefix_cache`."""
+"""Only methods with this prefix can be called: `reset_prefix_cache` calls `utility_reset_prefix_cache`."""
 
 
 def call_utility(target: object, command: Utility) -> None:
-    """Run `command` on `target` and settle its reply, with the result or with what was raised."""
+    """Run `command` on `target` and complete its reply with the result or the exception."""
     try:
         command.reply.set_result(_call(target, command))
     except Exception as error:
-        # the caller gets it, whatever it is: a utility's mistake isn't the engine's end
+        # passed to the caller: an error in a utility must not end the engine
         command.reply.set_exception(error)
 
 
@@ -40,7 +40,7 @@ def _call(target: object, command: Utility) -> Any:
 
 
 def _convert(method: str, name: str, value: Any, wanted: Any) -> Any:
-    """`value` as `wanted`: lists become tuples, mappings Structs, and so on."""
+    """Convert `value` to the type `wanted`, for example a list to a tuple or a mapping to a Struct."""
     if wanted is Any:
         return value
     try:

@@ -1,22 +1,23 @@
-"""When engines that share experts run steps together, and when they rest: a pure state machine, one for each engine.
+"""Decides when engines that share experts run steps together, and when they rest. A pure state machine for each engine.
 
-Such engines run in *waves*. In a wave every engine runs every step, those without requests included; between waves all
-rest. A wave ends for all at the same step: each step's exchange tells all of them alike whether anyone had a token.
+Such engines run in *waves*. During a wave, every engine runs every step, even without requests. Between waves, all of
+them rest. All engines end a wave at the same step, because each step's exchange tells all of them whether any engine
+had a token to compute.
 
-A wave has a number, one more than the wave before. Whoever gets a request while at rest starts the next wave and
-tells its peers; what it tells them may come late, twice, or when the wave is over. It is enough to remember the
-latest wave that anyone has started: an engine is in a wave as long as there is one that it hasn't completed. So an
-engine whose peer is already a wave ahead, because it saw the end of the last one first, goes straight on to that.
+Waves are numbered consecutively. A resting engine that gets a request starts the next wave and tells its peers. That
+message may arrive late, twice, or after the wave is over. It is enough to remember the latest wave that any engine has
+started: an engine runs steps while there is a started wave that it hasn't completed. If a peer saw the end of a wave
+first and has already started the next one, the engine continues with that one without a rest.
 """
 
 from __future__ import annotations
 
 
 class Waves:
-    """One engine's view of the waves. All engines begin at the same time, with no wave completed."""
+    """One engine's view of the waves. All engines start together, with no wave completed."""
 
     def __init__(self, sync_interval: int = 1) -> None:
-        """`sync_interval`: a wave may only end after a multiple of so many of its steps."""
+        """`sync_interval`: in steps. A wave may only end after a multiple of this number."""
         self.num_completed = 0
         self._latest_started = 0
         self._sync_interval = sync_interval
@@ -24,23 +25,23 @@ class Waves:
 
     @property
     def is_running(self) -> bool:
-        """Whether this engine has a step to run, with requests or without."""
+        """Whether a wave is running, so that this engine has to step, with requests or without."""
         return self._latest_started > self.num_completed
 
     def has_work(self) -> int | None:
-        """There is a request here. Returns the number of the wave to tell the peers of, if it begins one."""
+        """Note that this engine has requests. If no wave is running, start one and return its number for the peers."""
         if self.is_running:
             return None
         self._latest_started = self.num_completed + 1
         return self._latest_started
 
     def start_wave(self, wave: int) -> None:
-        """A peer has started `wave`. Nothing new if that is running here or over."""
+        """Note that a peer has started `wave`. No effect if that wave is running here or is over."""
         assert wave <= self.num_completed + 2, f"wave {wave} can't begin: {self.num_completed} are completed here"
         self._latest_started = max(self._latest_started, wave)
 
     def step_done(self, is_anyone_busy: bool) -> None:
-        """A step of the running wave is over. `is_anyone_busy` is what all engines' exchange at its beginning said."""
+        """Note the end of a step. `is_anyone_busy`: whether any engine had a token, from the step's first exchange."""
         assert self.is_running, "engines at rest run no steps"
         self._num_steps += 1
         if self._num_steps % self._sync_interval == 0 and not is_anyone_busy:
