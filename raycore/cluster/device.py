@@ -1,4 +1,4 @@
-"""Which device `device="auto"` is: decided once for an engine, from what its Ray cluster declares."""
+"""Resolves `device="auto"`, once for an engine, from the resources of its Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_device(view: ClusterView) -> Literal["cpu", "cuda"]:
-    """`cpu`, for as long as raycore has not been run on GPUs; warns if the cluster has some."""
+    """Return `cpu`, because raycore's GPU support is untested. Warns if the cluster has GPUs."""
     num_gpus = sum(node.total.get("GPU", 0.0) for node in view.usable_nodes)
     if num_gpus:
         logger.warning(

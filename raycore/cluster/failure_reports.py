@@ -1,4 +1,4 @@
-"""Why an engine is gone, in words: what Ray's exceptions say, with the root cause first. Pure."""
+"""Describes failures of ranks: turns Ray's exceptions into messages that begin with the root cause. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raycore.messages import EngineInfo
 from raycore.ray_api import cause_of
 
 _BOILERPLATE = re.compile(r"^(The actor (died|experienced)\b|(class_name|actor_id|name|namespace|pid|ip): )")
-"""Lines of Ray's message that say nothing of the cause."""
+"""Lines of Ray's message that don't concern the cause."""
 
 _PREAMBLE = re.compile(r"^The actor is dead because (its worker process has died\. )?")
 _EXIT = re.compile(r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes include: .*)?$")
@@ -19,21 +19,21 @@ _PID = re.compile(r"^\tpid: (\d+)$", re.MULTILINE)
 _SILENT_EXIT = "End of file"
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^[ ^~]*[\^~]\n", re.MULTILINE)
-"""Colours, and the carets that Ray leaves behind where it drops its own frames."""
+"""Colour codes, and the lines of carets that Ray leaves in tracebacks when it removes its own frames."""
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The exception that was raised in the actor, where `error` only brought it here; else `error` itself."""
+    """The exception raised in the actor if `error` is Ray's wrapper around it; otherwise `error` itself."""
     while isinstance(error, RayTaskError) and (cause := cause_of(error)) is not error:
         error = cause
     return error
 
 
 def describe_death(error: BaseException) -> str:
-    """What happened, without Ray's wrapping: the first line is the cause, a traceback may follow.
+    """Describe a failure without Ray's wrapping. The first line is the cause; a traceback may follow.
 
-    An exception that an actor raised is described by its own type, message and traceback, the death of a process by
-    Ray's exit type and detail.
+    An exception raised by an actor is described by its type, message and traceback. The death of a process is described
+    by Ray's exit type and detail.
     """
     cause = root_cause(error)
     if isinstance(error, RayTaskError) and cause is not error:
@@ -47,25 +47,25 @@ def describe_death(error: BaseException) -> str:
 
 
 def describe_rank(info: EngineInfo | None, dp_rank: int) -> str:
-    """A rank's identity: which, and where it runs or ran."""
+    """Name a rank by its dp_rank and, if known, its pid and node."""
     if info is None:
         return f"dp_rank {dp_rank}"
     return f"dp_rank {dp_rank} (pid {info.pid}, node {info.node_id[:8]})"
 
 
 def describe_loss(error: BaseException | None, info: EngineInfo | None, dp_rank: int) -> str:
-    """What the callers of a rank that is gone are told. `error` is its run ref's, None where `run()` returned."""
+    """Describe the loss of a rank to its callers. `error`: of its `run_ref`; None if `run()` returned."""
     rank = describe_rank(info, dp_rank)
     if error is None:
-        return f"{rank}: run() returned although nobody had asked it to stop"
+        return f"{rank}: run() returned without a request to stop"
     if isinstance(error, RayTaskError):
         headline, _, details = describe_death(error).partition("\n")
-        return f"{headline}\n{rank} can't go on\n{details}".rstrip()
+        return f"{headline}\n{rank} can't continue\n{details}".rstrip()
     return f"{rank} died: {describe_death(error)}"
 
 
 def dead_process(error: BaseException | None, info: EngineInfo | None) -> tuple[int | None, str | None]:
-    """The pid and the node id of the process whose death `error`, a rank's, tells of; None where it tells of none."""
+    """The pid and node id of the process whose death caused a rank's `error`; (None, None) if there is none."""
     died = root_cause(error) if error is not None else None
     if isinstance(died, WorkerDied):
         return died.pid, died.node
@@ -75,13 +75,13 @@ def dead_process(error: BaseException | None, info: EngineInfo | None) -> tuple[
 
 
 def pid_of_dead_actor(error: RayError) -> int | None:
-    """The pid of the actor whose death `error` tells of, where Ray knows it."""
+    """The pid of the dead actor that `error` reports, if Ray's message has it."""
     told = _PID.search(str(error)) if isinstance(error, RayActorError) else None
     return int(told[1]) if told is not None else None
 
 
 def _headline(error: BaseException) -> str:
-    """Type and message; the message alone where its type was made for it."""
+    """Type and message of an exception; only the message for raycore's own exceptions."""
     message = str(error).strip()
     if not message:
         return type(error).__name__
@@ -100,5 +100,5 @@ def _actor_death(text: str) -> str:
     ended = _EXIT.search(said)
     if ended is None:
         return said
-    hint = " The process was killed, by hand or for want of memory, or it crashed." if _SILENT_EXIT in ended[2] else ""
+    hint = " It crashed or was killed, for example by the out-of-memory killer." if _SILENT_EXIT in ended[2] else ""
     return f"{ended[1]}: {ended[2]}{hint}"

@@ -1,10 +1,10 @@
-"""Starts a Ray for one program on one machine, without the processes that only clusters need.
+"""Starts a local Ray without the processes that only clusters need.
 
-`ray.init()` waits for a dashboard process even when it is told to include none, and starts an autoscaler. Together with
-what their imports cost in this process and in Ray's agent they are 40 % of the 8 CPU seconds that Ray 2.60 takes to
-start, most of it on the way to the first token. There is no option for it, so three of Ray's functions are replaced
-while `ray.init()` runs, and two more so that its processes are apart from the program's signals (`own_processes`). What
-is lost is what nobody asks of a local Ray: metrics, the state API, usage reports.
+`ray.init()` waits for a dashboard process even with `include_dashboard=False`, and starts an autoscaler. With their
+imports in this process and in Ray's agent, the two cost 40 % of the 8 CPU seconds that Ray 2.60 takes to start. Most of
+that delays the first token. Ray has no option to leave them out, so three of its functions are replaced while
+`ray.init()` runs. Two more are replaced to keep the program's signals from Ray's processes (`own_processes`). The local
+Ray therefore lacks metrics, the state API and usage reports.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from ray._private.node import Node
 from raycore.cluster import own_processes
 
 _ENVIRONMENT = {
-    # workers compute: at Ray's default niceness of 15 anything else on the machine goes first
+    # Ray's default niceness of 15 would let any other process on the machine run before the workers
     "RAY_worker_niceness": "0",
-    # else every process warns about what a later Ray will do with the device variables of actors without GPUs
+    # otherwise every process warns how a later Ray will set the device variables of actors without GPUs
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Ray's node daemon connects to its own object store before that listens, and then sleeps this long: 1 s by default
+    # Ray's node daemon tries to connect to its object store before that listens, and sleeps before it retries: by
+    # default 1 s
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
 }
 
 _OBJECT_STORE_BYTES = 256 << 20
-"""Shared memory of a local Ray. Channels live in it, a few MiB for each worker; tensors never do."""
+"""Size of a local Ray's object store. It holds the channels, a few MiB for each worker, and no tensors."""
 
 _SPARE_CPUS = 16
-"""CPUs that are declared beyond the first engine's, for what else the program starts: they are only numbers."""
+"""Logical CPUs declared in addition to the first engine's, for other actors and tasks of the program."""
 
 
 def start_lean_ray(num_cpus: int, **options: Any) -> None:
-    """`ray.init()` a local Ray with `num_cpus` CPUs, and some to spare."""
+    """Start a local Ray with `num_cpus` logical CPUs and some spare ones. `options` go to `ray.init()`."""
     with _environment(_ENVIRONMENT), _without_cluster_processes(), _with_own_processes():
         ray.init(  # pyright: ignore[reportUnknownMemberType]  # its annotations have gaps
             address="local",
             num_cpus=num_cpus + max(_SPARE_CPUS, os.cpu_count() or 1),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
-            # processes start when actors need them, not one for each CPU that is declared
+            # start worker processes on demand instead of one for each declared CPU
             _system_config={"prestart_worker_first_driver": False},
             **options,
         )
@@ -53,7 +54,7 @@ def start_lean_ray(num_cpus: int, **options: Any) -> None:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Generator[None, None, None]:
-    """Set variables that aren't set for as long as the block runs; processes started in it inherit them."""
+    """Set those variables that aren't set, while the block runs. Processes started in it inherit them."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -1,7 +1,6 @@
-"""The Ray that raycore runs on: the one that is there, or a local one of its own.
+"""Connects this process to Ray: to an existing cluster, or to a local Ray that raycore starts.
 
-Owns the question of who started Ray, and therefore who stops it. Everything about clusters of others (addresses,
-resources, what their nodes run) is theirs and left as it is.
+Keeps track of who started Ray, because only that one stops it. Existing clusters are left as they are.
 """
 
 # ray's own types are partial:
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 _PROBE_TIMEOUT_S = 1.0
 
 _CANCEL_TIMEOUT_S = 5.0
-"""The interpreter's exit waits this long for engines that are still starting. A local Ray takes 1 to 2 s to start."""
+"""How long the interpreter's exit waits for engines that are still starting. A local Ray takes 1 to 2 s to start."""
 
 _lock = threading.RLock()
 _num_users = 0
@@ -45,21 +44,20 @@ _is_ours = False
 _shutdown_ray = ray.shutdown
 _ends: list[finalize[..., Any]] = []
 _starts: dict[threading.Event, Callable[[], object]] = {}
-"""How each start that is under way is cancelled, by what is set when it has ended."""
+"""The cancel function of each engine start in progress, by the event that is set when the start ends."""
 _is_exiting = False
 
 
 def acquire_ray(num_cpus: float) -> bool:
-    """Connect this process to Ray, unless it is, and count one more user of the connection.
+    """Connect this process to Ray if it isn't connected, and count one more user of the connection.
 
-    Joins the cluster that `RAY_ADDRESS` or the last `ray start` on this machine names. Without one, starts a local Ray
-    that declares `num_cpus` CPUs, and some to spare. Every call needs a `release_ray()`.
+    Joins the cluster named by `RAY_ADDRESS` or by the last `ray start` on this machine. Without one, starts a local Ray
+    with `num_cpus` logical CPUs and some spare ones. Every call needs a `release_ray()`.
 
-    Returns: whether the Ray that is connected was started here.
+    Returns: whether raycore started this Ray.
 
     Raises:
-        InitializationError: `RAY_ADDRESS` names a cluster that doesn't answer, Ray Client is in use, or the interpreter
-            exits.
+        InitializationError: the cluster can't be joined, Ray Client is in use, or the interpreter is exiting.
     """
     global _num_users, _is_ours
     with _lock:
@@ -67,27 +65,28 @@ def acquire_ray(num_cpus: float) -> bool:
             _num_users = 0
             _is_ours = _connect(num_cpus)
         if _is_exiting:
-            raise InitializationError("the program is ending: no engine can start any more")
+            raise InitializationError("the program is exiting: no engine can be started")
         _refuse_ray_client()
         _num_users += 1
         return _is_ours
 
 
 def release_ray() -> None:
-    """Count one user less. After the last one, shut Ray down if `acquire_ray()` had started it."""
+    """Count one user less. After the last one, shut Ray down if `acquire_ray()` started it."""
     global _num_users, _is_ours
     with _lock:
         _num_users = max(0, _num_users - 1)
         if _num_users == 0 and _is_ours:
             _is_ours = False
-            # as many processes as were there before: the caller may be about to look
+            # no process of Ray is left when this returns
             ray.shutdown(wait_for_processes=True)
 
 
 def end_before_ray(end: finalize[..., Any]) -> None:
-    """Have `end` called while Ray is still there: when the program calls `ray.shutdown()`, or when it ends.
+    """Have `end` called before Ray ends: at `ray.shutdown()`, or at the interpreter's exit.
 
-    What is left running would start another Ray with its next call, and take the whole program down a minute later.
+    A thread that still used Ray after that would start another Ray with its next call, and end the program a minute
+    later.
     """
     with _lock:
         _ends[:] = [other for other in _ends if other.alive]
@@ -97,10 +96,10 @@ def end_before_ray(end: finalize[..., Any]) -> None:
 
 @contextmanager
 def cancelled_at_exit(cancel: Callable[[], object]) -> Generator[None, None, None]:
-    """Have the interpreter's exit call `cancel` if the block runs, and wait for the block's end.
+    """If the interpreter exits during the block, have it call `cancel` and wait for the end of the block.
 
-    Only a daemon thread's block can be running then. The thread does not come back from it: what it would raise has
-    nobody to handle it, and would be printed.
+    Only blocks on daemon threads can be running then. Such a thread never leaves the block: its exceptions would only
+    be printed, because nothing handles them.
     """
     has_ended = threading.Event()
     _starts[has_ended] = cancel
@@ -114,20 +113,20 @@ def cancelled_at_exit(cancel: Callable[[], object]) -> Generator[None, None, Non
 
 
 def is_exiting() -> bool:
-    """Whether the interpreter exits. Only daemon threads still run then, and end with it."""
+    """Whether the interpreter is exiting. Only daemon threads still run then."""
     return _is_exiting
 
 
 @atexit.register
 def _end_at_exit() -> None:
-    """End what uses Ray before Ray itself ends: hooks run in reverse, and Ray's was registered when it was imported.
+    """End the users of Ray before Ray itself. Exit hooks run in reverse order, and Ray registered its own at import.
 
-    The hook of `weakref.finalize` is no help: it is registered when the program makes its first `finalize`, of whatever
-    kind, which may be long before that, and then runs after Ray's.
+    The exit hook of `weakref.finalize` can't be used: it is registered with the program's first `finalize`. If that was
+    before Ray's import, the hook runs after Ray's.
     """
     global _is_exiting
     _is_exiting = True
-    auto_init_hook.enable_auto_connect = False  # a daemon thread's late call would start another Ray
+    auto_init_hook.enable_auto_connect = False  # a late call on a daemon thread would start another Ray
     deadline_s = time.monotonic() + _CANCEL_TIMEOUT_S
     for has_ended, cancel in list(_starts.items()):
         cancel()
@@ -153,12 +152,12 @@ def _connect(num_cpus: float) -> bool:
     started_here = None if address else _address_of_last_start()
     if started_here is not None:
         if is_listening(started_here):
-            # with its address Ray wouldn't look for the token that `ray start` demands where this machine has one
+            # given an address, Ray wouldn't look for this machine's token, which the cluster may require
             _join("auto", f"the cluster that `ray start` left at {started_here}")
             return False
         logger.warning(
             "the Ray cluster last started on this machine (%s, from Ray's ray_current_cluster file) doesn't answer: it "
-            "has crashed, or not been ended by `ray stop`. Starting a local Ray instead; `ray stop` removes the file.",
+            "has crashed, or was ended without `ray stop`. Starting a local Ray instead; `ray stop` removes the file.",
             started_here,
         )
     _on_lasting_thread(partial(_init, start_lean_ray, num_cpus=math.ceil(num_cpus)))
@@ -166,7 +165,7 @@ def _connect(num_cpus: float) -> bool:
 
 
 def _on_lasting_thread(start: Callable[[], None]) -> None:
-    """Call `start` on a thread that lives as long as this process: Linux ends a local Ray with the thread it is of."""
+    """Call `start` on a thread that lives as long as this process. Linux kills a local Ray when its thread ends."""
     if threading.current_thread() is threading.main_thread():
         start()
         return
@@ -175,7 +174,7 @@ def _on_lasting_thread(start: Callable[[], None]) -> None:
     def run() -> None:
         try:
             start()
-        except BaseException as error:  # the thread's outermost frame: the caller is told, whatever it is
+        except BaseException as error:  # passed to the caller
             started.set_exception(error)
         else:
             started.set_result(None)
@@ -191,17 +190,17 @@ def _join(address: str, source: str) -> None:
     except (ConnectionError, RuntimeError) as error:
         raise InitializationError(
             f"{error}\n{source} can't be joined: check that the cluster runs and that its Ray and Python versions are "
-            f"this process's (Ray {ray.__version__}), set RAY_AUTH_MODE=token if it wants tokens, or set "
+            f"this process's (Ray {ray.__version__}), set RAY_AUTH_MODE=token if it requires tokens, or set "
             "RAY_ADDRESS=local to run on this machine alone"
         ) from error
 
 
 def _init(start: Callable[..., Any], **options: Any) -> None:
-    """Connect, quietly, leaving a SIGTERM handler of the caller's in place."""
+    """Connect without Ray's log lines, and keep the caller's SIGTERM handler."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
     start(logging_level=logging.ERROR, **options)
-    # above, it keeps Ray's notes about itself away; from here on its warnings are about this run
+    # ERROR hides the messages of the start; later warnings concern this run
     logging.getLogger("ray").setLevel(logging.WARNING)
     if callable(handler):
         signal.signal(signal.SIGTERM, handler)
@@ -214,7 +213,7 @@ def _address_of_last_start() -> str | None:
 
 
 def is_listening(address: str) -> bool:
-    """Whether something listens at `host:port`; Ray itself would try for many seconds."""
+    """Whether something listens at `host:port`. Checked first because Ray would try to connect for many seconds."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()

@@ -1,8 +1,8 @@
-"""The last lines that a process wrote before it died.
+"""Reads the last lines that a process logged before it died.
 
-Ray keeps what each of its processes writes to standard error and output in a file of its own. Those of this node are
-read directly, others through Ray's state API, which needs the cluster's dashboard. What can't be had is left out: this
-is about a failure, and must not become another one.
+Ray keeps the standard error and output of each of its processes in files. Files on this node are read directly, others
+through Ray's state API, which needs the cluster's dashboard. Lines that can't be read are left out, so that the report
+of a failure never fails itself.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _MAX_LINE_CHARS = 300
 _TAIL_BYTES = 1 << 16
 
 _TIMEOUT_S = 1.0
-"""Another node's answer is waited for this long. It takes 20 to 150 ms; a node that is gone, longer."""
+"""How long to wait for another node's answer. It usually takes 20 to 150 ms, longer if the node is gone."""
 
 _SUFFIXES = ("err", "out")
-"""Of Ray's files, in the order in which they are tried."""
+"""Suffixes of Ray's log files, in the order in which they are tried."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _RAYS_OWN = re.compile(r":(job_id|actor_name|task_name):")
-"""How lines begin by which Ray marks who writes the next ones."""
+"""Lines by which Ray marks the author of the following ones."""
 
 
 def with_last_lines(cause: str, pid: int | None, node_id: str | None) -> str:
-    """`cause`, followed by the last lines of the process that died, as far as it is known and left any.
+    """`cause`, followed by the last lines of the dead process if it is known and its log can be read.
 
-    Takes about a millisecond for a process of this node, else at most a second.
+    Takes about a millisecond for a process on this node, otherwise at most a second.
     """
     lines = last_lines(pid, node_id) if pid is not None and node_id is not None else []
     if not lines:
@@ -45,7 +45,7 @@ def with_last_lines(cause: str, pid: int | None, node_id: str | None) -> str:
 
 
 def last_lines(pid: int, node_id: str) -> list[str]:
-    """The last lines that a Ray process wrote to standard error, or to standard output if it left the former empty."""
+    """The last lines that a Ray process wrote to standard error, or to standard output if standard error is empty."""
     if not ray_api.is_connected():
         return []
     if node_id == ray_api.node_id():
@@ -54,10 +54,10 @@ def last_lines(pid: int, node_id: str) -> list[str]:
 
 
 def read_log(logs_dir: Path, pid: int) -> list[str]:
-    """The last lines of a process, from the folder of Ray's log files on its node."""
+    """The last lines of a process on this node, from Ray's log directory."""
     for suffix in _SUFFIXES:
         with suppress(OSError):
-            # the newest: a number may have belonged to another process before
+            # the newest file: an earlier process may have had the same pid
             files = sorted(logs_dir.glob(f"worker-*-{pid}.{suffix}"), key=lambda path: path.stat().st_mtime)
             lines = clean(_tail(files[-1])) if files else []
             if lines:
@@ -66,7 +66,7 @@ def read_log(logs_dir: Path, pid: int) -> list[str]:
 
 
 def clean(text: str) -> list[str]:
-    """The last lines of `text` that say something, without colours, overwritten progress and Ray's own marks."""
+    """The last non-empty lines of `text`, without colours, overwritten progress bars and Ray's marker lines."""
     shown = (_ESCAPE.sub("", line).rstrip().rpartition("\r")[2] for line in text.split("\n"))
     lines = [line for line in shown if line and not _RAYS_OWN.match(line)]
     return [f"{line[:_MAX_LINE_CHARS]}…" if len(line) > _MAX_LINE_CHARS else line for line in lines[-_NUM_LINES:]]
@@ -83,7 +83,7 @@ def _ask_ray(address: str, pid: int, node_id: str) -> list[str]:
 
     def ask() -> None:
         try:
-            from ray.util.state import get_log  # for which Ray may lack the packages
+            from ray.util.state import get_log  # may fail: it needs packages that Ray installs only with extras
 
             for suffix in _SUFFIXES:
                 chunks = get_log(
@@ -98,10 +98,10 @@ def _ask_ray(address: str, pid: int, node_id: str) -> list[str]:
                 found.extend(clean("".join(chunks)))
                 if found:
                     return
-        except Exception as error:  # whatever Ray's API, the web client under it and a dying cluster may raise
-            logger.debug("no last lines of process %d on node %s: %s", pid, node_id, error)
+        except Exception as error:  # Ray's API, its web client and a failing cluster raise many types
+            logger.debug("can't read the last lines of process %d on node %s: %s", pid, node_id, error)
 
-    # in a thread of its own: Ray asks its own store again and again for a dashboard that it has never had
+    # on a thread, to limit the time: without a dashboard, Ray keeps asking its store for one
     thread = threading.Thread(target=ask, name="raycore-last-lines", daemon=True)
     thread.start()
     thread.join(_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""Brings an engine's ranks up, each in a placement group of its own, and takes them down.
+"""Starts and stops an engine's ranks, each in its own placement group.
 
-Owns the ranks' actors and its use of Ray. Where they run is `Reservations`' business; when to start, replace or stop
-which rank is the supervisor's.
+Owns the ranks' actors and the engine's connection to Ray. `Reservations` decides where ranks run. The supervisor
+decides when to start, replace or stop them.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ logger = logging.getLogger(__name__)
 OnProgress = Callable[[float], object]
 
 _PROGRESS_S = 0.25
-"""How often whoever watches the start hears of its progress."""
+"""How often the progress of a start is reported."""
 
 _KILLED_TIMEOUT_S = 5.0
-"""Ended processes are waited for this long: they are gone within milliseconds, unless they or the machine are stuck."""
+"""How long to wait for killed processes to end. They take milliseconds unless they or the machine are stuck."""
 
 _NEXT_STANDBY_S = 0.5
-"""A standby that has been used is followed by another one so soon."""
+"""The longest delay before standbys are started after ranks were replaced or added."""
 
 
 def shape_of(config: EngineConfig) -> EngineShape:
-    """What `config` needs of the cluster."""
+    """The resources that `config` needs from the cluster."""
     inline = config.executor.backend == "inline"
     return EngineShape(
         num_ranks=config.parallel.data_parallel_size,
@@ -72,7 +72,7 @@ def shape_of(config: EngineConfig) -> EngineShape:
 
 
 class CoreEngineActorManager:
-    """One `DPEngineCoreActor` for each data-parallel rank, each in a placement group of its own. Thread-safe."""
+    """One `DPEngineCoreActor` for each data-parallel rank, each in its own placement group. Thread-safe."""
 
     def __init__(
         self,
@@ -81,22 +81,22 @@ class CoreEngineActorManager:
         *,
         actor_cls: RankActorClass = DP_ENGINE_CORE_ACTOR,
     ) -> None:
-        """Nothing is started yet.
+        """Create a manager. `start()` starts the ranks.
 
         Args:
-            placement_groups: the caller's own, one for each rank, used as they are and left in place. None: raycore
-                makes its own and removes them.
-            actor_cls: what Ray starts ranks of.
+            placement_groups: the caller's own, one for each rank, used as they are and never removed. None: raycore
+                creates and removes its own.
+            actor_cls: the Ray actor class of the ranks.
         """
         self.engine_id = secrets.token_hex(4)
         self.ranks: dict[int, Rank] = {}
-        """By dp_rank: those that are up or on their way."""
+        """By dp_rank: the ranks that are up or starting."""
         self._config = config
         self._shape = shape_of(config)
         self._actor_cls = actor_cls
         self.reservations = Reservations(config, self.engine_id, placement_groups)
         self.node = ""
-        """The id of this process's own, once started."""
+        """The id of this process's node; empty before `start()`."""
         self._num_created = 0
         self._uses_ray = False
         self._lock = threading.RLock()
@@ -109,16 +109,15 @@ class CoreEngineActorManager:
         """Place, create and initialise all ranks, in parallel, and start their loops.
 
         Args:
-            on_progress: told a few times a second how much of the weights has been read, 0 to 1.
-            is_wanted: asked several times a second; once it returns False, the start is given up.
+            on_progress: called a few times a second with the share of the weights that is loaded, 0 to 1.
+            is_wanted: called several times a second. If it returns False, the start is given up.
 
-        Raises:
-            InitializationError: a rank didn't come up, with that rank's own traceback; or Ray can't be used; or the
-                start was given up.
-            InvalidInput: a rank found that the caller's input can't work.
-            PlacementShortage: the cluster can't hold the shape.
-            InvalidConfig: the caller's placement groups can't.
-            Whichever it is, nothing stays behind.
+        Raises: after everything that was started has been removed:
+            InitializationError: a rank failed to start, with its traceback; or Ray can't be used; or the start was
+                given up.
+            InvalidInput: a rank found the caller's input invalid.
+            PlacementShortage: the cluster can't fit the ranks.
+            InvalidConfig: the caller's placement groups can't fit the ranks.
         """
         with ExitStack() as undo:
             undo.callback(self.shutdown, timeout_s=0.0)
@@ -134,13 +133,13 @@ class CoreEngineActorManager:
         return self.infos
 
     def cancel(self) -> None:
-        """Have `start()`, on another thread, raise InitializationError soon, unless it has ended."""
+        """Have a `start()` in progress on another thread raise InitializationError soon."""
         self._is_shut_down = True
         self.reservations.cancel()
 
     @property
     def infos(self) -> list[EngineInfo]:
-        """What each rank that is up said of itself, in rank order."""
+        """The `EngineInfo` of each rank that is up, in rank order."""
         return [rank.info for _, rank in sorted(self.ranks.items()) if rank.info is not None]
 
     def confirm(
@@ -149,7 +148,7 @@ class CoreEngineActorManager:
         on_progress: OnProgress | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Wait until new ranks are up, and start their loops. Raises as `start()` does, and leaves them as they are."""
+        """Wait until new ranks are up, and start their loops. Raises as `start()` does, but doesn't stop the ranks."""
         waiting = {rank.init_ref: rank for rank in ranks}
         timeout_s = self._config.executor.init_timeout_s
         deadline_s = time.monotonic() + timeout_s
@@ -161,7 +160,7 @@ class CoreEngineActorManager:
                     raise InitializationError("the engine was shut down while it was starting")
                 crashed = self.reservations.find_crashed(node for rank in waiting.values() for node in rank.nodes)
                 if crashed:
-                    raise InitializationError(f"node {', '.join(sorted(crashed))} doesn't answer any more")
+                    raise InitializationError(f"node {', '.join(sorted(crashed))} no longer answers")
                 if on_progress is not None:
                     _report_progress([rank.actor for rank in ranks], on_progress)
                 continue
@@ -178,24 +177,25 @@ class CoreEngineActorManager:
             peers = [other.actor for other in ranks if other is not rank]
             rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [])
         if self._standbys is not None:
-            # one that spans nodes is started anew
+            # standbys can't replace ranks that span nodes
             nodes = {rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node}
             first_s = self._config.recovery.standby_delay_s or 0.0
-            # where one rank has died, another may
+            # after a failure another one is likelier, so don't wait the full delay
             is_first = self._num_created <= self._shape.num_ranks
             self._standbys.keep(nodes, self.node, first_s if is_first else min(first_s, _NEXT_STANDBY_S))
 
     def replace(self, dp_ranks: Sequence[int], is_wanted: Callable[[], bool] = lambda: True) -> list[Rank]:
-        """Kill these ranks, if they still live, and create others in their place; they have yet to be confirmed.
+        """Kill these ranks if they are alive, and create their successors. Call `confirm()` on those.
 
-        A rank keeps its group while the group's nodes live; otherwise another place is looked for, and waited for.
+        A successor keeps its rank's placement group while the group's nodes are alive. Otherwise this reserves another
+        group, and waits for it.
 
         Args:
-            is_wanted: asked while a place is waited for.
+            is_wanted: called while waiting for a group. If it returns False, the replacement is given up.
 
         Raises:
-            PlacementShortage: there has been no place for all of them for too long. None was created.
-            InitializationError: they were not wanted any more.
+            PlacementShortage: the cluster couldn't fit all of them in time. None was created.
+            InitializationError: the replacement was given up.
         """
         with self._lock:
             old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
@@ -204,17 +204,17 @@ class CoreEngineActorManager:
         return self._create_in(self.reservations.for_successors(old, is_wanted))
 
     def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
-        """Create ranks that weren't there; they have yet to be confirmed.
+        """Create additional ranks. Call `confirm()` on them.
 
-        Raises:
-            PlacementShortage: at once if the cluster can never hold them, soon if others hold what they need, or once
-                nodes have been waited for; nothing has changed.
+        Raises: with nothing changed:
+            PlacementShortage: the cluster can't fit them. Raised at once if it never can; otherwise after a wait for
+                resources, or for nodes with `wait_for_nodes_s`.
             InitializationError: the engine was shut down meanwhile.
         """
         return self._create_in(self.reservations.for_growth(dp_ranks))
 
     def prepare(self, num_ranks: int) -> Groups:
-        """Groups for `num_ranks` ranks, those that stand among them, so that `restart()` can have them.
+        """Placement groups for `num_ranks` ranks, including the existing ones, for `restart()`.
 
         Raises:
             PlacementShortage, InitializationError: as `grow()`.
@@ -224,7 +224,7 @@ class CoreEngineActorManager:
         return standing | self.reservations.for_growth(added)
 
     def restart(self, groups: Groups, num_ranks: int) -> list[Rank]:
-        """End all ranks and start `num_ranks` in the first of these groups; the others are given back."""
+        """Kill all ranks and start `num_ranks` in the first of these groups. Removes the other groups."""
         with self._lock:
             for rank in self.ranks.values():
                 rank.kill(self.node)
@@ -235,23 +235,23 @@ class CoreEngineActorManager:
             return self._create({dp_rank: groups[dp_rank] for dp_rank in range(num_ranks)})
 
     def shrink(self, dp_ranks: Sequence[int], timeout_s: float = 0.0) -> None:
-        """Stop ranks for good and give back what they held. They may take `timeout_s` to stop by themselves."""
+        """Stop ranks for good and remove their groups. After `timeout_s`, ranks that still run are killed."""
         with self._lock:
             leaving = [self.ranks.pop(dp_rank) for dp_rank in dp_ranks if dp_rank in self.ranks]
         self._stop(leaving, timeout_s)
         self.reservations.release(rank.group for rank in leaving if rank.group is not None)
 
     def kill(self, dp_rank: int) -> None:
-        """End a rank's processes. Its run ref then completes."""
+        """Kill a rank's processes. Its `run_ref` then completes."""
         with self._lock:
             if dp_rank in self.ranks:
                 self.ranks[dp_rank].kill(self.node)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """Ask the ranks to stop, wait, then kill; give everything back. Idempotent, and works half-started.
+        """Stop all ranks, remove their groups and release Ray. Idempotent. Also undoes a failed `start()`.
 
         Args:
-            timeout_s: how long the ranks may take to stop by themselves; None: as configured.
+            timeout_s: how long to wait for ranks to stop before they are killed; None: `shutdown_timeout_s`.
         """
         with self._lock:
             self._is_shut_down = True
@@ -271,7 +271,7 @@ class CoreEngineActorManager:
 
     def _create_in(self, groups: Groups) -> list[Rank]:
         with self._lock:
-            if self._is_shut_down:  # and with it the groups were removed
+            if self._is_shut_down:  # shutdown() has removed the groups
                 raise InitializationError("the engine was shut down")
             return self._create(dict(sorted(groups.items())))
 
@@ -282,7 +282,7 @@ class CoreEngineActorManager:
             dp_rank: self._actor(dp_rank, group, nodes[dp_rank], self._num_local_workers(nodes[dp_rank][0], standing))
             for dp_rank, group in groups.items()
         }
-        # Ray hands each rank the address that the first one gives
+        # the first rank provides the rendezvous; Ray passes it to all ranks
         meeting = None
         if self._config.parallel.is_lockstep:
             meeting = as_argument(next(iter(actors.values())).rendezvous.remote())
@@ -312,13 +312,13 @@ class CoreEngineActorManager:
         ).remote(self._config.encode(), RankIdentity(dp_rank, num_local_workers), group, name)
 
     def _decide_device(self) -> None:
-        """Replace `device="auto"` in the configuration that ranks get, once this process is in the Ray cluster."""
+        """Resolve `device="auto"` in the ranks' configuration. Needs Ray."""
         if self._config.device == "auto":
             self._config = msgspec.structs.replace(self._config, device=choose_device(read_cluster()))
             self._shape = shape_of(self._config)
 
     def _make_standbys(self) -> Standbys | None:
-        """None where standbys are not wanted, or can't be: they get no GPU, and ranks in lockstep start together."""
+        """None if standbys are disabled or unsupported: they get no GPU, and ranks in lockstep start together."""
         if (
             self._config.recovery.standby_delay_s is None
             or self._config.device == "cuda"
@@ -335,13 +335,13 @@ class CoreEngineActorManager:
         return Standbys(make_actor)
 
     def _name(self, what: str) -> str:
-        """A new actor's: Ray may not have let go of an old one's."""
+        """A name for a new actor. Successors get new names, because Ray may not have released the old ones."""
         self._num_created += 1
         name = f"raycore_{self.engine_id}_{what}"
         return name if self._num_created <= self._shape.num_ranks else f"{name}_{self._num_created}"
 
     def _num_local_workers(self, node: str, nodes_of_ranks: dict[int, list[str]]) -> int:
-        """Workers, of all ranks, on a node: they share its cores."""
+        """Number of workers of all ranks on a node. They share its cores."""
         return sum(nodes[: self._shape.world_size].count(node) for nodes in nodes_of_ranks.values())
 
     def _stop(self, ranks: Sequence[Rank], timeout_s: float) -> None:
@@ -362,7 +362,7 @@ class CoreEngineActorManager:
 
 
 def _report_progress(actors: Sequence[DPEngineCoreActor], on_progress: OnProgress) -> None:
-    # a rank whose process has yet to start answers later, and one that failed is found out by its init ref
+    # ranks whose processes haven't started don't answer yet; failed ones are reported by their init refs
     asked = [actor.load_progress.remote() for actor in actors]
     answered, _ = wait(asked, num_returns=len(asked), timeout_s=_PROGRESS_S)
     shares: list[float] = []
@@ -379,5 +379,5 @@ def _init_result(ref: ObjectRef[bytes], dp_rank: int, node: str) -> EngineInfo:
         cause = root_cause(error)
         if isinstance(cause, (InvalidInput, InitializationError)):
             raise cause from error
-        text = f"{describe_death(error)}\n{describe_rank(None, dp_rank)} didn't come up"
+        text = f"{describe_death(error)}\n{describe_rank(None, dp_rank)} failed to start"
         raise InitializationError(with_last_lines(text, pid_of_dead_actor(error), node)) from error

@@ -1,10 +1,10 @@
-"""How the processes of a local Ray start and end: apart from the program's signals, and never later than the program.
+"""Starts the processes of a local Ray so that the program's signals don't reach them, and so that they end with it.
 
-Ray starts its node daemon (raylet) and its store (GCS) in the program's process group. A signal to the group, which is
-what a terminal, `timeout` and service managers send, would end them while the program still drains its requests, and a
-program without them hangs for a minute. So each gets a session of its own, which their children share, in which the
-signals that ask a program to end are blocked. They end with the program: Ray has the kernel kill what it has started
-itself, and a reaper kills the rest. Linux only; elsewhere Ray has means of its own.
+Ray starts its node daemon (raylet) and its store (GCS) in the program's process group. Terminals, `timeout` and service
+managers signal the whole group. That would end Ray while the program still drains its requests, and without Ray the
+program hangs for a minute. Therefore each process gets its own session, shared by its children, with the termination
+signals blocked. When the program ends, the kernel kills the processes that Ray started, and a reaper kills their
+children. Linux only; on other systems Ray's own mechanisms apply.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from raycore.cluster import session_reaper
 ARE_SUPPORTED = sys.platform == "linux"
 
 _BLOCKED = {signal.SIGTERM, signal.SIGHUP}
-"""Service managers send SIGTERM to every process of a service. SIGINT is blocked by Ray itself."""
+"""Service managers send SIGTERM to every process of a service. Ray itself blocks SIGINT."""
 
 
 class OwnProcess(services.ConsolePopen):
-    """A process of a local Ray's."""
+    """A process of a local Ray, in its own session, with termination signals blocked."""
 
     def __init__(self, *args: Any, preexec_fn: Callable[[], object] = lambda: None, **options: Any) -> None:
         def prepare() -> None:
@@ -43,7 +43,7 @@ class OwnProcess(services.ConsolePopen):
         _starter.run(start)
 
     def terminate(self) -> None:
-        """End it at once: it does not hear SIGTERM, and has nothing to save."""
+        """Kill the process. SIGTERM is blocked in it, and it has nothing to save."""
         self.kill()
 
 
@@ -52,13 +52,13 @@ class _Reaper(OwnProcess):
         super().__init__([sys.executable, "-I", "-S", session_reaper.__file__, str(leader)])
 
     def terminate(self) -> None:
-        """It ends by itself when its work is done."""
+        """Do nothing: the reaper ends by itself after it has killed the session."""
 
 
 class _Starter:
-    """A thread that starts processes, and lives as long as the program.
+    """Starts processes on a thread that lives as long as the program.
 
-    The kernel kills them when the thread that has started them ends: the caller's may do so long before the program.
+    The kernel kills them when the thread that started them ends, and the caller's thread may end before the program.
     """
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class _Starter:
         self._thread: threading.Thread | None = None
 
     def run(self, start: Callable[[], None]) -> None:
-        """Call `start` there, and wait. Raises what it raises."""
+        """Call `start` on the thread and wait for it. Raises its exceptions."""
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # a forked child has none of its parent's threads
+            if self._thread is None or not self._thread.is_alive():  # a forked child lacks its parent's threads
                 self._work = SimpleQueue()
                 self._thread = threading.Thread(target=_serve, args=(self._work,), name="raycore-starter", daemon=True)
                 self._thread.start()
@@ -86,7 +86,7 @@ def _serve(work: SimpleQueue[_Work]) -> None:
         start, done = work.get()
         try:
             start()
-        except BaseException as error:  # the caller's
+        except BaseException as error:  # raised in the caller
             done.set_exception(error)
         else:
             done.set_result(None)
@@ -98,7 +98,7 @@ _start_raylet = Node.start_raylet
 
 
 def start_raylet_and_reaper(node: Node, *args: Any, **options: Any) -> None:
-    """In the place of `Node.start_raylet`: the reaper, too, which Ray then waits for when it shuts down."""
+    """Replacement for `Node.start_raylet` that also starts the reaper. Ray then waits for it at its shutdown."""
     _start_raylet(node, *args, **options)
     processes = cast("dict[str, list[Any]]", node.all_processes)  # pyright: ignore[reportUnknownMemberType]
     raylet = processes[PROCESS_TYPE_RAYLET][0]

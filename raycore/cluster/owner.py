@@ -1,9 +1,9 @@
-"""What ends an engine's owner, where that isn't the program: an actor or a task.
+"""Cleans up an engine that an actor or a task created, when that actor or task ends.
 
-Ray removes a placement group when the job that made it ends. An engine that an actor or a task has made goes earlier,
-with the process, and so do its ranks, which Ray counts as that process's. Their groups would stay, with the CPUs and
-GPUs in them, as long as the job runs. A `Reaper` removes them: an actor that belongs to nobody, so that it outlives the
-process. A task may end without its process, which Ray uses again; then the engine is shut down there.
+Ray removes placement groups when the job that created them ends. An engine created by an actor or a task ends earlier,
+with its process, and Ray ends its ranks too, because that process owns them. Their placement groups would keep their
+CPUs and GPUs until the job ends. A `Reaper` removes them: a detached actor, which outlives the process. After a task,
+Ray reuses the process, so a thread in that process shuts the engine down.
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ from raycore.ray_api import actor_class, is_worker, kill, node_id, on_node, own_
 logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.5
-"""How often it is looked whether the owner lives."""
+"""How often to check whether the owner is alive."""
 
 
 class Reaper:
-    """Waits for the end of one process, removes the placement groups that it made for an engine, and ends itself.
+    """Waits for one process to end, removes the placement groups that it created for an engine, and ends itself.
 
-    Ray starts it again, elsewhere if need be, when it dies.
+    Ray restarts the reaper if it dies, on another node if necessary.
     """
 
     def __init__(self, name: str, node_id: str, pid: int, actor_id: str | None, prefix: str) -> None:
-        """Watch over the process `pid` of a node. The names of its groups begin with `prefix`.
+        """Watch a process.
 
         Args:
-            actor_id: of the actor whose process it is, if it is one's.
+            name: of the reaper, for logs.
+            node_id: the node of the process.
+            pid: the process.
+            actor_id: the actor that the process hosts; None for a task.
+            prefix: the names of the placement groups to remove begin with it.
         """
         self._name = name
         self._node_id = node_id
@@ -57,24 +61,24 @@ class Reaper:
                 time.sleep(_POLL_INTERVAL_S)
             self._remove_groups()
             kill(own_actor())
-        except Exception:  # the thread's outermost frame: as a new process it tries again
-            logger.exception("the watch over process %d of node %s failed", self._pid, self._node_id)
+        except Exception:  # end the process: Ray restarts the reaper, which tries again
+            logger.exception("failed to watch process %d of node %s", self._pid, self._node_id)
             os._exit(1)
 
     def _remove_groups(self) -> None:
         is_gone = False
         while not is_gone:
-            # Ray leaves the process of an actor that nobody refers to any more 5 s to end
+            # Ray gives the process of an actor without references 5 s to end
             is_gone = not self._process_runs()
             release(groups_named(self._prefix))
             time.sleep(_POLL_INTERVAL_S)
-        # what it asked Ray for last is there by now
+        # the process may have created a group just before its end
         release(groups_named(self._prefix))
 
     def _process_runs(self) -> bool:
         if node_id() == self._node_id:
             return is_running(self._pid)
-        # it was started on the owner's node, so that node has failed
+        # the reaper started on the owner's node: if it runs elsewhere, that node probably failed
         return any(node.node_id == self._node_id and node.alive for node in read_cluster().nodes)
 
     def _actor_is_dead(self) -> bool:
@@ -82,32 +86,32 @@ class Reaper:
 
 
 def _actor_state(actor_id: str) -> str | None:
-    """What Ray says of an actor, None if it has forgotten it."""
+    """An actor's state in Ray; None if Ray no longer knows the actor."""
     return cast("dict[str, str]", actors(actor_id)).get("State")
 
 
 REAPER = actor_class(Reaper, max_restarts=-1, num_cpus=0)
-"""What Ray starts."""
+"""The Ray actor class."""
 
 
 def start_reaper(name: str, prefix: str) -> Reaper | None:
     """Have the placement groups whose names begin with `prefix` removed when this process ends.
 
-    Returns: the reaper, to be ended with `kill()` when nothing is left to remove; None in a job's own program, at
-    whose end Ray removes them.
+    Returns: the reaper, to be ended with `kill()` when no groups are left; None in a job's driver, because Ray removes
+    the driver's groups at its end.
     """
     if not is_worker():
         return None
     own_node = node_id()
     return REAPER.options(
         lifetime="detached",
-        # it sees the process there
+        # only there it can see the process
         scheduling_strategy=on_node(own_node, soft=True),
     ).remote(name, own_node, os.getpid(), own_actor_id(), prefix)
 
 
 def end_with_task(end: finalize[..., Any]) -> None:
-    """Have `end` called when the task that this process runs is over. Does nothing outside of a task."""
+    """Have `end` called when the task that this process runs has ended. Does nothing outside of a task."""
     if is_worker() and own_actor_id() is None:
         args = _running_task_id(), end
         threading.Thread(target=_wait_for_task, args=args, name="raycore-task-watch", daemon=True).start()
@@ -120,5 +124,5 @@ def _wait_for_task(task_id: object, end: finalize[..., Any]) -> None:
 
 
 def _running_task_id() -> object:
-    """What the process runs, None when it waits for a task. The public `get_task_id()` answers for its own thread."""
+    """The id of the process's task, None if it runs none. The public `get_task_id()` sees only the calling thread's."""
     return _raylet.current_task_id  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]

@@ -1,8 +1,8 @@
-"""Waits for the ends of ranks: for their run refs and, on this node, for their processes.
+"""Detects the end of ranks, by their run refs and, on this node, by their processes.
 
-A process that holds a lifeline is seen to end within a millisecond. The kernel's descriptor of a process, for one that
-doesn't, takes tens of them, Ray's word more; but Ray says why, and is all that there is of other nodes. So a process's
-end counts at once, and is explained afterwards.
+A lifeline shows the end of a process within a millisecond. A process descriptor (pidfd), used as well, takes tens of
+milliseconds. Ray takes longer, but it reports the cause, and it is the only source for other nodes. So the end of a
+process counts at once, and Ray's explanation follows.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from raycore.errors import EngineDeadError
 from raycore.node.lifeline import Watch
 
 _EXPLANATION_S = 1.0
-"""Ray's account of an end follows it by some 20 to 50 ms."""
+"""How long to wait for Ray's explanation of an end. It usually takes 20 to 50 ms."""
 
 
 class Ends:
-    """The ends of a failure domain's ranks. To be closed."""
+    """Watches a failure domain's ranks for their end. Must be closed."""
 
     def __init__(self, ranks: Sequence[Rank], own_node: str) -> None:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._processes: dict[int, tuple[Rank, int]] = {}
-        """By the file descriptor that becomes readable when it ends: whose process, and which."""
+        """(rank, pid) of each process, by its pidfd, which becomes readable when the process ends."""
         self._lifelines: list[Watch] = []
         self._ended: deque[tuple[Rank, int]] = deque()
         self._runs: list[tuple[Rank, Future[None]]] = []
@@ -48,14 +48,14 @@ class Ends:
             self._runs.append((rank, run))
             run.add_done_callback(self._wake)
             for pid in rank.pids_on(own_node):
-                with suppress(OSError, AttributeError):  # it has ended, or this kernel has no such descriptors
+                with suppress(OSError, AttributeError):  # the process has ended, or the kernel has no pidfds
                     self._processes[os.pidfd_open(pid)] = rank, pid
                 lifeline = Watch.start(pid, partial(self._note_end, rank, pid))
                 if lifeline is not None:
                     self._lifelines.append(lifeline)
 
     def wait(self, timeout_s: float) -> EngineDeadError | None:
-        """The first end, if there is one within `timeout_s`."""
+        """Wait for the end of any rank. Returns it as an error, or None after `timeout_s`."""
         ready, _, _ = select.select([self._wake_r, *self._processes], [], [], timeout_s)
         if not ready:
             return None
@@ -68,14 +68,14 @@ class Ends:
         return EngineDeadError(text, pid=pid, node=self._own_node)
 
     def explain(self, error: EngineDeadError) -> EngineDeadError:
-        """Ray's account of `error`, which `wait()` gave; or that itself where Ray has none within a second."""
+        """Ray's explanation of `error`, a result of `wait()`; `error` itself if Ray gives none within a second."""
         explained = self._explained(_EXPLANATION_S) or error
-        if explained.pid is None:  # what Ray tells may be a consequence: another rank that misses the dead process
+        if explained.pid is None:  # Ray may report a consequence: another rank that lost a peer
             explained.pid, explained.node = error.pid, error.node
         return explained
 
     def close(self) -> None:
-        """Let go of what is watched."""
+        """Stop watching and close all file descriptors."""
         for lifeline in self._lifelines:
             lifeline.close()
         with self._closing:

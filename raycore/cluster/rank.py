@@ -1,4 +1,4 @@
-"""One data-parallel rank as the driver holds it: its placement group, its actor, and the refs by which it is known."""
+"""The driver's view of one data-parallel rank: its placement group, its actor, and the refs of its calls."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Rank:
-    """A rank from its creation to its end. One that takes its place is another `Rank` with the same `dp_rank`."""
+    """A rank from its creation to its end. Its successor is another `Rank` with the same `dp_rank`."""
 
     dp_rank: int
     group: PlacementGroup | None
-    """None once it was given back."""
+    """None once the group was removed."""
     nodes: list[str]
     """The node id of each of the group's bundles."""
     actor: DPEngineCoreActor
     init_ref: ObjectRef[bytes]
-    """Completes when the rank is up, or can't be."""
+    """Completes when the rank is up, or has failed to start."""
     info: EngineInfo | None = None
-    """What it said of itself; None until it is up."""
+    """The result of `init_ref`; None until the rank is up."""
     run_ref: ObjectRef[None] | None = None
-    """Completes when the rank ends, however it does."""
+    """Completes when the rank ends, for any reason. None until the rank's loop is started."""
 
     @property
     def is_on_one_node(self) -> bool:
-        """Whether its engine and all its workers are."""
+        """Whether the engine and all its workers are on the same node."""
         return len(set(self.nodes)) == 1
 
     def pids_on(self, node_id: str) -> list[int]:
-        """Its processes, as far as they are known to be on this node."""
+        """The ids of its processes if the whole rank is on this node; empty otherwise, and before it is up."""
         if self.info is None or set(self.nodes) != {node_id}:
             return []
         return sorted({self.info.pid, *self.info.worker_pids})
 
     def end(self) -> None:
-        """Have Ray end the rank's processes, which takes a moment."""
+        """Have Ray end the rank's processes. Doesn't wait for their end."""
         kill(self.actor)
 
     def kill(self, node_id: str) -> None:
-        """End the rank's processes: those on `node_id`, which is the caller's, at once, the others through Ray.
+        """Kill the rank's processes: with SIGKILL if the rank is on `node_id`, the caller's node, and through Ray.
 
-        Ray asks a process to end before it makes it end. One that is stopped hears nothing, and a failed engine's
-        workers hear late, while the rank that takes this one's place waits for what they hold.
+        Ray asks a process to exit before it kills it. A stopped process doesn't react, and the workers of a failed
+        engine react late, while the rank's successor waits for their resources.
         """
         self.end()
         send_signal(self.pids_on(node_id), signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Where an engine's ranks run: reserves placement groups for them, finds other places when nodes go, gives all back.
+"""Reserves placement groups for an engine's ranks, replaces them when nodes fail, and removes them at the end.
 
-Owns the groups that it made, whoever ends first: see `owner.py`. What runs in them is the manager's.
+Groups are also removed if the engine's process ends first: see `owner.py`. The manager runs the ranks in them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from raycore.errors import InitializationError, InvalidConfig
 from raycore.ray_api import kill
 
 _REPLAN_S = 2.0
-"""One attempt to find a place for a rank takes this long. The next one starts from the nodes that there are then."""
+"""Timeout of one attempt to reserve a successor's group. The next attempt uses the nodes that are alive then."""
 
 _POLL_INTERVAL_S = 0.5
-"""The pause between two such attempts."""
+"""The pause between two attempts."""
 
 _GROW_S = 10.0
-"""Growth waits this long for resources: what has just been given back shows with some delay."""
+"""How long growth waits for resources, because Ray shows released ones with a delay."""
 
 Groups = dict[int, PlacementGroup]
 """By dp_rank."""
@@ -44,13 +44,13 @@ class Reservations:
         engine_id: str,
         brought_groups: Sequence[PlacementGroup] | None = None,
     ) -> None:
-        """Nothing is reserved yet.
+        """Create reservations without any groups.
 
         Args:
             brought_groups: the caller's own, one for each rank, used as they are and never removed.
         """
         self.crashed_nodes: set[str] = set()
-        """Ids of nodes that don't answer, whatever Ray still thinks of them."""
+        """Ids of nodes that don't answer, even if Ray still counts them as alive."""
         self._shape = EngineShape(num_ranks=0, world_size=0)
         self._prefix = f"raycore_{engine_id}_"
         self._brought_groups = None if brought_groups is None else list(brought_groups)
@@ -61,16 +61,16 @@ class Reservations:
         self._reaper: Reaper | None = None
         self._lock = threading.Lock()
         self._made: list[PlacementGroup] = []
-        """Those that have yet to be removed."""
+        """The groups that were created here and haven't been removed."""
         self._is_cancelled = False
 
     def open(self, shape: EngineShape, own_node: str, *, is_ray_ours: bool) -> None:
-        """Begin, with this process connected to Ray.
+        """Prepare for reservations. This process must be connected to Ray.
 
         Args:
-            shape: what the ranks need.
-            own_node: the id of its node.
-            is_ray_ours: whether raycore has started this Ray, to which nobody adds nodes.
+            shape: the resources that the ranks need.
+            own_node: the id of this process's node.
+            is_ray_ours: whether raycore started this Ray. It then never gets more nodes, so none are waited for.
         """
         self._shape = shape
         self._own_node = own_node
@@ -81,38 +81,38 @@ class Reservations:
             self._reaper = start_reaper(f"{self._prefix}reaper", f"{self._prefix}dp")
 
     def for_new_engine(self, is_wanted: Callable[[], bool] = lambda: True) -> Groups:
-        """Groups for all ranks of the shape.
+        """Groups for all ranks of a new engine.
 
         Args:
-            is_wanted: asked while they are waited for.
+            is_wanted: called while waiting. If it returns False, the wait is given up.
 
         Raises:
-            PlacementShortage: the cluster can't hold them.
-            InvalidConfig: the caller's own groups can't.
-            InitializationError: they are not wanted any more.
+            PlacementShortage: the cluster can't fit the ranks.
+            InvalidConfig: the caller's own groups can't fit the ranks.
+            InitializationError: the wait was given up.
         """
         if self._brought_groups is not None:
             return dict(enumerate(self._validated(self._brought_groups)))
         return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
 
     def for_growth(self, dp_ranks: Sequence[int]) -> Groups:
-        """Groups for ranks that weren't there.
+        """Groups for additional ranks.
 
         Raises:
-            PlacementShortage: at once if the cluster can never hold them, soon if others hold what they need, or once
-                nodes have been waited for.
+            PlacementShortage: the cluster can't fit them. Raised at once if it never can; otherwise after a wait for
+                resources, or for nodes with `wait_for_nodes_s`.
             InitializationError: the engine was shut down meanwhile.
         """
         return self._reserve(dp_ranks, self._wait_for_nodes_s or _GROW_S)
 
     def for_successors(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Groups:
-        """Groups in which others can take these ranks' places.
+        """Groups for the successors of these ranks.
 
-        A group is kept while its nodes live. Otherwise another one is looked for, and waited for.
+        A group is kept while its nodes are alive. Otherwise this reserves another one, and waits for it.
 
         Raises:
-            PlacementShortage: there has been no place for all of them for too long.
-            InitializationError: they are not wanted any more.
+            PlacementShortage: the cluster couldn't fit all successors in time.
+            InitializationError: `is_wanted` returned False, or the engine was shut down.
         """
         deadline_s = time.monotonic() + max(self._patience_s, self._wait_for_nodes_s)
         while True:
@@ -126,7 +126,7 @@ class Reservations:
             time.sleep(_POLL_INTERVAL_S)
 
     def find_crashed(self, node_ids: Iterable[str]) -> set[str]:
-        """Those among some nodes that don't answer any more."""
+        """Those of `node_ids` that no longer answer."""
         suspects = set(node_ids) - {self._own_node}
         if suspects:
             nodes = {node.node_id: node for node in read_cluster().nodes}
@@ -136,7 +136,7 @@ class Reservations:
         return suspects & self.crashed_nodes
 
     def release(self, groups: Iterable[PlacementGroup]) -> None:
-        """Remove those of these groups that were made here, and with them whatever still runs in them."""
+        """Remove those of `groups` that were created here, and the actors that still run in them."""
         given = list(groups)
         with self._lock:
             leaving = [group for group in self._made if group in given]
@@ -144,11 +144,11 @@ class Reservations:
         release(leaving)
 
     def cancel(self) -> None:
-        """Whoever waits for a group stops waiting, and nobody gets another one."""
+        """Give up waits in progress, and refuse further reservations."""
         self._is_cancelled = True
 
     def close(self) -> None:
-        """Remove every group that was made here. Idempotent; needs Ray."""
+        """Remove every group that was created here. Idempotent. Needs Ray."""
         self.cancel()
         self.release(list(self._made))
         reaper, self._reaper = self._reaper, None
@@ -171,12 +171,12 @@ class Reservations:
             )
         except ReservationCancelled as error:
             raise InitializationError(
-                f"dp_ranks {list(dp_ranks)} were to leave, or the engine was shut down, before they had a place"
+                f"dp_ranks {list(dp_ranks)} were removed, or the engine was shut down, before they could be placed"
             ) from error
         except PlacementShortage as error:
             if self._is_ray_ours or self._wait_for_nodes_s > 0:
                 raise
-            text = "Where an autoscaler adds nodes, wait_for_nodes_s (--wait-for-nodes) gives it time for that."
+            text = "If an autoscaler can add nodes, set wait_for_nodes_s (--wait-for-nodes) to wait for them."
             raise PlacementShortage(f"{error}\n{text}") from None
         with self._lock:
             self._made += groups
@@ -198,7 +198,7 @@ class Reservations:
         return groups
 
     def _kept(self, ranks: Sequence[Rank]) -> Groups:
-        """The groups whose nodes live. The others are removed, unless they are the caller's."""
+        """The groups whose nodes are alive. Removes the others, unless they are the caller's."""
         usable = {node.node_id for node in read_cluster().usable_nodes}
         usable -= self.find_crashed(node for rank in ranks for node in rank.nodes)
         kept: Groups = {}
@@ -210,7 +210,7 @@ class Reservations:
                     self.release([rank.group])
                     rank.group = None
                     continue
-                # Ray looks for another place for it
+                # the caller's group can't be replaced, but Ray may move it to other nodes
                 try:
                     validate_group(rank.group, self._shape, _REPLAN_S)
                 except InvalidPlacementGroup as error:

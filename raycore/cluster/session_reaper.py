@@ -1,8 +1,8 @@
-"""Kills what is left in a session after its leader has ended. A program of its own: `python session_reaper.py PID`.
+"""Kills the processes left in a session after its leader has ended. Run as `python session_reaper.py PID`.
 
-The kernel ends a local Ray's node daemon, which leads a session, together with the program that has started it. The
-daemon's own children, agents and workers, find that out by themselves and take up to a minute. This process watches the
-daemon and is in nobody's way: it imports nothing but a little of the standard library, and starts in 20 ms.
+A local Ray's node daemon leads a session, and the kernel kills it together with the program that started it. The
+daemon's children, agents and workers, take up to a minute to notice. This program watches the daemon and kills them. It
+imports only a little of the standard library, so it starts in 20 ms.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import time
 from contextlib import suppress
 
 _POLL_INTERVAL_S = 0.2
-"""Where the kernel has no descriptors of processes (Linux before 5.3)."""
+"""How often to look for the leader if the kernel has no pidfds (Linux before 5.3)."""
 
 _RETRY_S = 0.01
 _TIMEOUT_S = 10.0
 
 
 def main(leader: int) -> None:
-    """Wait for the end of process `leader`; then kill the processes of its session until there are none."""
+    """Wait for process `leader` to end. Then kill the processes of its session until none is left, for at most 10 s."""
     _wait_for_end(leader)
     deadline_s = time.monotonic() + _TIMEOUT_S
     while (members := _members(leader)) and time.monotonic() < deadline_s:
@@ -47,7 +47,7 @@ def _members(session: int) -> list[int]:
 
 
 def _session_of(pid: int) -> int | None:
-    """None if the process has ended; one that its parent has yet to reap has."""
+    """The session id of a process; None if the process has ended. Zombies count as ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, _, _, session, *_ = file.read().rpartition(")")[2].split()

@@ -1,9 +1,9 @@
-"""Ranks in waiting: processes that have imported all that a rank needs, to take the place of one that dies.
+"""Standbys: processes that have imported everything a rank needs, ready to replace a rank that dies.
 
-Most of what a rank takes to start goes into its processes: starting Python, importing Ray and torch. A standby is a
-rank's actor, with its workers, that has come so far and waits to be told which rank it is. It holds no resources of the
-cluster: those of the rank that it replaces stay reserved in that rank's placement group. On the driver's node its
-processes are stopped while they wait, so that they cost memory alone.
+Most of a rank's start-up time goes into starting Python and importing Ray and torch. A standby is a rank's actor with
+its workers that has done so and waits to become a rank. It reserves no cluster resources: those of the rank that it
+replaces stay reserved in that rank's placement group. On the driver's node, its processes are stopped (SIGSTOP) while
+they wait, so that they cost only memory.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ _READY_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
 
 MakeActor = Callable[[dict[str, Any]], DPEngineCoreActor]
-"""Creates a rank's actor that isn't any rank's yet, with these Ray options."""
+"""Creates a rank actor that isn't any rank yet, with these Ray options."""
 
 
 class Standby:
-    """One rank in waiting."""
+    """One standby."""
 
     def __init__(self, actor: DPEngineCoreActor, node_id: str) -> None:
         self.actor = actor
         self.node_id = node_id
         self._ready_ref: ObjectRef[list[int]] = actor.stand_by.remote()
         self._pids: list[int] = []
-        """Of its processes that this one can signal, once they are ready."""
+        """Its stopped processes, which are on this node; empty on other nodes."""
 
     def wait_until_ready(self) -> list[int]:
-        """Returns its process ids. Raises RayError when it can't be made ready, or isn't in time."""
+        """Wait until it is ready. Returns its process ids. Raises RayError if it fails or isn't ready in 60 s."""
         return get(self._ready_ref, timeout_s=_READY_TIMEOUT_S)
 
     def rest(self, pids: list[int]) -> None:
-        """Stop its processes, which are this node's."""
+        """Stop its processes with SIGSTOP. They must be on this node."""
         self._pids = pids
         send_signal(self._pids, signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Have its processes run again."""
+        """Continue its stopped processes."""
         send_signal(self._pids, signal.SIGCONT)
 
     def end(self) -> None:
-        """End it. A stopped process would not hear that it is to end."""
+        """End it. Wakes its processes first, because a stopped process doesn't react to Ray's request to exit."""
         self.wake()
         kill(self.actor)
         if wait_until_gone(self._pids, _END_TIMEOUT_S):
@@ -64,19 +64,19 @@ class Standby:
 
 
 class Standbys:
-    """The ranks in waiting of one engine, at most one a node. Thread-safe."""
+    """The standbys of one engine, at most one per node. Thread-safe."""
 
     def __init__(self, make_actor: MakeActor) -> None:
         self._make_actor = make_actor
         self._lock = threading.Lock()
         self._ready: dict[str, Standby] = {}
-        """By node."""
+        """By node id."""
         self._starting: dict[str, Standby] = {}
         self._timer: threading.Timer | None = None
         self._is_closed = False
 
     def keep(self, node_ids: Collection[str], own_node: str, delay_s: float) -> None:
-        """Have one on each of these nodes: not before `delay_s`, when what is more urgent is done."""
+        """Start a standby on each of these nodes that has none, after `delay_s`, to leave the CPUs to urgent work."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -87,9 +87,9 @@ class Standbys:
             self._timer.start()
 
     def take(self, node_id: str) -> DPEngineCoreActor | None:
-        """The actor of the one on this node, awake and the caller's from now on; None if there is none.
+        """Remove the standby on this node, wake it, and return its actor; None if the node has no standby.
 
-        It may still be starting: what it is asked to do comes after that.
+        The standby may still be starting. It then executes later calls after that.
         """
         with self._lock:
             standby = self._ready.pop(node_id, None) or self._starting.pop(node_id, None)
@@ -99,7 +99,7 @@ class Standbys:
         return standby.actor
 
     def close(self) -> None:
-        """End them all. Idempotent."""
+        """End all standbys. Idempotent."""
         with self._lock:
             self._is_closed = True
             timer, ready = self._timer, [*self._ready.values(), *self._starting.values()]
@@ -120,18 +120,18 @@ class Standbys:
                 pids = standby.wait_until_ready()
             except RayError as error:
                 if self._give_back(standby):
-                    logger.warning("no standby on node %s: %s", standby.node_id[:8], error)
+                    logger.warning("can't start a standby on node %s: %s", standby.node_id[:8], error)
                     standby.end()
                 continue
             with self._lock:
                 if self._starting.pop(standby.node_id, None) is None:
-                    continue  # it is a rank by now, or closing has ended it
+                    continue  # take() made it a rank, or close() ended it
                 if standby.node_id == own_node:
                     standby.rest(pids)
                 self._ready[standby.node_id] = standby
 
     def _give_back(self, standby: Standby) -> bool:
-        """Whether nobody else has taken it."""
+        """Remove a standby that is starting. Returns False if it was taken or closed before."""
         with self._lock:
             return self._starting.pop(standby.node_id, None) is not None
 

@@ -1,7 +1,7 @@
-"""Keeps ranks running: notices that a rank has died or stalled, or is about to lose its node, and replaces it.
+"""Keeps ranks running: replaces a rank that has died or stalled, or whose node is being drained.
 
-One thread waits for each failure domain, so that one that is slow to come back delays no other. Knows nothing of
-requests: what becomes of those on a lost rank is the listener's business.
+Each failure domain has its own thread, so that one slow restart doesn't delay others. The supervisor doesn't handle
+requests: the listener moves those of a lost rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.5
-"""How often a thread looks for stalls, drain notices, and whether to end. The end of a rank wakes it at once."""
+"""How often a thread checks for stalls, drained nodes, and whether to end. The end of a rank wakes it at once."""
 
 _DRAIN_POLL_INTERVAL_S = 2.0
 _GET_TIMEOUT_S = 5.0
@@ -50,20 +50,20 @@ class WatchView:
     """A rank as the supervisor sees it."""
 
     num_restarts: int
-    """How often another has taken its place."""
+    """How often the rank was replaced."""
     has_given_up: bool
-    """Whether it is gone for good, although nobody asked it to leave."""
+    """Whether the rank has failed for good and won't be replaced."""
 
 
 class RestartBudget:
-    """How often a rank may be started again, and how long to wait before each time."""
+    """Limits how often a rank is restarted, and gives the delay before each restart."""
 
     def __init__(self, config: RecoveryConfig) -> None:
         self._config = config
         self._starts_s: deque[float] = deque()
 
     def next_delay_s(self, now_s: float) -> float | None:
-        """Seconds to wait before the next start, which is thereby counted; None when there were too many."""
+        """Count a restart and return the seconds to wait before it; None if there were too many."""
         window_s = self._config.restart_window_s
         while self._starts_s and self._starts_s[0] < now_s - window_s:
             self._starts_s.popleft()
@@ -71,13 +71,13 @@ class RestartBudget:
             return None
         num_recent = sum(start_s > now_s - self._config.crash_loop_s for start_s in self._starts_s)
         self._starts_s.append(now_s)
-        # a death after a while of service is taken for an accident
+        # no delay if the rank served for a while before it died: only crash loops need a back-off
         first_s = self._config.restart_backoff_s
         return min(self._config.max_restart_backoff_s, first_s * 2 ** (num_recent - 1)) if num_recent else 0.0
 
 
 class Watchdog:
-    """Whether a busy rank makes progress. Asks only while there is work, so that an idle rank is left alone."""
+    """Checks that a busy rank makes progress. Polls it only while it has work."""
 
     def __init__(self, actor: DPEngineCoreActor, step_timeout_s: float) -> None:
         self._actor = actor
@@ -86,7 +86,7 @@ class Watchdog:
         self._asked_s = 0.0
 
     def look(self, is_busy: bool) -> str | None:
-        """What is wrong, or None. Never blocks."""
+        """Poll the rank. Returns why it counts as stalled, or None. Never blocks."""
         now_s = time.monotonic()
         if self._asked is None:
             if is_busy:
@@ -100,15 +100,15 @@ class Watchdog:
         try:
             age_s = get(answered)
         except RayError:
-            return None  # it has died: the run ref says why
+            return None  # the rank has died: its run ref reports that
         return f"its present step has taken {age_s:.1f} s" if age_s > self._timeout_s else None
 
 
 class Supervisor:
-    """Watches over all ranks of an engine.
+    """Watches all ranks of an engine.
 
-    Ranks that share experts stand and fall together: they are one *failure domain*. Otherwise each rank is a failure
-    domain of its own.
+    Ranks that share experts can only be replaced together: they form one *failure domain*. Otherwise each rank is its
+    own failure domain.
     """
 
     def __init__(self, manager: CoreEngineActorManager, listener: RankListener, config: EngineConfig) -> None:
@@ -126,11 +126,11 @@ class Supervisor:
         self._cause: EngineDeadError | None = None
 
     def start(self) -> None:
-        """Tell the listener of the ranks that are up, and watch over them from now on."""
+        """Announce the ranks that are up to the listener, and start to watch them."""
         self._watch(list(self._manager.ranks.values()))
 
     def wait(self, timeout_s: float | None = None) -> EngineDeadError | None:
-        """Wait until the engine has ended, at most `timeout_s`. Returns why it failed; None if it hasn't."""
+        """Wait until the engine has ended, at most `timeout_s`. Returns why it failed; None if it didn't fail."""
         self._ended.wait(timeout_s)
         return self._cause
 
@@ -146,21 +146,22 @@ class Supervisor:
             monitor.suspect(dp_rank, reason)
 
     def watches(self) -> dict[int, WatchView]:
-        """The ranks that are watched over, by dp_rank."""
+        """The supervisor's view of each rank, by dp_rank."""
         return {
             dp_rank: WatchView(monitor.num_restarts, monitor.has_given_up)
             for dp_rank, monitor in list(self._monitors.items())
         }
 
     def scale(self, num_ranks: int, drain_timeout_s: float | None = None) -> list[EngineInfo]:
-        """Have `num_ranks` ranks. New ones are up when this returns; those that leave, the highest, have left.
+        """Change the number of ranks to `num_ranks`. On return, new ranks are up, and surplus ones have stopped.
 
-        Those that leave finish what they have, for at most `drain_timeout_s` (None: as configured). Ranks that share
-        experts share them anew: all of them are started again, and go on with what they had.
+        The highest ranks are stopped. They get `drain_timeout_s` (None: as configured) to finish their requests. Ranks
+        that share experts are all restarted with a new distribution of experts, and their requests continue.
 
         Raises:
-            InvalidConfig: not a possible number.
-            PlacementShortage, InitializationError: growth that can't be had; nothing has changed.
+            InvalidConfig: the engine can't have this number of ranks.
+            PlacementShortage: the cluster can't fit the new ranks. The engine keeps its ranks.
+            InitializationError: a new rank failed to start. The engine keeps its number of ranks.
             EngineDeadError: the engine has failed, or was shut down.
         """
         if num_ranks < 1:
@@ -180,14 +181,14 @@ class Supervisor:
             return self._manager.infos
 
     def stop(self) -> None:
-        """Watch no longer: from now on ranks end because they are asked to. Idempotent."""
+        """Stop watching, so that the ranks can be stopped without being replaced. Idempotent."""
         self._stopping.set()
         self._ended.set()
         for monitor in self._all_monitors():
             monitor.leave()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the threads, after `stop()`."""
+        """Wait up to `timeout_s` for the threads to end, after `stop()`."""
         deadline_s = time.monotonic() + timeout_s
         for monitor in self._all_monitors():
             monitor.join(max(0.0, deadline_s - time.monotonic()))
@@ -220,7 +221,7 @@ class Supervisor:
             ranks = self._manager.restart(groups, num_ranks)
             self._manager.confirm(ranks)
         except BaseException:
-            logger.exception("%d ranks can't share the experts; going back to %d", num_ranks, len(standing))
+            logger.exception("can't restart with %d ranks; going back to %d", num_ranks, len(standing))
             ranks = self._manager.restart(self._manager.prepare(len(standing)), len(standing))
             self._manager.confirm(ranks)
             self._watch(ranks)
@@ -236,7 +237,7 @@ class Supervisor:
         for dp_rank in dp_ranks:
             del self._monitors[dp_rank]
 
-    # ---- monitors, and what they report
+    # ---- monitors and their reports
 
     def _all_monitors(self) -> set[_RankMonitor]:
         return set(self._monitors.values())
@@ -253,12 +254,12 @@ class Supervisor:
             monitor.start()
 
     def _give_up(self, monitor: _RankMonitor, error: EngineDeadError) -> None:
-        """A failure domain won't come back. As long as another may, the engine goes on."""
+        """Give up a failure domain. The engine fails once all its failure domains are given up."""
         with self._lock:
             monitor.has_given_up = True
             others = [other for other in self._all_monitors() if not other.has_given_up]
             if others or self._stopping.is_set():
-                logger.error("%d ranks go on without one that is given up: %s", len(others), error)
+                logger.error("a failure domain is given up; %d others continue: %s", len(others), error)
                 return
             self._cause = error
         self._listener.on_rank_event(EngineLost(error))
@@ -277,7 +278,7 @@ class _RankMonitor:
         give_up: Callable[[_RankMonitor, EngineDeadError], None],
         next_loss: Callable[[], int],
     ) -> None:
-        """`next_loss`: gives each loss of the engine's ranks its number."""
+        """`next_loss`: returns the number of the next loss."""
         self.has_given_up = False
         self.num_restarts = 0
         self._ranks = list(ranks)
@@ -288,7 +289,7 @@ class _RankMonitor:
         self._give_up = give_up
         self._next_loss = next_loss
         self._unexplained: int | None = None
-        """The number of the latest loss, until the listener knows its reason."""
+        """The number of the latest loss, until it is explained to the listener."""
         self._budget = RestartBudget(config)
         self._leaving = threading.Event()
         self._suspicion: tuple[int, str] | None = None
@@ -300,11 +301,11 @@ class _RankMonitor:
         self._thread.start()
 
     def leave(self) -> None:
-        """Watch no longer, because the ranks, or the whole engine, are about to be stopped."""
+        """Stop watching, because the ranks or the whole engine are about to be stopped."""
         self._leaving.set()
 
     def suspect(self, dp_rank: int, reason: str) -> None:
-        """Have a rank killed and replaced, for this reason."""
+        """Have a rank killed and replaced for the given reason."""
         self._suspicion = dp_rank, reason
 
     def join(self, timeout_s: float | None) -> None:
@@ -324,10 +325,10 @@ class _RankMonitor:
                     ends.close()
                 if not self._replace(lost):
                     return
-        except Exception as error:  # the thread's outermost frame: without it nobody would learn of any death
+        except Exception as error:  # otherwise the thread would end, and no failure would be noticed
             if not self._leaving.is_set():
-                logger.exception("the watch over dp_ranks %s failed", self._dp_ranks)
-                blind = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} can't be watched any more")
+                logger.exception("the monitor of dp_ranks %s failed", self._dp_ranks)
+                blind = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} can no longer be watched")
                 self._explain_loss(self._unexplained or self._tell_of_loss(), blind)
                 self._give_up(self, blind)
 
@@ -335,16 +336,16 @@ class _RankMonitor:
         return EngineDeadError(f"a node of dp_ranks {self._dp_ranks} is being drained")
 
     def _tell(self, explain: Callable[[], EngineDeadError]) -> Callable[[], EngineDeadError]:
-        """Tell the listener and the log of the ranks' end. Returns what gives the whole explanation."""
+        """Report the ranks' end to the listener and the log. Returns a function that gives the full explanation."""
         loss = self._tell_of_loss()
-        explain()  # before the manager ends what is left of the ranks, which Ray would give as the cause
+        explain()  # before the manager kills the rest of the ranks: Ray would report that as the cause
         lost = cache(partial(_with_last_lines, explain))
 
         def tell_why() -> None:
             logger.error("%s", lost())
             self._explain_loss(loss, lost())
 
-        # nobody who waits for the ranks' successors waits for another node to send a log
+        # on a thread: the replacement must not wait for logs from another node
         threading.Thread(target=tell_why, name="raycore-last-lines", daemon=True).start()
         return lost
 
@@ -361,9 +362,9 @@ class _RankMonitor:
     # ---- while they run
 
     def _wait_for_end(self, ends: Ends) -> Callable[[], EngineDeadError] | None:
-        """Wait until the ranks are gone. Returns what tells why.
+        """Wait until a rank ends or stalls. Returns a function that explains why.
 
-        None: they have left a node that is being drained, or the monitor is to end.
+        Returns None if the ranks have left a node that is being drained, or if the monitor must end.
         """
         watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
         while not self._leaving.is_set():
@@ -373,7 +374,7 @@ class _RankMonitor:
             stalled = self._suspicion or self._ask(watchdogs)
             if stalled is not None:
                 dp_rank, reason = stalled
-                # Ray may be slow to see that they have died: nobody needs to wait for that
+                # return without waiting for Ray to see their deaths, which may take long
                 for rank in self._ranks:
                     self._manager.kill(rank.dp_rank)
                 info = self._ranks[self._dp_ranks.index(dp_rank)].info
@@ -387,8 +388,8 @@ class _RankMonitor:
         return None
 
     def _ask(self, watchdogs: dict[int, Watchdog]) -> tuple[int, str] | None:
-        """(dp_rank, reason) of a rank that makes no progress; None if all do."""
-        # ranks in lockstep that have nothing to do themselves work for those that have
+        """(dp_rank, reason) of a stalled rank; None if all make progress."""
+        # ranks in lockstep step together, so one busy rank means that all of them must step
         is_busy = any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
         for dp_rank, watchdog in watchdogs.items():
             reason = watchdog.look(is_busy)
@@ -407,7 +408,7 @@ class _RankMonitor:
     # ---- when they have ended
 
     def _replace(self, lost: Callable[[], EngineDeadError]) -> bool:
-        """Replace the ranks, in as many attempts as it takes. False if they are given up, or the monitor is to end."""
+        """Replace the ranks, in several attempts if necessary. False if they are given up or the monitor must end."""
         failed: EngineDeadError | None = None
         started_s = time.monotonic()
         while not self._leaving.is_set():
@@ -429,7 +430,7 @@ class _RankMonitor:
                     logger.error("dp_ranks %s could not be started again: %s", self._dp_ranks, error)
                 failed = EngineDeadError(f"{error}\nwhen it was started again after: {lost()}")
                 continue
-            self._suspicion = None  # it was of those before
+            self._suspicion = None  # it concerned the previous ranks
             self.num_restarts += 1
             _announce(self._listener, self._ranks)
             took_s = time.monotonic() - started_s

@@ -54,7 +54,7 @@ def task_error(cause: Exception) -> RayTaskError:
         pytest.param(
             RayActorError(error_msg=KILLED),
             "SYSTEM_ERROR: Worker unexpectedly exits with a connection error code 2. End of file. "
-            "The process was killed, by hand or for want of memory, or it crashed.",
+            "It crashed or was killed, for example by the out-of-memory killer.",
             id="kill -9",
         ),
         pytest.param(
@@ -114,11 +114,11 @@ def test_ray_names_a_dead_actors_process():
 @pytest.mark.parametrize(
     ("error", "begins"),
     [
-        (None, "dp_rank 1 (pid 4711, node 01234567): run() returned although nobody had asked it to stop"),
+        (None, "dp_rank 1 (pid 4711, node 01234567): run() returned without a request to stop"),
         (RayActorError(error_msg=RAY_KILLED), "dp_rank 1 (pid 4711, node 01234567) died: it was killed by `ray.kill`."),
         (
             task_error(WorkerDied(0, 7, "n1", "oom")),
-            "worker 0 (pid 7, node n1) died: oom\ndp_rank 1 (pid 4711, node 01234567) can't go on\n",
+            "worker 0 (pid 7, node n1) died: oom\ndp_rank 1 (pid 4711, node 01234567) can't continue\n",
         ),
     ],
 )
