@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outlive_terminal()
     logging.basicConfig(level=args.log_level.upper(), format=line_format(), datefmt=DATE_FORMAT)
     try:
-        with raising_on_signals():
+        with raising_on_signals(exits_then=argv is None):
             return args.command(args)
     except (RaycoreError, PlacementShortage) as error:
         print(f"raycore: {error}", file=sys.stderr)

@@ -26,10 +26,13 @@ def interrupted_by() -> int:
 
 
 @contextmanager
-def raising_on_signals() -> Generator[None, None, None]:
+def raising_on_signals(*, exits_then: bool) -> Generator[None, None, None]:
     """While the block runs, SIGTERM and SIGHUP raise `Terminated`, so that cleanup runs as it does after Ctrl-C.
 
     Does nothing outside the main thread, because only that thread can handle signals.
+
+    Args:
+        exits_then: the process exits after the block. After a signal, its echoes are then ignored until the end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,9 +45,10 @@ def raising_on_signals() -> Generator[None, None, None]:
     try:
         yield
     finally:
+        was_ended = exits_then and interrupted_by() != signal.SIGINT
         for number, handler in before.items():
-            # the process is about to exit, and an echo must not change its exit status
-            signal.signal(number, handler if _came is None else _end_unless_echo)
+            # an echo must not change the exit status
+            signal.signal(number, _end_unless_echo if was_ended else handler)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

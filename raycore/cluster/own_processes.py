@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, cast
@@ -30,15 +30,22 @@ _BLOCKED = {signal.SIGTERM, signal.SIGHUP}
 
 
 class OwnProcess(services.ConsolePopen):
-    """A process of a local Ray, in its own session, with termination signals blocked."""
+    """A process of a local Ray, in its own session, with termination signals blocked. A raylet gets a reaper."""
 
-    def __init__(self, *args: Any, preexec_fn: Callable[[], object] = lambda: None, **options: Any) -> None:
+    reaper: OwnProcess | None = None
+
+    def __init__(
+        self, command: Sequence[str], *args: Any, preexec_fn: Callable[[], object] = lambda: None, **options: Any
+    ) -> None:
         def prepare() -> None:
             preexec_fn()
             signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
 
         def start() -> None:
-            super(OwnProcess, self).__init__(*args, preexec_fn=prepare, start_new_session=True, **options)
+            super(OwnProcess, self).__init__(command, *args, preexec_fn=prepare, start_new_session=True, **options)
+            if command[0] == services.RAYLET_EXECUTABLE:
+                # here, where no signal can come between the two
+                self.reaper = _Reaper(self.pid)
 
         _starter.run(start)
 
@@ -48,6 +55,8 @@ class OwnProcess(services.ConsolePopen):
 
 
 class _Reaper(OwnProcess):
+    """Kills a raylet's children once the raylet has ended."""
+
     def __init__(self, leader: int) -> None:
         super().__init__([sys.executable, "-I", "-S", session_reaper.__file__, str(leader)])
 
@@ -68,6 +77,9 @@ class _Starter:
 
     def run(self, start: Callable[[], None]) -> None:
         """Call `start` on the thread and wait for it. Raises its exceptions."""
+        if threading.current_thread() is self._thread:
+            start()
+            return
         with self._lock:
             if self._thread is None or not self._thread.is_alive():  # a forked child lacks its parent's threads
                 self._work = SimpleQueue()
@@ -98,9 +110,9 @@ _start_raylet = Node.start_raylet
 
 
 def start_raylet_and_reaper(node: Node, *args: Any, **options: Any) -> None:
-    """Replacement for `Node.start_raylet` that also starts the reaper. Ray then waits for it at its shutdown."""
+    """Replacement for `Node.start_raylet` that also has Ray wait for the reaper at its shutdown."""
     _start_raylet(node, *args, **options)
     processes = cast("dict[str, list[Any]]", node.all_processes)  # pyright: ignore[reportUnknownMemberType]
     raylet = processes[PROCESS_TYPE_RAYLET][0]
     unused = dict.fromkeys(services.ProcessInfo._fields)
-    processes[PROCESS_TYPE_REAPER] = [services.ProcessInfo(**unused | {"process": _Reaper(raylet.process.pid)})]
+    processes[PROCESS_TYPE_REAPER] = [services.ProcessInfo(**unused | {"process": raylet.process.reaper})]

@@ -102,7 +102,7 @@ def test_a_job_that_cannot_work_fails_and_its_last_line_says_why(cluster, tmp_pa
         cluster.submit("raycore", "run-batch", "-i", str(requests), "-o", str(tmp_path / "out.jsonl"))
     )
     assert (status, exit_status) == ("FAILED", 1)
-    assert last_line == f"raycore: {requests}: each custom_id may be there once: 'a' on lines 1 and 3"
+    assert last_line == f"raycore: {requests}: custom_ids are not unique: 'a' on lines 1 and 3"
 
 
 def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(cluster):
