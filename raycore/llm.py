@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+# before any module that imports Ray: it silences Ray's message about missing widgets
+from raycore.display.progress_bars import loading_bar, request_bar
+
+# isort: split
+
 from raycore.client.client import EngineClient
 from raycore.client.collector import Collector
 from raycore.client.group import ClientGroup
@@ -31,7 +36,6 @@ from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, resolve
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.display.notebook import engine_html
-from raycore.display.progress_bars import loading_bar, request_bar
 from raycore.engine.rank_events import EngineLost
 from raycore.errors import EngineDeadError
 from raycore.logs import own_level
