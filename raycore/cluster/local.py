@@ -17,9 +17,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 from weakref import finalize
 
@@ -160,28 +159,8 @@ def _connect(num_cpus: float) -> bool:
             "has crashed, or was ended without `ray stop`. Starting a local Ray instead; `ray stop` removes the file.",
             started_here,
         )
-    _on_lasting_thread(partial(_init, start_lean_ray, num_cpus=math.ceil(num_cpus)))
+    _init(start_lean_ray, num_cpus=math.ceil(num_cpus))
     return True
-
-
-def _on_lasting_thread(start: Callable[[], None]) -> None:
-    """Call `start` on a thread that lives as long as this process. Linux kills a local Ray when its thread ends."""
-    if threading.current_thread() is threading.main_thread():
-        start()
-        return
-    started: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            start()
-        except BaseException as error:  # passed to the caller
-            started.set_exception(error)
-        else:
-            started.set_result(None)
-        threading.Event().wait()
-
-    threading.Thread(target=run, name="raycore-local-ray", daemon=True).start()
-    started.result()
 
 
 def _join(address: str, source: str) -> None:
