@@ -14,14 +14,11 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import ray
 from programs import START_S, Program, raycore, shared_memory
 from ray._private.state import state
-from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from raycore.node.processes import send_signal, wait_until_gone
@@ -286,38 +283,30 @@ def test_a_local_ray_outlives_the_thread_that_started_it():
         assert_ends(program, 0)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A cluster that is there already."""
-    cluster = Cluster(
-        initialize_head=True,
-        connect=True,
-        head_node_args={"num_cpus": 8, "object_store_memory": 100 << 20, "include_dashboard": False},
-    )
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_a_cluster_that_was_joined_stays_and_gets_everything_back(cluster, number):
-    with serve(environment={"RAY_ADDRESS": cluster.address}) as program:
+def test_a_cluster_that_was_joined_stays_and_gets_everything_back(ray_cluster, number):
+    pids_before, groups_before, free_before = living_actors(), living_groups(), ray_cluster.available_resources()["CPU"]
+    with serve(environment={"RAY_ADDRESS": ray_cluster.get_runtime_context().gcs_address}) as program:
         program.wait_for("serving")
-        pids = {info["pid"] for info in actors() if info["state"] == "ALIVE"}
+        pids = living_actors() - pids_before
         assert pids
         send_to_group(program, number)
         assert program.wait_for_exit(GRACE_S + SLACK_S) == (0 if number == signal.SIGTERM else -number)
         deadline_s = time.monotonic() + 10.0 + SLACK_S
-        while wait_until_gone(pids, 0.0) or [group for group in groups() if group["state"] != "REMOVED"]:
-            assert time.monotonic() < deadline_s, (pids, groups())
+        while wait_until_gone(pids, 0.0) or living_groups() - groups_before:
+            assert time.monotonic() < deadline_s, (pids, living_groups())
             time.sleep(0.05)
         program.wait_until_nothing_is_left(SLACK_S)
-    assert ray.cluster_resources()["CPU"] == 8
+    while ray_cluster.available_resources().get("CPU") != free_before:
+        assert time.monotonic() < deadline_s, ray_cluster.available_resources()
+        time.sleep(0.05)
 
 
-def actors() -> list[dict[str, Any]]:
-    return [{"state": actor["State"], "pid": actor["Pid"]} for actor in state.actor_table(None).values()]
+def living_actors() -> set[int]:
+    """The process ids of the cluster's actors."""
+    return {actor["Pid"] for actor in state.actor_table(None).values() if actor["State"] == "ALIVE"}
 
 
-def groups() -> list[dict[str, Any]]:
-    return list(placement_group_table().values())
+def living_groups() -> set[str]:
+    """The ids of the cluster's placement groups that have not been removed."""
+    return {group for group, entry in placement_group_table().items() if entry["state"] != "REMOVED"}
