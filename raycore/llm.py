@@ -30,7 +30,7 @@ from raycore.client.streams import Streams
 from raycore.client.updates import Update, coalescing_s
 from raycore.cluster.local import cancelled_at_exit, end_before_ray, is_exiting
 from raycore.cluster.manager import CoreEngineActorManager
-from raycore.cluster.owner import end_with_task
+from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, resolve
 from raycore.control.program import ControlThread
@@ -130,7 +130,7 @@ class _Engine:
         # runs at the latest when the interpreter exits
         self._finalizer = weakref.finalize(self, _stop, self._control, export, self.clients, self._supervisor, manager)
         end_before_ray(self._finalizer)
-        end_with_task(self._finalizer)
+        end_with_owner(self._finalizer)
         # on a thread of its own: an interrupt ends only the wait for it and leaves no engine half shut down
         self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
         self._ending = threading.Lock()

@@ -2,8 +2,11 @@
 
 Ray removes placement groups when the job that created them ends. An engine created by an actor or a task ends earlier,
 with its process, and Ray ends its ranks too, because that process owns them. Their placement groups would keep their
-CPUs and GPUs until the job ends. A `Reaper` removes them: a detached actor, which outlives the process. After a task,
-Ray reuses the process, so a thread in that process shuts the engine down.
+CPUs and GPUs until the job ends. A `Reaper` removes them: a detached actor, which outlives the process.
+
+Two kinds of owner end without their process ending, so the engine is shut down in that process. After a task, Ray
+reuses the process. After an actor's `__init__` has raised, Ray waits until nothing refers to the actors that the
+process created, and keeps the actor's instance, with its engine, meanwhile.
 """
 
 from __future__ import annotations
@@ -110,11 +113,30 @@ def start_reaper(name: str, prefix: str) -> Reaper | None:
     ).remote(name, own_node, os.getpid(), own_actor_id(), prefix)
 
 
-def end_with_task(end: finalize[..., Any]) -> None:
-    """Have `end` called when the task that this process runs has ended. Does nothing outside of a task."""
-    if is_worker() and own_actor_id() is None:
+def end_with_owner(end: finalize[..., Any]) -> None:
+    """Have `end` called when the task that this process runs has ended, or when this actor's `__init__` has raised.
+
+    Does nothing in a driver, and nothing for an actor that ends otherwise.
+    """
+    if not is_worker():
+        return
+    if own_actor_id() is None:
         args = _running_task_id(), end
         threading.Thread(target=_wait_for_task, args=args, name="raycore-task-watch", daemon=True).start()
+    else:
+        logging.getLogger("ray._raylet").addHandler(_CreationWatch(end))
+
+
+class _CreationWatch(logging.Handler):
+    """Ends an engine when Ray logs that this actor's `__init__` has raised. Ray has no other sign of it."""
+
+    def __init__(self, end: finalize[..., Any]) -> None:
+        super().__init__(logging.ERROR)
+        self._end = end
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("Exception raised in creation task"):
+            self._end()
 
 
 def _wait_for_task(task_id: object, end: finalize[..., Any]) -> None:

@@ -89,6 +89,18 @@ class Owner:
         raise ValueError(answers(llm, ["27 + 58 ="])[0])
 
 
+@ray.remote(num_cpus=0)
+class FailingOwner:
+    """Its `__init__` creates an engine, then raises."""
+
+    def __init__(self) -> None:
+        self.llm = LLM(demo_model_path(), **LIMITS)
+        raise ValueError(answers(self.llm, ["27 + 58 ="])[0])
+
+    def ready(self) -> None:
+        pass
+
+
 def answers(llm: LLM, prompts: list[str]) -> list[str]:
     return [output.outputs[0].text for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
 
@@ -122,6 +134,12 @@ def test_what_an_actor_reserved_goes_with_it(end: Callable[[Any, int], None]):
     pid = ray.get(owner.start.remote())
     assert len(live_groups()) == 2
     end(owner, pid)
+
+
+def test_an_engine_goes_with_an_actor_that_fails_to_start():
+    owner = FailingOwner.remote()
+    with pytest.raises(ray.exceptions.RayActorError, match="ValueError:  85"):
+        ray.get(owner.ready.remote(), timeout=60)
 
 
 def test_groups_that_wait_for_nodes_go_with_the_actor():
