@@ -128,7 +128,9 @@ class _Engine:
                 *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
             )
         # runs at the latest when the interpreter exits
-        self._finalizer = weakref.finalize(self, _stop, self._control, export, self.clients, self._supervisor, manager)
+        self._finalizer = weakref.finalize(
+            self, _stop, self._control, export, self._client, self.clients, self._supervisor, manager
+        )
         end_before_ray(self._finalizer)
         end_with_owner(self._finalizer)
         # on a thread of its own: an interrupt ends only the wait for it and leaves no engine half shut down
@@ -625,6 +627,7 @@ def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, clien
 def _stop(
     control: ControlThread,
     export: Periodic,
+    client: EngineClient,
     clients: ClientGroup,
     supervisor: Supervisor,
     manager: CoreEngineActorManager,
@@ -632,8 +635,12 @@ def _stop(
     export.stop()
     control.stop()
     supervisor.stop()
-    if not is_exiting():  # then only daemon threads can be waiting, and they would print the error
+    if is_exiting():
+        client.abandon()
+    else:
         clients.on_rank_event(EngineLost(EngineDeadError("the engine was shut down")))
     control.join()
+    manager.stop_ranks()
+    client.join(STOP_TIMEOUT_S)  # Ray ends the process of a thread that uses it after its end
     manager.shutdown()
     supervisor.join(STOP_TIMEOUT_S)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,7 @@ class EngineClient:
         if config.model.prepare_structured_outputs:
             self._grammars.prepare()  # while the ranks start
         self._failure: BaseException | None = None
+        self._is_abandoned = False
         self._is_draining = False
         self._tightest = limits
 
@@ -116,8 +118,7 @@ class EngineClient:
             self.check_structured_outputs(param)
         # outside of the lock: tokenisation under it would delay the outputs of all ranks
         bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
-        with self._lock:
-            self._raise_if_failed()
+        with self._serving():
             if self._is_draining:
                 raise EngineDeadError(DRAINING)
             for request_id in ids:
@@ -169,8 +170,7 @@ class EngineClient:
 
         Raises: what any rank raised; EngineDeadError if a rank is lost before it answers.
         """
-        with self._lock:
-            self._raise_if_failed()
+        with self._serving():
             connections = self._connections.all()
         try:
             return call_utility(connections, method, args, timeout_s)
@@ -249,6 +249,20 @@ class EngineClient:
     def close(self, reason: BaseException) -> None:
         """Fail unfinished and future requests with `reason`. The ranks' output streams end when the ranks do."""
         self._fail(reason)
+
+    def abandon(self) -> None:
+        """Leave unfinished requests waiting for ever, as the interpreter exits, and use Ray no more.
+
+        Only daemon threads run then. An error would only be printed, so their later calls never return.
+        """
+        with self._lock:
+            self._is_abandoned = True
+            self._failure = self._failure or EngineDeadError("the program is exiting")
+            self._connections.close()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until no output stream is received any more. Returns whether that was so within `timeout_s`."""
+        return self._connections.join(timeout_s)
 
     # ---- ranks come and go: see `RankListener`
 
@@ -334,7 +348,18 @@ class EngineClient:
             self._drained.notify_all()
         _tell(news)
 
+    @contextmanager
+    def _serving(self) -> Generator[None, None, None]:
+        """Hold the lock during the block. Raises the failure of the engine, if it has failed, instead."""
+        with self._lock:
+            if self._failure is None:
+                yield
+                return
+        self._raise_if_failed()
+
     def _raise_if_failed(self) -> None:
+        if self._is_abandoned and threading.current_thread().daemon:
+            threading.Event().wait()
         if self._failure is not None:
             raise self._failure.with_traceback(None)  # raised for many callers, it would collect all their frames
 

@@ -53,13 +53,16 @@ class RankConnections:
         self._client_index = client_index
         self._deliver = deliver
         self._by_rank: dict[int, RankConnection] = {}
+        self._receivers: list[threading.Thread] = []
         self._is_closed = False
 
     def connect(self, dp_rank: int, actor: DPEngineCoreActor, info: EngineInfo) -> None:
         """Add a rank and start to receive its outputs."""
         connection = self._by_rank[dp_rank] = RankConnection(dp_rank, actor, info)
         name = f"raycore-outputs-dp{dp_rank}"
-        threading.Thread(target=self.receive, args=(connection,), name=name, daemon=True).start()
+        receiver = threading.Thread(target=self.receive, args=(connection,), name=name, daemon=True)
+        self._receivers = [*(other for other in self._receivers if other.is_alive()), receiver]
+        receiver.start()
 
     def disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
         """Stop receiving from these ranks. Returns their connections, without those that didn't exist."""
@@ -67,8 +70,15 @@ class RankConnections:
         return [connection for connection in found if connection is not None]
 
     def close(self) -> None:
-        """Stop receiving from all ranks and send them no more aborts, because the engine is gone."""
+        """Stop receiving from all ranks and send them nothing more, because the engine is gone."""
         self._is_closed = True
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until all output streams have ended. Returns whether that was so in time. Needs no lock."""
+        deadline_s = time.monotonic() + timeout_s
+        for receiver in self._receivers:
+            receiver.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(receiver.is_alive() for receiver in self._receivers)
 
     def is_current(self, connection: RankConnection) -> bool:
         """Whether the connection is still in use. Needs no lock."""
@@ -81,6 +91,8 @@ class RankConnections:
     def submit(self, requests: Mapping[int, Sequence[EngineRequest]]) -> None:
         """Send requests to ranks, one message per rank."""
         for dp_rank, sequences in requests.items():
+            if self._is_closed:
+                return
             self._by_rank[dp_rank].actor.submit.remote(msgspec.msgpack.encode(sequences))
 
     def abort(self, seq_ids: Mapping[int, Sequence[int]]) -> None:

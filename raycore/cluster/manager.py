@@ -254,6 +254,14 @@ class CoreEngineActorManager:
             timeout_s: how long to wait for ranks to stop before they are killed; None: `shutdown_timeout_s`.
         """
         with self._lock:
+            self.stop_ranks(timeout_s)
+            if self._uses_ray:
+                self._uses_ray = False
+                release_ray()
+
+    def stop_ranks(self, timeout_s: float | None = None) -> None:
+        """Do what `shutdown()` does, but keep Ray, because other threads still use it."""
+        with self._lock:
             self._is_shut_down = True
             self.reservations.cancel()
             if self._standbys is not None and is_connected():
@@ -263,9 +271,6 @@ class CoreEngineActorManager:
                 self.shrink(list(self.ranks), timeout_s)
                 self.reservations.close()
             self.ranks = {}
-            if self._uses_ray:
-                self._uses_ray = False
-                release_ray()
 
     # ---- actors
 

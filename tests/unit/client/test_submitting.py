@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import msgspec
@@ -11,7 +12,7 @@ from configs import make_config
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
 from raycore.engine.rank_events import RanksLost, RankUp
-from raycore.errors import InvalidRequest
+from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.messages import EngineInfo, EngineRequest
 from raycore.sampling_params import SamplingParams
 
@@ -98,3 +99,21 @@ def test_while_a_named_rank_is_replaced_another_takes_its_requests(client, rank)
     client.ranks_leaving([1], 0.0)
     with pytest.raises(InvalidRequest, match="data_parallel_rank=1"):
         client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
+
+
+def test_an_abandoned_client_sends_nothing_more_and_tells_nobody(client, rank):
+    """As the interpreter exits: errors on the daemon threads that are left would only be printed."""
+    updates = []
+    client.submit([PROMPT], [SamplingParams()], updates.extend, request_ids=["a"])
+    client.abandon()
+    assert client.join(10.0)
+    late = threading.Thread(target=submit, args=(client,), daemon=True)
+    late.start()
+    with pytest.raises(EngineDeadError, match="the program is exiting"):
+        submit(client)  # not on a daemon thread
+    late.join(0.2)
+    assert late.is_alive()
+    client.on_rank_event(RanksLost([0], 1))
+    client.on_rank_event(RankUp(1, rank, INFO))
+    assert len(rank.got) == 1
+    assert updates == []
