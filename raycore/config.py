@@ -78,21 +78,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto"] | DType,
         option(
-            "Data type of weights and activations. auto: the checkpoint's data type. If a worker's device does not "
-            "support that, the worker uses float32 on a CPU and float16 on a GPU.",
+            "Data type of weights and activations. auto: the checkpoint's data type, or, if a worker's device has no "
+            "instructions for that, float32 on a CPU and float16 on a GPU.",
             convert=_dtype_name,
         ),
     ] = "auto"
     max_model_len: Annotated[
         int,
         Meta(ge=1),
-        option("Maximum number of prompt and output tokens of a sequence.", default="the checkpoint's maximum"),
+        option(
+            "Maximum length of a sequence in tokens: prompt and output together.", default="the checkpoint's maximum"
+        ),
     ]
     seed: Annotated[
         int,
         Meta(ge=-(2**63), le=2**63 - 1),
         option(
-            "Seed for requests that don't set one.",
+            "Requests without a seed get different seeds, which are derived from this one.",
             flags=("--seed", "--engine-seed"),
             expected="a 64-bit integer",
         ),
@@ -102,7 +104,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     load_format: Annotated[
         Literal["auto", "dummy"],
-        option("auto: read the weights from the checkpoint. dummy: use seeded random weights instead."),
+        option(
+            "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed."
+        ),
     ] = "auto"
     batch_invariant: Annotated[
         bool,
@@ -114,8 +118,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     prepare_structured_outputs: Annotated[
         bool,
         option(
-            "Prepare for structured outputs at startup. Otherwise the first request with structured outputs blocks "
-            "each client and worker, for a second or two if the vocabulary is large."
+            "Load what structured outputs need at startup. Otherwise the first request that uses them stalls the "
+            "processes that handle it, with all their requests, for a second or two if the vocabulary is large."
         ),
     ] = False
 
@@ -133,19 +137,23 @@ class CacheConfig(msgspec.Struct, frozen=True):
 
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE), option("Tokens in a block of the KV cache.")] = 16
     enable_prefix_caching: Annotated[
-        bool, option("Reuse the KV cache of earlier prompts for new prompts with the same prefix.")
+        bool, option("Reuse the KV cache of earlier requests for prompts with the same prefix.")
     ] = True
     gpu_memory_utilization: Annotated[
         float,
         Meta(gt=0, le=1),
         option(
-            "On GPUs: fraction of the GPU's memory for weights, activations and KV cache. On CPUs: scales the default "
-            "size of the KV cache.",
+            "On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: the default KV cache "
+            "is this fraction of half the available memory, but at most 4 GiB for each worker.",
             metavar="FRACTION",
         ),
     ] = 0.9
     num_gpu_blocks_override: Annotated[
-        _Count | None, option("Number of blocks in each rank's KV cache.", default="as many as fit")
+        _Count | None,
+        option(
+            "Number of blocks in each rank's KV cache, on CPUs too. Takes precedence over kv_cache_memory_bytes.",
+            default="as many as the cache's memory holds",
+        ),
     ] = None
     kv_cache_memory_bytes: Annotated[
         _Count | None,
@@ -160,7 +168,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         int,
         Meta(ge=1),
         option(
-            "Maximum number of sequences that a rank runs concurrently.",
+            "Maximum number of sequences that a rank runs concurrently. At most max_num_batched_tokens.",
             default=f"{DEFAULT_MAX_NUM_SEQS}, or max_num_batched_tokens if that is less",
         ),
     ]
@@ -176,14 +184,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     policy: Annotated[
         Literal["fcfs", "priority"],
         option(
-            "Order of waiting requests. fcfs: first come, first served. priority: lowest priority number first.",
+            "Order in which waiting requests start. fcfs: first come, first served. priority: lowest `priority` of "
+            "the request first.",
             name="scheduling_policy",
         ),
     ] = "fcfs"
     long_prefill_token_threshold: Annotated[
         int,
         Meta(ge=0),
-        option("Maximum number of tokens of one prompt in a step. 0: limited only by max_num_batched_tokens."),
+        option("Maximum number of one prompt's tokens in a step. 0: limited only by max_num_batched_tokens."),
     ] = 0
 
 
@@ -193,32 +202,36 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     tensor_parallel_size: Annotated[
         int,
         Meta(ge=1),
-        option("Number of workers that share the model of one rank.", flags=("-tp", "--tensor-parallel-size")),
+        option(
+            "Number of workers of each rank. The model is split over them.", flags=("-tp", "--tensor-parallel-size")
+        ),
     ] = 1
     data_parallel_size: Annotated[
         int,
         Meta(ge=1),
-        option("Number of ranks. Each runs a copy of the model.", flags=("-dp", "--data-parallel-size")),
+        option("Number of ranks. Each has its own copy of the model.", flags=("-dp", "--data-parallel-size")),
     ] = 1
     placement_strategy: Annotated[
         PlacementStrategy,
         option(
             "How ranks are placed on nodes. strict: no rank spans nodes, and each node in use gets the same number of "
             "ranks. fill: no rank spans nodes, and nodes are filled one after the other. span: like fill, but a rank "
-            "that fits on no single node is spread over several."
+            "that no single node can hold is spread over several nodes."
         ),
     ] = "fill"
     wait_for_nodes_s: Annotated[
         _Seconds,
         option(
-            "Seconds to wait for an autoscaler to add nodes. 0: fail at once if the cluster can never fit the ranks.",
+            "Seconds to wait for nodes that an autoscaler adds, instead of placement_timeout_s. 0: fail at once if "
+            "the ranks would not fit on the cluster's present nodes even if these were idle.",
             flags=("--wait-for-nodes", "--wait-for-nodes-s"),
         ),
     ] = 0.0
     worker_cls: Annotated[
         str | None,
         option(
-            "The Worker subclass to use, as package.module.Class.",
+            "A subclass of raycore's Worker to use instead, as package.module.Class. All nodes must be able to "
+            "import it.",
             metavar="CLASS",
             default="raycore's Worker",
             expected="a class, or its package.module.Class",
@@ -226,12 +239,16 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         ),
     ] = None
     enable_expert_parallel: Annotated[
-        bool, option("Distribute whole experts over the workers of all ranks. Otherwise each rank splits every expert.")
+        bool,
+        option(
+            "For mixture-of-experts models. Each worker gets some whole experts, which all ranks share. Otherwise each "
+            "rank has all experts, and splits each of them over its workers."
+        ),
     ] = False
     dp_sync_interval: Annotated[
         int,
         Meta(ge=1),
-        option("With expert parallelism: number of steps between checks for whether all ranks are idle."),
+        option("With expert parallelism: number of steps between two checks whether all ranks are idle."),
     ] = 1
 
     @property
@@ -251,7 +268,8 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     backend: Annotated[
         Literal["inline", "ray"],
         option(
-            "Where workers run. inline: in the engine's process, one per rank. ray: each in its own Ray actor.",
+            "Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a "
+            "Ray actor.",
             name="executor_backend",
             default="inline if tensor_parallel_size is 1, else ray",
         ),
@@ -259,7 +277,8 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     transport: Annotated[
         Literal["channel", "actor_call"],
         option(
-            "How an engine calls its workers. channel: through shared memory. actor_call: by Ray actor calls.",
+            "How an engine calls its workers. channel: through Ray's shared-memory channels. actor_call: by Ray actor "
+            "calls, which are slower.",
             name="executor_transport",
         ),
     ] = "channel"
@@ -267,7 +286,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
         Literal["adaptive", "spin"],
         option(
             "How processes wait for a message on a channel. adaptive: spin for spin_window_s, then sleep. spin: never "
-            "sleep.",
+            "sleep, so that an idle worker keeps a core busy.",
             name="executor_wait",
         ),
     ] = "adaptive"
@@ -277,18 +296,29 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     ] = 1 << 20
     num_threads: Annotated[
         _Count | None,
-        option("Compute threads per worker.", default="the node's cores divided by its number of workers"),
+        option(
+            "Compute threads per worker, on CPUs.",
+            default="the node's cores divided by the engine's workers on the node",
+        ),
     ] = None
     init_timeout_s: Annotated[
-        _Timeout, option("Seconds within which a rank must start, including loading weights. Otherwise it fails.")
+        _Timeout,
+        option(
+            "Seconds within which ranks must start, including loading weights. Otherwise the start of the engine, or "
+            "the restart of the rank, has failed."
+        ),
     ] = 600.0
     execute_timeout_s: Annotated[
-        _Timeout, option("Seconds within which workers must reply to a call, such as a step. Otherwise the rank fails.")
+        _Timeout,
+        option(
+            "Seconds within which workers must reply to a call. If a step takes longer, the rank fails, as with "
+            "step_timeout_s. Other late calls raise RpcTimeout. Does not apply to inline workers."
+        ),
     ] = 300.0
     shutdown_timeout_s: Annotated[
         _Seconds,
         option(
-            "Seconds within which workers must stop when the engine stops. Otherwise they are killed.",
+            "Seconds that ranks and their workers have to stop when the engine is shut down. Then they are killed.",
             flags=("--worker-shutdown-timeout-s",),
         ),
     ] = 5.0
@@ -300,46 +330,60 @@ class RecoveryConfig(msgspec.Struct, frozen=True):
     max_request_replays: Annotated[
         int,
         Meta(ge=0),
-        option("How often a request is moved to another rank after its rank failed. After that the request fails."),
+        option(
+            "Number of failures of its rank that a request survives: it continues on another rank, or on the failed "
+            "rank's replacement. The next failure fails the request."
+        ),
     ] = 2
     step_timeout_s: Annotated[
         _Timeout,
         option(
-            "Maximum duration of a step in seconds. A rank that takes longer, or does not respond for that long, is "
-            "killed and replaced."
+            "Maximum duration of a step in seconds. A rank with requests that takes longer, or does not respond for "
+            "that long, is killed and replaced."
         ),
     ] = 60.0
     drain_timeout_s: Annotated[
         _Seconds,
         option(
-            "Seconds that a rank has to finish its requests before it is removed. Unfinished requests move to other "
-            "ranks.",
+            "Seconds that a rank has to finish its requests before it is removed by scale() or leaves a node that Ray "
+            "drains. Unfinished requests move to other ranks.",
             flags=("--rank-drain-timeout-s",),
         ),
     ] = 30.0
     max_rank_restarts: Annotated[
-        int, Meta(ge=0), option("How often a rank may be restarted within restart_window_s before it is given up.")
+        int,
+        Meta(ge=0),
+        option(
+            "Maximum number of restarts of a rank within restart_window_s. A rank that would need more is given up for "
+            "good. Once all ranks are given up, the engine fails."
+        ),
     ] = 5
-    restart_window_s: Annotated[_Timeout, option("Period in seconds over which max_rank_restarts counts.")] = 300.0
+    restart_window_s: Annotated[_Timeout, option("Length in seconds of the sliding period for max_rank_restarts.")] = (
+        300.0
+    )
     restart_backoff_s: Annotated[
         _Seconds,
         option(
-            "Delay in seconds before a rank's second restart within crash_loop_s. It doubles with each further "
-            "restart. The first restart is immediate."
+            "Delay in seconds before a rank is restarted for the second time within crash_loop_s. It doubles with each "
+            "further restart within that period. The first restart is immediate."
         ),
     ] = 0.5
-    crash_loop_s: Annotated[_Seconds, option("Period in seconds within which repeated restarts are delayed.")] = 30.0
+    crash_loop_s: Annotated[_Seconds, option("Length in seconds of the sliding period for restart_backoff_s.")] = 30.0
     max_restart_backoff_s: Annotated[_Seconds, option("Maximum delay in seconds before a restart.")] = 30.0
     standby_delay_s: Annotated[
         _Seconds | None,
         option(
-            "Seconds after the start of ranks at which standby processes start. They use memory, and make replacing a "
-            "rank faster. None: no standby processes. They never start with GPUs, or with expert parallelism over "
-            "several ranks."
+            "Seconds after the ranks are ready at which standbys start: on each node with ranks, the idle processes of "
+            "one rank. They use memory, and make replacing a rank faster. None: no standbys. There are never any with "
+            "device=cuda, or with expert parallelism over several ranks."
         ),
     ] = 8.0
     placement_timeout_s: Annotated[
-        _Timeout, option("Seconds to wait for resources that other jobs use, when ranks are placed.")
+        _Timeout,
+        option(
+            "Seconds to wait for resources that others in the cluster use, when an engine starts or a rank has lost "
+            "its node. scale() waits 10 seconds."
+        ),
     ] = 60.0
 
 

@@ -83,109 +83,118 @@ class EngineOptions(VllmOptions, total=False):
     """Options of an engine, except its model and tokenizer."""
 
     dtype: str | Any
-    """Data type of weights and activations. auto: the checkpoint's data type. If a worker's device does not support
-    that, the worker uses float32 on a CPU and float16 on a GPU. Default: auto."""
+    """Data type of weights and activations. auto: the checkpoint's data type, or, if a worker's device has no
+    instructions for that, float32 on a CPU and float16 on a GPU. Default: auto."""
     max_model_len: int | None
-    """Maximum number of prompt and output tokens of a sequence. Default: the checkpoint's maximum."""
+    """Maximum length of a sequence in tokens: prompt and output together. Default: the checkpoint's maximum."""
     seed: int
-    """Seed for requests that don't set one. Default: 0."""
+    """Requests without a seed get different seeds, which are derived from this one. Default: 0."""
     enforce_eager: bool
     """Accepted for compatibility with vLLM. Has no effect: models always run eagerly. Default: True."""
     load_format: Literal["auto", "dummy"]
-    """auto: read the weights from the checkpoint. dummy: use seeded random weights instead. Default: auto."""
+    """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. Default:
+    auto."""
     batch_invariant: bool
     """Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of
     preemption. Slower. Default: False."""
     prepare_structured_outputs: bool
-    """Prepare for structured outputs at startup. Otherwise the first request with structured outputs blocks each client
-    and worker, for a second or two if the vocabulary is large. Default: False."""
+    """Load what structured outputs need at startup. Otherwise the first request that uses them stalls the processes
+    that handle it, with all their requests, for a second or two if the vocabulary is large. Default: False."""
     device: Literal["auto", "cpu", "cuda"]
     """Device that workers compute on. auto: the CPU, with a warning if the cluster has GPUs, because GPU support is
     untested. Default: auto."""
     engine_name: str | None
     """Name of the engine, for `raycore status --name` and `raycore scale --name`. Default: random."""
     tensor_parallel_size: int
-    """Number of workers that share the model of one rank. Default: 1."""
+    """Number of workers of each rank. The model is split over them. Default: 1."""
     data_parallel_size: int
-    """Number of ranks. Each runs a copy of the model. Default: 1."""
+    """Number of ranks. Each has its own copy of the model. Default: 1."""
     placement_strategy: Literal["strict", "fill", "span"]
     """How ranks are placed on nodes. strict: no rank spans nodes, and each node in use gets the same number of ranks.
-    fill: no rank spans nodes, and nodes are filled one after the other. span: like fill, but a rank that fits on no
-    single node is spread over several. Default: fill."""
+    fill: no rank spans nodes, and nodes are filled one after the other. span: like fill, but a rank that no single node
+    can hold is spread over several nodes. Default: fill."""
     wait_for_nodes_s: float
-    """Seconds to wait for an autoscaler to add nodes. 0: fail at once if the cluster can never fit the ranks. Default:
-    0."""
+    """Seconds to wait for nodes that an autoscaler adds, instead of placement_timeout_s. 0: fail at once if the ranks
+    would not fit on the cluster's present nodes even if these were idle. Default: 0."""
     worker_cls: str | type[Any] | None
-    """The Worker subclass to use, as package.module.Class. Default: raycore's Worker."""
+    """A subclass of raycore's Worker to use instead, as package.module.Class. All nodes must be able to import it.
+    Default: raycore's Worker."""
     enable_expert_parallel: bool
-    """Distribute whole experts over the workers of all ranks. Otherwise each rank splits every expert. Default:
-    False."""
+    """For mixture-of-experts models. Each worker gets some whole experts, which all ranks share. Otherwise each rank
+    has all experts, and splits each of them over its workers. Default: False."""
     dp_sync_interval: int
-    """With expert parallelism: number of steps between checks for whether all ranks are idle. Default: 1."""
+    """With expert parallelism: number of steps between two checks whether all ranks are idle. Default: 1."""
     block_size: int
     """Tokens in a block of the KV cache. Default: 16."""
     enable_prefix_caching: bool
-    """Reuse the KV cache of earlier prompts for new prompts with the same prefix. Default: True."""
+    """Reuse the KV cache of earlier requests for prompts with the same prefix. Default: True."""
     gpu_memory_utilization: float
-    """On GPUs: fraction of the GPU's memory for weights, activations and KV cache. On CPUs: scales the default size of
-    the KV cache. Default: 0.9."""
+    """On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: the default KV cache is this
+    fraction of half the available memory, but at most 4 GiB for each worker. Default: 0.9."""
     num_gpu_blocks_override: int | None
-    """Number of blocks in each rank's KV cache. Default: as many as fit."""
+    """Number of blocks in each rank's KV cache, on CPUs too. Takes precedence over kv_cache_memory_bytes. Default: as
+    many as the cache's memory holds."""
     kv_cache_memory_bytes: int | None
     """KV cache size of each worker, in bytes. Default: computed from the free memory at startup."""
     max_num_seqs: int | None
-    """Maximum number of sequences that a rank runs concurrently. Default: 256, or max_num_batched_tokens if that is
-    less."""
+    """Maximum number of sequences that a rank runs concurrently. At most max_num_batched_tokens. Default: 256, or
+    max_num_batched_tokens if that is less."""
     max_num_batched_tokens: int | None
     """Maximum number of tokens that a rank computes in one step. Default: 2048, or max_num_seqs if that is more."""
     scheduling_policy: Literal["fcfs", "priority"]
-    """Order of waiting requests. fcfs: first come, first served. priority: lowest priority number first. Default:
-    fcfs."""
+    """Order in which waiting requests start. fcfs: first come, first served. priority: lowest `priority` of the request
+    first. Default: fcfs."""
     long_prefill_token_threshold: int
-    """Maximum number of tokens of one prompt in a step. 0: limited only by max_num_batched_tokens. Default: 0."""
+    """Maximum number of one prompt's tokens in a step. 0: limited only by max_num_batched_tokens. Default: 0."""
     executor_backend: Literal["inline", "ray"] | None
-    """Where workers run. inline: in the engine's process, one per rank. ray: each in its own Ray actor. Default: inline
-    if tensor_parallel_size is 1, else ray."""
+    """Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a Ray
+    actor. Default: inline if tensor_parallel_size is 1, else ray."""
     executor_transport: Literal["channel", "actor_call"]
-    """How an engine calls its workers. channel: through shared memory. actor_call: by Ray actor calls. Default:
-    channel."""
+    """How an engine calls its workers. channel: through Ray's shared-memory channels. actor_call: by Ray actor calls,
+    which are slower. Default: channel."""
     executor_wait: Literal["adaptive", "spin"]
-    """How processes wait for a message on a channel. adaptive: spin for spin_window_s, then sleep. spin: never sleep.
-    Default: adaptive."""
+    """How processes wait for a message on a channel. adaptive: spin for spin_window_s, then sleep. spin: never sleep,
+    so that an idle worker keeps a core busy. Default: adaptive."""
     spin_window_s: float
     """Seconds that a process spins on a channel before it sleeps. Default: 0.0001."""
     channel_capacity_bytes: int
     """Capacity of a channel, in bytes. Larger messages are sent in parts. Default: 1048576."""
     num_threads: int | None
-    """Compute threads per worker. Default: the node's cores divided by its number of workers."""
+    """Compute threads per worker, on CPUs. Default: the node's cores divided by the engine's workers on the node."""
     init_timeout_s: float
-    """Seconds within which a rank must start, including loading weights. Otherwise it fails. Default: 600."""
+    """Seconds within which ranks must start, including loading weights. Otherwise the start of the engine, or the
+    restart of the rank, has failed. Default: 600."""
     execute_timeout_s: float
-    """Seconds within which workers must reply to a call, such as a step. Otherwise the rank fails. Default: 300."""
+    """Seconds within which workers must reply to a call. If a step takes longer, the rank fails, as with
+    step_timeout_s. Other late calls raise RpcTimeout. Does not apply to inline workers. Default: 300."""
     shutdown_timeout_s: float
-    """Seconds within which workers must stop when the engine stops. Otherwise they are killed. Default: 5."""
+    """Seconds that ranks and their workers have to stop when the engine is shut down. Then they are killed. Default:
+    5."""
     max_request_replays: int
-    """How often a request is moved to another rank after its rank failed. After that the request fails. Default: 2."""
+    """Number of failures of its rank that a request survives: it continues on another rank, or on the failed rank's
+    replacement. The next failure fails the request. Default: 2."""
     step_timeout_s: float
-    """Maximum duration of a step in seconds. A rank that takes longer, or does not respond for that long, is killed and
-    replaced. Default: 60."""
+    """Maximum duration of a step in seconds. A rank with requests that takes longer, or does not respond for that long,
+    is killed and replaced. Default: 60."""
     drain_timeout_s: float
-    """Seconds that a rank has to finish its requests before it is removed. Unfinished requests move to other ranks.
-    Default: 30."""
+    """Seconds that a rank has to finish its requests before it is removed by scale() or leaves a node that Ray drains.
+    Unfinished requests move to other ranks. Default: 30."""
     max_rank_restarts: int
-    """How often a rank may be restarted within restart_window_s before it is given up. Default: 5."""
+    """Maximum number of restarts of a rank within restart_window_s. A rank that would need more is given up for good.
+    Once all ranks are given up, the engine fails. Default: 5."""
     restart_window_s: float
-    """Period in seconds over which max_rank_restarts counts. Default: 300."""
+    """Length in seconds of the sliding period for max_rank_restarts. Default: 300."""
     restart_backoff_s: float
-    """Delay in seconds before a rank's second restart within crash_loop_s. It doubles with each further restart. The
-    first restart is immediate. Default: 0.5."""
+    """Delay in seconds before a rank is restarted for the second time within crash_loop_s. It doubles with each further
+    restart within that period. The first restart is immediate. Default: 0.5."""
     crash_loop_s: float
-    """Period in seconds within which repeated restarts are delayed. Default: 30."""
+    """Length in seconds of the sliding period for restart_backoff_s. Default: 30."""
     max_restart_backoff_s: float
     """Maximum delay in seconds before a restart. Default: 30."""
     standby_delay_s: float | None
-    """Seconds after the start of ranks at which standby processes start. They use memory, and make replacing a rank
-    faster. None: no standby processes. They never start with GPUs, or with expert parallelism over several ranks.
-    Default: 8."""
+    """Seconds after the ranks are ready at which standbys start: on each node with ranks, the idle processes of one
+    rank. They use memory, and make replacing a rank faster. None: no standbys. There are never any with device=cuda, or
+    with expert parallelism over several ranks. Default: 8."""
     placement_timeout_s: float
-    """Seconds to wait for resources that other jobs use, when ranks are placed. Default: 60."""
+    """Seconds to wait for resources that others in the cluster use, when an engine starts or a rank has lost its node.
+    scale() waits 10 seconds. Default: 60."""

@@ -31,8 +31,8 @@ def add_control_commands(commands: Any) -> None:
         description="Show the ranks of an engine that runs in another process.",
     )
     status.set_defaults(command=_status)
-    status.add_argument("--watch", action="store_true", help="Refresh every second until Ctrl-C.")
-    status.add_argument("--json", action="store_true", help="Print one JSON object per line.")
+    status.add_argument("--watch", action="store_true", help="Print the status every second until Ctrl-C.")
+    status.add_argument("--json", action="store_true", help="Print the status as JSON, as one object on one line.")
     scale = commands.add_parser(
         "scale",
         help="change a running engine's number of ranks",
@@ -40,24 +40,30 @@ def add_control_commands(commands: Any) -> None:
     )
     scale.set_defaults(command=_scale)
     scale.add_argument(
-        "-dp", "--data-parallel-size", type=int, required=True, metavar="N", help="The new number of ranks."
+        "-dp",
+        "--data-parallel-size",
+        type=int,
+        required=True,
+        metavar="N",
+        help="The total number of ranks that the engine is to have.",
     )
     scale.add_argument(
         "--drain-timeout",
         type=float,
         default=None,
         metavar="S",
-        help="Seconds that removed ranks have to finish their requests. Default: the engine's drain_timeout_s.",
+        help="Seconds that removed ranks have to finish their requests. The rest move to other ranks. Default: the "
+        "engine's drain_timeout_s.",
     )
     for parser in (status, scale):
         parser.add_argument(
-            "--name", default=None, metavar="ENGINE", help="Name of the engine. Required if the cluster has several."
+            "--name", default=None, metavar="ENGINE", help="Name of the engine. Required if several run."
         )
         parser.add_argument(
             "--address",
             default="auto",
             metavar="HOST:PORT",
-            help="Address of the Ray cluster. Default: RAY_ADDRESS, or this machine's cluster.",
+            help="Address of the Ray cluster. Default: RAY_ADDRESS if it is set, else this machine's cluster.",
         )
 
 

@@ -25,7 +25,9 @@ from raycore.logs import DATE_FORMAT, line_format
 from raycore.sampling_params import SamplingParams
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_LOG_LEVEL_HELP = "Log level. Default: warning."
+_LOG_LEVEL_HELP = (
+    "Log level. Default: warning. raycore's own messages of level info are always logged by `serve` and `run-batch`."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,21 +79,32 @@ def _add_generate_command(commands: Any) -> None:
     )
     command.set_defaults(command=_generate)
     command.add_argument(
-        "prompts", nargs="*", metavar="PROMPT", help="Prompts. Default: read from standard input, one per line."
+        "prompts", nargs="*", metavar="PROMPT", help="A prompt. Without any, each line of standard input is a prompt."
     )
     command.add_argument(
-        "--max-tokens", type=int, default=None, metavar="N", help="Maximum number of tokens per output."
+        "--max-tokens",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Maximum number of tokens per output. Default: the checkpoint's, else 16.",
     )
     command.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="Sampling temperature. Default: 0 (greedy)."
     )
-    command.add_argument("--seed", type=int, default=None, metavar="N", help="Sampling seed, for reproducible outputs.")
+    command.add_argument(
+        "--seed",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Seed of each prompt's random numbers. Default: a different one for each prompt.",
+    )
     command.add_argument(
         "--drain-timeout",
         type=float,
         default=2.0,
         metavar="S",
-        help="Seconds to finish running prompts after SIGTERM, SIGINT or SIGHUP. Default: 2.",
+        help="Seconds that outputs have to finish after SIGTERM, SIGINT or SIGHUP. Then they are cut short. "
+        "Default: 2.",
     )
     command.add_argument(
         "--json", action="store_true", help="Print one JSON object per line: prompt, text, token ids, finish reason."

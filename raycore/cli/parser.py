@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             _CONFIG,
             metavar="FILE",
-            help="YAML file with flags, without their leading hyphens. The command line takes precedence.",
+            help="YAML file that sets flags, named without their leading hyphens. The command line takes precedence.",
         )
 
     @property

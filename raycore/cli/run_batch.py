@@ -29,7 +29,7 @@ SOME_FAILED = 3
 """Exit status of a batch that is complete, but in which some requests failed."""
 
 _DESCRIPTION = """\
-Answer a file of OpenAI requests.
+Answer a file of requests in the format of OpenAI's Batch API.
 
 The input file has one JSON object per line, with "custom_id", "method": "POST", "url"
 ("/v1/completions" or "/v1/chat/completions") and "body". The output file gets one JSON object per
@@ -63,14 +63,15 @@ def add_run_batch_command(commands: Any) -> None:
         type=int,
         default=None,
         metavar="N",
-        help="Maximum number of requests in the engine at a time. Default: twice what its ranks run concurrently.",
+        help="Maximum number of requests in the engine at a time. Default: twice max_num_seqs for each rank.",
     )
     command.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
         metavar="S",
-        help="Seconds to finish running requests after SIGTERM, SIGINT or SIGHUP. Default: 30.",
+        help="Seconds that running requests have to finish after SIGTERM, SIGINT or SIGHUP. The rest get no result. "
+        "Default: 30.",
     )
     command.add_argument("--no-progress", action="store_true", help="Show no progress.")
     add_server_options(command, has_http=False)

@@ -53,30 +53,32 @@ def add_serve_command(commands: Any) -> None:
         type=int,
         default=DEFAULT_PORT,
         metavar="N",
-        help=f"Port to listen on. 0: any free port. Default: {DEFAULT_PORT}.",
+        help=f"Port to listen on. 0: a free port, which is printed. Default: {DEFAULT_PORT}.",
     )
     command.add_argument(
         "--api-server-count",
         type=int,
         default=1,
         metavar="N",
-        help="Number of server processes that share the port. Default: 1.",
+        help="Number of server processes on this machine that share the port. Default: 1.",
     )
     command.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
         metavar="S",
-        help="Seconds to finish running requests after SIGTERM, SIGINT or SIGHUP. Default: 30.",
+        help="Seconds that running requests have to finish after SIGTERM, SIGINT or SIGHUP. Then they are aborted. "
+        "Default: 30.",
     )
     command.add_argument(
         "--otlp-traces-endpoint",
         default=None,
         metavar="URL",
-        help="OTLP endpoint for OpenTelemetry traces. Default: no traces.",
+        help="URL of an OTLP collector for OpenTelemetry traces. They are sent over HTTP if the URL's path is "
+        "/v1/traces, else over gRPC. Default: no traces.",
     )
     command.add_argument(
-        _DISABLE_LOG_STATS, action="store_true", help="Do not log the throughput of ranks every 10 seconds."
+        _DISABLE_LOG_STATS, action="store_true", help="Do not log the throughput of busy ranks every 10 seconds."
     )
     add_server_options(command, has_http=True)
     add_engine_options(command, without=[_DISABLE_LOG_STATS])
@@ -119,7 +121,7 @@ def _serve(args: argparse.Namespace) -> int:
                 ended_by = serve(engine, server, args.shutdown_timeout, lambda: _say(f"serving {where}"))
         finally:
             engine.shutdown()
-    _say(f"ended by {ended_by or 'a shutdown'}, with nothing left to do")
+    _say("ended by a shutdown" if ended_by is None else f"ended by {ended_by}: all requests finished or were aborted")
     return 0
 
 

@@ -48,7 +48,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     served_model_names: Annotated[
         tuple[str, ...],
         option(
-            "Model names that clients may request. The first is used if a request names none.",
+            "Names that requests may give as `model`. The first is used if a request gives none.",
             name="served_model_name",
             default="the model's path",
             convert=_names,
@@ -69,49 +69,59 @@ class ServerOptions(msgspec.Struct, frozen=True):
     chat_template: Annotated[
         str | None,
         option(
-            "The template that renders conversations as prompts: Jinja text or a file.",
+            "The template that renders conversations as prompts: Jinja text, or the path of a file.",
             metavar="FILE_OR_TEXT",
             default="the checkpoint's template",
         ),
     ] = None
     """In this class, it may also be the name of one of the checkpoint's templates."""
-    trust_request_chat_template: Annotated[bool, option("Allow requests to set `chat_template`.")] = False
+    trust_request_chat_template: Annotated[
+        bool, option("Allow requests to set `chat_template`. Otherwise they are rejected.")
+    ] = False
     tool_call_parser: Annotated[
         ToolCallParserName | None,
-        option("The format of the model's tool calls.", default="detected from the chat template"),
+        option(
+            "The format of the model's tool calls. If it isn't given or detected, requests with tools are rejected.",
+            default="detected from the chat template",
+        ),
     ] = None
     reasoning_parser: Annotated[
         ReasoningParserName | None,
         option(
-            "The format of the model's reasoning, which is then separated from the content.",
-            default="reasoning is left in the content",
+            "The format of the model's reasoning. Chat responses then have it in `reasoning`, separate from `content`.",
+            default="reasoning is left in `content`",
         ),
     ] = None
     max_body_bytes: Annotated[
         _Count,
         option(
-            "Limit of a request body, in bytes. Parsing 4 MiB of small values delays all other requests by a large "
-            "part of a second.",
+            "Maximum size of a request body in bytes. While the server parses a body, other requests wait: a large "
+            "part of a second for 4 MiB of small values.",
             is_http=True,
         ),
     ] = 4 << 20
     body_timeout_s: Annotated[
-        float, Meta(gt=0), option("Seconds within which a request's body has to arrive.", is_http=True)
+        float, Meta(gt=0), option("Seconds within which a request's body must arrive.", is_http=True)
     ] = 60.0
-    max_n: Annotated[_Count, option("Limit of a request's `n`.")] = 128
-    max_logprobs: Annotated[int, Meta(ge=0), option("Limit of log probabilities per token in a request.")] = 20
-    max_stop_strings: Annotated[int, Meta(ge=0), option("Limit of stop strings in a request.")] = 16
+    max_n: Annotated[_Count, option("Maximum `n` of a request.")] = 128
+    max_logprobs: Annotated[
+        int, Meta(ge=0), option("Maximum number of log probabilities per token that a request may ask for.")
+    ] = 20
+    max_stop_strings: Annotated[int, Meta(ge=0), option("Maximum number of stop strings in a request.")] = 16
     max_bad_words: Annotated[
-        int, Meta(ge=0), option("Limit of bad words in a request. Each is checked at every token.")
+        int,
+        Meta(ge=0),
+        option("Maximum number of bad words in a request. Each of them costs time at every token."),
     ] = 128
-    max_word_characters: Annotated[_Count, option("Limit of characters in each stop string and bad word.")] = 1024
+    max_word_characters: Annotated[_Count, option("Maximum number of characters of a stop string or bad word.")] = 1024
     max_sequences: Annotated[
-        _Count, option("Limit of sequences in one completion request: number of prompts times `n`.")
+        _Count,
+        option("Maximum number of sequences in a request to /v1/completions: number of prompts times `n`."),
     ] = 2048
     max_streams: Annotated[
         _Count,
         option(
-            "Limit of concurrent requests. Further ones are answered with status 429.",
+            "Maximum number of requests in progress, of all API servers together. Further ones get status 429.",
             name="max_concurrent_requests",
             is_http=True,
         ),

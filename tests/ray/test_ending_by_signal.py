@@ -97,7 +97,9 @@ def test_a_server_whose_group_is_signalled_ends_as_when_it_alone_is(send, number
         program.wait_for("serving")
         send(program, number)
         assert_ends(program, 0)
-        assert program.output.endswith(f"raycore: ended by {signal.Signals(number).name}, with nothing left to do\n")
+        assert program.output.endswith(
+            f"raycore: ended by {signal.Signals(number).name}: all requests finished or were aborted\n"
+        )
 
 
 def test_a_server_under_timeout_ends_when_the_time_is_over():
@@ -106,7 +108,7 @@ def test_a_server_under_timeout_ends_when_the_time_is_over():
         program.wait_for("serving")
         program.process.send_signal(signal.SIGALRM)  # which is how `timeout` knows
         assert_ends(program, 124)
-        assert program.output.endswith("raycore: ended by SIGTERM, with nothing left to do\n")
+        assert program.output.endswith("raycore: ended by SIGTERM: all requests finished or were aborted\n")
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(clust
     assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert end == "data: [DONE]"
     status, _, last_line = cluster.wait(serving)
-    assert (status, last_line) == ("STOPPED", "raycore: ended by SIGTERM, with nothing left to do")
+    assert (status, last_line) == ("STOPPED", "raycore: ended by SIGTERM: all requests finished or were aborted")
     cluster.assert_nothing_is_left()
     assert set(os.listdir("/dev/shm")) <= shared_before
 
@@ -152,7 +152,7 @@ def test_the_quick_start_does_what_it_says(cluster, tmp_path):
     assert choices["chat"]["message"]["content"].strip() == "344"
     assert "raycore: batch complete: 0 done, 0 failed, 2 skipped (already done)\n" in again
     assert text_of(last_line_of(server)) == " 85"
-    assert "raycore: ended by SIGTERM, with nothing left to do\n" in stop
+    assert "raycore: ended by SIGTERM: all requests finished or were aborted\n" in stop
 
 
 def test_the_quick_start_on_kubernetes_does_what_it_says(cluster, tmp_path):
@@ -172,7 +172,7 @@ def test_the_quick_start_on_kubernetes_does_what_it_says(cluster, tmp_path):
     assert text_of(last_line_of(printed_by("http://localhost:8000"))) == " 85"
     assert "2 of 2 ranks serving" in printed_by("raycore status")
     assert "3 of 3 ranks serving" in printed_by("raycore scale")
-    assert "raycore: ended by SIGTERM, with nothing left to do\n" in cluster.logs("api")
+    assert "raycore: ended by SIGTERM: all requests finished or were aborted\n" in cluster.logs("api")
     assert text_of(last_line_of(printed_by("http://localhost:8001"))) == " 85"
     answers = (shell.volumes / "raycore-answers" / "answers.jsonl").read_text().splitlines()
     assert sorted(text_of(json.loads(answer)["response"]["body"]) for answer in answers) == [" 344", " 85"]
