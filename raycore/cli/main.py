@@ -25,9 +25,7 @@ from raycore.logs import DATE_FORMAT, line_format
 from raycore.sampling_params import SamplingParams
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_LOG_LEVEL_HELP = (
-    "Log level. Default: warning. raycore's own messages of level info are always logged by `serve` and `run-batch`."
-)
+_LOG_LEVEL_HELP = "Log level. Default: warning. `serve` and `run-batch` always log raycore's own info messages."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

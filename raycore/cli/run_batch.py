@@ -35,7 +35,7 @@ The input file has one JSON object per line, with "custom_id", "method": "POST",
 ("/v1/completions" or "/v1/chat/completions") and "body". The output file gets one JSON object per
 line, with "id", "custom_id", "response" and "error", in the order in which requests finish. "error"
 is null if the request succeeded. A second run with the same files continues the batch: it keeps
-successful results and retries failed requests.
+successful results, and runs the missing and failed requests.
 
 exit status:
   0    all requests succeeded
