@@ -43,7 +43,7 @@ def held_out_problems(num_digits: int, count: int, seed: int = 0) -> Iterator[tu
     # until there are `count` distinct ones, so the limit is half of those.
     most = 2 * (high - low + 1) ** 2 // 40
     if count > most:
-        raise ValueError(f"at most {most} problems of {num_digits} digits, not {count}")
+        raise ValueError(f"held_out_problems() gives at most {most} problems of {num_digits} digits, not {count}")
     rng = random.Random(seed)
     seen: set[tuple[int, str, int]] = set()
     while len(seen) < count:

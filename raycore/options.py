@@ -198,7 +198,7 @@ class Option:
 
     def _refusal(self, value: object) -> InvalidConfig:
         found = f"the value of {self.name}" if self.is_secret else f"{self.name}={value!r}"
-        return InvalidConfig(f"{found} is not {self.expected}")
+        return InvalidConfig(f"{found} isn't {self.expected}")
 
 
 def options_of(struct: type[msgspec.Struct], group: str) -> list[Option]:
@@ -272,7 +272,7 @@ class _Kind(NamedTuple):
         if self.plain is float:
             is_positive = self.above == 0 and self.at_most is None
             return [f"a positive number{unit}" if is_positive else f"a number{unit}{self._range}"]
-        return {bool: ["True or False"], str: ["text"], tuple: ["a list of texts"]}.get(self.plain, [])
+        return {bool: ["True or False"], str: ["a string"], tuple: ["a list of strings"]}.get(self.plain, [])
 
     @property
     def _range(self) -> str:

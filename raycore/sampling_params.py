@@ -151,7 +151,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         ):
             value = getattr(self, name)
             if value is not True and value is not False:
-                raise InvalidRequest(f"{name}={value!r} is neither True nor False")
+                raise InvalidRequest(f"{name}={value!r} isn't True or False")
 
     def _check_tokens(self) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -163,7 +163,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if biases is None:
             return
         if not isinstance(biases, Mapping):
-            raise InvalidRequest(f"logit_bias={biases!r} is not a mapping of token ids to numbers")
+            raise InvalidRequest(f"logit_bias={biases!r} isn't a mapping of token ids to numbers")
         self.logit_bias = {
             checked_int("logit_bias key", token_id, 0): _checked_float(f"logit_bias[{token_id}]", bias)
             for token_id, bias in cast(Mapping[Any, Any], biases).items()
@@ -172,7 +172,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def _check_combinations(self) -> None:
         asked: Any = self.structured_outputs  # users may pass anything
         if asked is not None and not isinstance(asked, StructuredOutputsParams):
-            raise InvalidRequest(f"structured_outputs={asked!r} is not StructuredOutputsParams")
+            raise InvalidRequest(f"structured_outputs={asked!r} isn't a StructuredOutputsParams")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         if self.n > 1 and self.is_greedy:
@@ -192,14 +192,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def _check_list(name: str, value: object) -> None:
     if value is not None and not isinstance(value, list):
-        raise InvalidRequest(f"{name}={value!r} is not a list")
+        raise InvalidRequest(f"{name}={value!r} isn't a list")
 
 
 def _checked_word(name: str, word: object) -> str:
     if not isinstance(word, str) or not word:
         raise InvalidRequest(f"{name} contains {word!r}: every entry must be a non-empty string")
     if any("\ud800" <= character <= "\udfff" for character in word):
-        raise InvalidRequest(f"{name} contains {word!r}: half of a surrogate pair is not a character")
+        raise InvalidRequest(f"{name} contains {word!r}: half of a surrogate pair isn't a character")
     return str.__str__(word)
 
 
@@ -211,19 +211,19 @@ def checked_int(name: str, value: object, low: int = MIN_INT, high: int = MAX_IN
     """
     if type(value) is not int:  # rarely true
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise InvalidRequest(f"{name}={value!r} is not an integer")
+            raise InvalidRequest(f"{name}={value!r} isn't an integer")
         value = int(value)
     if low <= value <= high:
         return value
     bounds = f"at least {low}" if value < low and low > MIN_INT else f"in [{low}, {high}]"
-    raise InvalidRequest(f"{name}={value} is not {bounds}")
+    raise InvalidRequest(f"{name}={value} isn't {bounds}")
 
 
 def _checked_float(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
     """`value` as a plain float; see `checked_int`."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise InvalidRequest(f"{name}={value!r} is not a number")
+            raise InvalidRequest(f"{name}={value!r} isn't a number")
         try:
             value = float(value)
         except OverflowError:
@@ -231,4 +231,4 @@ def _checked_float(name: str, value: object, low: float = -math.inf, high: float
     if math.isfinite(value) and low <= value <= high:
         return value
     bounds = f"at least {low}" if math.isinf(high) else f"in [{low}, {high}]"
-    raise InvalidRequest(f"{name}={value} is not {bounds if not math.isinf(low) else 'finite'}")
+    raise InvalidRequest(f"{name}={value} isn't {bounds if not math.isinf(low) else 'finite'}")

@@ -56,7 +56,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         given = [name for name in _KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise InvalidRequest(f"structured_outputs has {found} of {', '.join(_KINDS)}: give exactly one")
+            raise InvalidRequest(f"structured_outputs must have exactly one of {', '.join(_KINDS)}, not {found}")
         if isinstance(self.json, dict):
             self.json = _as_text(self.json)
         for name in ("json", "regex", "grammar"):
@@ -66,7 +66,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("json_object", "disable_any_whitespace"):
             value = getattr(self, name)
             if value is not True and value is not False and not (value is None and name == "json_object"):
-                raise InvalidRequest(f"structured_outputs.{name}={value!r} is not a boolean")
+                raise InvalidRequest(f"structured_outputs.{name}={value!r} isn't True or False")
 
     def __str__(self) -> str:
         """The constraint as in error messages, shortened."""
@@ -79,18 +79,20 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             tag: Any = getattr(self, name)
             if tag is not None and (not isinstance(tag, str) or not 0 < len(tag) <= MAX_TAG_CHARACTERS):
                 raise InvalidRequest(
-                    f"structured_outputs.{name}={tag!r} is not text of 1 to {MAX_TAG_CHARACTERS} characters"
+                    f"structured_outputs.{name}={tag!r} isn't a string of 1 to {MAX_TAG_CHARACTERS} characters"
                 )
             setattr(self, name, _checked_text(name, tag))
         if self.or_from is not None and self.after is None:
-            raise InvalidRequest(f"structured_outputs.or_from={self.or_from!r} needs after")
+            raise InvalidRequest(
+                f"structured_outputs.or_from={self.or_from!r} is given without structured_outputs.after: give both"
+            )
 
     def _check_choice(self) -> None:
         given: Any = self.choice  # users may pass anything
         if given is None:
             return
         if not isinstance(given, list) or not given:
-            raise InvalidRequest(f"structured_outputs.choice={given!r} is not a list of at least one text")
+            raise InvalidRequest(f"structured_outputs.choice={given!r} isn't a list of at least one string")
         self.choice = [_checked_text("choice", text) or "" for text in cast("list[Any]", given)]
         _check_length("choice", sum(map(len, self.choice)))
 
@@ -99,7 +101,7 @@ def _as_text(schema: dict[str, Any]) -> str:
     try:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"structured_outputs.json is not a JSON schema: {error}") from error
+        raise InvalidRequest(f"structured_outputs.json isn't a JSON schema: {error}") from error
 
 
 def _checked_text(name: str, value: object) -> str | None:
@@ -107,7 +109,7 @@ def _checked_text(name: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise InvalidRequest(f"structured_outputs.{name} has {value!r}, which is not text")
+        raise InvalidRequest(f"structured_outputs.{name} has {value!r}, which isn't a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -60,19 +60,19 @@ _OFF = (False, None)
 _ON = (True, None)
 _BOTH = (True, False)
 
-_NO_MEDIA = "multimodal models are not supported"
-_NO_POOLING = "embedding, classification and scoring models are not supported"
+_NO_MEDIA = "multimodal models aren't supported"
+_NO_POOLING = "embedding, classification and scoring models aren't supported"
 _NO_HUB = "checkpoints are local directories and are never downloaded"
-_NO_LORA = "LoRA adapters are not supported"
-_NO_QUANTIZATION = "quantization is not supported"
-_NO_SPECULATION = "speculative decoding is not supported"
+_NO_LORA = "LoRA adapters aren't supported"
+_NO_QUANTIZATION = "quantization isn't supported"
+_NO_SPECULATION = "speculative decoding isn't supported"
 _NO_CODE = "code from checkpoints is never run"
-_NO_OFFLOADING = "CPU offloading is not supported"
-_NO_TRANSFER = "KV cache transfer between engines is not supported"
-_NOT_COMPILED = "models are not compiled, and CUDA graphs are not captured"
+_NO_OFFLOADING = "CPU offloading isn't supported"
+_NO_TRANSFER = "KV cache transfer between engines isn't supported"
+_NOT_COMPILED = "models aren't compiled, and CUDA graphs aren't captured"
 _RAY_ONLY = "ranks and workers run on Ray"
 _ONE_FORMAT = "the checkpoint's format is detected from its files"
-_SHARDED_EXPERTS = "expert load balancing is not supported"
+_SHARDED_EXPERTS = "expert load balancing isn't supported"
 
 VLLM_OPTIONS: Mapping[str, VllmOption] = {
     each.name: each
@@ -80,14 +80,14 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption(
             "pipeline_parallel_size",
             (1,),
-            "pipeline parallelism is not supported (use tensor_parallel_size)",
+            "pipeline parallelism isn't supported (use tensor_parallel_size)",
             ("-pp", "--pipeline-parallel-size"),
         ),
-        VllmOption("decode_context_parallel_size", (1,), "context parallelism is not supported"),
-        VllmOption("prefill_context_parallel_size", (1,), "context parallelism is not supported"),
+        VllmOption("decode_context_parallel_size", (1,), "context parallelism isn't supported"),
+        VllmOption("prefill_context_parallel_size", (1,), "context parallelism isn't supported"),
         VllmOption("distributed_executor_backend", ("ray", None), _RAY_ONLY),
         VllmOption("data_parallel_backend", ("ray", None), _RAY_ONLY),
-        VllmOption("ray_workers_use_nsight", _OFF, "profiling with Nsight is not supported"),
+        VllmOption("ray_workers_use_nsight", _OFF, "profiling with Nsight isn't supported"),
         VllmOption("max_parallel_loading_workers", (None,), "all workers load their weights at once"),
         VllmOption("disable_custom_all_reduce", _BOTH, "there is no custom all-reduce"),
         VllmOption("enable_eplb", _OFF, _SHARDED_EXPERTS),
@@ -97,7 +97,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("pooler_config", (None,), _NO_POOLING),
         VllmOption("override_pooler_config", (None,), _NO_POOLING),
         VllmOption("trust_remote_code", _OFF, _NO_CODE),
-        VllmOption("logits_processors", (None, [], ()), "logits processors are not supported"),
+        VllmOption("logits_processors", (None, [], ()), "logits processors aren't supported"),
         VllmOption("model_impl", ("auto", None), _NO_CODE),
         VllmOption("revision", (None,), _NO_HUB),
         VllmOption("code_revision", (None,), _NO_HUB),
@@ -126,7 +126,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("cpu_offload_gb", (0, None), _NO_OFFLOADING),
         VllmOption("kv_offloading_size", (None,), _NO_OFFLOADING),
         VllmOption("prefix_caching_hash_algo", (ANY,), "prefixes are always hashed with BLAKE2b"),
-        VllmOption("enable_sleep_mode", _OFF, "sleep mode is not supported"),
+        VllmOption("enable_sleep_mode", _OFF, "sleep mode isn't supported"),
         VllmOption("enable_chunked_prefill", _ON, "chunked prefill is always on"),
         VllmOption(
             "max_num_partial_prefills", (1, None), "the scheduler decides how many prompts are prefilled at a time"
@@ -135,7 +135,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
             "max_long_partial_prefills", (1, None), "the scheduler decides how many prompts are prefilled at a time"
         ),
         VllmOption("async_scheduling", _BOTH, "steps are always scheduled ahead where possible"),
-        VllmOption("scheduler_cls", (None,), "custom schedulers are not supported"),
+        VllmOption("scheduler_cls", (None,), "custom schedulers aren't supported"),
         VllmOption("num_lookahead_slots", (0, None), _NO_SPECULATION),
         VllmOption("speculative_config", (None, {}), _NO_SPECULATION),
         VllmOption("speculative_model", (None,), _NO_SPECULATION),
@@ -144,7 +144,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("max_loras", (ANY,), _NO_LORA),
         VllmOption("max_lora_rank", (ANY,), _NO_LORA),
         VllmOption("max_cpu_loras", (ANY,), _NO_LORA),
-        VllmOption("enable_prompt_embeds", _OFF, "prompt embeddings are not supported"),
+        VllmOption("enable_prompt_embeds", _OFF, "prompt embeddings aren't supported"),
         VllmOption("limit_mm_per_prompt", (None, {}), _NO_MEDIA),
         VllmOption("mm_processor_kwargs", (None, {}), _NO_MEDIA),
         VllmOption("allowed_local_media_path", ("", None), _NO_MEDIA),
@@ -174,9 +174,9 @@ VLLM_SERVER_FLAGS: Mapping[str, VllmOption] = {
         VllmOption("enable_prompt_tokens_details", _BOTH, "usage always includes the number of cached tokens"),
         VllmOption("chat_template_content_format", ("auto", None), "the content format is detected from the template"),
         VllmOption("response_role", ("assistant",), "responses always have the role assistant"),
-        VllmOption("root_path", ("", None), "path prefixes are not supported (strip them in a proxy)"),
-        VllmOption("ssl_keyfile", (None,), "TLS is not supported (put a proxy in front)"),
-        VllmOption("ssl_certfile", (None,), "TLS is not supported (put a proxy in front)"),
+        VllmOption("root_path", ("", None), "path prefixes aren't supported (strip them in a proxy)"),
+        VllmOption("ssl_keyfile", (None,), "TLS isn't supported (put a proxy in front)"),
+        VllmOption("ssl_certfile", (None,), "TLS isn't supported (put a proxy in front)"),
     )
 }
 """Options that only vLLM's server has, by name with underscores."""

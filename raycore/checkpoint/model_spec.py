@@ -186,7 +186,7 @@ def load_model_spec(path: Path) -> ModelSpec:
     path = path.expanduser()
     if not path.is_dir():
         raise InvalidCheckpoint(
-            f"{path} is not a directory: give the directory of a downloaded checkpoint, "
+            f"{path} isn't a directory: give the directory of a downloaded checkpoint, "
             "with its config.json and *.safetensors files"
         )
     config = JsonFields.read(path / "config.json")
@@ -207,7 +207,7 @@ def _family(config: JsonFields) -> tuple[str, _Family]:
 def _refuse_unsupported(config: JsonFields) -> None:
     for key in ("quantization_config", "compression_config"):
         if config.get(key) is not None:
-            raise config.error(key, "none: quantized checkpoints aren't supported, use the original one")
+            raise config.error(key, "no value: quantized checkpoints aren't supported; use the unquantized one")
     for key, supported in (("hidden_act", "silu"), ("partial_rotary_factor", 1.0)):
         if config.get(key) not in (None, supported):
             raise config.error(key, repr(supported))
@@ -254,9 +254,11 @@ def _head_dim(config: JsonFields, num_heads: int) -> int:
     if given is None and config.int_("hidden_size") % num_heads:
         raise config.error("hidden_size", f"a multiple of num_attention_heads={num_heads}, or an explicit head_dim")
     head_dim = given or config.int_("hidden_size") // num_heads
+    if head_dim % 2 and given is None:
+        even = f"an even hidden_size / num_attention_heads, for the rotary embedding, not {head_dim}"
+        raise config.error("num_attention_heads", even)
     if head_dim % 2:
-        key = "num_attention_heads" if given is None else "head_dim"
-        raise config.error(key, f"an even head size for the rotary embedding, not {head_dim}")
+        raise config.error("head_dim", "an even number, for the rotary embedding")
     return head_dim
 
 
@@ -278,7 +280,7 @@ def _token_ids(fields: JsonFields, key: str) -> list[int]:
     if not all(
         isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 for token_id in token_ids
     ):
-        raise fields.error(key, "token ids")
+        raise fields.error(key, "a token id or a list of token ids, integers from 0 on")
     return token_ids
 
 
@@ -300,5 +302,6 @@ def _layer_windows(family: _Family, config: JsonFields) -> list[int | None]:
         return [window if layer >= first else None for layer in range(num_layers)]
     known = ("full_attention", "sliding_attention")
     if len(layer_types) != num_layers or any(layer_type not in known for layer_type in layer_types):
-        raise config.error("layer_types", f"{num_layers} (num_hidden_layers) of full_attention or sliding_attention")
+        expected = f"a list of {num_layers} entries (num_hidden_layers), each full_attention or sliding_attention"
+        raise config.error("layer_types", expected)
     return [window if layer_type == "sliding_attention" else None for layer_type in layer_types]

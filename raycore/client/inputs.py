@@ -35,7 +35,9 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(given, str | Mapping):
         return [cast(Prompt, given)]
     if not isinstance(given, Sequence):
-        raise InvalidRequest(f"prompts={given!r} is neither a prompt nor a list of prompts")
+        raise InvalidRequest(
+            f"prompts={given!r} isn't a prompt (a string, token ids or a mapping) or a list of prompts"
+        )
     items = list(cast(Sequence[Any], given))
     if items and all(isinstance(item, Integral) for item in items):
         return [items]
@@ -68,7 +70,8 @@ def _split(index: int, prompt: Any) -> ParsedPrompt:
     if "prompt_token_ids" in fields:
         text = fields.get("prompt")
         parsed = ParsedPrompt(
-            None if text is None else _text(index, text), _token_ids(index, fields["prompt_token_ids"])
+            None if text is None else _text(index, text),
+            _token_ids(f"prompt {index}: 'prompt_token_ids'", fields["prompt_token_ids"], "a list of token ids"),
         )
     elif "prompt" in fields:
         parsed = _text_or_ids(index, fields["prompt"])
@@ -83,20 +86,20 @@ def _check_keys(index: int, fields: Mapping[Any, Any]) -> None:
         if key in _KEYS or (key in _EMPTY_KEYS and not value):
             continue
         raise InvalidRequest(
-            f"prompt {index} has the key {key!r}, which is not supported: a prompt is 'prompt' (text) or "
-            "'prompt_token_ids', and may have a 'cache_salt'"
+            f"prompt {index} has the key {key!r}, which isn't supported: a prompt has 'prompt' (a string) or "
+            "'prompt_token_ids', and may have 'cache_salt'"
         )
 
 
 def _text_or_ids(index: int, prompt: Any) -> ParsedPrompt:
     if isinstance(prompt, str):
         return ParsedPrompt(_text(index, prompt), [])
-    return ParsedPrompt(None, _token_ids(index, prompt))
+    return ParsedPrompt(None, _token_ids(f"prompt {index}", prompt, "a string or a list of token ids"))
 
 
 def _text(index: int, text: Any) -> str:
     if not isinstance(text, str):
-        raise InvalidRequest(f"prompt {index} is {type(text).__name__}, not text")
+        raise InvalidRequest(f"prompt {index}: 'prompt' is {type(text).__name__}, not a string")
     if not text:
         raise InvalidRequest(f"prompt {index} is an empty string: there is nothing to continue")
     try:
@@ -113,7 +116,7 @@ def _cache_salt(index: int, salt: Any) -> str | None:
     if salt is None:
         return None
     if not isinstance(salt, str) or not salt:
-        raise InvalidRequest(f"prompt {index}: cache_salt={salt!r} is not a non-empty string")
+        raise InvalidRequest(f"prompt {index}: cache_salt={salt!r} isn't a non-empty string")
     try:
         salt.encode()
     except UnicodeEncodeError:
@@ -121,17 +124,17 @@ def _cache_salt(index: int, salt: Any) -> str | None:
     return str.__str__(salt)
 
 
-def _token_ids(index: int, ids: Any) -> list[int]:
+def _token_ids(where: str, ids: Any, expected: str) -> list[int]:
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
-        raise InvalidRequest(f"prompt {index} is {type(ids).__name__}, not text or a list of token ids")
+        raise InvalidRequest(f"{where} is {type(ids).__name__}, not {expected}")
     if not ids:
-        raise InvalidRequest(f"prompt {index} is empty: there is nothing to continue")
+        raise InvalidRequest(f"{where} is empty: there is nothing to continue")
     token_ids = list(cast(Sequence[Any], ids))
     if set(map(type, token_ids)) == {int}:
         return token_ids
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, Integral):
-            raise InvalidRequest(f"prompt {index} contains {token_id!r}, which is not a token id")
+            raise InvalidRequest(f"{where} contains {token_id!r}, which isn't a token id: token ids are integers")
     return [int(token_id) for token_id in token_ids]
 
 
@@ -142,7 +145,7 @@ def checked_request_id(request_id: object) -> str:
         InvalidRequest: it isn't a string, or can't be encoded as UTF-8.
     """
     if not isinstance(request_id, str):
-        raise InvalidRequest(f"request_id={request_id!r} is not a string")
+        raise InvalidRequest(f"request_id={request_id!r} isn't a string")
     try:
         request_id.encode()
     except UnicodeEncodeError:
@@ -160,7 +163,7 @@ def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int]
     if given is None:
         return None
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidRequest(f"priority={given!r} is not a list of integers, one for each prompt")
+        raise InvalidRequest(f"priority={given!r} isn't a list of integers, one for each prompt")
     priorities = [checked_int("priority", each) for each in cast(Iterable[Any], given)]
     if len(priorities) != count:
         raise InvalidRequest(f"{len(priorities)} priorities for {count} prompts: give one for each")

@@ -114,7 +114,7 @@ class RequestTable:
         rank = checked_int("data_parallel_rank", dp_rank)
         if rank not in self._dp_ranks:
             known = ", ".join(map(str, sorted(self._dp_ranks)))
-            raise InvalidRequest(f"data_parallel_rank={rank} is not one of this engine's ranks: {known}")
+            raise InvalidRequest(f"data_parallel_rank={rank} isn't one of this engine's ranks: {known}")
         return rank
 
     def add(
@@ -306,7 +306,7 @@ class RequestTable:
 
 def _request_failed(request_id: str, request: _Underway, error: EngineDeadError) -> RequestFailed:
     failed = RequestFailed(
-        f"request {request_id}: {request.num_failures} ranks failed while they had it, so it is not retried. "
+        f"request {request_id}: {request.num_failures} ranks failed while they had it, so it isn't retried. "
         f"The last failure: {error}"
     )
     failed.__cause__ = error

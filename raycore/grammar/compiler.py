@@ -91,7 +91,9 @@ class GrammarCompiler:
         try:
             compiled: _Compiled | InvalidRequest = self.begin(asked).result(_COMPILE_TIMEOUT_S)
         except TimeoutError:
-            raise InvalidRequest(f"it wasn't compiled within {_COMPILE_TIMEOUT_S:g} s") from None
+            raise InvalidRequest(
+                f"compiling the constraint took longer than {_COMPILE_TIMEOUT_S:g} s: simplify it"
+            ) from None
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(str(compiled)) from compiled
         return self._begin(compiled, stop_token_ids)

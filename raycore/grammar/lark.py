@@ -29,9 +29,7 @@ def alternative(asked: StructuredOutputsParams) -> str:
         InvalidRequest: `asked` is a grammar, which can't be part of another one, or its schema isn't valid JSON.
     """
     if asked.grammar is not None:
-        raise InvalidRequest(
-            "structured_outputs.grammar can't be one of several alternatives: use json, regex or choice"
-        )
+        raise InvalidRequest("structured_outputs.grammar can't be combined with tools: use json, regex or choice")
     if asked.regex is not None:
         return _pattern(asked.regex)
     if asked.choice is not None:

@@ -63,9 +63,7 @@ class TokenMatcher:
         if token_id in self._end_ids and self._native.is_accepting():
             self._has_ended = True
         elif not self._native.consume_token(token_id):
-            raise InvalidRequest(
-                f"structured_outputs can't be followed with token {token_id}: {reason_of(self._native)}"
-            )
+            raise InvalidRequest(f"structured_outputs can't be enforced at token {token_id}: {reason_of(self._native)}")
 
     def _allowed(self) -> NDArray[np.bool_]:
         if self._free_text is not None:
@@ -79,11 +77,11 @@ class TokenMatcher:
             allowed_V = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
             # after an error it still allows the output to end
             if self._native.is_error():
-                raise InvalidRequest(f"structured_outputs can't be followed: {reason_of(self._native)}")
+                raise InvalidRequest(f"structured_outputs can't be enforced: {reason_of(self._native)}")
         if self._has_ended or self._native.is_accepting():
             allowed_V[list(self._end_ids)] = True
         if not allowed_V.any():
-            raise InvalidRequest("structured_outputs can't be followed: none of the model's tokens can come next")
+            raise InvalidRequest("structured_outputs can't be enforced: it allows none of the model's tokens here")
         return allowed_V
 
 

@@ -132,8 +132,8 @@ class RequestLimits:
         max_tokens = self._max_tokens(len(prompt), params.max_tokens)
         if len(prompt) + len(output) >= max_tokens:
             raise InvalidRequest(
-                f"the request already has {len(output)} of at most {max_tokens - len(prompt)} output tokens: there is "
-                "nothing left to generate"
+                f"the request already has {len(output)} output tokens and may have at most "
+                f"{max_tokens - len(prompt)}: there is nothing left to generate"
             )
         stops = {*(params.stop_token_ids or []), *(() if params.ignore_eos else message.eos_token_ids)}
         return Request(

@@ -48,7 +48,7 @@ def content_text(role: str, content: str | Sequence[object] | None, where: str =
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):
-        raise InvalidRequest(f"{where} has content {content!r}: it must be text, or a list of text parts")
+        raise InvalidRequest(f"{where} has content {content!r}: it must be a string or a list of text parts")
     return "\n".join(_part_text(role, part, where) for part in content)
 
 
@@ -68,7 +68,7 @@ def _normalize(index: int, message: object) -> dict[str, Any]:
     given = cast("Message", message)
     role: object = given.get("role")
     if not isinstance(role, str):
-        raise InvalidRequest(f"{where} has role {role!r}: it must be text, such as 'user'")
+        raise InvalidRequest(f"{where} has role {role!r}: it must be a string, such as 'user'")
     fields = {name: value for name, value in given.items() if name == "content" or value is not None}
     if fields.get("content") is not None:
         fields["content"] = content_text(role, fields["content"], where)
@@ -89,7 +89,7 @@ def _normalize(index: int, message: object) -> dict[str, Any]:
 def _normalize_assistant(where: str, fields: dict[str, Any]) -> None:
     for name in ("refusal", "reasoning", "reasoning_content"):
         if not isinstance(fields.get(name, ""), str):
-            raise InvalidRequest(f"{where}.{name} is {fields[name]!r}: it must be text")
+            raise InvalidRequest(f"{where}.{name} is {fields[name]!r}: it must be a string")
     refusal = fields.pop("refusal", None)
     if refusal is not None:
         fields["content"] = fields.get("content") or refusal

@@ -169,7 +169,7 @@ class Tokenizer:
         found = f"only templates named {', '.join(sorted(self._templates))}" if self._templates else "none"
         raise InvalidRequest(
             f"the tokenizer in {self._path} has no default chat template (found: {found}): "
-            "pass chat_template=..., or give the model plain text"
+            "pass chat_template=..., or give a prompt instead of messages"
         )
 
     def _named_id(self, name: str) -> int | None:

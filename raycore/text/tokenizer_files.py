@@ -110,13 +110,13 @@ def _special_texts(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, str
 def _read_native(path: Path) -> NativeTokenizer:
     if not path.is_file():
         raise InvalidCheckpoint(
-            f"{path} doesn't exist, and raycore reads no other format. If the checkpoint has a tokenizer.model "
-            "instead, convert it: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            f"{path} doesn't exist; it is the only tokenizer format that raycore reads. If the checkpoint has a "
+            "tokenizer.model, convert it: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
     try:
         native = NativeTokenizer.from_file(str(path))
     except Exception as error:  # the native library raises nothing more specific
-        raise InvalidCheckpoint(f"{path} is not a tokenizer that the tokenizers library can read: {error}") from error
+        raise InvalidCheckpoint(f"{path} isn't a tokenizer that the tokenizers library can read: {error}") from error
     native.no_truncation()
     native.no_padding()
     return native
@@ -129,9 +129,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise InvalidCheckpoint(f"{path} is not valid JSON: {error}") from error
+        raise InvalidCheckpoint(f"{path} isn't valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidCheckpoint(f"{path} holds a {type(value).__name__}, not an object")
+        raise InvalidCheckpoint(f"{path} holds a {type(value).__name__}, not a JSON object")
     return cast("dict[str, Any]", value)
 
 

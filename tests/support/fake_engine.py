@@ -67,7 +67,7 @@ class FakeEngine:
         params = sampling_params or SamplingParams()
         (parsed,) = parse_prompts([prompt], self._tokenizer)
         if data_parallel_rank not in (None, 0, 1):
-            raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} is not 0 or 1")
+            raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} isn't 0 or 1")
         self.cache_salts.append(parsed.cache_salt)
         self.dp_ranks.append(data_parallel_rank)
         request_id = request_id or uuid.uuid4().hex

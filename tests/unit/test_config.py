@@ -173,7 +173,7 @@ def test_worker_class_travels_by_name() -> None:
         ({"channel_capacity_bytes": 10}, ["channel_capacity_bytes=10", "4096 or more"]),
         ({"enable_prefix_caching": "no"}, ["enable_prefix_caching='no'", "True or False"]),
         ({"seed": 2**63}, ["seed=9223372036854775808", "64-bit integer"]),
-        ({"tokenizer": 5}, ["tokenizer=5", "text"]),
+        ({"tokenizer": 5}, ["tokenizer=5", "a string"]),
         ({"worker_cls": 5}, ["worker_cls=5", "package.module.Class"]),
         ({"max_num_sequences": 5}, ["unknown option 'max_num_sequences'", "did you mean max_num_seqs?"]),
         ({"colour": "red"}, ["unknown option 'colour'", "docs/options.md"]),
@@ -210,7 +210,7 @@ def test_only_ranks_that_share_experts_need_each_other(
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidCheckpoint, match="org/model is not a directory"):
+    with pytest.raises(InvalidCheckpoint, match="org/model isn't a directory"):
         resolve(str(tmp_path / "org/model"))
 
 

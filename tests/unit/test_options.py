@@ -131,7 +131,7 @@ def test_a_declaration_is_all_that_an_option_needs():
     assert wheels.parse("6") == 6
     assert wheels.check(None) == 4
     for value in (0, 7, 2.0, True, "four"):
-        with pytest.raises(InvalidConfig, match=f"num_wheels={value!r} is not an integer from 1 to 6"):
+        with pytest.raises(InvalidConfig, match=f"num_wheels={value!r} isn't an integer from 1 to 6"):
             check_options({"num_wheels": wheels}, {"num_wheels": value})
 
 
@@ -158,10 +158,10 @@ def test_a_text_is_what_it_says(name, text, value):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("block_size", "many", "block_size='many' is not an integer from 1 to 1024"),
-        ("enable_prefix_caching", "maybe", "enable_prefix_caching='maybe' is not True or False"),
-        ("wait_for_nodes_s", "nan", "wait_for_nodes_s=nan is not a number of seconds, 0 or more"),
-        ("device", "none", "device='none' is not "),
+        ("block_size", "many", "block_size='many' isn't an integer from 1 to 1024"),
+        ("enable_prefix_caching", "maybe", "enable_prefix_caching='maybe' isn't True or False"),
+        ("wait_for_nodes_s", "nan", "wait_for_nodes_s=nan isn't a number of seconds, 0 or more"),
+        ("device", "none", "device='none' isn't "),
     ],
 )
 def test_a_text_that_says_nothing_usable_is_refused(name, text, message):
@@ -200,16 +200,16 @@ def test_vllms_options_that_ask_for_nothing_are_taken(options):
 @pytest.mark.parametrize(
     ("name", "value", "fragments"),
     [
-        ("pipeline_parallel_size", 2, ["pipeline parallelism is not supported", "tensor_parallel_size"]),
+        ("pipeline_parallel_size", 2, ["pipeline parallelism isn't supported", "tensor_parallel_size"]),
         ("trust_remote_code", True, ["code from checkpoints is never run", "False"]),
-        ("quantization", "fp8", ["quantization is not supported"]),
-        ("kv_cache_dtype", "fp8", ["quantization is not supported", "'auto'"]),
+        ("quantization", "fp8", ["quantization isn't supported"]),
+        ("kv_cache_dtype", "fp8", ["quantization isn't supported", "'auto'"]),
         ("enable_chunked_prefill", False, ["chunked prefill is always on"]),
         ("distributed_executor_backend", "mp", ["run on Ray", "'ray'"]),
         ("task", "embed", ["embed", "'generate'"]),
-        ("cpu_offload_gb", 4, ["not supported", "0"]),
-        ("speculative_config", {"method": "ngram"}, ["speculative decoding is not supported"]),
-        ("enable_lora", True, ["LoRA adapters are not supported"]),
+        ("cpu_offload_gb", 4, ["isn't supported", "0"]),
+        ("speculative_config", {"method": "ngram"}, ["speculative decoding isn't supported"]),
+        ("enable_lora", True, ["LoRA adapters aren't supported"]),
     ],
 )
 def test_vllms_options_that_ask_for_something_are_refused_by_name(name, value, fragments):

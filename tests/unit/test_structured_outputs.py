@@ -25,19 +25,19 @@ def test_a_schema_is_kept_as_text() -> None:
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        ({}, "has none of json, regex, choice, grammar, json_object"),
-        ({"json_object": False}, "has none"),
-        ({"regex": "a", "choice": ["a"]}, "has regex and choice of"),
-        ({"json": 3}, r"json has 3, which is not text"),
-        ({"json": {"a": object()}}, "json is not a JSON schema: .*object"),
-        ({"json": {"maximum": float("nan")}}, "json is not a JSON schema"),
-        ({"regex": b"a"}, "regex has b'a', which is not text"),
+        ({}, "exactly one of json, regex, choice, grammar, json_object, not none"),
+        ({"json_object": False}, "not none"),
+        ({"regex": "a", "choice": ["a"]}, "not regex and choice"),
+        ({"json": 3}, r"json has 3, which isn't a string"),
+        ({"json": {"a": object()}}, "json isn't a JSON schema: .*object"),
+        ({"json": {"maximum": float("nan")}}, "json isn't a JSON schema"),
+        ({"regex": b"a"}, "regex has b'a', which isn't a string"),
         ({"regex": "a\ud800"}, "regex: character 1 is half of a surrogate pair"),
-        ({"choice": []}, r"choice=\[\] is not a list of at least one text"),
-        ({"choice": "ab"}, "choice='ab' is not a list"),
-        ({"choice": ["a", 1]}, "choice has 1, which is not text"),
-        ({"json_object": "yes"}, "json_object='yes' is not a boolean"),
-        ({"json_object": True, "disable_any_whitespace": 2}, "disable_any_whitespace=2 is not a boolean"),
+        ({"choice": []}, r"choice=\[\] isn't a list of at least one string"),
+        ({"choice": "ab"}, "choice='ab' isn't a list"),
+        ({"choice": ["a", 1]}, "choice has 1, which isn't a string"),
+        ({"json_object": "yes"}, "json_object='yes' isn't True or False"),
+        ({"json_object": True, "disable_any_whitespace": 2}, "disable_any_whitespace=2 isn't True or False"),
         (
             {"grammar": "x" * (MAX_CHARACTERS + 1)},
             f"grammar has {MAX_CHARACTERS + 1} characters; at most {MAX_CHARACTERS}",
@@ -51,7 +51,7 @@ def test_a_bad_one_is_named(values: dict[str, Any], match: str) -> None:
 
 
 def test_it_has_to_be_what_it_is_called() -> None:
-    with pytest.raises(InvalidRequest, match=r"structured_outputs=\{'regex': 'a'\} is not StructuredOutputsParams"):
+    with pytest.raises(InvalidRequest, match=r"structured_outputs=\{'regex': 'a'\} isn't a StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})  # pyright: ignore[reportArgumentType]
 
 

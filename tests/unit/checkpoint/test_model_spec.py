@@ -250,7 +250,7 @@ def test_layer_types_that_contradict_the_family(tmp_path: Path) -> None:
 
 
 def test_files_that_cant_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidCheckpoint, match="nowhere is not a directory"):
+    with pytest.raises(InvalidCheckpoint, match="nowhere isn't a directory"):
         load_model_spec(tmp_path / "nowhere")
     with pytest.raises(InvalidCheckpoint, match=r"config\.json can't be read: No such file"):
         load_model_spec(tmp_path)

@@ -124,11 +124,11 @@ def test_flags_are_not_abbreviated(capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--block-size", "4096"], "block_size=4096 is not an integer from 1 to 1024"),
-        (["--block-size", "big"], "block_size='big' is not an integer from 1 to 1024"),
-        (["--dtype", "int8"], "dtype='int8' is not 'auto', 'float32'"),
-        (["--init-timeout-s", "0"], "init_timeout_s=0.0 is not a positive number of seconds"),
-        (["--engine-name", "my engine"], "engine_name='my engine' is not a name of letters"),
+        (["--block-size", "4096"], "block_size=4096 isn't an integer from 1 to 1024"),
+        (["--block-size", "big"], "block_size='big' isn't an integer from 1 to 1024"),
+        (["--dtype", "int8"], "dtype='int8' isn't 'auto', 'float32'"),
+        (["--init-timeout-s", "0"], "init_timeout_s=0.0 isn't a positive number of seconds"),
+        (["--engine-name", "my engine"], "engine_name='my engine' isn't a name of letters"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_at_once(flags, message, capsys):
@@ -147,11 +147,11 @@ def test_flags_of_vllm_without_effect_are_taken(started, command):
     ("flags", "message"),
     [
         (["--trust-remote-code"], "trust_remote_code=True: code from checkpoints is never run"),
-        (["-pp", "2"], "pipeline_parallel_size=2: pipeline parallelism is not supported"),
-        (["--quantization", "fp8"], "quantization='fp8': quantization is not supported"),
-        (["--enable-lora"], "enable_lora=True: LoRA adapters are not supported"),
-        (["--lora-modules", "a=b", "c=d"], "LoRA adapters are not supported"),
-        (["--ssl-keyfile", "key.pem"], "TLS is not supported"),
+        (["-pp", "2"], "pipeline_parallel_size=2: pipeline parallelism isn't supported"),
+        (["--quantization", "fp8"], "quantization='fp8': quantization isn't supported"),
+        (["--enable-lora"], "enable_lora=True: LoRA adapters aren't supported"),
+        (["--lora-modules", "a=b", "c=d"], "LoRA adapters aren't supported"),
+        (["--ssl-keyfile", "key.pem"], "TLS isn't supported"),
     ],
 )
 def test_flags_of_vllm_that_ask_for_something_are_refused_by_name(flags, message, started, command, capsys):
@@ -196,4 +196,4 @@ def test_help_shows_every_flag_with_its_default(capsys):
 
 def test_sampling_that_cannot_work_is_refused_before_an_engine_is_started(started, capsys):
     assert main(["generate", "x", "--temperature", "-1"]) == 1
-    assert (started, capsys.readouterr().err) == ({}, "raycore: temperature=-1.0 is not at least 0.0\n")
+    assert (started, capsys.readouterr().err) == ({}, "raycore: temperature=-1.0 isn't at least 0.0\n")

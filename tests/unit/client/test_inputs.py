@@ -69,13 +69,13 @@ def test_priorities_are_one_for_each_prompt():
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (1, "priority=1 is not a list"),
-        ("11", "priority='11' is not a list"),
+        (1, "priority=1 isn't a list"),
+        ("11", "priority='11' isn't a list"),
         ([1], "1 priorities for 2 prompts"),
-        ([1, "2"], "priority='2' is not an integer"),
-        ([1, True], "priority=True is not an integer"),
-        ([1, 1.5], "priority=1.5 is not an integer"),
-        ([1, 2**63], f"priority={2**63} is not in"),
+        ([1, "2"], "priority='2' isn't an integer"),
+        ([1, True], "priority=True isn't an integer"),
+        ([1, 1.5], "priority=1.5 isn't an integer"),
+        ([1, 2**63], f"priority={2**63} isn't in"),
     ],
 )
 def test_other_priorities_are_refused_by_their_value(given: Any, named: str):

@@ -86,7 +86,7 @@ def test_a_request_goes_to_the_rank_that_it_names(client, rank):
 @pytest.mark.parametrize("dp_rank", [2, -1, "1", 1.0, True])
 def test_a_rank_that_the_engine_has_not_is_refused(client, rank, dp_rank):
     client.on_rank_event(RankUp(1, Rank(), INFO))
-    with pytest.raises(InvalidRequest, match=f"data_parallel_rank={dp_rank!r} is not "):
+    with pytest.raises(InvalidRequest, match=f"data_parallel_rank={dp_rank!r} isn't "):
         client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=dp_rank)
     assert rank.got == []
 

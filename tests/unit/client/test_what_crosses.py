@@ -166,9 +166,9 @@ def test_request_ids_and_priorities(client, rank, name):
     ("options", "named"),
     [
         ({"request_ids": [5]}, "request_id=5 is"),
-        ({"priorities": [1.5]}, "priority=1.5 is not an integer"),
-        ({"priorities": [True]}, "priority=True is not an integer"),
-        ({"priorities": [2**63]}, f"priority={2**63} is not in"),
+        ({"priorities": [1.5]}, "priority=1.5 isn't an integer"),
+        ({"priorities": [True]}, "priority=True isn't an integer"),
+        ({"priorities": [2**63]}, f"priority={2**63} isn't in"),
     ],
 )
 def test_the_value_is_named(client, options, named):

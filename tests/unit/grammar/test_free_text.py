@@ -150,11 +150,11 @@ def test_a_tokenizer_may_know_more_tokens_than_the_model_has(tmp_path):
 
 def test_tags_that_cannot_work_are_refused():
     for tags, match in (
-        ({"after": ""}, "structured_outputs.after='' is not text of 1 to 64"),
-        ({"after": 5}, "structured_outputs.after=5 is not text"),
-        ({"after": "x" * 65}, "is not text of 1 to 64"),
+        ({"after": ""}, "structured_outputs.after='' isn't a string of 1 to 64"),
+        ({"after": 5}, "structured_outputs.after=5 isn't a string"),
+        ({"after": "x" * 65}, "isn't a string of 1 to 64"),
         ({"after": "\ud800"}, "structured_outputs.after: character 0 is half"),
-        ({"or_from": CALL}, "structured_outputs.or_from='<tool_call>' needs after"),
+        ({"or_from": CALL}, "structured_outputs.or_from='<tool_call>' is given without structured_outputs.after"),
     ):
         with pytest.raises(InvalidRequest, match=re.escape(match)):
             StructuredOutputsParams(regex="a", **tags)

@@ -126,8 +126,8 @@ def test_parts_of_an_assistants_message_may_refuse():
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (assistant(refusal=3), r"messages\[0\]\.refusal is 3: it must be text"),
-        (assistant(content="x", reasoning=["So."]), r"messages\[0\]\.reasoning is \['So\.'\]: it must be text"),
+        (assistant(refusal=3), r"messages\[0\]\.refusal is 3: it must be a string"),
+        (assistant(content="x", reasoning=["So."]), r"messages\[0\]\.reasoning is \['So\.'\]: it must be a string"),
         (assistant(refusal=None), r"messages\[0\] \(role 'assistant'\) has no 'content'"),
         (assistant(tool_calls=[]), r"messages\[0\] \(role 'assistant'\) has no 'content'"),
         (assistant(tool_calls="f()"), r"messages\[0\]\.tool_calls is 'f\(\)': it must be a list"),

@@ -71,7 +71,7 @@ def test_another_library_gets_the_same_tokenizer(make, tmp_path):
     assert made.get_added_tokens_decoder()[num_ids - 1].content == "<pad>"
     assert len(made.encode("the the the the").ids) > 2
     (path / "tokenizer.json").write_text("{")
-    with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json is not a tokenizer"):
+    with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json isn't a tokenizer"):
         read_tokenizer_text(path)
 
 
@@ -98,13 +98,13 @@ def test_damaged_files_are_named(tmp_path):
         Tokenizer.from_dir(tmp_path)
     path = write(tmp_path, byte_level())
     (path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(InvalidCheckpoint, match=r"tokenizer_config\.json is not valid JSON"):
+    with pytest.raises(InvalidCheckpoint, match=r"tokenizer_config\.json isn't valid JSON"):
         Tokenizer.from_dir(path)
     (path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(InvalidCheckpoint, match="holds a list"):
         Tokenizer.from_dir(path)
     (path / "tokenizer.json").write_text("{}")
-    with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json is not a tokenizer"):
+    with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json isn't a tokenizer"):
         Tokenizer.from_dir(path)
 
 

@@ -168,7 +168,7 @@ def test_a_failure_is_its_requests_alone():
         failed = dict(requests.step(3, 2, 1, 0).failed)
         assert failed.keys() == {1, 2}
         assert "unclosed group" in failed[1]
-        assert "can't be followed with token" in failed[2]
+        assert "can't be enforced at token" in failed[2]
     requests.run(0)
     assert re.fullmatch("[a-z]{5}", text_of(requests, 0))
     requests.add(1, seed=2, regex="[a-z]{5}")
