@@ -132,7 +132,7 @@ def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float =
     if len(found) < len(needed):
         engine = " and one for its engine" if shape.engine_cpus else ""
         raise InvalidPlacementGroup(
-            f"{label} has {len(found)} bundles, but a rank needs {len(needed)}: "
+            f"{label} has {len(found)} bundles, but a rank needs at least {len(needed)}: "
             f"{shape.world_size} for its workers{engine}"
         )
     for index, (bundle, has) in enumerate(zip(needed, found, strict=False)):
@@ -186,9 +186,9 @@ class _Waiting:
         if not self._is_wanted():
             raise ReservationCancelled("the reservation was cancelled while it waited for resources")
         if self.left_s() <= 0:
-            placed = "" if standing is None else f", with {len(standing)} of {self._shape.num_ranks} placed"
+            placed = "" if standing is None else f", with {len(standing)} of {self._shape.num_ranks} ranks placed"
             raise PlacementShortage(
-                f"{describe_shortage(view, self._shape)}\nWaited {self._timeout_s:g} s for it{placed}."
+                f"{describe_shortage(view, self._shape)}\nWaited {self._timeout_s:g} s for these resources{placed}."
             )
         if self._clock() >= self._next_log_s:
             self._next_log_s = self._clock() + _LOG_INTERVAL_S

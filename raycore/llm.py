@@ -124,7 +124,7 @@ class _Engine:
         export.start()
         for info in infos:
             logger.info(
-                "rank dp%d is up: computes in %s, its KV cache holds %d tokens (%d blocks of %d), started in %s",
+                "dp_rank %d is up: dtype %s, KV cache of %d tokens (%d blocks of %d), start-up times in s %s",
                 *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
             )
         # runs at the latest when the interpreter exits
@@ -174,7 +174,10 @@ class _Engine:
                 engine = cls(model, tokenizer, placement_groups=groups, use_tqdm_on_load=use_tqdm_on_load, **options)
             except BaseException:
                 if was_serving:
-                    logger.warning("the previous engine was shut down to make room for this one: now there is none")
+                    logger.warning(
+                        "no engine is running now: the previous one was shut down to make room for this one, which "
+                        "didn't start"
+                    )
                 raise
             _kept[config.engine_name] = engine
             return engine

@@ -146,4 +146,5 @@ def call_utility(
     except RayTaskError as error:
         raise cause_of(error) from None
     except RayActorError as error:
-        raise EngineDeadError(f"{error}\na rank was lost before it answered {method}()") from error
+        text = f"a rank was lost before it answered {method}(); other ranks may have executed it"
+        raise EngineDeadError(f"{error}\n{text}") from error

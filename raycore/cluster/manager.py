@@ -160,14 +160,14 @@ class CoreEngineActorManager:
                     raise InitializationError("the engine was shut down while it was starting")
                 crashed = self.reservations.find_crashed(node for rank in waiting.values() for node in rank.nodes)
                 if crashed:
-                    raise InitializationError(f"node {', '.join(sorted(crashed))} no longer answers")
+                    raise InitializationError(f"these nodes no longer answer: {', '.join(sorted(crashed))}")
                 if on_progress is not None:
                     _report_progress([rank.actor for rank in ranks], on_progress)
                 continue
             if not done:
                 late = sorted(rank.dp_rank for rank in waiting.values())
                 raise InitializationError(
-                    f"dp_ranks {late} are not up after init_timeout_s={timeout_s:g}: "
+                    f"dp_ranks {late} didn't start within init_timeout_s={timeout_s:g}: "
                     "raise it if the checkpoint is just large"
                 )
             for ref in done:
@@ -363,7 +363,7 @@ class CoreEngineActorManager:
                 rank.kill(self.node)
             running = wait_until_gone(pids, _KILLED_TIMEOUT_S)
             if running:
-                logger.warning("processes %s still run %g s after they were killed", running, _KILLED_TIMEOUT_S)
+                logger.warning("processes %s are still running %g s after they were killed", running, _KILLED_TIMEOUT_S)
 
 
 def _report_progress(actors: Sequence[DPEngineCoreActor], on_progress: OnProgress) -> None:

@@ -171,7 +171,7 @@ class Reservations:
             )
         except ReservationCancelled as error:
             raise InitializationError(
-                f"dp_ranks {list(dp_ranks)} were removed, or the engine was shut down, before they could be placed"
+                f"dp_ranks {list(dp_ranks)} weren't placed, because they were removed or the engine was shut down"
             ) from error
         except PlacementShortage as error:
             if self._is_ray_ours or self._wait_for_nodes_s > 0:
@@ -188,7 +188,7 @@ class Reservations:
     def _validated(self, groups: list[PlacementGroup]) -> list[PlacementGroup]:
         if len(groups) != self._shape.num_ranks:
             raise InvalidConfig(
-                f"{len(groups)} placement_groups for data_parallel_size={self._shape.num_ranks}: bring one a rank"
+                f"{len(groups)} placement_groups for data_parallel_size={self._shape.num_ranks}: give one for each rank"
             )
         try:
             for group in groups:

@@ -120,7 +120,8 @@ class Standbys:
                 pids = standby.wait_until_ready()
             except RayError as error:
                 if self._give_back(standby):
-                    logger.warning("can't start a standby on node %s: %s", standby.node_id[:8], error)
+                    text = "can't start a standby process on node %s, so replacing a rank there takes longer: %s"
+                    logger.warning(text, standby.node_id[:8], error)
                     standby.end()
                 continue
             with self._lock:

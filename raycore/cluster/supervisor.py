@@ -165,7 +165,7 @@ class Supervisor:
             EngineDeadError: the engine has failed, or was shut down.
         """
         if num_ranks < 1:
-            raise InvalidConfig(f"data_parallel_size={num_ranks} is not positive")
+            raise InvalidConfig(f"data_parallel_size={num_ranks} isn't a positive integer")
         if drain_timeout_s is None:
             drain_timeout_s = self._config.drain_timeout_s
         with self._scaling:
@@ -213,7 +213,10 @@ class Supervisor:
 
     def _share_anew(self, standing: Sequence[int], num_ranks: int, drain_timeout_s: float) -> None:
         if num_ranks == 1:
-            raise InvalidConfig("data_parallel_size=1: ranks that share experts can't become one; start a new engine")
+            raise InvalidConfig(
+                "data_parallel_size=1: an engine whose ranks share experts can't be scaled to a single rank; "
+                "start a new engine"
+            )
         groups = self._manager.prepare(num_ranks)
         self._release_monitors(standing)
         self._listener.ranks_leaving(standing, drain_timeout_s)
@@ -259,7 +262,10 @@ class Supervisor:
             monitor.has_given_up = True
             others = [other for other in self._all_monitors() if not other.has_given_up]
             if others or self._stopping.is_set():
-                logger.error("a failure domain is given up; %d others continue: %s", len(others), error)
+                lost = [dp_rank for dp_rank, other in list(self._monitors.items()) if other is monitor]
+                logger.error(
+                    "dp_ranks %s failed and won't be restarted; %d other ranks continue: %s", lost, len(others), error
+                )
                 return
             self._cause = error
         self._listener.on_rank_event(EngineLost(error))
@@ -328,12 +334,14 @@ class _RankMonitor:
         except Exception as error:  # otherwise the thread would end, and no failure would be noticed
             if not self._leaving.is_set():
                 logger.exception("the monitor of dp_ranks %s failed", self._dp_ranks)
-                blind = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} can no longer be watched")
+                blind = EngineDeadError(
+                    f"{error}\ndp_ranks {self._dp_ranks} can no longer be monitored, and count as failed"
+                )
                 self._explain_loss(self._unexplained or self._tell_of_loss(), blind)
                 self._give_up(self, blind)
 
     def _drained(self) -> EngineDeadError:
-        return EngineDeadError(f"a node of dp_ranks {self._dp_ranks} is being drained")
+        return EngineDeadError(f"a node that runs dp_ranks {self._dp_ranks} is being drained")
 
     def _tell(self, explain: Callable[[], EngineDeadError]) -> Callable[[], EngineDeadError]:
         """Report the ranks' end to the listener and the log. Returns a function that gives the full explanation."""
@@ -416,8 +424,9 @@ class _RankMonitor:
             if delay_s is None:
                 for dp_rank in self._dp_ranks:
                     self._manager.kill(dp_rank)
-                limits = f"{self._config.max_rank_restarts} times within {self._config.restart_window_s:g} s"
-                text = f"{failed or lost()}\ndp_ranks {self._dp_ranks} were started again {limits}"
+                used = f"max_rank_restarts={self._config.max_rank_restarts}"
+                window = f"restart_window_s={self._config.restart_window_s:g}"
+                text = f"{failed or lost()}\ndp_ranks {self._dp_ranks} have used up {used} within {window}"
                 self._give_up(self, EngineDeadError(text))
                 return False
             if self._leaving.wait(delay_s):
@@ -427,14 +436,14 @@ class _RankMonitor:
                 self._manager.confirm(self._ranks)
             except (RaycoreError, PlacementShortage, RayError) as error:
                 if not self._leaving.is_set():
-                    logger.error("dp_ranks %s could not be started again: %s", self._dp_ranks, error)
-                failed = EngineDeadError(f"{error}\nwhen it was started again after: {lost()}")
+                    logger.error("an attempt to restart dp_ranks %s failed: %s", self._dp_ranks, error)
+                failed = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} were being restarted after: {lost()}")
                 continue
             self._suspicion = None  # it concerned the previous ranks
             self.num_restarts += 1
             _announce(self._listener, self._ranks)
             took_s = time.monotonic() - started_s
-            logger.warning("dp_ranks %s serve again, %.1f s after their end", self._dp_ranks, took_s)
+            logger.warning("dp_ranks %s were replaced and are serving again, after %.1f s", self._dp_ranks, took_s)
             return True
         return False
 

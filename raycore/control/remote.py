@@ -47,7 +47,7 @@ def connected(address: str) -> Generator[None, None, None]:
         )
     try:
         if asked != "auto" and not is_listening(asked):
-            raise ConnectionError("nothing listens there")
+            raise ConnectionError("no process listens on this port")
         connect(asked, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ControlError(
@@ -75,7 +75,7 @@ def choose_engine(names: list[str], wanted: str | None) -> str:
     if not names:
         raise ControlError(
             "no engine runs in this Ray cluster; an engine can be reached from a few seconds after its start until "
-            "its program ends"
+            "its driver process ends"
         )
     if wanted is None and len(names) > 1:
         raise ControlError(f"{len(names)} engines run in this Ray cluster: choose with --name {' | '.join(names)}")
@@ -119,7 +119,10 @@ class RemoteEngine:
             self.status()
         data = self._get(asked)
         if data is None:
-            raise ControlError(f"the program of engine {self._name} doesn't answer; it may still scale when it resumes")
+            raise ControlError(
+                f"engine {self._name}'s driver process doesn't answer. If it recovers, it may still scale the engine: "
+                "see `raycore status`"
+            )
         error = msgspec.msgpack.decode(data, type=Outcome).error
         if error is not None:
             raise ControlError(error)
@@ -132,7 +135,7 @@ class RemoteEngine:
         except RayActorError as error:
             raise self._ended() from error
         except RayError as error:
-            raise ControlError(f"engine {self._name} can't be reached: {error}") from error
+            raise ControlError(f"engine {self._name}'s control actor can't be reached: {error}") from error
 
     def _ended(self) -> ControlError:
         return ControlError(f"engine {self._name} has ended")

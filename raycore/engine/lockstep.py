@@ -64,5 +64,7 @@ def _finish_wave(core: EngineCore, mailbox: Mailbox, waves: Waves) -> None:
         try:
             waves.step_done(core.dummy_step(left_s))
         except RpcTimeout:
-            logger.warning("stopping in the middle of a wave: the other engines are gone or stuck")
+            logger.warning(
+                "stopping without waiting longer for the ranks that share experts with this one: they are gone or stuck"
+            )
             return

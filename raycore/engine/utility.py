@@ -28,7 +28,7 @@ def _call(target: object, command: Utility) -> Any:
     method = getattr(target, PREFIX + command.method, None)
     if method is None:
         known = sorted(name.removeprefix(PREFIX) for name in dir(target) if name.startswith(PREFIX))
-        raise InvalidInput(f"the engine has no utility {command.method!r}; it has {', '.join(known)}")
+        raise InvalidInput(f"the engine has no method {command.method!r}; it has {', '.join(known)}")
     try:
         bound = inspect.signature(method).bind(*command.args, **command.kwargs)
     except TypeError as error:

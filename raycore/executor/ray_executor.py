@@ -158,8 +158,8 @@ class WorkerGroup:
             if not ready:
                 late = ", ".join(map(str, sorted({refs.index(ref) % len(self.actors) for ref in waiting})))
                 raise InitializationError(
-                    f"worker {late} of rank {self._identity.dp_rank} did not come up within "
-                    f"init_timeout_s={self._config.executor.init_timeout_s:g}"
+                    f"workers [{late}] of dp_rank {self._identity.dp_rank} didn't start within "
+                    f"init_timeout_s={self._config.executor.init_timeout_s:g}: raise it if the checkpoint is just large"
                 )
             self._check_started(refs.index(ready[0]) % len(self.actors), ready[0])
         return get_all(refs)
@@ -171,9 +171,8 @@ class WorkerGroup:
             text = f"worker {rank} failed while starting: {_summary(error)}\n{error}"
             raise InitializationError(text) from cause_of(error)
         except RayError as error:
-            pid = self.addresses[rank].pid if self.addresses else None
-            died = WorkerDied(rank, pid, None, _cause(error))
-            raise InitializationError(f"while starting, {died}") from error
+            pid = f" (pid {self.addresses[rank].pid})" if self.addresses else ""
+            raise InitializationError(f"worker {rank}{pid} died while starting: {_cause(error)}") from error
 
 
 class RayExecutor(Executor):
@@ -306,11 +305,11 @@ class RayExecutor(Executor):
         try:
             client.stop(timeout_s)
         except RaycoreError as error:
-            logger.warning("killing the workers, because the request to stop could not be sent: %s", error)
+            logger.warning("killing the workers, because the request to stop couldn't be sent: %s", error)
             return
         _, busy = wait(self._serving, num_returns=len(self._serving), timeout_s=timeout_s)
         if busy:
-            logger.warning("killing %d workers that did not stop within shutdown_timeout_s=%g", len(busy), timeout_s)
+            logger.warning("killing %d workers that didn't stop within shutdown_timeout_s=%g", len(busy), timeout_s)
 
     def _watch(self) -> None:
         """The monitor thread: waits until a worker ends."""

@@ -193,7 +193,10 @@ class SharedMemoryCollectives:
                 time.sleep(_NAP_S)
             else:
                 late = np.flatnonzero(self._entered < self._num_exchanges).tolist()
-                raise TimeoutError(f"ranks {late} of {len(self._entered)} didn't join within {self._timeout_s:g} s")
+                raise TimeoutError(
+                    f"ranks {late} of a group of {len(self._entered)} didn't take part in an exchange within "
+                    f"{self._timeout_s:g} s: they are stuck or gone"
+                )
 
 
 def _offer(store: Store, num_bytes: int) -> tuple[mmap.mmap | None, int]:

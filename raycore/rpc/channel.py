@@ -226,7 +226,7 @@ class ChannelTransport:
         self._engine = get_self_actor()
         self._node = node_id()
         if self._engine is None and any(node != self._node for node in nodes):
-            raise ValueError("a driver cannot read channels from other nodes: Ray calls back into the reader's actor")
+            raise ValueError("only an actor can read channels from other nodes, and this process is a driver")
         self._capacity = capacity
         self._spin_window_s = spin_window_s
         self._requests = RawChannel.create(list(zip(workers, nodes, strict=True)), capacity)
@@ -312,7 +312,7 @@ class ChannelTransport:
             return self._try_write(part) or None
 
         if self._writes.wait(look, deadline_s) is None:
-            raise TimeoutError("a worker has not taken the previous request")
+            raise TimeoutError("a worker hasn't taken the previous request")
 
     def _look(self) -> tuple[int, bytes] | None:
         if self._closed:

@@ -131,8 +131,8 @@ class RpcClient:
         self._calls.pop(call.number, None)
         late = [str(rank) for rank, reply in enumerate(call.replies) if not reply]
         call.error = RpcTimeout(
-            f"{call.what}: no reply from worker {', '.join(late)} within the deadline: "
-            "it may be stuck, or the timeout may be too short"
+            f"{call.what} timed out: no reply from workers [{', '.join(late)}], which may be stuck; "
+            "or the timeout may be too short"
         )
 
     def _send(
@@ -146,7 +146,7 @@ class RpcClient:
     ) -> Call[T]:
         deadline_s = time.monotonic() + timeout_s
         if not self._take_turn(deadline_s):
-            raise RpcTimeout(f"{what}: another thread's call kept the workers busy for {timeout_s:g} s")
+            raise RpcTimeout(f"{what} timed out after {timeout_s:g} s: another thread's call kept the workers busy")
         try:
             self._last_number = number = self._last_number + 1
             self._transport.send(HEADER.pack(kind, number) + payload, deadline_s)
@@ -158,7 +158,7 @@ class RpcClient:
         except TransportClosed as closed:
             raise self._failure() from closed
         except TimeoutError as error:
-            raise RpcTimeout(f"{what}: {error}, after {timeout_s:g} s") from error
+            raise RpcTimeout(f"{what} timed out after {timeout_s:g} s: {error}") from error
         finally:
             self._turn.release()
 

@@ -65,6 +65,6 @@ def load_worker_class(config: ParallelConfig) -> Callable[[EngineConfig, WorkerR
         return getattr(importlib.import_module(module), name)
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         raise InvalidConfig(
-            f"worker_cls={path!r} cannot be imported ({error}): name a class as package.module.Class, in a module that "
-            "every node of the cluster can import"
+            f"worker_cls={path!r} can't be imported in a worker process ({error}): name a class as "
+            "package.module.Class, in a module that every node of the cluster can import"
         ) from error

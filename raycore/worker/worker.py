@@ -128,8 +128,9 @@ class Worker(WorkerProtocol):
         torch.set_num_threads(threads_for(TILE_ROWS * decoder.num_weights, self._max_threads))
         if not decoder.check_tiles():
             logger.warning(
-                "batch_invariant=True: on this device a token's result depends on its position in a tile of %d tokens. "
-                "Computing tokens one at a time, which is slow",
+                "batch_invariant=True: on device %s a token's result depends on its position in a tile of %d tokens, "
+                "so tokens are computed one at a time, which is slow",
+                self._device,
                 TILE_ROWS,
             )
 
@@ -274,7 +275,9 @@ class Worker(WorkerProtocol):
     def _join_ranks(self) -> TensorParallel:
         rank = self.rank
         if rank.distributed_init is None:
-            raise InvalidConfig(f"tp_size={rank.tp_size} needs distributed_init, the address where its workers meet")
+            raise InvalidConfig(
+                f"tp_size={rank.tp_size} needs distributed_init, the address at which the rank's workers meet"
+            )
         collectives = self._join(rank.distributed_init, rank.tp_rank, rank.tp_size)
         return TensorParallel(rank.tp_rank, rank.tp_size, collectives)
 
@@ -282,7 +285,7 @@ class Worker(WorkerProtocol):
         rank = self.rank
         if rank.rendezvous is None:
             raise InvalidConfig(
-                f"ep_size={rank.ep_size} needs rendezvous, the address where the workers of all engines meet"
+                f"ep_size={rank.ep_size} needs rendezvous, the address at which the workers of all ranks meet"
             )
         collectives = self._join(rank.rendezvous, rank.ep_rank, rank.ep_size)
         return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, self._device)

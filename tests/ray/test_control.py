@@ -249,11 +249,11 @@ time.sleep(100)
             program.send_signal(signal.SIGSTOP)
             code, _, stderr = raycore(address, "scale", "--name", "stopped", "-dp", "2")
             assert code == 1
-            assert "the program of engine stopped doesn't answer" in stderr
+            assert "engine stopped's driver process doesn't answer" in stderr
             code, stdout, stderr = raycore(address, "status", "--name", "stopped")
             assert code == 1
             assert "1 of 1 ranks serving" in stdout
-            assert "this status is stale" in stderr
+            assert "this is the last known status" in stderr
         finally:
             program.kill()
     wait_until_unlisted(ray_cluster, "stopped")

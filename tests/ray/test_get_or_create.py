@@ -53,16 +53,16 @@ def test_the_same_call_gives_the_same_engine_and_a_changed_one_takes_its_place(c
     other = LLM.get_or_create(MODEL, **named)
     assert (answer(other), answer(second)) == (" 85", " 85")
 
-    assert "now there is none" not in caplog.text
+    assert "no engine is running now" not in caplog.text
     too_much = {"tensor_parallel_size": 2, "data_parallel_size": 8, **LIMITS}
     with pytest.raises(PlacementShortage):
         LLM.get_or_create(MODEL, **too_much)
-    assert "now there is none" in caplog.text
+    assert "no engine is running now" in caplog.text
     assert "data_parallel_size=8, was 1" in repr(second)
     caplog.clear()
     with pytest.raises(PlacementShortage):
         LLM.get_or_create(MODEL, **too_much)
-    assert "now there is none" not in caplog.text
+    assert "no engine is running now" not in caplog.text
 
     os.kill(other.engine_infos[0].pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError):

@@ -162,7 +162,7 @@ def test_a_constraint_that_gets_too_complex_costs_its_request_alone(llm):
     grammar = "\n".join([f"start: {start}", *(f'{name}: "{name}"' for name in names)])
     params = [GREEDY, constrained(grammar=grammar), GREEDY]
     with pytest.raises(
-        RequestFailed, match=r"structured_outputs can't be followed with token \d+: .* max is 2000"
+        RequestFailed, match=r"structured_outputs can't be enforced at token \d+: .* max is 2000"
     ) as failure:
         texts(llm, ["27 + 58 ="] * 3, params)
     outputs = failure.value.outputs
@@ -197,7 +197,7 @@ def test_repeated_prefixes_are_cached(repeatable):
         (
             {"prompt": "1", "multi_modal_data": {"image": 1}},
             InvalidRequest,
-            "'multi_modal_data', which is not supported",
+            "'multi_modal_data', which isn't supported",
         ),
     ],
 )
@@ -210,7 +210,7 @@ def test_bad_prompts_are_refused_and_the_engine_serves_on(llm, prompt, error, ma
     assert texts(llm, "27 + 58 =") == [" 85"]
 
 
-@pytest.mark.parametrize(("priority", "match"), [(1, "priority=1 is not a list"), (["high"], "'high'")])
+@pytest.mark.parametrize(("priority", "match"), [(1, "priority=1 isn't a list"), (["high"], "'high'")])
 def test_bad_priorities_are_refused(llm, priority, match):
     with pytest.raises(InvalidRequest, match=match):
         llm.generate(["27 + 58 ="], GREEDY, use_tqdm=False, priority=priority)

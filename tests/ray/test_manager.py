@@ -65,7 +65,7 @@ def test_a_rank_that_dies_while_starting_shows_what_it_wrote_last():
 
 def test_a_rank_that_never_comes_up_is_given_up():
     executor = ExecutorConfig("inline", init_timeout_s=2.0)
-    with pytest.raises(InitializationError, match=r"dp_ranks \[.*1\] are not up after init_timeout_s=2"):
+    with pytest.raises(InitializationError, match=r"dp_ranks \[.*1\] didn't start within init_timeout_s=2"):
         manager_of(config("never up", executor=executor)).start()
 
 

@@ -90,7 +90,9 @@ def test_what_does_not_fit_waits_in_ray_where_an_autoscaler_sees_it(
 
     with (
         caplog.at_level(logging.WARNING, "placement"),
-        pytest.raises(PlacementShortage, match=r"CPU free/total(.|\n)*Waited 2 s for it, with 1 of 2 placed"),
+        pytest.raises(
+            PlacementShortage, match=r"CPU free/total(.|\n)*Waited 2 s for these resources, with 1 of 2 ranks placed"
+        ),
     ):
         reserve(EngineShape(2, 12), names=["raycore_a", "raycore_b"], timeout_s=2, asks_for_nodes=True, is_wanted=look)
     assert ("CREATED", "PENDING") in seen
@@ -114,7 +116,7 @@ def test_nodes_are_waited_for_while_they_are_wanted():
 @pytest.mark.parametrize(
     ("bundles", "shape", "message"),
     [
-        ([{"CPU": 1}], EngineShape(1, 1), "has 1 bundles, but a rank needs 2"),
+        ([{"CPU": 1}], EngineShape(1, 1), "has 1 bundles, but a rank needs at least 2"),
         ([{"CPU": 1}, {"CPU": 1}], EngineShape(1, 1, gpus_per_worker=1), "bundle 0 .* has GPU 0, .* needs 1"),
         ([{"CPU": 1}, {"CPU": 0.5}], EngineShape(1, 1), "bundle 1 .* has CPU 0.5, but the rank's engine needs 1"),
         ([{"CPU": 100}, {"CPU": 1}], EngineShape(1, 1), "is PENDING, not CREATED"),

@@ -131,6 +131,6 @@ class CheckpointReader:
                 self._open_files[file] = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise InvalidCheckpoint(
-                    f"{file} can't be read: {error}. It is damaged or was not downloaded completely: download it again"
+                    f"{file} can't be read: {error}. It is damaged or wasn't downloaded completely: download it again"
                 ) from error
         return self._open_files[file]

@@ -199,7 +199,7 @@ def test_the_loop_serves_refuses_and_stops():
         ("request_id", 5, "Expected `str`, got `int`"),
         ("priority", 1.5, "Expected `int`, got `float`"),
         ("prompt_token_ids", [1, "a"], "Expected `int`, got `str`"),
-        ("params", {"max_tokens": -1}, "max_tokens=-1 is not at least 1"),
+        ("params", {"max_tokens": -1}, "max_tokens=-1 isn't at least 1"),
     ],
 )
 def test_a_request_that_cannot_be_decoded_fails_alone(field, value, named):
@@ -309,7 +309,7 @@ def test_utilities_are_called_by_name_and_their_mistakes_stay_theirs():
     assert call("reset_prefix_cache") is True
     # lists that crossed a wire become the tuples that the signature asks for
     assert call("collective_rpc", "ping", None, [1, 2]) == [("ping", (1, 2))]
-    with pytest.raises(InvalidInput, match=r"no utility 'shutdown'.*collective_rpc"):
+    with pytest.raises(InvalidInput, match=r"no method 'shutdown'.*collective_rpc"):
         call("shutdown")
     with pytest.raises(InvalidInput, match="timeout='soon'"):
         call("collective_rpc", "ping", "soon")
