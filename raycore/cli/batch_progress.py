@@ -42,7 +42,7 @@ class Tally:
 
     def __str__(self) -> str:
         counts = f"{self.num_done} done, {self.num_failed} failed, {self.num_before} skipped (already done)"
-        return f"{counts}, {self.num_left} left; run it again to continue" if self.num_left else counts
+        return f"{counts}, {self.num_left} left; run the command again to continue" if self.num_left else counts
 
 
 class Progress:
@@ -70,7 +70,8 @@ class Progress:
         elif self._logs and now_s - self._reported_s >= _REPORT_S:
             self._reported_s = now_s
             num_ended = tally.num_lines - tally.num_left
-            print(f"raycore: {num_ended} of {tally.num_lines}, {tally.num_failed} failed, {speed}", file=sys.stderr)
+            ended = f"{num_ended} of {tally.num_lines} requests finished, {tally.num_failed} of them failed"
+            print(f"raycore: {ended}, {speed}", file=sys.stderr)
 
     def __enter__(self) -> Progress:
         return self

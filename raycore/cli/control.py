@@ -109,7 +109,7 @@ def _show(engine: RemoteEngine, as_json: bool, before: str = "") -> int:
     status, is_answering = engine.status()
     print(before + (_as_json(status) if as_json else describe_engine(status)), flush=True)
     if not is_answering:
-        print("raycore: this status is stale: the engine's program doesn't respond", file=sys.stderr)
+        print("raycore: this is the last known status: the engine's driver process doesn't respond", file=sys.stderr)
     if status.failure is not None:
         print(f"raycore: the engine has failed: {status.failure}", file=sys.stderr)
     return 0 if is_answering and status.failure is None else 1

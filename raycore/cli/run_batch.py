@@ -87,7 +87,7 @@ def _run_batch(args: argparse.Namespace) -> int:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
 
     if args.max_concurrent_requests is not None and args.max_concurrent_requests < 1:
-        raise InvalidConfig(f"max_concurrent_requests={args.max_concurrent_requests} is not at least 1")
+        raise InvalidConfig(f"max_concurrent_requests={args.max_concurrent_requests} isn't at least 1")
     requests = RequestFile(args.input_file)
     with ResultFile(args.output_file, requests.line_numbers) as results:
         if "working_dir_files" in results.path.parts:
@@ -113,7 +113,8 @@ def _run_batch(args: argparse.Namespace) -> int:
         print(f"raycore: ended by {signal.Signals(ended_by).name}: {tally}", file=sys.stderr)
         return 128 + ended_by
     if tally.num_left:
-        print(f"raycore: {args.input_file} has changed since the batch began: {tally}", file=sys.stderr)
+        changed = f"{args.input_file} changed during the batch, so some of its lines weren't answered"
+        print(f"raycore: {changed}: {tally}", file=sys.stderr)
         return 1
     print(f"raycore: batch complete: {tally}", file=sys.stderr)
     return SOME_FAILED if tally.num_failed else 0

@@ -96,7 +96,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     count = args.api_server_count
     if not 1 <= count <= MAX_API_SERVERS:
-        raise InvalidConfig(f"api_server_count={count} is not in [1, {MAX_API_SERVERS}]")
+        raise InvalidConfig(f"api_server_count={count} isn't in [1, {MAX_API_SERVERS}]")
     chosen = chosen_engine_options(args)
     options = chosen_server_options(args, chosen["model"], api_key=api_keys_of_environment())
     traces = _trace_options(args.otlp_traces_endpoint)

@@ -165,7 +165,7 @@ def _detokenize(engine: ServingEngine, body: DetokenizeRequest, options: ServerO
     tokenizer = engine.get_tokenizer()
     unknown = next((token_id for token_id in body.tokens if not 0 <= token_id < tokenizer.vocab_size), None)
     if unknown is not None:
-        raise APIError(400, f"tokens contains {unknown}, which is not in the tokenizer's vocabulary", param="tokens")
+        raise APIError(400, f"tokens contains {unknown}, which isn't in the tokenizer's vocabulary", param="tokens")
     return JSON({"prompt": tokenizer.decode_batch([body.tokens], skip_special_tokens=False)[0]})
 
 

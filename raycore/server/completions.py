@@ -146,5 +146,5 @@ def _prompts(
     ids = [tokenizer.encode(prompt, adds) if isinstance(prompt, str) else prompt for prompt in prompts]
     for prompt, token_ids in zip(prompts, ids, strict=True):
         if not token_ids:
-            raise APIError(400, f"prompt {prompt!r} has no tokens: there is nothing to continue", param="prompt")
+            raise APIError(400, f"the prompt {prompt!r} has no tokens: there is nothing to continue", param="prompt")
     return texts, ids

@@ -50,7 +50,7 @@ def invalid_body(errors: Sequence[Any]) -> APIError:
     first = errors[0]
     where = [str(part) for part in first["loc"] if part not in ("body", "header")]
     if first["type"] == "json_invalid":
-        return APIError(400, f"the request body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+        return APIError(400, f"the request body isn't valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     if first["type"] == "extra_forbidden":
         where.append(first["ctx"]["name"])
         return APIError(400, f"unrecognized request argument: {'.'.join(where)}", param=where[0])

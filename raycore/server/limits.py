@@ -17,8 +17,8 @@ def check_text(engine: ServingEngine, text: str, param: str) -> None:
     if len(text) > most * longest:
         raise APIError(
             400,
-            f"this model's maximum context length is {most} tokens, of at most {longest} characters each, but {param} "
-            f"has {len(text)} characters. Shorten it.",
+            f"this model's maximum context length is {most} tokens, each of at most {longest} characters, but {param} "
+            f"has {len(text)} characters. Shorten {param}.",
             param=param,
             code="context_length_exceeded",
         )
@@ -34,10 +34,12 @@ def check_length(
     most, asked = engine.max_model_len, len(prompt) + (max_tokens if max_tokens is not None else 1)
     if asked > most:
         output = f" and {max_tokens} for the completion" if max_tokens is not None else ""
+        prompt_fits = len(prompt) < most
+        advice = f"Shorten the prompt or lower {param}." if prompt_fits else "Shorten the prompt."
         raise APIError(
             400,
             f"this model's maximum context length is {most} tokens, but {asked} were requested: "
-            f"{len(prompt)} in the prompt{output}. Shorten the prompt or {param}.",
-            param=param if max_tokens is not None and len(prompt) < most else prompt_param,
+            f"{len(prompt)} in the prompt{output}. {advice}",
+            param=param if prompt_fits else prompt_param,
             code="context_length_exceeded",
         )

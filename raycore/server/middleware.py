@@ -79,9 +79,7 @@ class WholeBody:
                 raise self._too_large()
             body = await asyncio.wait_for(self._read(receive), self._timeout_s)
         except asyncio.TimeoutError:
-            late = APIError(
-                408, f"the request body did not arrive within {self._timeout_s:g} s", code="request_timeout"
-            )
+            late = APIError(408, f"the request body didn't arrive within {self._timeout_s:g} s", code="request_timeout")
             await _respond(late, scope, receive, send)
             return
         except APIError as error:

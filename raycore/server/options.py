@@ -175,5 +175,5 @@ def read_chat_template(given: str | None) -> str | None:
         return given
     path = Path(given)
     if not path.is_file():
-        raise InvalidConfig(f"chat_template={given} is neither an existing file nor Jinja text")
+        raise InvalidConfig(f"chat_template={given} is neither an existing file nor a Jinja template")
     return path.read_text(encoding="utf-8")

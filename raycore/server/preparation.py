@@ -47,7 +47,7 @@ def check_model(options: ServerOptions, asked: str | None) -> str:
     if asked not in options.served_model_names:
         served = ", ".join(options.served_model_names)
         raise APIError(
-            404, f"the model {asked!r} does not exist; served here: {served}", param="model", code="model_not_found"
+            404, f"the model {asked!r} doesn't exist; served here: {served}", param="model", code="model_not_found"
         )
     return asked
 

@@ -26,22 +26,22 @@ ABSENT = {
     "audio": "this model generates text only",
     "function_call": "deprecated by OpenAI: use tool_choice",
     "functions": "deprecated by OpenAI: use tools",
-    "moderation": "moderation is not supported",
+    "moderation": "moderation isn't supported",
     "prompt_cache_options": "requests can't configure the prefix cache",
-    "prediction": "predicted outputs are not supported",
-    "web_search_options": "web search is not supported",
-    "suffix": "inserting text before a suffix is not supported",
-    "truncate_prompt_tokens": "truncating prompts is not supported",
-    "truncation_side": "truncating prompts is not supported",
-    "logprob_token_ids": "log probabilities of chosen tokens are not supported",
+    "prediction": "predicted outputs aren't supported",
+    "web_search_options": "web search isn't supported",
+    "suffix": "inserting text before a suffix isn't supported",
+    "truncate_prompt_tokens": "truncating prompts isn't supported",
+    "truncation_side": "truncating prompts isn't supported",
+    "logprob_token_ids": "log probabilities of chosen tokens aren't supported",
     "guided_json": "removed by vLLM: use structured_outputs",
     "guided_regex": "removed by vLLM: use structured_outputs",
     "guided_choice": "removed by vLLM: use structured_outputs",
     "guided_grammar": "removed by vLLM: use structured_outputs",
     "guided_decoding_backend": "removed by vLLM: use structured_outputs",
     "guided_whitespace_pattern": "removed by vLLM: use structured_outputs",
-    "prompt_embeds": "prompts have to be text or token ids",
-    "repetition_detection": "detecting repetitions is not supported",
+    "prompt_embeds": "prompts must be strings or token ids",
+    "repetition_detection": "detecting repetitions isn't supported",
 }
 """Fields that OpenAI or vLLM document and that this server doesn't support, with the reason."""
 
@@ -93,7 +93,7 @@ def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], option
     _check_limit("top_logprobs", request.top_logprobs, options.max_logprobs)
     name, max_tokens = asked_length(request)
     if max_tokens is not None and max_tokens < 1:
-        raise APIError(400, f"{name}={max_tokens} is not at least 1", param=name)
+        raise APIError(400, f"{name}={max_tokens} isn't at least 1", param=name)
     chosen: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
     if request.logprobs:
         chosen["logprobs"] = request.top_logprobs or 0
@@ -112,7 +112,7 @@ def _params(
 ) -> SamplingParams:
     _check_documented(request)
     if request.best_of not in (None, request.n or 1):
-        raise unsupported("best_of", f"only the value of n ({request.n or 1}) is supported, not {request.best_of}")
+        raise unsupported("best_of", f"{request.best_of} isn't supported; it must equal n={request.n or 1}")
     _check_stream(request)
     _check_limit("n", request.n, options.max_n)
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
@@ -139,7 +139,7 @@ def _check_documented(request: SamplingRequest) -> None:
     for name, values in ONLY.items():
         value = getattr(request, name, None)
         if value is not None and value not in values:
-            raise unsupported(name, f"{value!r} is not supported; only {', '.join(map(repr, values))}")
+            raise unsupported(name, f"{value!r} isn't supported; use {' or '.join(map(repr, values))}")
 
 
 def _check_stream(request: SamplingRequest) -> None:
@@ -148,14 +148,14 @@ def _check_stream(request: SamplingRequest) -> None:
             raise APIError(400, "stream_options needs stream=true", param="stream_options")
         return
     if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "padding events is not supported")
+        raise unsupported("stream_options.include_obfuscation", "true isn't supported; omit it")
     if request.prompt_logprobs is not None:
-        raise APIError(400, "prompt_logprobs is not supported with stream=true", param="prompt_logprobs")
+        raise APIError(400, "prompt_logprobs isn't supported with stream=true", param="prompt_logprobs")
 
 
 def _check_limit(name: str, value: int | None, most: int) -> None:
     if value is not None and not 0 <= value <= most:
-        raise APIError(400, f"{name}={value} is not in [0, {most}]", param=name)
+        raise APIError(400, f"{name}={value} isn't in [0, {most}]", param=name)
 
 
 def _check_words(name: str, words: list[str], most: int, options: ServerOptions) -> None:
@@ -173,5 +173,5 @@ def _check_words(name: str, words: list[str], most: int, options: ServerOptions)
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     for key in given:
         if not re.fullmatch(TOKEN_ID_PATTERN, key):
-            raise APIError(400, f"logit_bias has the key {key!r}, which is not a token id", param="logit_bias")
+            raise APIError(400, f"logit_bias has the key {key!r}, which isn't a token id", param="logit_bias")
     return {int(token_id): max(-100.0, min(100.0, bias)) for token_id, bias in given.items()}

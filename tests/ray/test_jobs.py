@@ -67,7 +67,7 @@ def test_a_batch_that_is_stopped_and_killed_is_gone_on_with_and_ends_whole(clust
     assert status == "STOPPED"
     assert last_line == (
         f"raycore: ended by SIGTERM: {len(first)} done, 0 failed, 0 skipped (already done), "
-        f"{151 - len(first)} left; run it again to continue"
+        f"{151 - len(first)} left; run the command again to continue"
     )
 
     killed = cluster.submit(*slowly)
@@ -102,7 +102,7 @@ def test_a_job_that_cannot_work_fails_and_its_last_line_says_why(cluster, tmp_pa
         cluster.submit("raycore", "run-batch", "-i", str(requests), "-o", str(tmp_path / "out.jsonl"))
     )
     assert (status, exit_status) == ("FAILED", 1)
-    assert last_line == f"raycore: {requests}: custom_ids are not unique: 'a' on lines 1 and 3"
+    assert last_line == f"raycore: {requests}: custom_ids aren't unique: 'a' on lines 1 and 3"
 
 
 def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(cluster):

@@ -72,7 +72,7 @@ class RequestFile:
         repeated: list[str] = []
         try:
             if not stat.S_ISREG(path.stat().st_mode):
-                raise InvalidInput(f"{path} can't be read twice, because it is not a regular file")
+                raise InvalidInput(f"{path} can't be read twice, because it isn't a regular file")
             for line in self._read():
                 self.num_lines += 1
                 if line.custom_id is None:
@@ -84,7 +84,7 @@ class RequestFile:
             raise InvalidInput(f"{path} can't be read: {error.strerror}") from error
         if repeated:
             more = f", and {len(repeated) - _MAX_NAMED} more" if len(repeated) > _MAX_NAMED else ""
-            raise InvalidInput(f"{path}: custom_ids are not unique: {', '.join(repeated[:_MAX_NAMED])}{more}")
+            raise InvalidInput(f"{path}: custom_ids aren't unique: {', '.join(repeated[:_MAX_NAMED])}{more}")
 
     def lines(self, done: Container[str | None]) -> Iterator[RequestLine]:
         """The lines in order, except those with ids in `done`."""
@@ -151,7 +151,7 @@ class ResultFile:
                 if not text.endswith(b"\n"):
                     if not _begins_like_a_result(text):
                         raise InvalidInput(
-                            f"{self.path}, line {number}: not a result of a batch; is it the right file?"
+                            f"{self.path}, line {number}, isn't a result of a batch; is it the right file?"
                         )
                     return
                 self._note(number, text, line_numbers)
@@ -162,7 +162,7 @@ class ResultFile:
             result = _decode_result(text)
         except NOT_JSON as error:
             raise InvalidInput(
-                f"{self.path}, line {number}: not a result of a batch ({error}); is it the right file?"
+                f"{self.path}, line {number}, isn't a result of a batch ({error}); is it the right file?"
             ) from error
         if not _is_done(result):
             self._has_failures = True
@@ -170,11 +170,11 @@ class ResultFile:
         assert result.custom_id is not None
         if result.custom_id not in line_numbers:
             raise InvalidInput(
-                f"{self.path}, line {number}: the result of {result.custom_id!r}, which is not in the input; "
+                f"{self.path}, line {number}, is the result of {result.custom_id!r}, which isn't in the input; "
                 "use a separate output file for each input"
             )
         if result.custom_id in self.done:
-            raise InvalidInput(f"{self.path}, line {number}: a second result of {result.custom_id!r}; remove one")
+            raise InvalidInput(f"{self.path}, line {number}, is a second result of {result.custom_id!r}; remove one")
         self.done.add(result.custom_id)
 
     def _rewrite(self) -> None:
@@ -236,7 +236,7 @@ def _open_locked(path: Path) -> int:
         raise InvalidInput(f"{path} can't be opened for writing: {error.strerror}") from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise InvalidInput(f"{path} is not a regular file, so a run could not continue from it")
+            raise InvalidInput(f"{path} isn't a regular file, so a run couldn't continue from it")
         _lock(fd, path)
     except BaseException:
         os.close(fd)
@@ -245,12 +245,12 @@ def _open_locked(path: Path) -> int:
 
 
 def _lock(fd: int, path: Path) -> None:
-    taken = InvalidInput(f"{path}: another process is writing it; wait for it to end, or use another output file")
+    taken = InvalidInput(f"{path}: another process is writing to it; wait for it to end, or use another output file")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise taken from error
     except OSError as error:
-        logger.warning("%s can't be locked (%s); make sure that no other run writes it", path, error.strerror)
+        logger.warning("%s can't be locked (%s); make sure that no other run writes to it", path, error.strerror)
     if not os.path.samestat(os.fstat(fd), path.stat()):
         raise taken  # the process that held the lock has replaced the file

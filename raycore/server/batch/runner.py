@@ -106,9 +106,9 @@ def _request(line: RequestLine) -> _Request:
     if line.custom_id is None:
         raise APIError(400, f"line {line.number}: custom_id is empty")
     if request.method != "POST":
-        raise APIError(400, f"line {line.number}: method {request.method!r} is not supported; use 'POST'")
+        raise APIError(400, f"line {line.number}: method {request.method!r} isn't supported; use 'POST'")
     if request.url not in (COMPLETIONS, CHAT):
-        raise APIError(400, f"line {line.number}: url {request.url!r} is not supported; use {COMPLETIONS} or {CHAT}")
+        raise APIError(400, f"line {line.number}: url {request.url!r} isn't supported; use {COMPLETIONS} or {CHAT}")
     return request
 
 
@@ -121,5 +121,5 @@ def _prepare(engine: ServingEngine, options: ServerOptions, request: _Request) -
     except ValidationError as error:
         raise invalid_body(error.errors()) from error
     if prepared.request.stream:
-        raise unsupported("stream", "streaming is not supported in batches")
+        raise unsupported("stream", "streaming isn't supported in batches")
     return prepared

@@ -90,7 +90,7 @@ class ToolUse:
         function = choice.function.name if isinstance(choice, NamedTool) else None
         if function is not None and function not in schemas:
             known = ", ".join(schemas)
-            message = f"tool_choice names {function!r}, which is not one of tools: {known}"
+            message = f"tool_choice names {function!r}, which isn't one of tools: {known}"
             raise APIError(400, message, param="tool_choice")
         if must_call and (request.continue_final_message or not request.add_generation_prompt):
             raise APIError(
@@ -138,8 +138,8 @@ class ToolUse:
             if other is None:
                 return None
             raise InvalidRequest(
-                "it can't be combined with these tools: a name of a tool or parameter can't be written in the tags of "
-                "this model's calls; rename it, or send tool_choice='none'"
+                "a constraint can't be combined with these tools: the name of a tool or parameter can't be written in "
+                "the tags of this model's calls; rename the tool or parameter, or send tool_choice='none'"
             )
         schemas = {name: _compiled_as(schema, name in self.strict) for name, schema in self.schemas.items()}
         special = self._special_tags(tokenizer)
@@ -218,7 +218,7 @@ class MessageReader:
                 continue
             if isinstance(delta, CallStart):
                 if self._use.must_call and not self._num_calls and delta.name not in self._use.schemas:
-                    raise _not_called(f"it called {delta.name!r}, which is not one of them")
+                    raise _not_called(f"it called {delta.name!r}, which isn't one of them")
                 self._num_calls += 1
                 function = {"name": delta.name, "arguments": ""}
                 call_id = f"call_{uuid.uuid4().hex[:24]}"
@@ -237,7 +237,7 @@ def _compiled_as(schema: Mapping[str, Any], is_strict: bool) -> dict[str, Any]:
 def _not_called(why: str) -> APIError:
     return APIError(
         500,
-        f"tool_choice requires a call of one of tools, but the model did not comply: {why}. "
+        f"tool_choice requires a call of one of tools, but the model didn't comply: {why}. "
         "Try again, or name the function in tool_choice.",
         param="tool_choice",
         code="tool_not_called",
@@ -253,7 +253,7 @@ def _find_parser(tokenizer: Tokenizer, chat_template: str | None, asked: str | N
     if parser is None:
         raise APIError(
             400,
-            "tools: the format of the model's tool calls could not be recognized from its chat template; start the "
+            "tools: the format of the model's tool calls couldn't be recognized from its chat template; start the "
             f"server with --tool-call-parser ({', '.join(PARSERS)}), or send tool_choice='none'",
             param="tools",
         )

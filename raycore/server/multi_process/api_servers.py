@@ -84,7 +84,7 @@ class APIServers:
             InvalidConfig: `count` is out of range.
         """
         if not 1 <= count <= MAX_API_SERVERS:
-            raise InvalidConfig(f"api_server_count={count} is not in [1, {MAX_API_SERVERS}]")
+            raise InvalidConfig(f"api_server_count={count} isn't in [1, {MAX_API_SERVERS}]")
         each = msgspec.structs.replace(options, max_streams=-(-options.max_streams // count))
         make = _Factory(engine, each, host, port, traces)
         self._monitors = [_ServerMonitor(index, make, engine) for index in range(count)]
@@ -203,7 +203,7 @@ class _Process:
                     del self._calls[call]
             late = [ref for ref, due_s in calls.items() if ref not in done and time.monotonic() > due_s]
             if late:
-                raise _Ended(f"it has not replied for {_ANSWER_S:g} s")
+                raise _Ended(f"it hasn't replied for {_ANSWER_S:g} s")
             yield None
 
     def kill(self) -> None:
@@ -223,7 +223,7 @@ def _next(refs: Iterator[ObjectRef[T]]) -> ObjectRef[T]:
     try:
         return next(refs)
     except StopIteration:
-        raise _Ended("its stream of reports ended") from None
+        raise _Ended("it stopped sending status reports") from None
 
 
 def _get(ref: ObjectRef[T]) -> T:
@@ -306,7 +306,7 @@ class _ServerMonitor:
             delay_s = self._budget.next_delay_s(time.monotonic())
         if not self._leaving.is_set():
             self.has_given_up = True
-            logger.error("API server %d failed too often and will not be restarted", self._index)
+            logger.error("API server %d failed too often and won't be restarted", self._index)
 
     @contextmanager
     def _running(self) -> Generator[_Process, None, None]:

@@ -18,8 +18,8 @@ Responses = dict[int | str, dict[str, Any]]
 _ERRORS = {
     400: "Invalid request; the error names the parameter",
     401: "The API key is missing or invalid",
-    404: "The model does not exist",
-    408: "The request body did not arrive in time",
+    404: "The model doesn't exist",
+    408: "The request body didn't arrive in time",
     413: "The request body is too large",
     429: "Too many requests are in progress",
     500: "The request failed",

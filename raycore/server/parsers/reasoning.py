@@ -112,5 +112,5 @@ PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType({"deepseek_r1": 
 def parser_named(name: str) -> type[ReasoningParser]:
     """Raises InvalidConfig when there is no parser of that name."""
     if name not in PARSERS:
-        raise InvalidConfig(f"reasoning_parser={name!r}: there are {', '.join(PARSERS)}")
+        raise InvalidConfig(f"reasoning_parser={name!r} isn't one of {', '.join(PARSERS)}")
     return PARSERS[name]

@@ -116,7 +116,7 @@ def test_a_signal_leaves_what_is_not_finished_for_another_run(engine, run):
     engine.on_request = staticmethod(on_request)
     status, told, ids = run("a", "b", "c", "d", "e", flags=("--max-concurrent-requests", "1"))
     assert (status, ids) == (143, ["a", "b"])
-    counts = "2 done, 0 failed, 0 skipped (already done), 3 left; run it again to continue"
+    counts = "2 done, 0 failed, 0 skipped (already done), 3 left; run the command again to continue"
     assert told[-1] == f"raycore: ended by SIGTERM: {counts}"
     del engine.on_request
     status, told, ids = run("a", "b", "c", "d", "e")
@@ -129,7 +129,7 @@ def test_a_signal_while_the_engine_starts_ends_it_there(engine, run):
     engine.on_start = staticmethod(lambda: os.kill(os.getpid(), signal.SIGTERM))
     status, told, ids = run("a", "b")
     assert (status, ids) == (143, [])
-    counts = "0 done, 0 failed, 0 skipped (already done), 2 left; run it again to continue"
+    counts = "0 done, 0 failed, 0 skipped (already done), 2 left; run the command again to continue"
     assert told[-1] == f"raycore: ended by SIGTERM: {counts}"
     assert signal.getsignal(signal.SIGTERM) == handler
 
@@ -146,7 +146,7 @@ def test_an_engine_that_dies_is_told_of_first_and_the_counts_last(engine, run):
         "raycore: dp0 died: out of memory",
         "its traceback",
         "raycore: ended by the error above: 1 done, 0 failed, 0 skipped (already done), 2 left; "
-        "run it again to continue",
+        "run the command again to continue",
     ]
 
 
@@ -168,7 +168,7 @@ def test_an_unknown_parser_is_refused_before_an_engine_is_started(engine, run, o
         run("a", flags=(f"--{option}", "nope"))
     assert (ended.value.code, engine.num_started) == (2, 0)
     told = capsys.readouterr().err
-    assert f"{option.replace('-', '_')}='nope' is not " in told
+    assert f"{option.replace('-', '_')}='nope' isn't " in told
     assert "'qwen3" in told
 
 
@@ -176,14 +176,14 @@ def test_an_input_that_changes_meanwhile_is_no_success(engine, run, tmp_path):
     engine.on_start = staticmethod(lambda: (tmp_path / "in.jsonl").write_text(""))
     status, told, ids = run("a", "b")
     assert (status, ids) == (1, [])
-    assert told[-1].endswith("0 done, 0 failed, 0 skipped (already done), 2 left; run it again to continue")
-    assert "in.jsonl has changed" in told[-1]
+    assert told[-1].endswith("0 done, 0 failed, 0 skipped (already done), 2 left; run the command again to continue")
+    assert "in.jsonl changed during the batch" in told[-1]
 
 
 def test_mistakes_are_one_line(engine, run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for flags, message in (
-        (("--max-concurrent-requests", "0"), "max_concurrent_requests=0 is not at least 1"),
+        (("--max-concurrent-requests", "0"), "max_concurrent_requests=0 isn't at least 1"),
         (("-pp", "2"), "pipeline_parallel_size=2"),
         (("--chat-template", "/nowhere"), "/nowhere"),
         (("-i", "/nowhere"), "/nowhere can't be read"),

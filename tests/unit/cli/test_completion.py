@@ -29,7 +29,7 @@ def script(tmp_path, capsys):
 def test_a_shell_accepts_its_script(shell, script):
     path = script(shell)
     if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
+        pytest.skip(f"{shell} isn't installed")
     run = subprocess.run([shell, *CHECKS[shell], path], capture_output=True, text=True, timeout=60, check=False)
     assert (run.returncode, run.stderr) == (0, "")
 

@@ -28,5 +28,5 @@ __all__ = ["PARSERS", "CallArguments", "CallStart", "Content", "Delta", "Schemas
 def parser_named(name: str) -> type[ToolParser]:
     """Raises InvalidConfig when there is no parser of that name."""
     if name not in PARSERS:
-        raise InvalidConfig(f"tool_call_parser={name!r}: there are {', '.join(PARSERS)}")
+        raise InvalidConfig(f"tool_call_parser={name!r} isn't one of {', '.join(PARSERS)}")
     return PARSERS[name]

@@ -112,11 +112,11 @@ def test_two_runs_cannot_write_one_output(tmp_path, requests):
     with ResultFile(path, requests.line_numbers) as first:
         first.begin()
         first.append(failed("a"))
-        with pytest.raises(InvalidInput, match="another process is writing it"):
+        with pytest.raises(InvalidInput, match="another process is writing to it"):
             ResultFile(path, requests.line_numbers)
     with ResultFile(path, requests.line_numbers) as second:
         second.begin()  # a file of its own now has the name
-        with pytest.raises(InvalidInput, match="another process is writing it"):
+        with pytest.raises(InvalidInput, match="another process is writing to it"):
             ResultFile(path, requests.line_numbers)
     append(path, requests, answered("a"))
 
@@ -124,11 +124,11 @@ def test_two_runs_cannot_write_one_output(tmp_path, requests):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("notes of somebody's\n", "line 1: not a result"),
-        ("notes of somebody's", "line 1: not a result"),
-        ('{"id":"x","custom_id":"a","error":null}\n{"custom_id":"b"}\n', "line 2: not a result"),
-        ('{"id":"x","custom_id":"z","error":null}\n', "line 1: the result of 'z', which is not in the input"),
-        ('{"id":"x","custom_id":"a","error":null}\n' * 2, "line 2: a second result of 'a'"),
+        ("notes of somebody's\n", "line 1, isn't a result"),
+        ("notes of somebody's", "line 1, isn't a result"),
+        ('{"id":"x","custom_id":"a","error":null}\n{"custom_id":"b"}\n', "line 2, isn't a result"),
+        ('{"id":"x","custom_id":"z","error":null}\n', "line 1, is the result of 'z', which isn't in the input"),
+        ('{"id":"x","custom_id":"a","error":null}\n' * 2, "line 2, is a second result of 'a'"),
     ],
 )
 def test_a_file_that_is_not_this_batchs_output_is_left_alone(tmp_path, requests, content, message):
@@ -143,7 +143,7 @@ def test_an_output_that_cannot_be_had_is_named(tmp_path, requests):
     for path, why in (
         (tmp_path / "nowhere" / "out.jsonl", "No such file"),
         (tmp_path, "Is a directory"),
-        (Path("/dev/null"), "not a regular file"),
+        (Path("/dev/null"), "isn't a regular file"),
     ):
         with pytest.raises(InvalidInput, match=why) as raised:
             ResultFile(path, requests.line_numbers)

@@ -152,7 +152,7 @@ def test_a_line_that_is_no_request_has_a_result_that_says_so_and_the_others_are_
         ({"prompt": "1", "temprature": 1}, 400, "unrecognized request argument: temprature"),
         ({"prompt": "1", "max_tokens": "many"}, 400, "max_tokens: "),
         ({"prompt": "1", "max_tokens": 9999}, 400, "maximum context length is 64 tokens"),
-        ({"prompt": "1", "stream": True}, 400, "not supported in batches"),
+        ({"prompt": "1", "stream": True}, 400, "isn't supported in batches"),
         ({"prompt": "1", "model": "gpt"}, 404, "served here: demo, other"),
     ],
 )

@@ -601,7 +601,7 @@ def test_a_call_that_has_to_be_wins_over_what_content_has_to_be(template, choice
             tool_templates.HERMES,
             {"structured_outputs": {"grammar": 'start: "a"'}},
             "structured_outputs",
-            "structured_outputs.grammar can't be one of several alternatives",
+            "structured_outputs.grammar can't be combined with tools",
         ),
         (tool_templates.HERMES, {"structured_outputs": {"json": "[1"}}, "structured_outputs", "Expecting"),
     ],

@@ -86,5 +86,5 @@ def test_the_content_begins_where_the_reasoning_ends(text):
 
 
 def test_an_unknown_parser_is_refused_with_the_known_ones():
-    with pytest.raises(InvalidConfig, match="reasoning_parser='granite': there are deepseek_r1, qwen3"):
+    with pytest.raises(InvalidConfig, match="reasoning_parser='granite' isn't one of deepseek_r1, qwen3"):
         parser_named("granite")
