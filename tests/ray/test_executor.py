@@ -37,7 +37,7 @@ def make_executor(ray_cluster):
 
     made, groups = [], []
 
-    def make(worker_cls="fake_workers.FakeWorker", **options):
+    def make(worker_cls="fake_worker.FakeWorker", **options):
         config = make_config(worker_cls, **options)
         groups.append(ray_cluster.util.placement_group([{"CPU": 1}] * config.parallel.world_size))
         ray_cluster.get(groups[-1].ready())
@@ -58,7 +58,7 @@ def shared(request, ray_cluster):
 
     group = ray_cluster.util.placement_group([{"CPU": 1}] * NUM_WORKERS)
     ray_cluster.get(group.ready())
-    config = make_config("fake_workers.FakeWorker", transport=request.param, channel_capacity_bytes=8192)
+    config = make_config("fake_worker.FakeWorker", transport=request.param, channel_capacity_bytes=8192)
     executor = RayExecutor(config, RankIdentity(3, 5), group)
     executor.initialize()
     yield executor
@@ -236,7 +236,7 @@ def test_a_worker_that_exits_is_known_at_once(make_executor):
 
 
 def test_the_first_failing_workers_own_traceback_surfaces(make_executor):
-    executor = make_executor("fake_workers.FailsToLoad")
+    executor = make_executor("fake_worker.FailsToLoad")
     with pytest.raises(InitializationError, match=r"worker 1 .*OSError: no such tensor: lm_head") as raised:
         executor.initialize()
     assert "in load_model" in str(raised.value)
@@ -246,7 +246,7 @@ def test_the_first_failing_workers_own_traceback_surfaces(make_executor):
 
 def test_a_worker_that_dies_while_starting(make_executor):
     before = shared_memory_files()
-    executor = make_executor("fake_workers.DiesLoading")
+    executor = make_executor("fake_worker.DiesLoading")
     with pytest.raises(InitializationError, match=r"worker 1 .*died"):
         executor.initialize()
     assert not are_running(executor.worker_pids())
@@ -254,13 +254,13 @@ def test_a_worker_that_dies_while_starting(make_executor):
 
 
 def test_a_worker_class_that_does_not_exist(make_executor):
-    with pytest.raises(InitializationError, match=r"worker_cls='fake_workers.NoSuchWorker'") as raised:
-        make_executor("fake_workers.NoSuchWorker").initialize()
+    with pytest.raises(InitializationError, match=r"worker_cls='fake_worker.NoSuchWorker'") as raised:
+        make_executor("fake_worker.NoSuchWorker").initialize()
     assert isinstance(raised.value.__cause__, InvalidConfig)
 
 
 def test_starting_has_a_deadline(make_executor):
-    executor = make_executor("fake_workers.NeverStarts", init_timeout_s=0.01)
+    executor = make_executor(init_timeout_s=0.01)
     with pytest.raises(InitializationError, match=r"didn't start within init_timeout_s=0\.01"):
         executor.initialize()
 
@@ -283,7 +283,7 @@ def test_shutdown_leaves_nothing(make_executor):
 
 
 def test_shutdown_kills_who_does_not_stop(make_executor):
-    executor = make_executor("fake_workers.NeverStops", shutdown_timeout_s=0.2)
+    executor = make_executor("fake_worker.NeverStops", shutdown_timeout_s=0.2)
     executor.initialize()
     executor.shutdown()
     assert not are_running(executor.worker_pids())

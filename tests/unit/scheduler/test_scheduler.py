@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from fake_worker import FakeEngine, reference
+from fake_engine_core import FakeEngineCore, reference
 
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.messages import StepPlan, StepResult
@@ -15,7 +15,7 @@ def ints(data: bytes) -> list[int]:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_one_request(depth: int) -> None:
-    engine = FakeEngine(depth=depth)
+    engine = FakeEngineCore(depth=depth)
     seq_id = engine.submit([1, 2, 3], max_tokens=9)
     engine.run()
     assert len(engine.tokens[seq_id]) == 9
@@ -23,7 +23,7 @@ def test_one_request(depth: int) -> None:
 
 
 def test_steady_decode_sends_only_slots() -> None:
-    engine = FakeEngine()
+    engine = FakeEngineCore()
     engine.submit([1, 2], max_tokens=8)
     engine.submit([3, 4], max_tokens=8)
     for _ in range(2):
@@ -34,7 +34,7 @@ def test_steady_decode_sends_only_slots() -> None:
 
 
 def test_a_pure_decode_plan_for_256_requests_stays_under_4_kb() -> None:
-    engine = FakeEngine(num_blocks=2048, block_size=4, max_num_seqs=256, max_num_batched_tokens=2048)
+    engine = FakeEngineCore(num_blocks=2048, block_size=4, max_num_seqs=256, max_num_batched_tokens=2048)
     for i in range(256):
         engine.submit([i % 50] * 3, max_tokens=20)
     sizes = []
@@ -48,7 +48,7 @@ def test_a_pure_decode_plan_for_256_requests_stays_under_4_kb() -> None:
 
 
 def test_prompts_are_chunked_and_decodes_go_on() -> None:
-    engine = FakeEngine(max_num_batched_tokens=8)
+    engine = FakeEngineCore(max_num_batched_tokens=8)
     engine.submit([1] * 4, max_tokens=10)
     engine.step()
     engine.submit([2] * 20, max_tokens=2)
@@ -57,7 +57,7 @@ def test_prompts_are_chunked_and_decodes_go_on() -> None:
 
 
 def test_long_prefill_token_threshold() -> None:
-    engine = FakeEngine(max_num_batched_tokens=16, long_prefill_token_threshold=5)
+    engine = FakeEngineCore(max_num_batched_tokens=16, long_prefill_token_threshold=5)
     engine.submit([1] * 12)
     engine.submit([2] * 3)
     engine.run()
@@ -65,7 +65,7 @@ def test_long_prefill_token_threshold() -> None:
 
 
 def test_waiting_requests_start_in_order_as_slots_come_free() -> None:
-    engine = FakeEngine(max_num_seqs=2)
+    engine = FakeEngineCore(max_num_seqs=2)
     for _ in range(6):
         engine.submit([1, 2, 3], max_tokens=4)
     assert engine.scheduler.load().num_waiting == 6
@@ -78,7 +78,7 @@ def test_waiting_requests_start_in_order_as_slots_come_free() -> None:
 
 
 def test_priority_decides_who_starts() -> None:
-    engine = FakeEngine(max_num_seqs=1, policy="priority")
+    engine = FakeEngineCore(max_num_seqs=1, policy="priority")
     for priority in (2, 1, 0, 1):
         engine.submit([1], priority=priority, max_tokens=2)
     engine.run()
@@ -86,7 +86,7 @@ def test_priority_decides_who_starts() -> None:
 
 
 def test_preemption_takes_the_latest_and_it_goes_on_where_it_was() -> None:
-    engine = FakeEngine(num_blocks=10, enable_prefix_caching=False)
+    engine = FakeEngineCore(num_blocks=10, enable_prefix_caching=False)
     for prompt in ([1] * 4, [2] * 4, [3] * 4):
         engine.submit(prompt, max_tokens=18, prompt_logprobs=0, logprobs=0, ignore_eos=True)
     engine.run()
@@ -100,7 +100,7 @@ def test_preemption_takes_the_latest_and_it_goes_on_where_it_was() -> None:
 
 
 def test_preemption_takes_the_lowest_priority() -> None:
-    engine = FakeEngine(num_blocks=8, policy="priority", enable_prefix_caching=False)
+    engine = FakeEngineCore(num_blocks=8, policy="priority", enable_prefix_caching=False)
     engine.submit([1] * 4, max_tokens=20, priority=5)
     engine.submit([2] * 4, max_tokens=20, priority=1)
     engine.run()
@@ -109,15 +109,15 @@ def test_preemption_takes_the_lowest_priority() -> None:
 
 
 def test_tokens_in_flight_for_a_preempted_request_are_drawn_again() -> None:
-    engine = FakeEngine(num_blocks=8, depth=2, enable_prefix_caching=False)
+    engine = FakeEngineCore(num_blocks=8, depth=2, enable_prefix_caching=False)
     engine.submit([1] * 4, max_tokens=20)
     engine.submit([2] * 4, max_tokens=20)
     engine.run()
-    assert engine.worker.num_resumed > 0
+    assert engine.runner.num_resumed > 0
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
-    engine = FakeEngine()
+    engine = FakeEngineCore()
     prompt = list(range(13))
     engine.submit(prompt, max_tokens=4)
     engine.run()
@@ -129,7 +129,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
 
 
 def test_requests_of_one_step_share_their_prefix() -> None:
-    engine = FakeEngine(max_num_batched_tokens=32)
+    engine = FakeEngineCore(max_num_batched_tokens=32)
     for _ in range(3):
         engine.submit(list(range(9)), max_tokens=3)
     engine.step()
@@ -139,7 +139,7 @@ def test_requests_of_one_step_share_their_prefix() -> None:
 
 
 def test_generated_tokens_are_cached_too() -> None:
-    engine = FakeEngine()
+    engine = FakeEngineCore()
     first = engine.submit([1, 2, 3], max_tokens=14)
     engine.run()
     engine.submit([1, 2, 3, *engine.tokens[first]], max_tokens=2)
@@ -148,7 +148,7 @@ def test_generated_tokens_are_cached_too() -> None:
 
 
 def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
-    engine = FakeEngine(max_num_batched_tokens=6)
+    engine = FakeEngineCore(max_num_batched_tokens=6)
     for _ in range(2):
         engine.submit(list(range(14)), max_tokens=2, prompt_logprobs=1)
     engine.run()
@@ -157,7 +157,7 @@ def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
 
 
 def test_without_prefix_caching_nothing_is_shared() -> None:
-    engine = FakeEngine(enable_prefix_caching=False)
+    engine = FakeEngineCore(enable_prefix_caching=False)
     for _ in range(2):
         engine.submit(list(range(13)), max_tokens=2)
     engine.run()
@@ -166,7 +166,7 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
 
 
 def test_reset_prefix_cache() -> None:
-    engine = FakeEngine()
+    engine = FakeEngineCore()
     engine.submit(list(range(13)), max_tokens=2)
     engine.step()
     assert not engine.scheduler.reset_prefix_cache(), "blocks are in use"
@@ -179,7 +179,7 @@ def test_reset_prefix_cache() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_abort_frees_at_once_and_silences(depth: int) -> None:
-    engine = FakeEngine(depth=depth, max_num_seqs=2)
+    engine = FakeEngineCore(depth=depth, max_num_seqs=2)
     for _ in range(3):
         engine.submit([1, 2, 3, 4, 5], max_tokens=10)
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_abort_frees_at_once_and_silences(depth: int) -> None:
 
 
 def test_a_seq_id_can_be_used_again_after_an_abort() -> None:
-    engine = FakeEngine(depth=2)
+    engine = FakeEngineCore(depth=2)
     engine.submit([1, 2, 3], max_tokens=10, seq_id=5)
     engine.step()
     engine.abort(5)
@@ -204,7 +204,7 @@ def test_a_seq_id_can_be_used_again_after_an_abort() -> None:
 
 
 def test_aborting_everything_leaves_nothing_to_do() -> None:
-    engine = FakeEngine()
+    engine = FakeEngineCore()
     engine.submit([1, 2], max_tokens=10)
     engine.step()
     engine.abort(0)
@@ -217,7 +217,7 @@ def test_aborting_everything_leaves_nothing_to_do() -> None:
 
 
 def test_nothing_to_schedule_while_the_last_token_is_in_flight() -> None:
-    engine = FakeEngine(depth=2)
+    engine = FakeEngineCore(depth=2)
     engine.submit([1, 2], max_tokens=1)
     assert engine.scheduler.schedule() is not None
     assert engine.scheduler.schedule() is None
@@ -226,7 +226,7 @@ def test_nothing_to_schedule_while_the_last_token_is_in_flight() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"stop_token_ids": list(range(0, 50, 3))}, {"ignore_eos": True}])
 def test_stop_tokens(options: dict[str, object]) -> None:
-    engine = FakeEngine(depth=2, max_num_batched_tokens=64)
+    engine = FakeEngineCore(depth=2, max_num_batched_tokens=64)
     for seed in range(12):
         eos = list(range(seed % 4, 50, 7))
         engine.submit([seed], seed=seed, eos_token_ids=eos, max_tokens=30, min_tokens=seed % 3, **options)
@@ -236,7 +236,7 @@ def test_stop_tokens(options: dict[str, object]) -> None:
 
 
 def test_a_request_goes_on_from_another_engines_tokens() -> None:
-    engine = FakeEngine()
+    engine = FakeEngineCore()
     first = engine.submit([1, 2, 3], max_tokens=10)
     engine.run()
     tokens = engine.tokens[first]
@@ -246,7 +246,7 @@ def test_a_request_goes_on_from_another_engines_tokens() -> None:
 
 
 def test_refusals_disturb_nobody() -> None:
-    engine = FakeEngine(num_blocks=8)
+    engine = FakeEngineCore(num_blocks=8)
     seq_id = engine.submit([1, 2, 3], max_tokens=6)
     with pytest.raises(RequestTooLarge):
         engine.submit([1] * 30, max_tokens=30)
@@ -260,7 +260,7 @@ def test_refusals_disturb_nobody() -> None:
 
 
 def test_a_request_that_needs_every_block_runs() -> None:
-    engine = FakeEngine(num_blocks=8)
+    engine = FakeEngineCore(num_blocks=8)
     engine.submit([1] * 4, max_tokens=8)
     engine.submit([2] * 20, max_tokens=13)
     engine.submit([3] * 4, max_tokens=8)
@@ -268,32 +268,32 @@ def test_a_request_that_needs_every_block_runs() -> None:
 
 
 def test_a_new_request_leaves_the_running_ones_room_to_grow() -> None:
-    engine = FakeEngine(num_blocks=8, enable_prefix_caching=False)
+    engine = FakeEngineCore(num_blocks=8, enable_prefix_caching=False)
     for token in range(3):
         engine.submit([token] * 8, max_tokens=8)
     engine.step()
     load = engine.scheduler.load()
     assert (load.num_waiting, load.num_running) == (1, 2)
     engine.run()
-    assert engine.worker.num_resumed == 0
+    assert engine.runner.num_resumed == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_request_that_a_worker_fails_ends_alone(depth: int) -> None:
-    engine = FakeEngine(depth=depth, max_num_seqs=3)
+    engine = FakeEngineCore(depth=depth, max_num_seqs=3)
     failing = engine.submit([1, 2, 3], max_tokens=20)
     others = [engine.submit([4 + i, 5], max_tokens=9 + i) for i in range(4)]
-    execute = engine.worker.execute
+    execute = engine.runner.execute
 
     def fail_it(plan: StepPlan) -> StepResult:
         """From its fourth token on, with whatever token there is."""
         result, slots = execute(plan), ints(plan.slots)
-        slot = next((s for s, new in engine.worker.rows.items() if new.num_prompt_tokens == 3), None)
-        if slot in slots and len(engine.worker.known[slot]) > 6:
+        slot = next((s for s, new in engine.runner.rows.items() if new.num_prompt_tokens == 3), None)
+        if slot in slots and len(engine.runner.known[slot]) > 6:
             result.failed = [(slots.index(slot), "it is too complex")]
         return result
 
-    engine.worker.execute = fail_it
+    engine.runner.execute = fail_it
     while engine.step():
         pass
     assert engine.finished.pop(failing) == ("failed", "it is too complex")
@@ -303,14 +303,14 @@ def test_a_request_that_a_worker_fails_ends_alone(depth: int) -> None:
 
 
 def test_flush_interval_is_the_smallest_of_those_with_new_tokens() -> None:
-    engine = FakeEngine(max_num_batched_tokens=8)
+    engine = FakeEngineCore(max_num_batched_tokens=8)
     for interval in (0.5, 0.1, 0.3):
         engine.submit([1] * 6, max_tokens=3 if interval == 0.1 else 6, flush_interval_s=interval)
-    engine.run()  # FakeEngine compares at each step
+    engine.run()  # compares at each step
 
 
 def test_a_block_is_not_shared_before_its_tokens_are_known() -> None:
-    engine = FakeEngine(depth=3, block_size=1, max_num_seqs=1, num_blocks=128)
+    engine = FakeEngineCore(depth=3, block_size=1, max_num_seqs=1, num_blocks=128)
     leftovers = [0] * 12  # stay in the slot's row, where later tokens are not known yet
     engine.submit([1, 2, *leftovers], max_tokens=1)
     engine.run()
@@ -323,7 +323,7 @@ def test_a_block_is_not_shared_before_its_tokens_are_known() -> None:
 
 
 def test_preemptions_and_what_the_prefix_cache_gave_are_counted() -> None:
-    engine = FakeEngine(num_blocks=10, block_size=4, max_num_seqs=4)
+    engine = FakeEngineCore(num_blocks=10, block_size=4, max_num_seqs=4)
     engine.submit([1] * 9, max_tokens=1)
     engine.run()
     load = engine.scheduler.load()
@@ -337,12 +337,12 @@ def test_preemptions_and_what_the_prefix_cache_gave_are_counted() -> None:
         engine.submit([first] * 4, max_tokens=24)
     engine.run()
     load = engine.scheduler.load()
-    assert load.num_preemptions == engine.worker.num_resumed > 0
+    assert load.num_preemptions == engine.runner.num_resumed > 0
     assert load.prefix_cache_queries == 18 + 8, "a request that starts over isn't counted again"
 
 
 def test_requests_share_prefixes_only_with_those_of_their_salt() -> None:
-    engine = FakeEngine(max_num_seqs=8, max_num_batched_tokens=128)
+    engine = FakeEngineCore(max_num_seqs=8, max_num_batched_tokens=128)
     prompt = list(range(12))
     salts = [None, "a", "b", None, "a", "b", "c"]
     for salt in salts:

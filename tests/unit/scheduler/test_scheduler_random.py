@@ -1,11 +1,11 @@
 """Random arrivals, aborts and limits: the tokens are always those of each request alone, and the books balance.
 
-`FakeWorker` checks every context that it reads, `FakeEngine` the scheduler's invariants after every call.
+`FakeModelRunner` checks every context that it reads, `FakeEngineCore` the scheduler's invariants after every call.
 """
 
 from typing import Any
 
-from fake_worker import FakeEngine
+from fake_engine_core import FakeEngineCore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,10 +13,10 @@ from raycore.errors import RequestTooLarge
 
 
 @st.composite
-def engines(draw: st.DrawFn) -> FakeEngine:
+def engines(draw: st.DrawFn) -> FakeEngineCore:
     block_size = draw(st.sampled_from([1, 2, 4]))
     max_num_seqs = draw(st.integers(1, 6))
-    return FakeEngine(
+    return FakeEngineCore(
         num_blocks=draw(st.integers(24, 120)) // block_size,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
@@ -50,7 +50,7 @@ ABORT = st.tuples(st.just("abort"), st.integers(0, 30))
 
 @settings(max_examples=40, deadline=None)
 @given(engine=engines(), operations=st.lists(st.one_of(SUBMIT, SUBMIT, STEP, ABORT), max_size=24))
-def test_batching_changes_nothing(engine: FakeEngine, operations: list[tuple[Any, ...]]) -> None:
+def test_batching_changes_nothing(engine: FakeEngineCore, operations: list[tuple[Any, ...]]) -> None:
     for operation, *arguments in operations:
         if operation == "submit":
             submit(engine, *arguments)
@@ -69,9 +69,9 @@ def test_batching_changes_nothing(engine: FakeEngine, operations: list[tuple[Any
                 assert engine.logprobs[seq_id] == engine.tokens[seq_id]
 
 
-def submit(engine: FakeEngine, prompt: list[int], options: dict[str, Any]) -> None:
+def submit(engine: FakeEngineCore, prompt: list[int], options: dict[str, Any]) -> None:
     try:
         engine.submit(prompt, **options)
     except RequestTooLarge:
-        blocks = -(-(len(prompt) + options["max_tokens"] - 1) // engine.worker.block_size)
-        assert blocks > len(engine.worker.kv_tokens)
+        blocks = -(-(len(prompt) + options["max_tokens"] - 1) // engine.runner.block_size)
+        assert blocks > len(engine.runner.kv_tokens)

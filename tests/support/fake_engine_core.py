@@ -1,0 +1,239 @@
+"""An engine core in one thread: the real scheduler and a model runner without a model.
+
+The runner applies plans as `StepPlan` says, to a simulated KV cache that records which token was written at which
+position of which block. Before it makes a token, it reads the request's whole context back through the block table.
+A wrong block, a stale prefix, or a write to another request's block therefore fails.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+
+import msgspec
+import numpy as np
+
+from raycore.config import CacheConfig, SchedulerConfig
+from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult, TokenLogprobs
+from raycore.sampling_params import SamplingParams
+from raycore.scheduler.scheduler import Scheduler
+
+VOCAB = 50
+
+
+def next_token(context: list[int], seed: int) -> int:
+    """The fake model: any other context gives another token."""
+    return zlib.crc32(np.array([seed, *context], np.int32).tobytes()) % VOCAB
+
+
+def reference(request: EngineRequest, max_model_len: int) -> tuple[list[int], str, int | None]:
+    """(output tokens, finish reason, stop reason) of a request that runs all alone."""
+    params, context = request.params, request.prompt_token_ids + request.output_token_ids
+    new: list[int] = []
+    while True:
+        token = next_token(context, request.seed)
+        context = [*context, token]
+        new.append(token)
+        num_output = len(context) - len(request.prompt_token_ids)
+        if num_output >= params.min_tokens:
+            if token in request.eos_token_ids and not params.ignore_eos:
+                return new, "stop", None
+            if token in (params.stop_token_ids or []):
+                return new, "stop", token
+        if num_output == params.max_tokens or len(context) == max_model_len:
+            return new, "length", None
+
+
+class FakeModelRunner:
+    """Stands in for `ModelRunner`: applies plans to a simulated KV cache of `num_blocks` and checks each context."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.kv_tokens = np.full((num_blocks, block_size), -1, np.int64)
+        self.kv_positions = np.full((num_blocks, block_size), -1, np.int64)
+        self.rows: dict[int, NewRequest] = {}
+        self.known: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.blocks: dict[int, list[int]] = {}
+        self.num_resumed = 0
+        self.num_cached = 0
+        self.max_plan_bytes = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """One step, in the order that `StepPlan` gives."""
+        data = msgspec.msgpack.encode(plan)
+        plan = msgspec.msgpack.decode(data, type=StepPlan)
+        self.max_plan_bytes = max(self.max_plan_bytes, len(data))
+        for slot in plan.freed_slots:
+            for state in (self.rows, self.known, self.computed, self.blocks):
+                del state[slot]
+        for new in plan.new_requests:
+            self._take_in(new)
+        for slot, block in zip(_ints(plan.new_block_slots), _ints(plan.new_block_ids), strict=True):
+            self.blocks[slot].append(block)
+        slots = _ints(plan.slots)
+        assert len(set(slots)) == len(slots) > 0
+        counts = _ints(plan.num_tokens) or [1] * len(slots)
+        assert sorted(counts, key=lambda count: count > 1) == counts, "single tokens come first"
+        starts = [self.computed[slot] for slot in slots]
+        for slot, count in zip(slots, counts, strict=True):
+            self._write(slot, count)
+        tokens = [self._read_and_sample(slot) for slot in slots]
+        return StepResult(
+            plan.step,
+            np.array(tokens, np.int32).tobytes(),
+            logprobs=[
+                (index, TokenLogprobs([token], [-1.0], 1))
+                for index, (slot, token) in enumerate(zip(slots, tokens, strict=True))
+                if token >= 0 and self.rows[slot].params.logprobs is not None
+            ],
+            prompt_logprobs=[
+                (index, start, [TokenLogprobs([token], [-1.0], 1) for token in prompt[start : start + count]])
+                for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True))
+                if (prompt := self._prompt(slot))[start:] and self.rows[slot].params.prompt_logprobs is not None
+            ],
+        )
+
+    def _prompt(self, slot: int) -> list[int]:
+        return self.known[slot][: self.rows[slot].num_prompt_tokens]
+
+    def _take_in(self, new: NewRequest) -> None:
+        assert new.slot not in self.rows
+        self.rows[new.slot] = new
+        self.known[new.slot] = _ints(new.token_ids)
+        self.computed[new.slot] = new.num_computed_tokens
+        self.blocks[new.slot] = _ints(new.block_ids)
+        self.num_resumed += len(self.known[new.slot]) > new.num_prompt_tokens
+        self.num_cached += new.num_computed_tokens
+
+    def _write(self, slot: int, count: int) -> None:
+        start, known = self.computed[slot], self.known[slot]
+        assert start + count <= len(known), "more than is known"
+        assert -(-(start + count) // self.block_size) == len(self.blocks[slot]), "blocks exactly for what is computed"
+        for position in range(start, start + count):
+            where = self.blocks[slot][position // self.block_size], position % self.block_size
+            self.kv_tokens[where] = known[position]
+            self.kv_positions[where] = position
+        self.computed[slot] = start + count
+
+    def _read_and_sample(self, slot: int) -> int:
+        computed, known, blocks = self.computed[slot], self.known[slot], self.blocks[slot]
+        assert self.kv_positions[blocks].ravel()[:computed].tolist() == list(range(computed)), "wrong positions"
+        assert self.kv_tokens[blocks].ravel()[:computed].tolist() == known[:computed], "wrong context"
+        if computed < len(known):
+            return -1
+        known.append(next_token(known, self.rows[slot].seed))
+        return known[-1]
+
+
+class FakeEngineCore:
+    """Stands in for `EngineCore`: a scheduler and a fake model runner, with up to `depth` plans in flight."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_num_seqs: int = 4,
+        max_num_batched_tokens: int = 16,
+        max_model_len: int = 64,
+        enable_prefix_caching: bool = True,
+        policy: str = "fcfs",
+        long_prefill_token_threshold: int = 0,
+        depth: int = 1,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.scheduler = Scheduler(
+            SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, long_prefill_token_threshold),
+            CacheConfig(block_size, enable_prefix_caching, 0.9),
+            num_blocks,
+            VOCAB,
+        )
+        self.runner = FakeModelRunner(num_blocks, block_size)
+        self.depth = depth
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.requests: dict[int, EngineRequest] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, tuple[str, int | str | None]] = {}
+        self.started: dict[int, int] = {}
+        self.start_order: list[int] = []
+        self.prompt_logprobs: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[int]] = {}
+        self.aborted: set[int] = set()
+        self.plans: list[StepPlan] = []
+
+    def submit(self, prompt: list[int], *, seq_id: int | None = None, **options: object) -> int:
+        """Submit a request; what isn't an option of `EngineRequest` is a sampling parameter."""
+        seq_id = len(self.requests) if seq_id is None else seq_id
+        own = {name: options.pop(name) for name in list(options) if name in EngineRequest.__struct_fields__}
+        params = SamplingParams(temperature=1.0, **options)  # type: ignore[arg-type]
+        request = EngineRequest(seq_id, f"r{seq_id}", prompt, params, **{"seed": 7, **own})  # type: ignore[arg-type]
+        self.scheduler.submit(request)
+        self.requests[seq_id] = request
+        self.tokens[seq_id] = []
+        return seq_id
+
+    def abort(self, *seq_ids: int) -> None:
+        """Abort requests; those that have finished stay finished."""
+        self.scheduler.abort(seq_ids)
+        self.aborted |= set(seq_ids) - set(self.finished)
+
+    def step(self) -> bool:
+        """Fill the pipeline, then take in its oldest result; False when there was nothing to do."""
+        while len(self.in_flight) < self.depth and (plan := self.scheduler.schedule()) is not None:
+            self.plans.append(plan)
+            self.in_flight.append((plan, self.runner.execute(plan)))
+            self.scheduler.check_integrity()
+        if not self.in_flight:
+            return False
+        self._take_in(*self.in_flight.popleft())
+        self.scheduler.check_integrity()
+        return True
+
+    def run(self) -> None:
+        """Step until nothing is left, then check every request against the reference."""
+        for _ in range(5000):
+            if not self.step():
+                break
+        assert not self.scheduler.has_work()
+        load = self.scheduler.load()
+        assert (load.num_waiting, load.num_running, load.kv_usage) == (0, 0, 0.0)
+        for seq_id, request in self.requests.items():
+            tokens, *end = reference(request, self.max_model_len)
+            if seq_id in self.aborted:
+                assert seq_id not in self.finished
+                assert self.tokens[seq_id] == tokens[: len(self.tokens[seq_id])]
+            else:
+                assert self.tokens[seq_id] == tokens
+                assert self.finished[seq_id] == tuple(end)
+                assert seq_id in self.started
+
+    def _take_in(self, plan: StepPlan, result: StepResult) -> None:
+        outputs = self.scheduler.update(plan, result)
+        seq_ids = outputs.seq_ids.tolist()
+        assert len(set(seq_ids)) == len(seq_ids)
+        for seq_id, cached in outputs.started:
+            assert seq_id not in self.started
+            self.started[seq_id] = cached
+            self.start_order.append(seq_id)
+        for seq_id, token in zip(seq_ids, outputs.token_ids.tolist(), strict=True):
+            assert seq_id not in self.aborted
+            assert seq_id not in self.finished
+            assert seq_id in self.started
+            self.tokens[seq_id].append(token)
+        for seq_id, entry in outputs.logprobs:
+            assert entry.token_ids == [outputs.token_ids[seq_ids.index(seq_id)]]
+            self.logprobs.setdefault(seq_id, []).extend(entry.token_ids)
+        for seq_id, position, entries in outputs.prompt_logprobs:
+            seen = self.prompt_logprobs.setdefault(seq_id, [])
+            assert position == len(seen)
+            seen.extend(entry.token_ids[0] for entry in entries)
+        for end in outputs.finished:
+            assert end.seq_id in seq_ids
+            self.finished[end.seq_id] = (end.finish_reason, end.stop_reason)
+        intervals = [self.requests[seq_id].flush_interval_s for seq_id in seq_ids]
+        assert outputs.flush_interval_s == min(intervals, default=float("inf"))
+
+
+def _ints(data: bytes) -> list[int]:
+    return np.frombuffer(data, np.int32).tolist()
