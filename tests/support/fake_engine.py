@@ -1,14 +1,19 @@
-"""A `ServingEngine` without an engine: it goes on with a fixed text, token by token, through the real assembly."""
+"""A `ServingEngine` and `TraceableEngine` without ranks: continues every prompt with a fixed text, token by token.
+
+The real `OutputProcessor` turns the tokens into outputs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import numpy as np
+from metric_views import make_view
 
 from raycore.client.inputs import parse_prompts
 from raycore.client.output_processor import OutputProcessor
@@ -26,9 +31,18 @@ END_OF_TEXT = 0
 
 
 class FakeEngine:
-    """`text` is what follows every prompt, then the end of sequence. It notes what was asked for, and aborted."""
+    """Stands in for `AsyncLLM`. Records what was asked for, and which requests were aborted."""
 
-    def __init__(self, text: str = " 85 is the answer", max_model_len: int = 200) -> None:
+    def __init__(
+        self, text: str = " 85 is the answer", max_model_len: int = 200, metrics: MetricsView | None = None
+    ) -> None:
+        """
+        Args:
+            text: follows every prompt. The end of sequence comes after it.
+            metrics: what `read_metrics()` returns. None: an engine without ranks.
+        """
+        self.text = text
+        self.tokenizer = Tokenizer.from_dir(demo_model_path())
         self.unavailable_reason: str | None = None
         self.default_sampling_params: dict[str, Any] = {}
         self.max_model_len = max_model_len
@@ -40,16 +54,22 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.at_token: Callable[[int], Any] = lambda index: None
         """Called before each token; may raise, or return an awaitable."""
-        self._tokenizer = Tokenizer.from_dir(demo_model_path())
-        self._text = text
+        self.queue_s = self.step_s = 0.0
+        """How long a request waits for its first step, and how long each step takes. Nothing is waited for: these are
+        the times in the outputs' `metrics` and `trace`."""
+        self._metrics = make_view(0) if metrics is None else metrics
+        self._is_tracing = False
         self._seq_ids = itertools.count()
         self._limits = RequestLimits(VOCAB_SIZE, max_model_len, block_size=16, num_blocks=1000)
 
     def read_metrics(self) -> MetricsView:
-        return MetricsView([], {}, [], 0)
+        return self._metrics
+
+    def trace_requests(self) -> None:
+        self._is_tracing = True
 
     def get_tokenizer(self) -> Tokenizer:
-        return self._tokenizer
+        return self.tokenizer
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         self._limits.check(prompt_token_ids, sampling_params)
@@ -65,7 +85,7 @@ class FakeEngine:
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         params = sampling_params or SamplingParams()
-        (parsed,) = parse_prompts([prompt], self._tokenizer)
+        (parsed,) = parse_prompts([prompt], self.tokenizer)
         if data_parallel_rank not in (None, 0, 1):
             raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} isn't 0 or 1")
         self.cache_salts.append(parsed.cache_salt)
@@ -74,7 +94,10 @@ class FakeEngine:
         self.params.append(params)
         self.request_ids.append(request_id)
         seq_ids = [next(self._seq_ids) for _ in range(params.n)]
-        assembler = OutputProcessor(self._tokenizer)
+        arrival_s = time.monotonic()
+        steps_end_s = itertools.count(arrival_s + self.queue_s + self.step_s, self.step_s)
+        assembler = OutputProcessor(self.tokenizer, clock=itertools.chain([arrival_s], steps_end_s).__next__)
+        assembler.is_tracing = self._is_tracing
         assembler.add(request_id, None, parsed.token_ids, params, seq_ids, stream)
         self.num_underway += 1
         is_finished = False
@@ -87,6 +110,8 @@ class FakeEngine:
                         raise update.error
                     assert update.output is not None
                     is_finished = update.output.finished
+                    if update.output.trace is not None:
+                        update.output.trace.dp_rank = data_parallel_rank or 0
                     yield update.output
                 if is_finished:
                     return
@@ -97,7 +122,7 @@ class FakeEngine:
 
     def _batches(self, prompt: list[int], params: SamplingParams, seq_ids: list[int]):
         """One for each step; the sequences of a request with `n` end one step after the other."""
-        text_ids = self._tokenizer.encode(self._text, add_special_tokens=False)
+        text_ids = self.tokenizer.encode(self.text, add_special_tokens=False)
         most = min(params.max_tokens or self.max_model_len, self.max_model_len - len(prompt))
         length = most if params.ignore_eos else min(most, len(text_ids) + 1)
         for index in range(length + len(seq_ids)):
@@ -128,6 +153,7 @@ class FakeEngine:
             seq_ids=np.array([seq_id for seq_id, _ in tokens], np.int64).tobytes(),
             token_ids=np.array([token_id for _, token_id in tokens], np.int32).tobytes(),
             finished=ends,
+            steps=[(len(tokens), 0.0, self.step_s)],
         )
         if params.logprobs is not None:
             batch.logprobs = [(seq_id, _logprobs(token_id, params.logprobs)) for seq_id, token_id in tokens]
@@ -136,6 +162,7 @@ class FakeEngine:
             batch.prompt_logprobs = [(first, 1, entries)]
         if prompt:
             batch.started = [(first, 0)]
+            batch.queued = [(first, self.queue_s)]
         return batch
 
 

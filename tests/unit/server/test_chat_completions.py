@@ -67,7 +67,7 @@ def test_log_probabilities_come_with_bytes_and_the_most_likely_tokens(client, en
 
 
 def test_a_token_that_is_part_of_a_character_has_its_bytes(engine, client):
-    engine._text = "é!"
+    engine.text = "é!"
     (choice,) = client.chat(logprobs=True).json["choices"]
     spelled = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
     assert spelled.startswith("é!".encode())

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from fake_engine import FakeEngine
 from fastapi.testclient import TestClient
 from metric_views import make_view
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,14 +19,6 @@ METRIC = re.compile(r"\b(?:vllm:|raycore_|http_)\w+")
 SELECTOR = re.compile(r"((?:vllm:|raycore_|http_)\w+)\{([^}]*)\}")
 
 
-class FakeEngine:
-    unavailable_reason = None
-    max_model_len = 100
-
-    def read_metrics(self):
-        return make_view()
-
-
 def expressions() -> list[str]:
     asked = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
     return asked + [each["definition"] for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
@@ -34,7 +27,7 @@ def expressions() -> list[str]:
 @pytest.fixture(scope="module")
 def samples() -> dict[str, set[str]]:
     """The labels of each sample that there is, by name."""
-    client = TestClient(build_app(FakeEngine(), ServerOptions(("m",))))
+    client = TestClient(build_app(FakeEngine(metrics=make_view()), ServerOptions(("m",))))
     client.get("/v1/models")
     families = text_string_to_metric_families(client.get("/metrics").text)
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}

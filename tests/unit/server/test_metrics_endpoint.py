@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from fake_engine import FakeEngine
 from fastapi.testclient import TestClient
 from metric_views import make_view
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_format
@@ -14,17 +15,9 @@ from raycore.server.http_counts import HttpCounts, total
 from raycore.server.multi_process.reports import Report
 
 
-class FakeEngine:
-    unavailable_reason = None
-    max_model_len = 100
-
-    def read_metrics(self):
-        return make_view(num_running=2)
-
-
 @pytest.fixture
 def client():
-    app = build_app(FakeEngine(), ServerOptions(("m",), api_keys=("key",)))
+    app = build_app(FakeEngine(metrics=make_view(num_running=2)), ServerOptions(("m",), api_keys=("key",)))
     return TestClient(app, headers={"authorization": "Bearer key"})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from fastapi.testclient import TestClient
@@ -14,50 +14,11 @@ from opentelemetry.trace import StatusCode
 
 from raycore.cli.main import main
 from raycore.errors import RequestFailed
-from raycore.outputs import CompletionOutput, RequestOutput, RequestTrace
 from raycore.server import ServerOptions
 from raycore.server.tracing import build_traced_app, start_tracing
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
-
-
-class FakeEngine:
-    unavailable_reason = None
-    max_model_len = 100
-    default_sampling_params = {}  # noqa: RUF012
-    is_tracing = False
-    failure = None
-
-    def trace_requests(self):
-        self.is_tracing = True
-
-    def check(self, prompt_token_ids, sampling_params):
-        pass
-
-    def get_tokenizer(self):
-        return SimpleNamespace(encode=lambda text, special: [1, 2, 3], vocab_size=50)
-
-    async def generate(self, prompt, params, request_id, priority, *, stream, data_parallel_rank=None):
-        assert self.is_tracing
-        if self.failure is not None:
-            raise self.failure
-        now_s = time.monotonic()
-        steps = [(now_s - 1.5, now_s - 1.0), (now_s - 1.0, now_s - 0.5), (now_s - 0.5, now_s)]
-        yield RequestOutput(
-            request_id,
-            None,
-            [1, 2, 3],
-            [CompletionOutput(0, "abc", [7, 8, 9], finish_reason="length")],
-            finished=True,
-            metrics={"arrival_s": now_s - 2.0, "first_token_s": now_s - 1.0, "finished_s": now_s},
-            trace=RequestTrace(dp_rank=1, queue_s=0.25, num_steps=3, steps=steps),
-        )
-
-
-@pytest.fixture
-def engine():
-    return FakeEngine()
 
 
 @pytest.fixture
@@ -86,8 +47,9 @@ def seconds(span) -> float:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_is_followed_from_http_to_the_workers_steps(spans, stream):
-    answer, found = spans(body={"stream": stream})
+def test_a_request_is_followed_from_http_to_the_workers_steps(spans, engine, stream):
+    engine.queue_s, engine.step_s = 0.25, 0.5
+    answer, found = spans(body={"stream": stream}, headers={"X-data-parallel-rank": "1"})
     assert answer.status_code == 200
     (http,), (generate,) = found["POST /v1/completions"], found["generate"]
     (queue,), (prefill,), (decode,) = found["queue"], found["prefill"], found["decode"]
@@ -96,7 +58,7 @@ def test_a_request_is_followed_from_http_to_the_workers_steps(spans, stream):
     assert {span.parent.span_id for span in (queue, prefill, decode)} == {generate.context.span_id}
     phases = {prefill.context.span_id: "prefill", decode.context.span_id: "decode"}
     assert [phases[step.parent.span_id] for step in found["worker step"]] == ["prefill", "decode", "decode"]
-    assert [seconds(span) for span in (queue, prefill, decode)] == pytest.approx([0.25, 0.75, 1.0], abs=1e-3)
+    assert [seconds(span) for span in (queue, prefill, decode)] == pytest.approx([0.25, 0.5, 1.0], abs=1e-3)
     assert queue.attributes["raycore.dp_rank"] == 1
     assert decode.attributes["raycore.num_steps"] == 2
     assert abs(decode.end_time / 1e9 - time.time()) < 60
@@ -104,7 +66,8 @@ def test_a_request_is_followed_from_http_to_the_workers_steps(spans, stream):
     asked = {name: generate.attributes[f"gen_ai.{name}"] for name in ("request.model", "request.max_tokens")}
     assert asked == {"request.model": "m", "request.max_tokens": 3}
     used = {name: generate.attributes[f"gen_ai.usage.{name}"] for name in ("input_tokens", "completion_tokens")}
-    assert used == {"input_tokens": 3, "completion_tokens": 3}
+    num_prompt_tokens = len(engine.tokenizer.encode("1 + 1"))
+    assert used == {"input_tokens": num_prompt_tokens, "completion_tokens": 3}
     assert generate.attributes["gen_ai.response.finish_reasons"] == ("length",)
 
 
@@ -122,7 +85,7 @@ def test_each_prompt_has_a_span(spans):
 
 
 def test_a_failure_shows(spans, engine):
-    engine.failure = RequestFailed("3 ranks failed")
+    engine.at_token = Mock(side_effect=RequestFailed("3 ranks failed"))
     answer, found = spans()
     assert answer.status_code == 500
     (http,), (generate,) = found["POST /v1/completions"], found["generate"]

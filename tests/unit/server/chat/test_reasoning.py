@@ -77,7 +77,7 @@ def use_tokens(reasoner, folder, texts, special):
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special}
     tokenizer["added_tokens"] += [{"id": VOCAB_SIZE + i, "content": text, **flags} for i, text in enumerate(texts)]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    reasoner.engine._tokenizer = Tokenizer.from_dir(folder)
+    reasoner.engine.tokenizer = Tokenizer.from_dir(folder)
     reasoner.engine.check = lambda *_: None  # it doesn't know so many
 
 

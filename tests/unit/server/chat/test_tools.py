@@ -664,7 +664,7 @@ def with_special_tags(tmp_path_factory):
 
 def test_tags_that_are_special_tokens_reach_the_parser(with_special_tags):
     writer = Writer(CALL)
-    writer.engine._tokenizer = Tokenizer.from_dir(with_special_tags)
+    writer.engine.tokenizer = Tokenizer.from_dir(with_special_tags)
     assert calls_of(writer.choice()["message"]) == [("get_weather", '{"city": "Köln"}')]
     assert writer.engine.params[-1].skip_special_tokens is False
     plain = Writer(CALL)
@@ -675,7 +675,7 @@ def test_tags_that_are_special_tokens_reach_the_parser(with_special_tags):
 def test_grammars_have_tags_that_are_special_tokens(with_special_tags):
     def asked(template=tool_templates.HERMES, **body):
         writer = Writer('get_time", "arguments": {}}', template)
-        writer.engine._tokenizer = Tokenizer.from_dir(with_special_tags)
+        writer.engine.tokenizer = Tokenizer.from_dir(with_special_tags)
         writer.engine.check = lambda prompt_token_ids, params: None  # its model doesn't know the tags
         return constraint(writer, **body)
 
