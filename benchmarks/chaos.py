@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import median, table
+from common import fail_next_step, median, table
 
 from raycore import AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path, held_out_problems
@@ -60,8 +60,19 @@ class Fault:
     injected_s: float
     detected_s: float | None = None
     serving_s: float | None = None
+    num_outputs: dict[str, int] = field(default_factory=dict)
+    """How many outputs each stream on the rank had before the fault, by request id."""
     pauses_s: list[float] = field(default_factory=list)
     """Pauses of the streams on the rank, if another rank was serving."""
+
+
+@dataclass
+class Stream:
+    """The outputs of a streaming request."""
+
+    times_s: list[float] = field(default_factory=list)
+    dp_rank: int | None = None
+    """The rank of the latest output."""
 
 
 @dataclass
@@ -214,9 +225,10 @@ class Observer:
 
     def __init__(self, llm: AsyncLLM) -> None:
         self.faults: list[Fault] = []
-        self.streams: dict[str, list[float]] = {}
-        self._client = client = llm._client
-        note = client.on_rank_event
+        self.streams: dict[str, Stream] = {}
+        llm.trace_requests()  # so that each output says which rank it comes from
+        self._clients = llm.clients
+        note = self._clients.on_rank_event
 
         def on_rank_event(event):
             if isinstance(event, RanksLost):
@@ -228,7 +240,7 @@ class Observer:
                 for fault in self._open(event.dp_rank):
                     fault.serving_s = time.monotonic()
 
-        client.on_rank_event = on_rank_event
+        self._clients.on_rank_event = on_rank_event
 
     def _open(self, dp_rank: int) -> list[Fault]:
         return [fault for fault in self.faults if fault.dp_rank == dp_rank and fault.serving_s is None]
@@ -240,15 +252,17 @@ class Observer:
     def serving(self) -> list[int]:
         """Ranks that are serving."""
         broken = {fault.dp_rank for fault in self.faults if fault.serving_s is None}
-        return [rank for rank in self._client.links() if rank not in broken]
+        return [rank for rank in self._clients.links() if rank not in broken]
 
-    def streams_on(self, dp_rank: int) -> list[str]:
-        with self._client._lock:
-            return [r for r in self._client._requests.on_ranks([dp_rank]) if self.streams.get(r)]
+    def num_outputs_on(self, dp_rank: int) -> dict[str, int]:
+        """How many outputs each stream on this rank has, by request id. Includes streams that have finished."""
+        # a copy: the event loop's thread adds streams
+        streams = list(self.streams.items())
+        return {request_id: len(stream.times_s) for request_id, stream in streams if stream.dp_rank == dp_rank}
 
 
 async def run_all(
-    llm: AsyncLLM, requests, concurrency: int, streams: dict[str, list[float]], first_id: int = 0
+    llm: AsyncLLM, requests, concurrency: int, streams: dict[str, Stream], first_id: int = 0
 ) -> list[Any]:
     """The result of each request, or its error."""
     gate = asyncio.Semaphore(concurrency)
@@ -263,7 +277,9 @@ async def run_all(
                 async for output in llm.generate(prompt, params, request_id):
                     last = output
                     if is_stream:
-                        streams.setdefault(request_id, []).append(time.monotonic())
+                        stream = streams.setdefault(request_id, Stream())
+                        stream.times_s.append(time.monotonic())
+                        stream.dp_rank = None if output.trace is None else output.trace.dp_rank
                 results[index] = Result.of(last)
             except Exception as error:
                 results[index] = error
@@ -289,38 +305,26 @@ async def inject(llm: AsyncLLM, nodes: Nodes | OneNode, observer: Observer, inte
 
 def break_rank(llm: AsyncLLM, nodes: Nodes | OneNode, observer: Observer, kind: str, dp_rank: int) -> None:
     info = next(info for info in llm.engine_infos if info.dp_rank == dp_rank)
-    affected = {request_id: len(observer.streams[request_id]) for request_id in observer.streams_on(dp_rank)}
-    fault = Fault(kind, dp_rank, time.monotonic())
+    fault = Fault(kind, dp_rank, time.monotonic(), num_outputs=observer.num_outputs_on(dp_rank))
     observer.faults.append(fault)
-    fault.affected = affected  # type: ignore[attr-defined]
     pid = info.worker_pids[0] if "worker" in kind else info.pid
     if kind.startswith("kill"):
         os.kill(pid, signal.SIGKILL)
     elif kind.startswith("stop"):
         os.kill(pid, signal.SIGSTOP)
     elif kind == "raise in a step":
-        actor = llm._manager.ranks[dp_rank].actor
-        actor.utility.remote("collective_rpc", (fail_next_step, None, (), {}), {}, 10.0)
+        fail_next_step(llm, dp_rank)
     else:
         assert isinstance(nodes, Nodes)
         nodes.remove(info.node_id)
 
 
-def fail_next_step(worker: Any) -> None:
-    """In a worker: have its next step raise."""
-
-    def execute_model(plan: Any) -> None:
-        raise RuntimeError("a fault was injected")
-
-    worker.execute_model = execute_model
-
-
 def note_pauses(observer: Observer) -> None:
     for fault in observer.faults:
-        for request_id, count in fault.affected.items():  # type: ignore[attr-defined]
-            times = observer.streams[request_id]
-            if count < len(times):
-                fault.pauses_s.append(times[count] - times[count - 1])
+        for request_id, count in fault.num_outputs.items():
+            times_s = observer.streams[request_id].times_s
+            if count < len(times_s):
+                fault.pauses_s.append(times_s[count] - times_s[count - 1])
 
 
 def percentile(values: list[float], percent: float) -> float:
@@ -415,7 +419,7 @@ def report(dp, observer, comparison: Comparison, cold_start_s, elapsed_s, left) 
     killed = [f.serving_s - f.injected_s for f in faults if f.serving_s and f.kind in TOLD_AT_ONCE]
     pauses = [pause for fault in faults for pause in fault.pauses_s]
     killed_pauses = [pause for fault in faults if fault.kind in TOLD_AT_ONCE for pause in fault.pauses_s]
-    gaps = [b - a for times in observer.streams.values() for a, b in itertools.pairwise(times)]
+    gaps = [b - a for stream in observer.streams.values() for a, b in itertools.pairwise(stream.times_s)]
     rows = [
         ["", f"DP {dp}"],
         ["requests", comparison.num_results],

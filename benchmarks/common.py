@@ -1,4 +1,4 @@
-"""Helpers of the benchmarks: child processes that report one JSON object, medians, tables."""
+"""Helpers of the benchmarks: child processes that report one JSON object, faults, medians, tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from raycore.errors import RaycoreError
+
+if TYPE_CHECKING:
+    from raycore import LLM, AsyncLLM
 
 MARK = "@result "
 """Marks the lines of a child's output that hold its report. Other output is ignored."""
@@ -48,6 +54,23 @@ def run_child(
     if child.returncode or len(fields) == 1:
         raise RuntimeError(f"the child exited with status {child.returncode}:\n{child.stdout[-3000:]}")
     return fields
+
+
+def fail_next_step(llm: LLM | AsyncLLM, dp_rank: int) -> None:
+    """Have the next step of a rank raise. All of the rank's processes must be on this machine."""
+    pids = next(info.worker_pids for info in llm.engine_infos if info.dp_rank == dp_rank)
+
+    # a nested function, which is pickled by value: workers can't import this module
+    def replace_execute_model(worker: Any) -> None:
+        def execute_model(plan: Any) -> None:
+            raise RuntimeError("a fault was injected")
+
+        if os.getpid() in pids:
+            worker.execute_model = execute_model
+
+    # every rank gets the call at once; this one may fail before it answers, and another one may be broken already
+    with suppress(RaycoreError, RuntimeError, TimeoutError):
+        llm.collective_rpc(replace_execute_model, timeout=10.0)
 
 
 def median(values: Sequence[float]) -> float:

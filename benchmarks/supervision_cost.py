@@ -10,15 +10,25 @@ from __future__ import annotations
 
 import argparse
 import time
+from unittest.mock import patch
 
 from common import median, table
 
 from raycore import LLM, SamplingParams
+from raycore.cluster.supervisor import Supervisor
 from raycore.demo import demo_model_path, held_out_problems
 
 AT_MOST = 1.02
 SETTLES_S = 15.0
 """Time for standbys to start and become idle."""
+
+
+class Unwatched(Supervisor):
+    """Announces the ranks and then watches nothing."""
+
+    def start(self) -> None:
+        super().start()
+        self.stop()
 
 
 def main() -> None:
@@ -30,8 +40,9 @@ def main() -> None:
     args = parser.parse_args()
     options = {"data_parallel_size": args.dp, "num_threads": 1, "use_tqdm_on_load": False}
     rates: dict[str, list[float]] = {"on": [], "off": []}
-    with LLM(args.checkpoint, **options) as watched, LLM(args.checkpoint, **options) as unwatched:
-        unwatched._supervisor.stop()
+    with patch("raycore.llm.Supervisor", Unwatched):
+        unwatched = LLM(args.checkpoint, **options)
+    with unwatched, LLM(args.checkpoint, **options) as watched:
         engines = {"on": watched, "off": unwatched}
         time.sleep(SETTLES_S)
         for number in range(args.rounds + 1):

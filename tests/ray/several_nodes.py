@@ -15,7 +15,6 @@ import time
 import ray
 from ray.cluster_utils import Cluster
 
-from placement.reserve import bundle_nodes
 from raycore import LLM, SamplingParams
 from raycore.demo import demo_model_path, held_out_problems
 
@@ -44,7 +43,7 @@ def wait_until_moved(llm: LLM, dp_rank: int, old_node: str) -> None:
     deadline_s = time.monotonic() + 60
     while True:
         infos = {info.dp_rank: info.node_id for info in llm.engine_infos}
-        if dp_rank in llm._client.links() and infos.get(dp_rank, old_node) != old_node:
+        if dp_rank in llm.clients.links() and infos.get(dp_rank, old_node) != old_node:
             return
         assert time.monotonic() < deadline_s, "the rank isn't replaced"
         time.sleep(0.1)
@@ -89,8 +88,8 @@ def main() -> None:
 
     # two workers and the engine, on two nodes: their channel crosses nodes, and so do their sums
     with LLM(demo_model_path(), tensor_parallel_size=2, placement_strategy="span", **LIMITS) as llm:
-        (rank,) = llm._manager.ranks.values()
-        assert len(set(bundle_nodes(rank.group))) == 2
+        (rank,) = llm.ranks
+        assert len(rank.node_ids) == 2
         check(llm)
     print("a rank spans nodes", flush=True)
 

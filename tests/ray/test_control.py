@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from engine_probe import control_pid, wait_until_reachable
 from number_formats import DTYPE
 
 from raycore import LLM, EngineDeadError, SamplingParams
@@ -27,20 +28,13 @@ ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(ray_cluster):
     with LLM(demo_model_path(), engine_name="demo", **LIMITS) as llm:
-        wait_for_control(llm)
+        wait_until_reachable(llm)
         yield llm
 
 
 @pytest.fixture(scope="module")
 def address(ray_cluster) -> str:
     return ray_cluster.get_runtime_context().gcs_address
-
-
-def wait_for_control(llm: LLM) -> None:
-    deadline_s = time.monotonic() + 30
-    while llm._control._pid is None or not llm._control._pid.done():
-        assert time.monotonic() < deadline_s, "there is no control actor"
-        time.sleep(0.05)
 
 
 def start(address: str, command: str, *arguments: str) -> subprocess.Popen[str]:
@@ -183,7 +177,7 @@ def test_requests_that_were_aborted_are_not_shown(llm):
     while llm.ranks[0].num_running != 4:
         assert time.monotonic() < deadline_s, llm.ranks
         time.sleep(0.01)
-    llm._client.abort_all()
+    llm.clients.abort_all()
     assert (llm.ranks[0].num_running, llm.ranks[0].num_waiting, llm.ranks[0].kv_usage) == (0, 0, 0.0)
     thread.join(20)
     assert failure.is_set()
@@ -191,18 +185,20 @@ def test_requests_that_were_aborted_are_not_shown(llm):
 
 def test_a_control_actor_that_dies_is_replaced_and_the_engine_serves_on(llm, address, monkeypatch):
     monkeypatch.setattr("raycore.control.program._RETRY_S", 0.1)
-    control = llm._control._pid
-    os.kill(control.result(), signal.SIGKILL)
+    old_pid = control_pid(llm.name)
+    assert old_pid is not None
+    os.kill(old_pid, signal.SIGKILL)
     deadline_s = time.monotonic() + 30
-    while llm._control._pid is control or not llm._control._pid.done():
+    while control_pid(llm.name) in (None, old_pid):
         assert time.monotonic() < deadline_s, "there is no other control actor"
         time.sleep(0.05)
+    wait_until_reachable(llm)
     assert [rank["state"] for rank in ranks_of(address)] == ["serving"]
 
 
 def test_one_of_several_has_to_be_named_and_a_name_is_taken_once(llm, address, caplog):
     with LLM(demo_model_path(), **LIMITS) as other, LLM(demo_model_path(), engine_name="demo", **LIMITS) as late:
-        wait_for_control(other)
+        wait_until_reachable(other)
         code, _, stderr = raycore(address, "status")
         assert code == 1
         assert f"--name {' | '.join(sorted(['demo', other.name]))}" in stderr
@@ -217,7 +213,7 @@ def test_one_of_several_has_to_be_named_and_a_name_is_taken_once(llm, address, c
 
 def test_a_failed_engine_says_so(ray_cluster, address):
     with LLM(demo_model_path(), engine_name="doomed", max_rank_restarts=0, **LIMITS) as doomed:
-        wait_for_control(doomed)
+        wait_until_reachable(doomed)
         os.kill(doomed.engine_infos[0].pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError):
             doomed.wait_for_completion_or_failure(timeout_s=10)
@@ -236,9 +232,9 @@ def test_a_program_that_is_stopped_keeps_nobody_waiting_and_one_that_is_killed_l
     code = f"""
 import time
 from raycore import LLM
+from engine_probe import wait_until_reachable
 llm = LLM({str(demo_model_path())!r}, engine_name="stopped", **{LIMITS!r})
-while llm._control._pid is None or not llm._control._pid.done():
-    time.sleep(0.05)
+wait_until_reachable(llm)
 print("reachable", flush=True)
 time.sleep(100)
 """
@@ -259,30 +255,42 @@ time.sleep(100)
     wait_until_unlisted(ray_cluster, "stopped")
 
 
+def is_listed(ray, name: str) -> bool:
+    """Whether the engine has a control actor, which may still be starting."""
+    return {"namespace": NAMESPACE, "name": f"{ACTOR_PREFIX}{name}"} in ray.util.list_named_actors(True)
+
+
 def wait_until_unlisted(ray, name: str) -> None:
     deadline_s = time.monotonic() + 20
-    while {"namespace": NAMESPACE, "name": f"{ACTOR_PREFIX}{name}"} in ray.util.list_named_actors(True):
+    while is_listed(ray, name):
         assert time.monotonic() < deadline_s, "the actor is still there"
         time.sleep(0.01)  # Ray's tables lag behind its processes
+
+
+def control_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "raycore-control"}
 
 
 @pytest.mark.parametrize("moment", ["before its process is asked for", "while it starts", "when it is there"])
 def test_shutdown_leaves_no_control_actor(ray_cluster, moment, monkeypatch):
     if moment == "before its process is asked for":
         monkeypatch.setattr("raycore.control.program._DELAY_S", 60.0)
+    threads_before = control_threads()
     llm = LLM(demo_model_path(), engine_name="short", **LIMITS)
+    assert len(control_threads() - threads_before) == 1
     pid = None
     if moment == "while it starts":
         deadline_s = time.monotonic() + 30
-        while llm._control._pid is None:
+        while not is_listed(ray_cluster, "short"):
             assert time.monotonic() < deadline_s, "no process is asked for"
             time.sleep(0.001)
     elif moment == "when it is there":
-        wait_for_control(llm)
-        pid = llm._control._pid.result()
+        wait_until_reachable(llm)
+        pid = control_pid("short")
+        assert pid is not None
     llm.shutdown()
     assert llm.ranks == []
-    assert not llm._control._thread.is_alive()
+    assert control_threads() <= threads_before
     assert pid is None or not is_running(pid)
     wait_until_unlisted(ray_cluster, "short")
     with pytest.raises(EngineDeadError, match="shut down"):

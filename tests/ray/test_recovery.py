@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_probe import standby_pids
 from number_formats import BATCH_INVARIANT, DTYPE
 
 from raycore import (
@@ -71,7 +72,7 @@ def killing(pid: int, after_s: float, number: int = signal.SIGKILL):
 
 def wait_for_ranks(llm, num_ranks: int) -> None:
     deadline_s = time.monotonic() + 30
-    while len(llm.engine_infos) < num_ranks or len(llm._client.utility("load", ())) < num_ranks:
+    while len(llm.engine_infos) < num_ranks or len(llm.clients.links()) < num_ranks:
         assert time.monotonic() < deadline_s, "the rank doesn't come back"
         time.sleep(0.05)
 
@@ -80,7 +81,7 @@ def wait_for_other(llm, dp_rank: int, old_pid: int) -> None:
     deadline_s = time.monotonic() + 30
     while True:
         info = next((info for info in llm.engine_infos if info.dp_rank == dp_rank), None)
-        if info is not None and info.pid != old_pid and dp_rank in llm._client.links():
+        if info is not None and info.pid != old_pid and dp_rank in llm.clients.links():
             return
         assert time.monotonic() < deadline_s, "the rank doesn't come back"
         time.sleep(0.01)
@@ -115,9 +116,11 @@ def test_the_results_are_those_of_an_undisturbed_run(llm, expected, victim, numb
 
 
 def test_an_exception_in_a_step_costs_no_request(llm, expected):
+    # not at the top: workers import this module, and they can't import benchmarks
+    from common import fail_next_step
+
     wait_for_ranks(llm, 2)
-    actor = llm._manager.ranks[0].actor
-    timer = threading.Timer(0.4, lambda: actor.utility.remote("collective_rpc", (_fail, None, (), {}), {}, 10.0))
+    timer = threading.Timer(0.4, fail_next_step, [llm, 0])
     timer.start()
     outputs = llm.generate(*mixed_requests(), use_tqdm=False)
     timer.join()
@@ -133,15 +136,8 @@ def test_a_request_that_cannot_be_decoded_fails_alone(llm, monkeypatch):
     with pytest.raises(RequestFailed, match="Expected `int`, got `float`") as failure:
         llm.generate(["27 + 58 ="] * 4, params, use_tqdm=False, priority=[0, 1.5, 0, 0])
     assert [output and output.outputs[0].text for output in failure.value.outputs] == [" 85", None, " 85", " 85"]
-    llm._client.utility("check_health", ())
+    llm.check_health()
     assert [info.pid for info in llm.engine_infos] == pids
-
-
-def _fail(worker):
-    def execute_model(plan):
-        raise RuntimeError("a fault was injected")
-
-    worker.execute_model = execute_model
 
 
 def test_what_workers_have_loaded_is_not_the_garbage_collectors_business(llm):
@@ -170,14 +166,11 @@ def test_the_only_rank_dies_and_its_stream_goes_on(ray_cluster, mode):
 def test_a_standby_takes_the_place_of_a_dead_rank(ray_cluster):
     options = {"data_parallel_size": 2, "executor_backend": "ray", "standby_delay_s": 0.0}
     with LLM(demo_model_path(), **options, **LIMITS) as llm:
-        standbys = llm._manager._standbys
         for _ in range(2):
             deadline_s = time.monotonic() + 60
-            while not standbys._ready:
+            while not (waiting := standby_pids(llm)):
                 assert time.monotonic() < deadline_s, "there is no standby"
                 time.sleep(0.05)
-            (standby,) = standbys._ready.values()
-            waiting = standby._pids
             assert {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in waiting} == {"T"}
             os.kill(llm.engine_infos[1].pid, signal.SIGKILL)
             wait_for_other(llm, 1, llm.engine_infos[1].pid)
@@ -266,7 +259,7 @@ def test_scaling_under_load_loses_nothing(ray_cluster):
         try:
             llm.scale(3)
             assert [info.dp_rank for info in llm.engine_infos] == [0, 1, 2]
-            assert len(llm._client.utility("load", ())) == 3
+            assert llm.collective_rpc("dtype_name") == [DTYPE] * 3
             with pytest.raises(PlacementShortage, match="CPU"):
                 llm.scale(60)
             llm.scale(1, drain_timeout_s=0.3)

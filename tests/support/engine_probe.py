@@ -1,0 +1,50 @@
+"""What the tests of running engines observe beyond the interface of `LLM` and `AsyncLLM`.
+
+Those tests read no private attributes of an engine. What can't be observed otherwise is read here.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ray.exceptions import RayError
+
+from raycore import LLM, AsyncLLM
+from raycore.control.commands import ACTOR_PREFIX, NAMESPACE
+from raycore.control.remote import RemoteEngine
+from raycore.errors import ControlError
+from raycore.ray_api import find_actor, get
+
+_REACHABLE_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 5.0
+
+
+def wait_until_reachable(llm: LLM | AsyncLLM) -> None:
+    """Wait until other processes of the cluster can ask for the engine's status and control it.
+
+    Raises:
+        TimeoutError: they can't after 30 s.
+    """
+    deadline_s = time.monotonic() + _REACHABLE_TIMEOUT_S
+    while True:
+        try:
+            RemoteEngine(llm.name).status()
+            return
+        except ControlError as error:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"engine {llm.name} can't be reached: {error}") from error
+        time.sleep(0.05)
+
+
+def control_pid(name: str) -> int | None:
+    """The process id of an engine's control actor; None if there is no such actor, or it doesn't answer."""
+    try:
+        return get(find_actor(f"{ACTOR_PREFIX}{name}", NAMESPACE).pid.remote(), timeout_s=_ANSWER_TIMEOUT_S)
+    except (ValueError, RayError):
+        return None
+
+
+def standby_pids(llm: LLM | AsyncLLM) -> list[int]:
+    """The process ids of the engine's standbys that wait on this node; empty while none is ready."""
+    standbys = llm._manager._standbys
+    return [pid for standby in list(standbys._ready.values()) for pid in standby._pids]
