@@ -26,6 +26,7 @@ from raycore.cluster.lean_ray import start_lean_ray
 from raycore.config import EngineConfig, resolve
 from raycore.demo import demo_model_path
 from raycore.executor.ray_executor import RayExecutor
+from raycore.worker.rank import RankIdentity
 
 ARGUMENT = b"x" * 2000
 PEER_SETTLES_S = 1.5
@@ -74,7 +75,7 @@ class Engine:
     def __init__(self, num_workers: int, wait: str) -> None:
         self._group = ray.util.placement_group([{"CPU": 1}] * num_workers)
         ray.get(self._group.ready())
-        self.executor = RayExecutor(make_config(num_workers, wait), 0, self._group, num_workers)
+        self.executor = RayExecutor(make_config(num_workers, wait), RankIdentity(0, num_workers), self._group)
         self.executor.initialize()
 
     def measure(self, num_calls: int) -> list[float]:

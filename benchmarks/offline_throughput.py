@@ -6,6 +6,8 @@ OpenMP). Each run is a new process that warms up, then times every shape `--repe
 all timings. Both engines use `dtype="auto"` unless `--dtype` is given: on a processor without bfloat16 instructions,
 raycore then computes in float32 and vLLM in bfloat16, and `--peer-dtype float32` makes vLLM faster.
 
+A checkpoint needs at least 8,000 token ids and positions for 2,048 tokens; the bundled model has fewer of both.
+
     python benchmarks/offline_throughput.py --peer-python PEER/bin/python CHECKPOINT [CHECKPOINT ...]
 """
 
