@@ -29,9 +29,6 @@ def end(mark="is at its end"):
 """
 
 ENDS = {
-    "LLM": (0, "llm = LLM(MODEL, **OPTIONS)\nend()"),
-    "LLM, two workers": (0, "llm = LLM(MODEL, tensor_parallel_size=2, **OPTIONS)\nend()"),
-    "AsyncLLM": (0, "llm = AsyncLLM(MODEL, **OPTIONS)\nend()"),
     "AsyncLLM, two workers": (0, "llm = AsyncLLM(MODEL, tensor_parallel_size=2, **OPTIONS)\nend()"),
     "an exit status": (3, "llm = LLM(MODEL, **OPTIONS)\nend()\nsys.exit(3)"),
     "a waiting thread": (

@@ -37,7 +37,8 @@ _MODULES = (
     "raycore.executor.inline",
     "raycore.worker.worker",
 )
-"""Modules to import. None may declare an actor class: Ray draws an id for each, and all workers would then draw the same.
+"""Modules to import. None may declare an actor class: Ray draws a random id for it, and all workers would then draw the
+same ids.
 """
 
 
