@@ -1,6 +1,7 @@
-"""The engine core of one rank: schedule, execute, update. Depends on neither Ray nor torch.
+"""The engine of one data-parallel rank: schedules steps, executes them, and updates requests from the results.
 
-`EngineCore` joins a scheduler and an executor. `run_loop` feeds it from a mailbox.
+`EngineCore` connects a scheduler to an executor. `run_loop` applies the commands in a mailbox, runs steps, and puts
+their outputs into the mailbox. This module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -28,21 +29,23 @@ from raycore.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
-"""How often an idle loop wakes up. Commands and failures wake it at once."""
+"""Maximum time in seconds that an idle loop sleeps. A command or a failure wakes the loop at once."""
 _GRAMMARS_WAIT_S = 0.002
-"""The same while requests wait for their grammars and there is nothing else to do."""
+"""Maximum time in seconds that the loop sleeps while requests wait for their grammars and no other request has work."""
 
 
 class EngineCore:
-    """One data-parallel rank's scheduler and workers."""
+    """The scheduler and the workers of one data-parallel rank."""
 
     def __init__(self, config: EngineConfig, executor: Executor, rendezvous: str | None = None) -> None:
-        """Start the workers, size the KV cache by their free memory, and allocate it.
+        """Start the workers, choose the size of the KV cache, and allocate the cache. If that fails, stop the workers.
 
-        `rendezvous`: where the workers of ranks that share experts meet; None if ranks share none.
+        Args:
+            rendezvous: the address `tcp://host:port` at which the workers of ranks that share experts connect to each
+                other; None if ranks share no experts.
 
         Raises:
-            InitializationError: a worker failed. No worker is left running.
+            InitializationError: a worker failed to start.
             InvalidConfig: the free memory can't hold one request of `max_model_len` tokens.
         """
         self.config = config
@@ -64,10 +67,10 @@ class EngineCore:
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
         """(plan, pending result, time of planning) of each step in flight, oldest first."""
         self._arrived_s: dict[int, float] = {}
-        """By seq_id: the arrival times of requests that haven't started."""
+        """Arrival times by seq_id, of requests whose first step has no result yet."""
         self._step_started_s: float | None = None
         self._plan: StepPlan | None = None
-        """The plan that is being executed or waited for. The log describes it if the step fails."""
+        """The plan of the current step, which the log describes if the step fails. None before the plan is made."""
         logger.info(
             "the KV cache holds %d tokens (%d blocks of %d)",
             self.num_blocks * config.cache.block_size,
@@ -79,7 +82,7 @@ class EngineCore:
         """Add a request.
 
         Raises:
-            InvalidRequest: the request can never run. Other requests are not affected.
+            InvalidRequest: the request is invalid or could never run. Other requests are not affected.
         """
         asked = request.params.structured_outputs
         self.scheduler.submit(request, is_held=asked is not None)
@@ -95,27 +98,28 @@ class EngineCore:
             self._arrived_s.pop(seq_id, None)
 
     def abort_client(self, client: int) -> None:
-        """Abort all requests of a client. They produce no more outputs."""
+        """Abort all requests of the client with the index `client`. They produce no more outputs."""
         self.abort(self.scheduler.seq_ids_of(client))
 
     def release_prepared(self) -> None:
-        """Release requests whose grammars the workers have compiled to the scheduler. Call it before each step."""
+        """Let the scheduler start requests whose grammars are ready or took too long. Call this before each step."""
         self.scheduler.release(self._grammars.take_done())
 
     def idle_wait_s(self) -> float:
-        """How long an idle loop may sleep, in seconds."""
+        """The maximum time in seconds that the loop may sleep without work. Shorter while grammars are compiled."""
         return _GRAMMARS_WAIT_S if self._grammars else IDLE_WAIT_S
 
     def step(self) -> StepOutputs | None:
-        """Schedule a step, and return the outputs of the oldest step in flight.
+        """Start the next step if there is one. Then wait for the oldest step in flight, and return its outputs.
 
-        Returns None if there is nothing to do, or if another step can be scheduled before waiting for this one.
+        Returns None without waiting if no step is in flight, or if a step was started and another may be started before
+        its result arrives.
         """
         with self._reported(), self._timed():
             return self._step()
 
     def step_age_s(self) -> float:
-        """Seconds since the current step began; 0 between steps. May be called from any thread."""
+        """Seconds since the current step began; 0 if no step is running. May be called from any thread."""
         started_s = self._step_started_s
         return 0.0 if started_s is None else time.monotonic() - started_s
 
@@ -130,7 +134,7 @@ class EngineCore:
 
     @contextmanager
     def _reported(self) -> Generator[None, None, None]:
-        """Log the state of the engine if the step fails."""
+        """Log the engine's state if the body of the `with` statement raises."""
         self._plan = None
         try:
             yield
@@ -149,7 +153,7 @@ class EngineCore:
         if not self._in_flight:
             return None
         if plan is not None and len(self._in_flight) < self.executor.max_concurrent_batches:
-            return None  # the workers are busy with a step: plan the next one before waiting for it
+            return None  # the workers are busy: plan another step before waiting for a result
         plan, pending, planned_s = self._in_flight.popleft()
         self._plan = plan
         return self._update(plan, pending.result(self.config.executor.execute_timeout_s), planned_s)
@@ -161,9 +165,12 @@ class EngineCore:
         return outputs
 
     def lockstep_step(self) -> tuple[StepOutputs | None, bool]:
-        """Run one step of a wave, from the plan to the result. It is a dummy step if there is nothing to schedule.
+        """Plan and execute one step of a wave (see `waves`), and wait for its result.
 
-        Returns: its outputs, and whether any of the engines that share experts had a token to compute.
+        If this engine has nothing to compute, the step is a dummy step.
+
+        Returns: the step's outputs (None for a dummy step), and whether any of the engines that share experts had a
+        token to compute.
         """
         with self._reported():
             plan = self._plan = self.scheduler.schedule()
@@ -178,10 +185,10 @@ class EngineCore:
             return self._update(plan, result, planned_s), result.is_anyone_busy
 
     def dummy_step(self, timeout_s: float | None = None) -> bool:
-        """Run a step without a token. Engines that share experts with this one can't step without it.
+        """Run a step in which this engine has no token. Engines that share experts can only run a step all together.
 
         Args:
-            timeout_s: how long to wait for the other engines; None: `execute_timeout_s`.
+            timeout_s: how long to wait for the other engines, in seconds; None: `execute_timeout_s`.
 
         Returns: whether any of the engines had a token to compute.
 
@@ -193,21 +200,21 @@ class EngineCore:
             return self.executor.execute_dummy_batch().result(timeout_s).is_anyone_busy
 
     def has_work(self) -> bool:
-        """Whether any request is waiting, running or in flight. Requests that wait for grammars don't count."""
+        """Whether a request waits or runs, or a step is in flight. Requests that wait for grammars don't count."""
         return bool(self._in_flight) or self.scheduler.has_work()
 
     def load(self) -> LoadView:
-        """Waiting and running requests, and the share of the KV cache in use."""
+        """The numbers of waiting and running requests, the share of the KV cache in use, and counters."""
         return self.scheduler.load()
 
     def shutdown(self) -> None:
         """Stop the workers. Idempotent."""
         self.executor.shutdown()
 
-    # ---- utilities, which clients call by name
+    # ---- utilities: methods that clients call by name
 
     def utility_reset_prefix_cache(self) -> bool:
-        """Clear the prefix cache. Does nothing and returns False while any request runs."""
+        """Clear the prefix cache. Does nothing and returns False if a request is running."""
         return self.scheduler.reset_prefix_cache()
 
     def utility_collective_rpc(
@@ -217,15 +224,15 @@ class EngineCore:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """`Executor.collective_rpc` on this rank's workers."""
+        """Call `Executor.collective_rpc` on this rank's workers, and return the result."""
         return self.executor.collective_rpc(method, timeout, args, kwargs)
 
     def utility_check_health(self) -> None:
-        """Raise the workers' failure if there was one, or if they don't answer in time."""
+        """Raise an error if a worker has failed or died, or doesn't answer in time."""
         self.executor.check_health()
 
     def utility_load(self) -> LoadView:
-        """The rank's load."""
+        """The same as `load()`."""
         return self.load()
 
     # ---- startup
@@ -244,7 +251,7 @@ class EngineCore:
                 f"{bytes_per_block / block_size:.0f} bytes a token), less than max_model_len={longest}: lower "
                 "max_model_len, or raise kv_cache_memory_bytes or gpu_memory_utilization"
             )
-        # blocks beyond max_num_seqs requests of max_model_len tokens are never used, and cost bookkeeping
+        # max_num_seqs requests of max_model_len tokens need no more blocks than this, and each block costs bookkeeping
         most_useful = self.config.scheduler.max_num_seqs * -(-longest // block_size)
         return int(min(num_blocks, most_useful))
 
@@ -255,7 +262,7 @@ class EngineCore:
 def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
     """Run steps while there is work, and sleep while there is none, until the mailbox is stopped.
 
-    Raises any error of a step or of `Mailbox.fail()`. The rank can't continue after that.
+    Raises the error of a step, or the error passed to `Mailbox.fail()`. The rank can't continue afterwards.
     """
     while not mailbox.stopping:
         commands = mailbox.take(0.0 if core.has_work() else core.idle_wait_s())
@@ -270,7 +277,7 @@ def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
 
 
 def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
-    """Apply a client's command to the engine."""
+    """Apply a client's command to `core`. Requests that can't be added are refused through `mailbox`."""
     if isinstance(command, Submit):
         for seq_id, reason in command.undecodable:
             if not mailbox.is_forgotten(seq_id):
@@ -298,12 +305,12 @@ _decode_each = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 def decode_requests(message: bytes) -> tuple[list[EngineRequest], list[tuple[int, str]]]:
-    """Decode a client's message.
+    """Decode a client's message: an encoded list of `EngineRequest`.
 
     Returns: the requests, and (seq_id, reason) of those that can't be decoded.
 
     Raises:
-        msgspec.DecodeError: the message isn't a list, or one of its items doesn't begin with a seq_id.
+        msgspec.DecodeError: the message isn't an encoded list, or one of its items doesn't begin with a seq_id.
     """
     try:
         return _decode_requests(message), []
@@ -324,6 +331,6 @@ def _decode_one_by_one(messages: list[msgspec.Raw]) -> tuple[list[EngineRequest]
 
 
 class _Identified(msgspec.Struct, array_like=True):
-    """The first field of an encoded `EngineRequest`. Readable even if the rest can't be decoded."""
+    """Decodes only the first field of an encoded `EngineRequest`, its seq_id. Other fields may be invalid."""
 
     seq_id: int

@@ -1,8 +1,14 @@
-"""The Ray actor that hosts one data-parallel rank's engine. Holds no policy.
+"""The Ray actor that hosts the engine of one data-parallel rank. It makes no decisions of its own.
 
-Four concurrency groups keep its callers apart: `run` executes the engine's loop, `io` receives requests (on one thread,
-so that an abort never overtakes its submit), `outputs` streams results, and `utility` waits for the loop's replies. The
-default group stays free for the calls of Ray's channels.
+The actor's methods run in separate Ray concurrency groups, so that slow calls don't delay others:
+
+* `run`: the start of the rank, then the engine's loop.
+* `io`: short calls, such as adding and aborting requests. The group has one thread, so calls run in order, and an abort
+  never overtakes the request that it aborts.
+* `outputs`: one stream of outputs for each client.
+* `utility`: calls that wait for a reply from the loop.
+
+No long call runs in the default group, because the channels of Ray's compiled graphs call the actor in that group.
 """
 
 from __future__ import annotations
@@ -32,11 +38,11 @@ from raycore.worker.rank import RankIdentity
 logger = logging.getLogger(__name__)
 
 MAX_CLIENTS = 16
-"""Limit on simultaneous output streams. Each client's stream occupies a thread of the actor."""
+"""Maximum number of clients that can receive outputs at the same time. Each client's stream occupies a thread."""
 
 
 class DPEngineCoreActor:
-    """One rank: an `EngineCore`, its mailbox, and the loop between them."""
+    """Hosts one rank: an `EngineCore`, the mailbox for its callers, and the loop that connects the two."""
 
     def __init__(
         self,
@@ -60,14 +66,20 @@ class DPEngineCoreActor:
 
     @endpoint("run")
     def stand_by(self) -> list[int]:
-        """Start the processes of a standby, which isn't any rank yet. Returns their process ids."""
+        """Start the worker processes of a standby: a spare engine that isn't any rank yet.
+
+        Returns the ids of all its processes, this one included.
+        """
         self._executor = self._make_executor()
         self._executor.stand_by()
         return sorted({os.getpid(), *self._executor.worker_pids()})
 
     @endpoint("run")
     def adopt(self, identity: RankIdentity, name: str) -> None:
-        """Turn a standby into this rank. Call it after `stand_by()` and before `wait_for_init()`."""
+        """Make this standby the rank `identity`. Called after `stand_by()` and before `wait_for_init()`.
+
+        `name` becomes the actor's `repr()`, which Ray's logs show.
+        """
         assert self._executor is not None, "stand_by() comes first"
         self._identity, self._name = identity, name
         log_as(_label(identity), self._config.log_level)
@@ -75,15 +87,19 @@ class DPEngineCoreActor:
 
     @endpoint("run")
     def rendezvous(self) -> str:
-        """Where the workers of all ranks that share experts meet. Call it on one rank, before `wait_for_init()`."""
+        """Return the address at which the workers of all ranks that share experts connect to each other.
+
+        Call this on only one of the ranks, before `wait_for_init()`.
+        """
         self._executor = self._make_executor()
         return self._executor.rendezvous()
 
     @endpoint("run")
     def wait_for_init(self, rendezvous: str | None = None) -> bytes:
-        """Initialise the rank. Returns an encoded `EngineInfo`; raises if the rank can't be initialised.
+        """Initialize the rank. Returns an encoded `EngineInfo`; raises if the rank can't be initialized.
 
-        `rendezvous`: the result of one rank's `rendezvous()` if ranks share experts. They are initialised together.
+        `rendezvous`: if ranks share experts, the address that one rank's `rendezvous()` returned. Such ranks must be
+        initialized at the same time, because their workers wait for each other.
         """
         started_s = time.perf_counter()
         executor = self._executor = self._executor or self._make_executor()
@@ -108,16 +124,17 @@ class DPEngineCoreActor:
 
     @endpoint()
     def load_progress(self) -> float:
-        """Share of the weights that has been loaded, 0 to 1. May be called while `wait_for_init()` runs."""
+        """Fraction of the weights that has been read, 0 to 1. May be called while `wait_for_init()` runs."""
         return self._executor.load_progress() if self._executor is not None else 0.0
 
     @endpoint("run")
     def run(self, peers: list[DPEngineCoreActor]) -> None:
-        """Run the engine's loop. Stops the workers and returns after `stop()`.
+        """Run the engine's loop until `stop()` is called, then stop the workers.
 
-        `peers`: the other ranks if ranks share experts, else empty.
+        If the engine fails, this raises at once and leaves the workers running. The supervisor then kills them.
 
-        If the rank can't continue, this raises at once and leaves the workers running: the supervisor kills them.
+        Args:
+            peers: the actors of the other ranks that share experts with this one. Empty if ranks share no experts.
         """
         assert self._core is not None, "wait_for_init() comes first"
         try:
@@ -131,50 +148,53 @@ class DPEngineCoreActor:
 
     @endpoint("io")
     def start_wave(self, wave: int) -> None:
-        """Take part in a wave that a peer has started."""
+        """Tell this engine that another engine has started wave number `wave`. See `waves`."""
         self._mailbox.put(StartWave(wave))
 
     @endpoint("io")
     def step_age_s(self) -> float:
-        """Seconds since the current step began; 0 between steps. Polled by the watchdog."""
+        """Seconds since the current step began; 0 if no step is running. The supervisor polls this to detect stalls."""
         return self._core.step_age_s() if self._core is not None else 0.0
 
     @endpoint("io")
     def submit(self, requests: bytes) -> None:
-        """Add requests: an encoded list of `EngineRequest`. A request that can't be decoded fails alone."""
+        """Add requests: an encoded list of `EngineRequest`. If one can't be decoded, only that request fails."""
         try:
             self._mailbox.put(Submit(*decode_requests(requests)))
         except Exception as error:
-            # No caller reads this result, and the requests in the message are unknown, so they can't be refused. Fail
-            # the rank instead: its loss moves them to other ranks.
+            # No caller reads the result of this call, and the seq_ids in the message are unknown, so no request can be
+            # refused. Make the rank fail instead: clients then move its requests to other ranks.
             self._mailbox.fail(error)
             raise
 
     @endpoint("io")
     def abort(self, seq_ids: list[int]) -> None:
-        """Abort requests."""
+        """Abort requests. Unknown seq_ids are ignored."""
         self._mailbox.put(Abort(seq_ids))
 
     @endpoint("io")
     def forget_client(self, client: int) -> None:
-        """Abort the requests of a client whose process has ended, and end its output stream."""
+        """Abort all requests of a client whose process has ended, and end that client's output stream."""
         self._mailbox.put(ForgetClient(client))
 
     @endpoint("outputs")
     def outputs(self, client: int) -> Iterator[bytes]:
-        """Stream one client's encoded `OutputBatch`es. Ends with the rank, or when the client is forgotten."""
+        """Yield one client's encoded `OutputBatch`es. Ends when the engine stops or the client is forgotten."""
         yield from self._mailbox.outputs(client)
 
     @endpoint("utility")
     def utility(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
-        """Call one of the engine's utilities between two steps. Waits at most `timeout_s` for the result."""
+        """Have the loop call the engine's method `utility_<method>` between two steps. Returns the method's result.
+
+        Waits at most `timeout_s` seconds for the result.
+        """
         command = Utility(method, args, kwargs)
         self._mailbox.put(command)
         return command.reply.result(timeout_s)
 
     @endpoint("io")
     def stop(self) -> None:
-        """Have `run()` return after the current step."""
+        """Make `run()` return after the current step or, if ranks share experts, after the current wave."""
         self._mailbox.stop()
 
     def _run_in_lockstep(self, core: EngineCore, peers: list[DPEngineCoreActor]) -> None:
@@ -198,7 +218,7 @@ class DPEngineCoreActor:
 DP_ENGINE_CORE_ACTOR = actor_class(
     DPEngineCoreActor, concurrency_groups={"run": 1, "io": 1, "outputs": MAX_CLIENTS, "utility": 4}
 )
-"""The Ray actor class."""
+"""`DPEngineCoreActor` as a Ray actor class."""
 
 
 def _label(identity: RankIdentity) -> str:

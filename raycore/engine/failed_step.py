@@ -1,6 +1,6 @@
 """Describes a failed step for the log, so that the failure can be diagnosed afterwards.
 
-The description has numbers, seq_ids and the configuration. It contains no prompts, parameters or tokens of requests.
+The description has numbers, seq_ids and the configuration. It contains no prompts, sampling parameters or tokens.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _INT32_BYTES = 4
 def describe_failed_step(
     error: BaseException, plan: StepPlan | None, seq_ids: Sequence[int], load: LoadView, config: EngineConfig
 ) -> str:
-    """Describe the engine's state in several lines.
+    """Return a description of the engine's state when a step failed, on several lines.
 
     Args:
         plan: the step's plan; None if the error came before the plan was made, or if there was nothing to compute.
-        seq_ids: of the plan's requests that haven't been aborted.
+        seq_ids: the seq_ids of the plan's requests, without those that have left their slots since.
     """
     return "\n    ".join(
         [

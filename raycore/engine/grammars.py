@@ -1,6 +1,7 @@
-"""Has the workers compile the constraints of requests before they are scheduled, so that no step waits for it.
+"""Has the workers compile requests' constraints before the requests are scheduled, so that no step has to wait.
 
-This is only an optimisation: a worker that gets a constraint without notice compiles it within the step.
+This is only an optimization: if a scheduled request has a constraint that a worker hasn't compiled, the worker compiles
+it within the step.
 """
 
 from __future__ import annotations
@@ -11,25 +12,28 @@ from raycore.executor.base import Executor, Pending
 from raycore.structured_outputs import StructuredOutputsParams
 
 HOLD_TIMEOUT_S = 30.0
-"""How long a request waits for its grammar. After that it is scheduled; its step then compiles, or reports an error."""
+"""Maximum time in seconds that a request waits for its grammar.
+
+After that, the request is scheduled, and its first step compiles the grammar or reports an error.
+"""
 
 
 class GrammarsUnderWay:
-    """The held requests whose grammars are being compiled. Asks all workers without waiting for them."""
+    """Requests that are held back until the workers have compiled their grammars. No method waits for the workers."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._new: dict[int, StructuredOutputsParams] = {}
-        """By seq_id: constraints that have yet to be sent to the workers."""
+        """Constraints that haven't been sent to the workers yet, by seq_id."""
         self._deadlines_s: dict[int, float] = {}
         self._answer: Pending[list[list[int]]] | None = None
-        """The pending reply to the last question: for each worker, the seq_ids whose grammars aren't ready."""
+        """The reply to the last `prepare_grammars` call: for each worker, the seq_ids whose grammars aren't ready."""
 
     def __bool__(self) -> bool:
         return bool(self._deadlines_s)
 
     def add(self, seq_id: int, asked: StructuredOutputsParams) -> None:
-        """Have the workers compile the constraint of a request."""
+        """Have the workers compile `asked`, the constraint of the request `seq_id`."""
         self._new[seq_id] = asked
         self._deadlines_s[seq_id] = time.monotonic() + HOLD_TIMEOUT_S
 
@@ -39,7 +43,7 @@ class GrammarsUnderWay:
         self._deadlines_s.pop(seq_id, None)
 
     def take_done(self) -> list[int]:
-        """Remove and return the requests whose grammars are ready, or that have waited too long."""
+        """Remove and return the seq_ids whose grammars are ready on all workers, or that have waited too long."""
         if not self._deadlines_s:
             return []
         now_s = time.monotonic()

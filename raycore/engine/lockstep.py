@@ -1,8 +1,8 @@
-"""The loop of an engine that shares experts with others. The counterpart of `core.run_loop`.
+"""The loop of an engine that shares experts with others. Engines that share none run `core.run_loop` instead.
 
-The loop decides when to step and leaves communication to its caller: it announces a wave to its peers through a
-callable, and gets theirs as `StartWave` from the mailbox. The workers' exchange in each step keeps the loops in
-lockstep.
+Engines that share experts run every step together; `waves` describes when. This loop leaves communication to its
+caller. It calls a function to tell the other engines that a wave starts, and gets their messages from the mailbox, as
+`StartWave` commands. The workers of all engines exchange data in every step, which keeps the loops in lockstep.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_peers: Callable[[int], None]) -> None:
-    """Run waves, and sleep between them, until the mailbox is stopped.
+    """Run waves of steps, and sleep between waves, until the mailbox is stopped.
 
-    Raises any error of a step or of `Mailbox.fail()`. Neither the engine nor its peers can continue after that.
+    Raises the error of a step, or the error passed to `Mailbox.fail()`. Neither this engine nor the engines that share
+    experts with it can continue afterwards.
 
     Args:
-        tell_peers: sends every other engine a `StartWave` with this number, without waiting for them.
+        tell_peers: called with the number of a wave that this engine starts. Sends a `StartWave` with this number to
+            every other engine, without waiting for them.
     """
     while not mailbox.stopping:
         is_busy = waves.is_running or core.has_work()
@@ -52,9 +54,9 @@ def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_pee
 
 
 def _finish_wave(core: EngineCore, mailbox: Mailbox, waves: Waves) -> None:
-    """Run dummy steps until the wave ends, so that peers that are stopping too don't wait for this engine.
+    """Run dummy steps until the current wave ends, because engines that are stopping, too, would wait for this one.
 
-    This engine's own requests are dropped. It gives up after `shutdown_timeout_s` if its peers don't stop.
+    Requests of this engine are no longer computed. If the wave doesn't end, this gives up after `shutdown_timeout_s`.
     """
     for command in mailbox.take():
         if isinstance(command, StartWave):

@@ -1,7 +1,7 @@
-"""The queues between the engine's loop and its callers.
+"""The queues between an engine's loop and its callers.
 
-Callers' threads put commands in and take output batches out; the loop's thread does the reverse. They share nothing
-else, so neither waits for the other's work. The mailbox also decides when outputs are sent. Does not depend on Ray.
+Callers' threads add commands and receive batches of outputs. The loop's thread takes the commands and adds outputs. So
+neither side waits for the other's work. The mailbox also decides when outputs are sent. This module doesn't import Ray.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, 
 from raycore.scheduler.outputs import StepOutputs
 
 IDLE_CHECK_S = 1.0
-"""How often an output stream without outputs wakes up, to send a changed load and to notice that its consumer is gone.
-"""
+"""How often, in seconds, an output stream without outputs checks whether it should send a changed load."""
 
 
 @dataclass(slots=True)
 class Submit:
-    """Add these requests."""
+    """A command: add these requests."""
 
     requests: list[EngineRequest]
     undecodable: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
@@ -35,31 +34,32 @@ class Submit:
 
 @dataclass(slots=True)
 class Abort:
-    """Abort these requests. Unknown ones have finished already."""
+    """A command: abort these requests. The seq_ids of requests that have finished are ignored."""
 
     seq_ids: list[int]
 
 
 @dataclass(slots=True)
 class ForgetClient:
-    """A client is gone: abort its requests, send it nothing, and ignore requests of it that still arrive."""
+    """A command: a client is gone. Abort its requests, end its output stream, and ignore its later requests."""
 
     client: int
 
 
 @dataclass(slots=True)
 class Utility:
-    """Call a method of the engine by name, between two steps."""
+    """A command: call a method of the engine by name, between two steps."""
 
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     reply: Future[Any] = field(default_factory=Future[Any])
+    """Completed with the method's result or exception."""
 
 
 @dataclass(slots=True)
 class StartWave:
-    """A peer that shares experts with this engine has started a wave: see `waves`."""
+    """A command: another engine that shares experts has started the wave with this number; see `waves`."""
 
     wave: int
 
@@ -68,7 +68,7 @@ Command = Submit | Abort | ForgetClient | Utility | StartWave
 
 
 class Mailbox:
-    """Queues for commands and output batches. Thread-safe."""
+    """The queue of commands for one engine, and a queue of outputs for each client. Thread-safe."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
@@ -77,7 +77,7 @@ class Mailbox:
         self._stopping = False
         self._outboxes: dict[int, _Outbox] = {}
         self._forgotten: set[int] = set()
-        """Indices of clients that are gone. They are never used again."""
+        """Indexes of clients that are gone. No later client gets one of these indexes."""
         self._load = NO_LOAD
         """The rank's load, as last set by the loop."""
 
@@ -90,13 +90,13 @@ class Mailbox:
             self._arrived.notify()
 
     def stop(self) -> None:
-        """Have the loop return after its current step."""
+        """Make the loop return after its current step."""
         with self._arrived:
             self._stopping = True
             self._arrived.notify()
 
     def fail(self, error: BaseException) -> None:
-        """Have the loop raise `error` after its current step. The first failure wins."""
+        """Make the loop raise `error` after its current step. If this is called twice, the first error counts."""
         with self._arrived:
             self._failure = self._failure or error
             self._arrived.notify()
@@ -104,8 +104,8 @@ class Mailbox:
     def outputs(self, client: int) -> Iterator[bytes]:
         """Yield encoded `OutputBatch`es for one client until the mailbox is closed or the client is forgotten.
 
-        Each client has one stream. Without outputs, the client gets a batch with only the load when the number of
-        requests has changed, because it routes by that.
+        Each client may have only one such stream. If there are no outputs but the rank's number of requests has
+        changed, the stream yields a batch with only the load, because the client routes requests by load.
         """
         outbox = self._outboxes.setdefault(client, _Outbox())
         if client in self._forgotten:
@@ -125,9 +125,9 @@ class Mailbox:
     # ---- the loop's side
 
     def take(self, wait_s: float = 0.0) -> list[Command]:
-        """Remove and return the queued commands. If there are none, wait up to `wait_s` for one.
+        """Remove and return the queued commands. If there are none, wait up to `wait_s` seconds for a command.
 
-        Raises the error passed to `fail()`.
+        Raises the error passed to `fail()`, if any.
         """
         if not (wait_s or self._commands or self._failure):
             return []  # fast path for a busy loop: takes no lock
@@ -146,33 +146,37 @@ class Mailbox:
         return self._stopping
 
     def publish(self, outputs: StepOutputs, load: LoadView) -> None:
-        """Queue a step's outputs for their clients. They are sent when a request finishes or the oldest are due."""
+        """Queue a step's outputs for their clients.
+
+        A client's outputs are sent together: as soon as one of its requests finishes, or with the first step after the
+        `flush_interval_s` of one of its requests has passed.
+        """
         self._load = load
         for client, part in outputs.by_client():
             self._outboxes.setdefault(client, _Outbox()).add(part)
 
     def note_load(self, load: LoadView) -> None:
-        """Set the rank's load after a change without outputs."""
+        """Set the rank's load. Called when the load has changed although there are no outputs."""
         self._load = load
 
     def refuse(self, seq_id: int, error: str, finish_reason: str = "error") -> None:
-        """Tell a request's client that it can't run. For `finish_reason` see `FinishedRequest`."""
+        """Tell the request's client that the request can't run, and why. `FinishedRequest` lists finish reasons."""
         outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
         outbox.add(StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]))
 
     def forget_client(self, client: int) -> None:
-        """End a client's output stream, and mark its later requests as forgotten."""
+        """End a client's output stream. From now on, `is_forgotten()` returns True for requests of this client."""
         self._forgotten.add(client)
         outbox = self._outboxes.pop(client, None)
         if outbox is not None:
             outbox.close()
 
     def is_forgotten(self, seq_id: int) -> bool:
-        """Whether a request's client is gone."""
+        """Whether the client of the request `seq_id` is gone."""
         return client_of(seq_id) in self._forgotten
 
     def close(self) -> None:
-        """End every output stream once its outputs are sent, and fail utility calls that haven't run."""
+        """End every output stream once its queued outputs are sent, and fail utility calls that are still queued."""
         for outbox in list(self._outboxes.values()):
             outbox.close()
         with self._arrived:
@@ -183,12 +187,12 @@ class Mailbox:
 
 
 class _Outbox:
-    """One client's outputs since the last batch was sent."""
+    """The outputs for one client that haven't been sent yet."""
 
     def __init__(self) -> None:
         self._ready = threading.Condition()
         self._steps: list[tuple[StepOutputs, float]] = []
-        """Outputs, and when they were added."""
+        """(outputs, time when they were added) of each step."""
         self._due_s = float("inf")
         self._is_due = False
         self.closed = False
@@ -203,9 +207,9 @@ class _Outbox:
                 self._ready.notify()
 
     def take(self, timeout_s: float) -> OutputBatch | None:
-        """All outputs since the last call as one batch, once they are due. The batch has no load yet.
+        """Wait until outputs are due, then remove all outputs and return them as one batch. The batch's load isn't set.
 
-        None after `timeout_s`, or if the outbox is closed and empty.
+        Returns None if no outputs are due within `timeout_s` seconds, or if the outbox is closed and empty.
         """
         with self._ready:
             if not (self._is_due or self.closed):

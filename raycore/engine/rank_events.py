@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankUp:
-    """The rank is in service."""
+    """The rank has started and accepts requests."""
 
     dp_rank: int
     actor: DPEngineCoreActor
@@ -24,16 +24,16 @@ class RankUp:
 
 @dataclass(frozen=True)
 class RanksLost:
-    """The ranks are gone, with all their state."""
+    """The ranks have ended, and their state is lost."""
 
     dp_ranks: Sequence[int]
     loss: int
-    """The number of this loss. A `LossExplained` with the same number follows."""
+    """Identifies this loss. A `LossExplained` event with the same number follows."""
 
 
 @dataclass(frozen=True)
 class LossExplained:
-    """The cause of a loss. Sent separately because it takes up to some seconds to find out."""
+    """The cause of an earlier `RanksLost` event. A separate event, because finding the cause can take a few seconds."""
 
     loss: int
     error: EngineDeadError
@@ -41,7 +41,7 @@ class LossExplained:
 
 @dataclass(frozen=True)
 class EngineLost:
-    """No rank is left, and none will be started."""
+    """No rank is left, and no new rank will be started."""
 
     error: EngineDeadError
 
@@ -50,19 +50,19 @@ RankEvent = RankUp | RanksLost | LossExplained | EngineLost
 
 
 class RankListener(Protocol):
-    """Receives rank events, on the supervisor's threads. Implemented by those that send requests to ranks."""
+    """Receives rank events, on the supervisor's threads. Implemented by classes that send requests to ranks."""
 
     def on_rank_event(self, event: RankEvent) -> None:
-        """Handle an event. Must not block for long."""
+        """Handle an event. Implementations must return quickly, because the supervisor waits for them."""
         ...
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """Send no more requests to ranks that are about to be stopped. Returns once they are no longer needed.
+        """Stop sending requests to ranks that will be stopped. Returns when no request needs these ranks any more.
 
-        Requests that they don't finish within `timeout_s` seconds move to other ranks.
+        Requests that the ranks don't finish within `timeout_s` seconds move to other ranks.
         """
         ...
 
     def is_busy(self, dp_rank: int) -> bool:
-        """Whether the rank has unfinished requests."""
+        """Whether unfinished requests of this listener are on the rank."""
         ...

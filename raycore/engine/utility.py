@@ -1,4 +1,4 @@
-"""Calls an engine's utilities by name, with arguments converted to the types in their signatures."""
+"""Calls an engine's utility methods by name, and converts the arguments to the types in the methods' signatures."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from raycore.engine.mailbox import Utility
 from raycore.errors import InvalidInput
 
 PREFIX = "utility_"
-"""Only methods with this prefix can be called: `reset_prefix_cache` calls `utility_reset_prefix_cache`."""
+"""Only methods whose names begin with this can be called. Callers omit it: `reset_prefix_cache` calls
+`utility_reset_prefix_cache`."""
 
 
 def call_utility(target: object, command: Utility) -> None:
-    """Run `command` on `target` and complete its reply with the result or the exception."""
+    """Call the method of `target` that `command` names. Its result or exception becomes the command's reply."""
     try:
         command.reply.set_result(_call(target, command))
     except Exception as error:
-        # passed to the caller: an error in a utility must not end the engine
+        # the caller gets the exception: an error in a utility method must not end the engine
         command.reply.set_exception(error)
 
 

@@ -1,23 +1,25 @@
-"""Decides when engines that share experts run steps together, and when they rest. A pure state machine for each engine.
+"""Decides when engines that share experts run steps together, and when they rest.
 
-Such engines run in *waves*. During a wave, every engine runs every step, even without requests. Between waves, all of
-them rest. All engines end a wave at the same step, because each step's exchange tells all of them whether any engine
-had a token to compute.
+Each engine has its own state machine, `Waves`. During a *wave*, every engine runs every step, even without requests.
+Between waves, all engines rest. In each step, the engines' workers exchange numbers of tokens, so every engine learns
+whether any engine had a token to compute. If none had, the wave ends, on all engines at the same step. (With a
+`sync_interval`, a wave can only end after a multiple of that many steps.)
 
-Waves are numbered consecutively. A resting engine that gets a request starts the next wave and tells its peers. That
-message may arrive late, twice, or after the wave is over. It is enough to remember the latest wave that any engine has
-started: an engine runs steps while there is a started wave that it hasn't completed. If a peer saw the end of a wave
-first and has already started the next one, the engine continues with that one without a rest.
+Waves are numbered from 1. A resting engine that gets a request starts the next wave and tells the other engines. Such a
+message may arrive late, twice, or after the wave is over. So each engine remembers only two numbers: the latest wave
+that any engine has started, and how many waves it has completed itself. While the first number is greater, the engine
+runs steps. If another engine sees the end of a wave earlier and has already started the next wave, this engine
+continues with that next wave without a rest.
 """
 
 from __future__ import annotations
 
 
 class Waves:
-    """One engine's view of the waves. All engines start together, with no wave completed."""
+    """One engine's knowledge of the waves. All engines start at the same time, before the first wave."""
 
     def __init__(self, sync_interval: int = 1) -> None:
-        """`sync_interval`: in steps. A wave may only end after a multiple of this number."""
+        """`sync_interval`: a wave can end only after a multiple of this many steps."""
         self.num_completed = 0
         self._latest_started = 0
         self._sync_interval = sync_interval
@@ -25,23 +27,26 @@ class Waves:
 
     @property
     def is_running(self) -> bool:
-        """Whether a wave is running, so that this engine has to step, with requests or without."""
+        """Whether a wave is running. During a wave, this engine must run steps, with or without requests."""
         return self._latest_started > self.num_completed
 
     def has_work(self) -> int | None:
-        """Note that this engine has requests. If no wave is running, start one and return its number for the peers."""
+        """Note that this engine has requests. If no wave is running, this starts the next wave.
+
+        Returns the number of the started wave, for the caller to tell the other engines; None if a wave was running.
+        """
         if self.is_running:
             return None
         self._latest_started = self.num_completed + 1
         return self._latest_started
 
     def start_wave(self, wave: int) -> None:
-        """Note that a peer has started `wave`. No effect if that wave is running here or is over."""
+        """Note that another engine has started `wave`. No effect if this engine already knows of that wave."""
         assert wave <= self.num_completed + 2, f"wave {wave} can't begin: {self.num_completed} are completed here"
         self._latest_started = max(self._latest_started, wave)
 
     def step_done(self, is_anyone_busy: bool) -> None:
-        """Note the end of a step. `is_anyone_busy`: whether any engine had a token, from the step's first exchange."""
+        """Note that a step has ended. `is_anyone_busy`: whether any engine had a token to compute in that step."""
         assert self.is_running, "engines at rest run no steps"
         self._num_steps += 1
         if self._num_steps % self._sync_interval == 0 and not is_anyone_busy:
