@@ -1,4 +1,4 @@
-"""The interface of a worker: the methods that the class named by `worker_cls` must have. Does not import torch."""
+"""The interface of a worker: the methods that the class in the option `worker_cls` must have. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from raycore.worker.rank import WorkerRank
 
 
 class WorkerProtocol(Protocol):
-    """One rank's worker. All calls come from one thread.
+    """A worker: one tensor-parallel rank of an engine. All its methods are called from one thread.
 
-    At startup the order is `init_device()`, `load_model()`, `bytes_per_block()`, `determine_available_memory()` unless
-    the number of blocks is configured, `initialize_cache()`, `warm_up()`. Most custom workers subclass
-    `raycore.worker.worker.Worker` and override a few methods.
+    At startup, the order of calls is `init_device()`, `load_model()`, `bytes_per_block()`,
+    `determine_available_memory()` (unless the number of blocks is configured), `initialize_cache()`, `warm_up()`. Most
+    custom workers subclass `raycore.worker.worker.Worker` and override a few methods.
 
-    A worker may have a float attribute `load_progress`, the fraction of the weights that has been read. Any thread may
-    read it. With `device="cuda"` a worker also needs `gpu_id()`, and for structured outputs `prepare_grammars()`.
-    `collective_rpc` can call any other method whose arguments and results can be pickled.
+    A worker may have a float attribute `load_progress`: the fraction of the weights that has been read, 0 to 1. Any
+    thread may read it. With `device="cuda"`, a worker also needs the method `gpu_id()`, and for structured outputs the
+    method `prepare_grammars()`; both are described in `Worker`. `collective_rpc` can call any other method whose
+    arguments and results can be pickled.
     """
 
     def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
-        """Store the arguments. Nothing is allocated yet."""
+        """Store the arguments. Must not allocate memory on the device yet."""
         ...
 
     def init_device(self) -> None:
-        """Choose the device and join the other ranks, which make this call at the same time."""
+        """Choose the device, and connect to the other workers. All workers run this method at the same time."""
         ...
 
     def load_model(self) -> None:
-        """Load this rank's weights."""
+        """Load this worker's share of the weights."""
         ...
 
     def determine_available_memory(self) -> int:
-        """Bytes available for this rank's share of the KV cache."""
+        """Return how many bytes are available for this worker's share of the KV cache."""
         ...
 
     def bytes_per_block(self) -> int:
-        """Bytes of one KV cache block on this rank."""
+        """Return how many bytes one KV cache block takes on this worker."""
         ...
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache."""
+        """Allocate a KV cache of `num_blocks` blocks."""
         ...
 
     def warm_up(self) -> None:
@@ -50,17 +51,17 @@ class WorkerProtocol(Protocol):
         ...
 
     def dtype_name(self) -> str:
-        """The dtype of weights and activations, such as `bfloat16`."""
+        """Return the name of the dtype of weights and activations, such as `bfloat16`."""
         ...
 
     def execute_model(self, plan: StepPlan) -> StepResult | None:
-        """Run one step. Returns the result on tp_rank 0, None on the others."""
+        """Run one step. Returns the result on the worker with tp_rank 0, and None on the others."""
         ...
 
     def check_health(self) -> None:
-        """Raise if the device no longer works."""
+        """Raise an error if the device no longer works."""
         ...
 
     def shutdown(self) -> None:
-        """Leave the other ranks and free all memory. Idempotent. May be called at any time after `__init__`."""
+        """Disconnect from the other workers and free all memory. Idempotent. Callable at any time after `__init__`."""
         ...

@@ -1,4 +1,7 @@
-"""The rank of an engine, the ranks of a worker, and the worker class. Does not import torch."""
+"""The data-parallel rank of an engine, the ranks of a worker, and the import of the worker class.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +21,34 @@ OWN_WORKER = "raycore.worker.worker.Worker"
 
 
 class RankIdentity(msgspec.Struct, frozen=True):
-    """An engine's data-parallel rank and the number of workers on its node."""
+    """An engine's data-parallel rank, and the number of workers on its node."""
 
     dp_rank: int
     """Negative for a standby, which has no rank yet."""
     num_local_workers: int
-    """Number of workers on this node, of all engines. They share its cores and memory."""
+    """Number of workers of all data-parallel ranks on the engine's node. They share the node's cores and memory."""
 
 
 class WorkerRank(msgspec.Struct, frozen=True):
-    """A worker's ranks and the addresses where it meets the other workers."""
+    """A worker's ranks, and the addresses at which it connects to other workers."""
 
     dp_rank: int
     tp_rank: int
     tp_size: int
     local_rank: int
-    """Index among this engine's workers on this node."""
+    """Index of this worker among the workers of the same engine on the same node."""
     num_local_workers: int
-    """Number of workers on this node, of all engines. They share its cores and memory."""
+    """Number of workers of all data-parallel ranks on this node. They share the node's cores and memory."""
     distributed_init: str | None = None
-    """Rendezvous address of this engine's workers, `tcp://host:port`. None if there is only one worker."""
+    """Address `tcp://host:port` at which this engine's workers connect to each other. None for a single worker."""
     ep_rank: int = 0
     ep_size: int = 1
-    """Number of workers that hold whole experts. 1: the engine's workers split each expert, or there are none."""
+    """Number of workers that whole experts are spread over. 1 without expert parallelism."""
     rendezvous: str | None = None
-    """Rendezvous address of the workers of all engines, `tcp://host:port`. None unless they share experts."""
+    """Address `tcp://host:port` at which the workers of all engines connect, if they share experts; otherwise None."""
 
     def with_experts(self, config: ParallelConfig, rendezvous: str | None) -> WorkerRank:
-        """This rank with its expert-parallel fields set. Unchanged without `enable_expert_parallel`."""
+        """With `enable_expert_parallel`, a copy with `ep_rank`, `ep_size` and `rendezvous` set; else this object."""
         if not config.enable_expert_parallel:
             return self
         ep_rank = self.dp_rank * self.tp_size + self.tp_rank
@@ -54,7 +57,7 @@ class WorkerRank(msgspec.Struct, frozen=True):
 
 
 def load_worker_class(config: ParallelConfig) -> Callable[[EngineConfig, WorkerRank], WorkerProtocol]:
-    """The class that `worker_cls` names, or raycore's own, whose import also imports torch.
+    """Import and return the class that `worker_cls` names, by default raycore's own, which imports torch.
 
     Raises:
         InvalidConfig: the class cannot be imported.

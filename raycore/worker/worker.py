@@ -1,7 +1,7 @@
-"""A worker: one rank's device, weights, KV cache and model runner.
+"""raycore's own worker class: the device, weights, KV cache and model runner of one tensor-parallel rank.
 
-Decides how startup proceeds and how much memory the KV cache gets. It is a plain object: the executor decides in which
-process it runs and how plans reach it.
+The worker decides how it starts and how much memory the KV cache gets. It is a plain object: an executor decides in
+which process it runs and how plans reach it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,16 @@ from raycore.worker.rank import WorkerRank
 logger = logging.getLogger(__name__)
 
 _MAX_DEFAULT_CACHE_BYTES = 4 << 30
-"""Largest default KV cache of a worker on a CPU, where other programs share the memory."""
+"""Maximum default size of a worker's KV cache on a CPU, where other programs use the same memory."""
 _DEFAULT_CPU_SHARE = 0.5
-"""Default KV cache of a worker on a CPU: this fraction of its available memory, times `gpu_memory_utilization`."""
+"""A worker's default share of its available memory for the KV cache on a CPU, times `gpu_memory_utilization`."""
 
 
 class Worker(WorkerProtocol):
-    """One rank's worker: `init_device`, `load_model`, `initialize_cache` and `warm_up`, in this order, then steps."""
+    """The worker of one tensor-parallel rank.
+
+    Call `init_device`, `load_model`, `initialize_cache` and `warm_up`, in this order, before the first step.
+    """
 
     def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
         self.config = config
@@ -69,12 +72,12 @@ class Worker(WorkerProtocol):
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         self._grammars_under_way: dict[int, Future[Any]] = {}
-        """Compiling grammars, by the seq_id of the request that waits."""
+        """Futures of grammars that are being compiled, by the seq_id of the waiting request."""
         self._prepared: Future[Any] | None = None
-        """Done once the tokenizer and llguidance are loaded. None without `prepare_structured_outputs`."""
+        """Completes once the tokenizer and llguidance are loaded. None without `prepare_structured_outputs`."""
 
     def init_device(self) -> None:
-        """Choose the device, dtype and number of threads, and join the other ranks.
+        """Choose the device, the dtype and the number of threads, and connect to the other workers.
 
         Raises:
             InvalidConfig: the configured device is not available.
@@ -96,7 +99,7 @@ class Worker(WorkerProtocol):
             self._experts = self._join_experts()
 
     def load_model(self) -> None:
-        """Read this rank's weights, or generate random ones, and build the decoder.
+        """Read this worker's share of the weights, or generate random weights, and build the decoder.
 
         Raises:
             InvalidCheckpoint: a file or a tensor is missing or damaged.
@@ -124,7 +127,10 @@ class Worker(WorkerProtocol):
                 self._check_tiles(self._decoder)
 
     def _check_tiles(self, decoder: Decoder) -> None:
-        """Test batch invariance with the thread count of real steps. Logs a warning if the slow path is needed."""
+        """Test on this device whether tiles are batch-invariant, with as many threads as real steps use.
+
+        If they aren't, log a warning. Rows are then computed one at a time.
+        """
         torch.set_num_threads(threads_for(TILE_ROWS * decoder.num_weights, self._max_threads))
         if not decoder.check_tiles():
             logger.warning(
@@ -138,10 +144,12 @@ class Worker(WorkerProtocol):
         self.load_progress = num_read / num_tensors
 
     def determine_available_memory(self) -> int:
-        """Bytes available for this rank's share of the KV cache. `kv_cache_memory_bytes` if that is set.
+        """Return how many bytes this worker's share of the KV cache may take.
+
+        If `kv_cache_memory_bytes` is set, returns that.
 
         Raises:
-            InvalidConfig: less than one block fits.
+            InvalidConfig: the available memory is less than one block.
         """
         if self.config.cache.kv_cache_memory_bytes is not None:
             return self.config.cache.kv_cache_memory_bytes
@@ -161,7 +169,7 @@ class Worker(WorkerProtocol):
         return available
 
     def bytes_per_block(self) -> int:
-        """Bytes of one KV cache block on this rank."""
+        """Return how many bytes one KV cache block takes on this worker."""
         spec = self.config.model.spec
         num_kv_heads = spec.kv_heads_per_rank(self.rank.tp_size)
         return KVTensors.bytes_per_block(
@@ -199,10 +207,10 @@ class Worker(WorkerProtocol):
         )
 
     def warm_up(self) -> None:
-        """Run a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
+        """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
 
         Raises:
-            InvalidConfig: `prepare_structured_outputs` failed.
+            InvalidConfig: what `prepare_structured_outputs` loads could not be loaded.
         """
         num_tokens = min(8, self.config.cache.block_size, self.config.scheduler.max_model_len)
         request = NewRequest(
@@ -226,23 +234,23 @@ class Worker(WorkerProtocol):
                 raise InvalidConfig(f"prepare_structured_outputs=True: {error}") from error
 
     def execute_model(self, plan: StepPlan) -> StepResult | None:
-        """Run one step. All tp_ranks compute the same result. tp_rank 0 returns it, the others return None.
+        """Run one step. Returns the result on tp_rank 0, and None on other ranks, which compute the same result.
 
-        If engines share experts, an engine without work runs steps with empty plans while the others have work.
+        If engines share experts, an engine without work gets empty plans while other engines have work.
         """
         assert self._runner is not None, "initialize_cache() comes first"
         result = self._runner.execute(plan)
         return result if self.rank.tp_rank == 0 else None
 
     def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
-        """Start compiling grammars of waiting requests on a background thread, while steps go on.
+        """Start to compile grammars of waiting requests on a background thread. Steps can run meanwhile.
 
         Args:
             asked: constraints by seq_id.
 
         Returns:
-            The seq_ids whose grammars are still compiling, from this call and earlier ones. A grammar that cannot be
-            compiled counts as done: the step that starts its request reports the error.
+            The seq_ids whose grammars are still being compiled, from this call and earlier ones.
+            A grammar that cannot be compiled counts as done: the step that starts its request reports the error.
         """
         self._grammars_under_way |= {seq_id: self._grammars.begin(each) for seq_id, each in asked.items()}
         for seq_id in [seq_id for seq_id, future in self._grammars_under_way.items() if future.done()]:
@@ -250,21 +258,21 @@ class Worker(WorkerProtocol):
         return list(self._grammars_under_way)
 
     def check_health(self) -> None:
-        """Raise if the device no longer works."""
+        """Raise an error if the device no longer works."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def gpu_id(self) -> str:
-        """The GPU's entry in `CUDA_VISIBLE_DEVICES`, or its index if that is not set."""
+        """Return this worker's entry in `CUDA_VISIBLE_DEVICES`, or the GPU's index if that variable is not set."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return visible.split(",")[self._device.index] if visible else str(self._device.index)
 
     def dtype_name(self) -> DType:
-        """The chosen dtype, such as `bfloat16`."""
+        """Return the name of the chosen dtype, such as `bfloat16`."""
         return cast(DType, str(self._dtype).removeprefix("torch."))
 
     def shutdown(self) -> None:
-        """Leave the other ranks and release the memory. Idempotent. Works on a partly initialized worker."""
+        """Disconnect from the other workers and free the memory. Idempotent. Works on a partly initialized worker."""
         self._runner = self._decoder = None
         self._ranks.leave()
         self._ranks = TensorParallel()
@@ -296,7 +304,7 @@ class Worker(WorkerProtocol):
         return join(address, rank, size, self._device, timeout_s, batch_invariant=batch_invariant)
 
     def _step_bytes(self) -> int:
-        """Upper bound of the bytes that a step needs in addition to weights and KV cache."""
+        """Return an upper bound on the bytes that a step needs in addition to weights and KV cache."""
         config, scheduler = self.config, self.config.scheduler
         limits = StepLimits(
             num_tokens=scheduler.max_num_batched_tokens,
@@ -323,7 +331,11 @@ def _cuda_device(local_rank: int) -> torch.device:
 
 
 def _choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The configured dtype. `auto`: the checkpoint's, or if that is slow here, float32 (CPU) or float16 (GPU)."""
+    """Return the configured dtype.
+
+    For `auto`, this is the checkpoint's dtype or, if the device has no instructions for that dtype, float32 on a CPU
+    and float16 on a GPU.
+    """
     asked = config.model.dtype
     if asked != "auto":
         return getattr(torch, asked)

@@ -1,7 +1,8 @@
-"""The Ray actor that hosts one worker. Contains no policy.
+"""The Ray actor that hosts one worker. It makes no decisions of its own.
 
-All calls of the worker run in the concurrency group `work`, whose single thread owns the device. `hold` blocks the
-group `watch`. The default group must never block: Ray's channels call back into it, and `close` runs there.
+All methods of the worker run in the concurrency group `work`, whose single thread owns the device. The group `watch` is
+for `hold`, which blocks. Calls in the default group must never block, because `close` and calls from the channels of
+Ray's compiled graphs run in this group.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from raycore.worker.rank import WorkerRank, load_worker_class
 
 
 class WorkerAddress(NamedTuple):
-    """The process and node of a worker, and ports for rendezvous."""
+    """The process and node of a worker, and ports at which other workers can connect to it."""
 
     pid: int
     node_id: str
     host: str
     free_port: int
-    """A port that was free when asked. The workers of an engine rendezvous at worker 0's."""
+    """A port that was free when `address()` returned. An engine's workers connect to each other at worker 0's port."""
     rendezvous_port: int
-    """Another such port, for the rendezvous of the workers of all engines if they share experts."""
+    """Another such port, at which the workers of all engines connect to each other if engines share experts."""
 
 
 class WorkerActor:
-    """One worker's process."""
+    """Hosts one worker in a process of its own."""
 
     def __init__(self, config_bytes: bytes, name: str) -> None:
         self._config = EngineConfig.decode(config_bytes)
@@ -49,7 +50,7 @@ class WorkerActor:
 
     @endpoint()
     def address(self) -> WorkerAddress:
-        """This worker's address, with ports that are free now."""
+        """Return this worker's address, with two ports that are free now."""
         host = node_ip()
         return WorkerAddress(os.getpid(), node_id(), host, *free_ports(host, 2))
 
@@ -60,13 +61,13 @@ class WorkerActor:
 
     @endpoint("work")
     def join(self, invitation: Invitation) -> Any:
-        """Connect to the engine. Returns what its `Transport.accept()` takes."""
+        """Connect to the engine. Returns the `answer` that the engine's `Transport.accept()` takes."""
         self._endpoint, answer = invitation.join()
         return answer
 
     @endpoint("work")
     def start(self, rank: WorkerRank) -> None:
-        """Create the worker and load its model. Called after all workers of the engine have joined."""
+        """Create the worker and load its model. Called after `join()` has returned on all workers of the engine."""
         if self._endpoint is not None:
             self._endpoint.finish_joining()
         log_as(f"dp{rank.dp_rank} tp{rank.tp_rank}", self._config.log_level)
@@ -82,7 +83,7 @@ class WorkerActor:
 
     @endpoint("work")
     def serve(self) -> None:
-        """Handle requests from the channel until told to stop, or until it is closed."""
+        """Handle requests from the channel, until the engine asks the worker to stop or the channel is closed."""
         assert self._endpoint is not None, "join() comes first"
         try:
             while not self._server.stopped:
@@ -96,7 +97,7 @@ class WorkerActor:
 
     @endpoint("work")
     def call(self, message: bytes) -> bytes | None:
-        """Handle one request and return its reply, for a transport without channels."""
+        """Handle one request, and return its reply or None. Used by the transport that has no channels."""
         reply = self._server.handle(message)
         if self._server.stopped:
             self._stopping.set()
@@ -104,7 +105,7 @@ class WorkerActor:
 
     @endpoint("watch")
     def hold(self) -> None:
-        """Return when the worker has stopped. Replaces `serve()` for a transport without channels."""
+        """Block until the worker has stopped. The transport that has no channels calls this instead of `serve()`."""
         self._stopping.wait()
 
     @endpoint()
@@ -116,4 +117,4 @@ class WorkerActor:
 
 
 WORKER_ACTOR = actor_class(WorkerActor, concurrency_groups={"work": 1, "watch": 1})
-"""The class that Ray starts."""
+"""`WorkerActor` as a Ray actor class."""
