@@ -1,6 +1,7 @@
-"""The transport over plain Ray actor calls: a request is one call to each worker, a reply is that call's result.
+"""A transport over plain Ray actor calls: a request is a call to each worker, and the call's result is the reply.
 
-Much slower than channels, but it works wherever Ray does. `RayExecutor` falls back to it if it cannot create channels.
+It is much slower than channels (`rpc/channel.py`), but works wherever Ray does. `RayExecutor` uses it if
+`executor_transport` selects it, or if channels cannot be created.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class CallInvitation(NamedTuple):
-    """See `endpoint.Invitation`. There is nothing to join: the engine calls the worker's actor."""
+    """The `Invitation` to an `ActorCallTransport`. A worker has nothing to join, because the engine calls its actor."""
 
     def join(self) -> tuple[None, None]:
-        """See `endpoint.Invitation`."""
+        """Return neither an endpoint nor an answer."""
         return None, None
 
 
 class ActorCallTransport:
-    """See `transport.Transport`."""
+    """Implements `Transport` with Ray actor calls."""
 
     def __init__(self, workers: Sequence[ServingActor]) -> None:
         self._workers = workers
@@ -38,10 +39,10 @@ class ActorCallTransport:
         return CallInvitation()
 
     def accept(self, rank: int, answer: Any) -> None:
-        """See `transport.Transport`. There is nothing to complete."""
+        """Do nothing: there is no connection to complete."""
 
     def finish_joining(self) -> None:
-        """See `transport.Transport`. There is nothing to release."""
+        """Do nothing: joining uses no resources."""
 
     def start(self) -> list[ObjectRef[None]]:
         return [worker.hold.remote() for worker in self._workers]

@@ -1,8 +1,9 @@
-"""The transport between an engine and its worker actors over the channels of Ray's compiled graphs.
+"""A transport between an engine and its worker actors over the shared-memory channels of Ray's compiled graphs.
 
-The only file that uses Ray's channels. It moves raw bytes one level below `Channel.read()` and `Channel.write()`: their
-conversions, checks and timings cost several times the transfer itself and are not needed for bytes in a buffer of fixed
-capacity. A channel holds one message: a writer waits until all readers have taken the previous one.
+This is the only module that uses Ray's channels. It reads and writes raw bytes with the functions that `Channel.read()`
+and `Channel.write()` call. The conversions, checks and time measurements in these two methods cost several times as
+much as the transfer itself, and are not needed for bytes in a buffer of fixed capacity. A channel holds one message: a
+writer waits until all readers have taken the previous message.
 """
 
 # Ray's own types are partial:
@@ -34,26 +35,30 @@ if TYPE_CHECKING:
 _SHARED_MEMORY = "/dev/shm"
 _SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)\d+-\d+")
 _MAPPED = re.compile(rf" (\d+) +{_SHARED_MEMORY}/sem\.")
-"""Matches the inode in a line of /proc/self/maps."""
+"""Matches a line of /proc/self/maps that maps a semaphore, and captures the inode of the semaphore's file."""
 
 RAW = b"RAW"
 """The metadata with which Ray marks a value as raw bytes."""
 MARK_BYTES = 16
-"""Space for that metadata in a channel's buffer."""
+"""Bytes for this metadata in a channel's buffer."""
 TAKE_TIMEOUT_MS = 1000
-"""Timeout for reading a message that has been written. The read can only be delayed by another reader's short lock."""
+"""Timeout in milliseconds for reading a message that has already been written.
+
+Only another reader, which locks the channel for a short time, can delay such a read.
+"""
 
 
 def _unlink_semaphores() -> None:
-    """Unlink the names of the semaphores that this process has open.
+    """Remove the names of the channels' semaphores that this process has open.
 
-    A channel has a buffer on the writer's node and one on each other node with readers. Each buffer has two named
-    semaphores, which are files in /dev/shm. Ray does not remove them when a process is killed. Once the writer and all
-    readers are registered, every process that needs a semaphore has opened it, node daemons included, and the names are
-    no longer used.
+    A channel has a buffer on the writer's node, and one on each other node with readers. Each buffer has two named
+    semaphores, which are files in /dev/shm. Ray does not remove these files when a process is killed. Once the writer
+    and all readers are registered, every process that needs a semaphore has opened it, Ray's daemons included, so the
+    names are no longer needed.
 
-    Semaphores are matched by inode, not by name. The process that creates a semaphore has it mapped under a temporary
-    name, and if all readers of a buffer are on other nodes, no other process on this node has its semaphores open.
+    Semaphores are matched by inode, not by name, because the process that creates a semaphore maps it under a temporary
+    name. That process must remove the name: if all readers of a buffer are on other nodes, no other process on this
+    node has the buffer's semaphores open.
     """
     try:
         mapped = set(_MAPPED.findall(Path("/proc/self/maps").read_text()))
@@ -67,7 +72,7 @@ def _unlink_semaphores() -> None:
 
 
 class RawChannel:
-    """One Ray channel that carries raw bytes."""
+    """A Ray channel that carries raw bytes."""
 
     def __init__(self, channel: Any, capacity: int) -> None:
         self.channel = channel
@@ -79,11 +84,11 @@ class RawChannel:
 
     @staticmethod
     def create(readers: list[tuple[Any, str]], capacity: int) -> RawChannel:
-        """A channel from this process to `readers`, which are pairs of actor and node id. `capacity` is in bytes."""
+        """Create a channel from this process to `readers`: pairs of an actor and its node id. `capacity`: in bytes."""
         return RawChannel(Channel(get_self_actor(), readers, capacity + MARK_BYTES), capacity)
 
     def try_write(self, part: bytes) -> bool:
-        """Write `part`. Returns False if a reader has not taken the previous message yet."""
+        """Write `part` without waiting. Returns False if a reader has not taken the previous part yet."""
         try:
             self._core.experimental_channel_put_serialized(
                 RawSerializedObject(part), self._writer_ref, self._readers, 0
@@ -95,7 +100,7 @@ class RawChannel:
         return True
 
     def try_read(self, timeout_ms: int = 0) -> bytes | None:
-        """The next part, or None if none arrives within `timeout_ms`."""
+        """Read the next part. Returns None if none arrives within `timeout_ms` milliseconds."""
         try:
             data, mark, _ = self._core.get_objects(self._reader_refs, timeout_ms)[0]
         except RayChannelTimeoutError:
@@ -107,15 +112,16 @@ class RawChannel:
         return b"" if data is None else data.to_pybytes()  # a copy: the writer reuses the buffer once `data` is freed
 
     def close(self) -> None:
-        """Make all further reads and writes fail, in this process and in the others on this node."""
+        """Make all further reads and writes fail, in this process and in other processes on this node."""
         self.channel.close()
 
 
 class ChannelInvitation(NamedTuple):
-    """See `endpoint.Invitation`."""
+    """The `Invitation` to a `ChannelTransport`: what a worker needs to open the channels from and to its engine."""
 
     rank: int
     requests: Any
+    """The Ray channel from the engine to all workers."""
     engine: Any
     """The engine's actor. None if the engine runs in the driver."""
     engine_node: str
@@ -124,13 +130,17 @@ class ChannelInvitation(NamedTuple):
     spin_window_s: float
 
     def join(self) -> tuple[ChannelEndpoint, tuple[Any, bool]]:
-        """See `endpoint.Invitation`. The answer is the reply channel and whether this worker can use the board."""
+        """Open the channels in the worker's process. Returns the endpoint, and the answer for
+        `ChannelTransport.accept()`.
+
+        The answer is the channel for this worker's replies, and whether this worker can use the engine's `Board`.
+        """
         board = Board.open(self.board) if self.board is not None else None
         bell = Bell(board, self.rank) if board is not None else None
         if bell is not None and board is not None and not bell.knock(board.num_workers):
             bell.close()
             board = bell = None
-        # a driver has no actor; any actor will do, because Ray ignores which one reads on the writer's own node
+        # if the engine has no actor, name this one instead: on the writer's own node, Ray ignores which actor reads
         reader = self.engine if self.engine is not None else get_self_actor()
         replies = RawChannel.create([(reader, self.engine_node)], self.capacity)
         self.requests.ensure_registered_as_reader()
@@ -140,7 +150,7 @@ class ChannelInvitation(NamedTuple):
 
 
 class ChannelEndpoint:
-    """See `endpoint.Endpoint`."""
+    """A worker's end of a `ChannelTransport`."""
 
     def __init__(
         self,
@@ -207,17 +217,17 @@ class ChannelEndpoint:
 
 
 class ChannelTransport:
-    """See `transport.Transport`. One channel goes to all workers, and one comes back from each worker."""
+    """Implements `Transport` with one channel to all workers, and one channel back from each worker."""
 
     def __init__(
         self, workers: Sequence[ServingActor], nodes: Sequence[str], capacity: int, spin_window_s: float
     ) -> None:
-        """Creates the request channel.
+        """Create the channel to the workers.
 
         Args:
             nodes: the Ray node id of each worker.
-            capacity: bytes of one channel's buffer. Longer messages are split.
-            spin_window_s: seconds to spin before sleeping.
+            capacity: size of a channel's buffer in bytes. Longer messages are split.
+            spin_window_s: how long, in seconds, a process that waits for a message spins before it sleeps.
 
         Raises:
             OSError, RayError, ValueError: a channel cannot be created between these processes.
@@ -230,7 +240,7 @@ class ChannelTransport:
         self._capacity = capacity
         self._spin_window_s = spin_window_s
         self._requests = RawChannel.create(list(zip(workers, nodes, strict=True)), capacity)
-        self._replies: list[RawChannel] = [self._requests] * len(workers)  # until accept()
+        self._replies: list[RawChannel] = [self._requests] * len(workers)  # replaced in accept()
         self._joiners = [Joiner(capacity) for _ in workers]
         self._inbox: deque[tuple[int, bytes]] = deque()
         self._closed = False

@@ -1,7 +1,7 @@
-"""The engine's side of calls and steps: sends requests and matches replies to them.
+"""The engine's side of calls to its workers: sends calls and steps, and matches replies to them.
 
-`RpcClient` numbers the calls and has no thread of its own: a caller that waits for its result reads all replies and
-assigns each to its call. The message format is in `rpc/wire.py`, the worker's side in `rpc/server.py`.
+`RpcClient` has no thread of its own. A thread that waits for a result reads all replies that arrive, and stores each
+with the call whose number it carries. The message format is in `rpc/wire.py`, the worker's side in `rpc/server.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _decode_step(replies: list[bytes]) -> StepResult:
 
 
 class Call(Generic[T]):
-    """A call or step in flight. Implements `Pending`."""
+    """A call or step that was sent to the workers, and its replies so far. Implements `Pending`."""
 
     __slots__ = ("_client", "_decode", "_value", "deadline_s", "error", "num_missing", "number", "replies", "what")
 
@@ -49,12 +49,14 @@ class Call(Generic[T]):
         self.error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether `result()` would return or raise at once. Reads the replies that have arrived."""
+        """Whether `result()` would return or raise at once. First reads the replies that have arrived."""
         self._client.pump(self, time.monotonic())
         return not self.num_missing or self.error is not None
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the replies, at most `timeout` seconds and at most until the call's own deadline.
+        """Wait for the call's replies, and return its result.
+
+        Waits at most `timeout` seconds, and not beyond the call's own deadline.
 
         Raises:
             WorkerFailed, WorkerDied, RpcTimeout: see `Executor.collective_rpc`.
@@ -73,13 +75,13 @@ class Call(Generic[T]):
 
 
 class RpcClient:
-    """The engine's side. Thread-safe: a lock lets one thread at a time send or receive."""
+    """Sends calls and steps to an engine's workers, and receives the replies. Thread-safe."""
 
     def __init__(self, transport: Transport, num_workers: int, failure: Callable[[], BaseException]) -> None:
-        """`failure` returns the reason why the transport was closed."""
+        """`failure`: called if the transport was closed. Returns the error to raise."""
         self.num_workers = num_workers
         self.late_failure: Callable[[WorkerFailed], None] = lambda error: None
-        """Called if a worker fails in a step that is already over, such as one whose result another worker has sent."""
+        """Called if a worker fails in a step that is over, for example because another worker has sent the result."""
         self._transport = transport
         self._failure = failure
         self._turn = threading.Lock()
@@ -94,9 +96,10 @@ class RpcClient:
         aggregate: Callable[[list[Any]], Any] | None,
         timeout_s: float,
     ) -> Call[Any]:
-        """Start a call on every worker. `payload` comes from `encode_call()`.
+        """Start a call on every worker, and return it without waiting. `payload` comes from `encode_call()`.
 
-        The result is the value of `reply_rank`, or `aggregate` of the list of all values in rank order, or that list.
+        The result of the call is what worker `reply_rank` returns. If that is None, the result is the list of what all
+        workers return, in rank order, or what `aggregate` makes of that list.
         """
         decode: Callable[[list[bytes]], Any] = _decode_values
         if reply_rank is not None:
@@ -107,7 +110,7 @@ class RpcClient:
         return self._send(CALL, what, payload, self.num_workers, decode, timeout_s)
 
     def step(self, plan: StepPlan, timeout_s: float) -> Call[StepResult]:
-        """Start a step."""
+        """Start a step on every worker, and return the call without waiting for replies."""
         return self._send(STEP, "a step", encode_plan(plan), 1, _decode_step, timeout_s)
 
     def stop(self, timeout_s: float) -> None:
@@ -115,10 +118,13 @@ class RpcClient:
         self._send(STOP, "stop", b"", 0, _decode_values, timeout_s)
 
     def pump(self, call: Call[Any], deadline_s: float) -> None:
-        """Hand out replies until `call` has finished or `deadline_s` has passed."""
+        """Read replies and store them with their calls, until `call` is complete or `deadline_s` has passed.
+
+        `deadline_s` is a time of `time.monotonic()`.
+        """
         while call.num_missing and call.error is None and self._take_turn(deadline_s):
             try:
-                if call.num_missing and call.error is None:  # another thread may have finished it meanwhile
+                if call.num_missing and call.error is None:  # another thread may have completed it
                     received = self._receive(call, deadline_s)
                     if received is None:
                         return
@@ -127,7 +133,7 @@ class RpcClient:
                 self._turn.release()
 
     def give_up(self, call: Call[Any]) -> None:
-        """Finish a call with an RpcTimeout. Replies that arrive later are discarded."""
+        """Complete a call with an RpcTimeout as its error. Replies that arrive later are discarded."""
         self._calls.pop(call.number, None)
         late = [str(rank) for rank, reply in enumerate(call.replies) if not reply]
         call.error = RpcTimeout(

@@ -1,10 +1,10 @@
-"""How processes of one node notify each other of messages, and how they wait for them.
+"""How an engine and its workers on one node notify each other of messages, and how they wait for messages.
 
-A `Board` is shared memory between an engine and its workers. It has one counter byte for each channel, which the writer
-increments after each write, so that readers can check a byte instead of taking the channel's lock. It also has one byte
-for each process, which is nonzero while the process sleeps. A `Bell` is a socket that wakes a sleeping process. Writers
-ring only processes that sleep, so a busy pair makes no system calls. Both need Linux and only serve speed: a process
-without them polls, with pauses.
+A `Board` is memory that an engine shares with its workers. It has one counter byte for each channel, which the writer
+increments after each write. Readers check this byte, which is faster than taking the channel's lock. The board also has
+one byte for each process, which is nonzero while the process sleeps. A `Bell` is a socket that wakes a sleeping
+process. Writers ring only for processes that sleep, so busy processes notify each other without system calls. Boards
+and bells need Linux and only save time: a process without them polls its channels, with pauses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raycore.node import shared_memory
 T = TypeVar("T")
 
 LINE = 64
-"""Bytes of a cache line. The sections of the board start on separate lines, which avoids false sharing between them."""
+"""Bytes of a cache line. The board's sections start on separate lines, which avoids false sharing between them."""
 CLOSED = 0
 REQUESTS = LINE
 REPLIES = 2 * LINE
@@ -33,15 +33,17 @@ TOKEN_BYTES = 16
 
 FIRST_NAP_S = 0.001
 LONGEST_NAP_S = 1.0
-"""A sleeping process also checks without a ring, first after `FIRST_NAP_S`, then after twice as long each time, up to
-`LONGEST_NAP_S`. A ring can be missed: a processor may reorder the store "I sleep" and the load "is there a message"."""
+"""A process that sleeps also checks for messages without a ring: first after `FIRST_NAP_S` seconds, then after twice as
+long each time, up to `LONGEST_NAP_S`. A ring can be missed, because a processor may reorder the store of "I sleep" and
+the load that looks for a message."""
 FIRST_PAUSE_S = 50e-6
 LONGEST_PAUSE_S = 0.002
-"""Shortest and longest pause between polls if messages may come without a ring. Pauses grow with the time waited."""
+"""Shortest and longest pause in seconds between two polls, for a process that is not rung for every message. Pauses get
+longer the longer the process waits."""
 
 
 class BoardAddress(NamedTuple):
-    """Where to open a board: the engine's pid and file descriptor, and the token that proves it is the right file."""
+    """What a worker needs to open the engine's board. `token` proves that the file at `pid` and `fd` is the board."""
 
     pid: int
     fd: int
@@ -50,7 +52,7 @@ class BoardAddress(NamedTuple):
 
 
 class Board:
-    """The shared bytes, `memory`. `REQUESTS`, `replies` and `sleeper()` give the indexes into it."""
+    """A board: bytes in shared memory. `CLOSED`, `REQUESTS`, `replies` and `sleeper()` are indexes into `memory`."""
 
     def __init__(self, num_workers: int, token: bytes, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -61,7 +63,7 @@ class Board:
 
     @staticmethod
     def create(num_workers: int) -> tuple[Board, int] | None:
-        """A new board and its file descriptor. None if the platform is not Linux."""
+        """Create a board. Returns the board and its file descriptor, or None if the platform is not Linux."""
         if sys.platform != "linux":
             return None
         size = _size(num_workers)
@@ -72,7 +74,7 @@ class Board:
 
     @staticmethod
     def open(address: BoardAddress) -> Board | None:
-        """The engine's board. None if this process cannot open it: another node, another container, another user."""
+        """Open the engine's board. Returns None if this process can't, for example because it is on another node."""
         size = _size(address.num_workers)
         memory = shared_memory.open_at(shared_memory.path_of(address.pid, address.fd), size)
         if memory is None or memory[size - TOKEN_BYTES :] != address.token:
@@ -80,11 +82,11 @@ class Board:
         return Board(address.num_workers, address.token, memory)
 
     def raise_counter(self, index: int) -> None:
-        """Count one write to a channel, modulo 256. Each counter has one writer."""
+        """Increment the counter byte at `index`, modulo 256. Only the writer of the counter's channel does this."""
         self.memory[index] = (self.memory[index] + 1) & 0xFF
 
     def sleeper(self, member: int) -> int:
-        """Index of the byte that is nonzero while `member` sleeps: a worker's rank, or `num_workers` for the engine."""
+        """Index of the byte that is nonzero while `member` (a worker's rank, or `num_workers`: the engine) sleeps."""
         return self._sleepers + member
 
 
@@ -98,7 +100,10 @@ def _size(num_workers: int) -> int:
 
 
 class Bell:
-    """One member's socket. Its name is in the abstract namespace, so no file can be left behind."""
+    """The socket that wakes one member of a board: a worker, or the engine as member number `num_workers`.
+
+    The socket's name is in the abstract namespace, so no file can be left behind.
+    """
 
     def __init__(self, board: Board, member: int) -> None:
         self._memory = board.memory
@@ -112,26 +117,26 @@ class Bell:
         self._socket.bind(self._names[member])
 
     def ring(self, member: int) -> bool:
-        """Wake `member` if it sleeps. Returns False if it cannot be reached."""
+        """Wake `member` if it sleeps. Returns False if it sleeps and cannot be reached."""
         if not self._memory[self._flags[member]]:
             return True
-        self._memory[self._flags[member]] = 0  # one ring is enough: other writers need not ring again
+        self._memory[self._flags[member]] = 0  # one ring is enough: other writers don't need to ring
         return self.knock(member)
 
     def knock(self, member: int) -> bool:
-        """Ring `member` whether it sleeps or not. Returns False if it cannot be reached."""
+        """Ring for `member` whether it sleeps or not. Returns False if it cannot be reached."""
         try:
             self._socket.sendto(b"", socket.MSG_DONTWAIT, self._names[member])
         except BlockingIOError:
-            return True  # its socket is full of rings already
+            return True  # the member's socket is full of rings already
         except OSError:
             return False
         return True
 
     def sleep(self, look: Callable[[], T | None], longest_s: float) -> T | None:
-        """Sleep until rung, at most `longest_s`. Calls `look()` first and does not sleep if that finds something.
+        """Call `look()`. If it finds nothing, sleep until another member rings, at most `longest_s` seconds.
 
-        Returns what `look()` found. Returns None at once if the bell is closed.
+        Returns what `look()` found, or None. Returns None at once if the bell is closed.
         """
         with self._in_use:
             if self._closed:
@@ -145,7 +150,7 @@ class Bell:
             return found
 
     def close(self) -> None:
-        """Wake the thread that sleeps here and release the socket's name. May be called from any thread."""
+        """Wake the thread that is in `sleep()`, and release the socket's name. May be called from any thread."""
         self._closed = True
         self.knock(self._member)
         with self._in_use:
@@ -161,16 +166,16 @@ class Bell:
 
 
 class Waiter:
-    """How one process waits: it spins for `spin_window_s`, then sleeps between checks."""
+    """Waits for messages. Spins for `spin_window_s` seconds, then sleeps until the bell rings, or polls with pauses."""
 
     def __init__(self, spin_window_s: float, bell: Bell | None, must_poll: bool) -> None:
-        """`must_poll`: some messages come without a ring."""
+        """`bell`: this process's own bell, if any. `must_poll`: whether messages may arrive without a ring."""
         self._window_s = spin_window_s
         self._bell = bell
         self._must_poll = must_poll or bell is None
 
     def wait(self, look: Callable[[], T | None], deadline_s: float) -> T | None:
-        """Call `look()` until it returns something other than None. Returns that, or None at `deadline_s`.
+        """Call `look()` until it returns something other than None. Returns that value, or None at `deadline_s`.
 
         `deadline_s` is a time of `time.monotonic()`. Exceptions of `look()` pass through.
         """
@@ -180,7 +185,7 @@ class Waiter:
         started_s = now_s = time.monotonic()
         end_s = min(started_s + self._window_s, deadline_s)
         while now_s < end_s:
-            os.sched_yield()  # the writer may need this core
+            os.sched_yield()  # lets the writer run if it needs this core
             found = look()
             if found is not None:
                 return found

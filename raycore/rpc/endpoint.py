@@ -1,27 +1,27 @@
-"""The interfaces of a worker's end of a transport. They are implemented in `rpc/channel.py` and `rpc/actor_call.py`."""
+"""The interfaces of a worker's end of a transport. `rpc/channel.py` and `rpc/actor_call.py` implement them."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 
-class TransportClosed(Exception):  # no Error suffix: this is how every transport ends
-    """The other side is gone, or this side was closed. It does not carry the reason, which the closing side knows."""
+class TransportClosed(Exception):  # no Error suffix: every transport ends this way
+    """The other end of the transport is gone or has closed it, or this end was closed. The reason is not included."""
 
 
 class Endpoint(Protocol):
-    """A worker's end of a transport."""
+    """A worker's end of a transport, which carries messages between the worker and its engine."""
 
     def finish_joining(self) -> None:
-        """Release resources that only joining needs. Called after all workers have joined."""
+        """Release resources that are only needed for joining. Called after all workers have joined."""
         ...
 
     def receive(self) -> bytes:
-        """Wait for the next request, without a timeout. Raises `TransportClosed`."""
+        """Wait for the next request, without a timeout, and return it. Raises `TransportClosed`."""
         ...
 
     def send(self, message: bytes) -> None:
-        """Send a reply. Waits until the engine has taken the previous one. Raises `TransportClosed`."""
+        """Send a reply. Waits until the engine has taken the previous reply. Raises `TransportClosed`."""
         ...
 
     def close(self) -> None:
@@ -30,10 +30,11 @@ class Endpoint(Protocol):
 
 
 class Invitation(Protocol):
-    """What a worker needs to join its engine's transport. Can be pickled."""
+    """What an engine sends to a worker so that the worker can join the engine's transport. Can be pickled."""
 
     def join(self) -> tuple[Endpoint | None, Any]:
-        """Join, in the worker's process. Returns the endpoint and the answer for the engine's `Transport.accept()`.
+        """Join the transport. Called in the worker's process. Returns the endpoint, and the answer for
+        `Transport.accept()`.
 
         The endpoint is None if the transport calls the worker's actor instead (see `WorkerActor.call`).
         """

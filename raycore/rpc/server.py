@@ -1,4 +1,4 @@
-"""A worker's side of calls and steps: runs requests and encodes replies. Does not know the transport."""
+"""The worker's side of calls from its engine: runs calls and steps, and encodes the replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raycore.rpc.wire import (
 
 
 class RpcServer:
-    """Turns requests into calls of `worker`, and their results or exceptions into replies."""
+    """Turns requests into calls of `worker`'s methods, and the methods' results or exceptions into replies."""
 
     def __init__(self, worker: Any, rank: int) -> None:
         self.stopped = False
@@ -33,7 +33,7 @@ class RpcServer:
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def handle(self, message: bytes) -> bytes | None:
-        """Run a request. Returns the reply, or None if the request has none."""
+        """Run an encoded request. Returns the encoded reply, or None if the request gets no reply."""
         kind, number = HEADER.unpack_from(message)
         payload = memoryview(message)[HEADER_BYTES:]
         try:

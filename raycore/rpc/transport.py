@@ -1,8 +1,9 @@
 """The interface of a transport, which carries bytes between an engine and its workers.
 
 A `Transport` is the engine's end, and an `Endpoint` (`rpc/endpoint.py`) is one worker's end. A request goes to all
-workers, a reply goes from one worker to the engine. Both are plain `bytes` and arrive in the order in which they were
-sent. Their format is in `rpc/wire.py`. The implementations are in `rpc/channel.py` and `rpc/actor_call.py`.
+workers; a reply goes from one worker to the engine. Requests and replies are plain `bytes`, and arrive in the order in
+which their sender sent them. Their format is in `rpc/wire.py`. The implementations are in `rpc/channel.py` and
+`rpc/actor_call.py`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ class ServingActor(Protocol):
 
     @property
     def serve(self) -> ray_api.Endpoint[[], None]:
-        """Handle requests from the channel until told to stop, or until it is closed."""
+        """Handle requests from the channel, until the engine asks the worker to stop or the channel is closed."""
         ...
 
     @property
     def call(self) -> ray_api.Endpoint[[bytes], bytes | None]:
-        """Handle one request and return its reply, for a transport without channels."""
+        """Handle one request, and return its reply or None. Used by the transport that has no channels."""
         ...
 
     @property
     def hold(self) -> ray_api.Endpoint[[], None]:
-        """Return when the worker has stopped."""
+        """Block until the worker has stopped."""
         ...
 
     @property
@@ -42,26 +43,29 @@ class ServingActor(Protocol):
 
 
 class Transport(Protocol):
-    """The engine's end. Only one thread at a time may send or receive. `close()` may be called from any thread."""
+    """The engine's end of a transport. Only one thread at a time may send or receive; any thread may call `close()`."""
 
     def invite(self, rank: int) -> Invitation:
-        """What worker `rank` needs to join."""
+        """Return the invitation that worker `rank` needs to join."""
         ...
 
     def accept(self, rank: int, answer: Any) -> None:
-        """Complete the connection to worker `rank`."""
+        """Complete the connection to worker `rank`. `answer` is what that worker's `Invitation.join()` returned."""
         ...
 
     def finish_joining(self) -> None:
-        """Release resources that only joining needs. Called after all workers have been accepted."""
+        """Release resources that are only needed for joining. Called after `accept()` was called for all workers."""
         ...
 
     def start(self) -> list[ObjectRef[None]]:
-        """Make the workers serve. Returns, in rank order, a ref for each that completes when it stops serving."""
+        """Make the workers handle requests.
+
+        Returns a Ray ref for each worker, in rank order, that completes when the worker stops handling requests.
+        """
         ...
 
     def send(self, message: bytes, deadline_s: float) -> None:
-        """Send a request to every worker. May wait until all workers have taken the previous one.
+        """Send a request to every worker. May wait until all workers have taken the previous request.
 
         Replies that arrive meanwhile are kept for `receive()`, so that an engine and a worker that both wait to send
         cannot deadlock.
@@ -74,16 +78,20 @@ class Transport(Protocol):
         ...
 
     def receive(self, deadline_s: float) -> tuple[int, bytes] | None:
-        """The sender's rank and its reply, or None if none arrives by `deadline_s`. Raises `TransportClosed`."""
+        """Wait for the next reply. Returns the rank of the worker that sent it, and the reply.
+
+        Returns None if no reply arrives by `deadline_s`, a time of `time.monotonic()`. Raises `TransportClosed`.
+        """
         ...
 
     def close(self) -> None:
-        """Make waiting and later calls on both sides raise `TransportClosed`. Idempotent."""
+        """Make waiting and later calls, of the engine and of workers, raise `TransportClosed`. Idempotent."""
         ...
 
 
 def split(message: bytes, capacity: int) -> list[bytes]:
-    """Split a message into parts of `capacity` bytes. The last part is shorter, possibly empty, which marks the end.
+    """Split a message into parts of `capacity` bytes. Only the last part is shorter, possibly empty, to mark the
+    message's end.
 
     A message shorter than `capacity` is one part. `Joiner` is the inverse.
     """
@@ -93,14 +101,14 @@ def split(message: bytes, capacity: int) -> list[bytes]:
 
 
 class Joiner:
-    """Joins the parts of one sender's messages."""
+    """Joins the parts into which `split` has divided the messages of one sender."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._parts: list[bytes] = []
 
     def add(self, part: bytes) -> bytes | None:
-        """Add a part. Returns the whole message if `part` is its last."""
+        """Add a part. Returns the whole message if `part` is its last part, otherwise None."""
         if len(part) == self._capacity:
             self._parts.append(part)
             return None

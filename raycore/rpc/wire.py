@@ -1,7 +1,8 @@
 """The format of the messages between an engine and its workers: calls, steps and their replies.
 
-A message is a header and a payload. Every worker replies to a call, even if its result is not wanted, so that the
-engine learns of every failure at once. To a step, only the worker with the result replies, and any worker that fails.
+A message is a header and a payload. To a call, every worker replies, even if its result is not wanted, so that the
+engine learns of every failure at once. To a step, only the worker that returns the result replies, and any worker that
+fails.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import msgspec
 from raycore.messages import StepPlan, StepResult
 
 HEADER = struct.Struct("<BQ")
-"""The kind of a message and the number of its call."""
+"""The kind of a message, and the number of the call or step to which it belongs."""
 HEADER_BYTES = HEADER.size
 CALL, STEP, STOP = 1, 2, 3
 """Kinds of requests."""
 VALUE, STEP_RESULT, CALL_ERROR, STEP_ERROR = 4, 5, 6, 7
 """Kinds of replies. An error's payload is the pickled pair of its summary and its traceback."""
 ERRORS = frozenset({CALL_ERROR, STEP_ERROR})
+"""The kinds of replies that report an error."""
 NOT_WANTED = b"-"
 """The payload of a reply whose value the caller does not want."""
 _PLAIN = frozenset({bytes, int, str, float, bool, type(None)})
@@ -38,7 +40,7 @@ decode_result = msgspec.msgpack.Decoder(StepResult).decode
 def encode_call(
     method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, reply_rank: int | None
 ) -> bytes:
-    """The payload of a call. Plain arguments use pickle, which is faster; others may need cloudpickle."""
+    """Return the payload of a call. Plain values are encoded with pickle, others with cloudpickle, which is slower."""
     call = (method, tuple(args), kwargs, reply_rank)
     if not kwargs and type(method) is str and _PLAIN.issuperset(map(type, args)):
         return pickle.dumps(call, 5)
@@ -46,7 +48,7 @@ def encode_call(
 
 
 def encode_value(value: object) -> bytes:
-    """The payload of a reply to a call."""
+    """Return the payload of the reply to a call that returned `value`."""
     if type(value) in _PLAIN or (type(value) in (tuple, list) and _PLAIN.issuperset(map(type, cast(Any, value)))):
         return pickle.dumps(value, 5)
     return cloudpickle.dumps(value, 5)
