@@ -1,1 +1,1 @@
-"""Decides which tokens the next step computes. The engine needs only `Scheduler`."""
+"""Decides which tokens the next step computes. `Scheduler` is the entry point."""

@@ -1,4 +1,4 @@
-"""The outputs of one step, to be split among clients and merged over steps."""
+"""The outputs of one step. They can be split by client, and merged with outputs of other steps."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class StepOutputs(SequenceNews, eq=False):
-    """One step's outputs. The arrays are read-only and may be shared with the scheduler."""
+    """One step's outputs. The arrays are read-only, because the scheduler may still use them."""
 
     seq_ids: NDArray[np.int64] = np.empty(0, np.int64)
-    """int64[k]: the sequence that got `token_ids[i]`. Each seq_id occurs once."""
+    """int64[k]: `seq_ids[i]` is the sequence that got `token_ids[i]`. No seq_id occurs twice."""
     token_ids: NDArray[np.int32] = np.empty(0, np.int32)
-    """int32[k]."""
+    """int32[k]: the new token of each sequence in `seq_ids`."""
     duration_s: float = 0.0
-    """Seconds from the step's plan to its result. Set by the engine, like `queued`."""
+    """Seconds from the planning of the step to the arrival of its result. The engine sets this field and `queued`."""
     flush_interval_s: float = math.inf
     """The smallest flush interval among the requests with new tokens; infinite if there is no new token."""
 
     def by_client(self) -> list[tuple[int, StepOutputs]]:
-        """The outputs of each client. Usually there is one client, and then nothing is copied."""
+        """Return (client index, outputs) for each client. If there is only one client, nothing is copied."""
         clients = client_of(self.seq_ids)
         named = self.clients()
         if len(clients):
@@ -48,10 +48,11 @@ class StepOutputs(SequenceNews, eq=False):
 
     @staticmethod
     def merge(steps: Sequence[tuple[StepOutputs, float]], now_s: float) -> OutputBatch:
-        """Merge several steps' outputs for one client into a batch without a load.
+        """Merge one client's outputs of several steps into a batch. The batch's load isn't set.
 
         Args:
-            steps: (outputs, time at which they were made) of each step, on the clock of `now_s`.
+            steps: (outputs, time when the outputs were made) of each step.
+            now_s: the current time, on the same clock.
         """
         batch = OutputBatch()
         for step, made_s in steps:

@@ -1,4 +1,4 @@
-"""The order of requests: which is admitted first, and which is preempted first."""
+"""The order of requests: which request is admitted first, and which is preempted first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Urgency = tuple[int, int]
 
 
 class WaitingQueue:
-    """Requests that wait for a slot, the most urgent first.
+    """The requests that wait for a slot, ordered by urgency.
 
-    A preempted request goes before all requests that arrived after it. An aborted request stays in the heap until it
-    reaches the top, where it is skipped.
+    A preempted request keeps its arrival number, so it precedes requests of the same priority that arrived later. An
+    aborted request stays in the heap until it reaches the top, and is skipped then.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -28,28 +28,31 @@ class WaitingQueue:
         return len(self._heap) - self._num_discarded
 
     def urgency(self, request: Request) -> Urgency:
-        """The sort key: the smallest is admitted first, the largest is preempted first. No two requests have equal
-        keys."""
+        """Return the request's sort key. All keys are different.
+
+        The request with the smallest key is admitted first; the running request with the largest key is preempted
+        first.
+        """
         return (request.priority if self._by_priority else 0, request.arrival)
 
     def push(self, request: Request) -> None:
-        """Add a request, new or preempted."""
+        """Add a new or preempted request."""
         heapq.heappush(self._heap, (self.urgency(request), request))
 
     def peek(self) -> Request:
-        """The most urgent request; the queue is not empty."""
+        """Return the most urgent request. The queue must not be empty."""
         while (request := self._heap[0][1]).is_aborted:
             heapq.heappop(self._heap)
             self._num_discarded -= 1
         return request
 
     def pop(self) -> Request:
-        """Remove and return the most urgent request; the queue is not empty."""
+        """Remove and return the most urgent request. The queue must not be empty."""
         request = self.peek()
         heapq.heappop(self._heap)
         return request
 
     def discard(self, request: Request) -> None:
-        """Remove a queued request that was just aborted."""
+        """Remove a request that was just aborted while it was in the queue."""
         assert request.is_aborted
         self._num_discarded += 1

@@ -1,4 +1,4 @@
-"""Prefix caching of requests: finds the cached blocks of waiting requests, and publishes the blocks of running ones."""
+"""Prefix caching for requests: finds cached blocks for waiting requests, and adds the blocks of running requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raycore.scheduler.slots import SlotTable
 
 
 class Prefixes:
-    """Prefix caching for the requests of `slots`, whose blocks are in `blocks`."""
+    """Connects the prefix cache to requests: `slots` has the running requests, and `blocks` has each slot's blocks."""
 
     def __init__(self, cache: PrefixCache, slots: SlotTable, blocks: BlockTable) -> None:
         self._cache = cache
@@ -20,7 +20,7 @@ class Prefixes:
         self._block_size = blocks.block_size
 
     def find(self, request: Request) -> list[int]:
-        """The cached blocks that a waiting request can reuse. At least one of its tokens is left to compute."""
+        """Return the cached blocks that a waiting request can reuse. They never include the request's last token."""
         if not request.reads_prefix_cache:
             return []
         num_blocks = (len(request.tokens) - 1) // self._block_size
@@ -28,9 +28,10 @@ class Prefixes:
         return self._cache.match(request.digests, num_blocks)
 
     def publish(self, slots: list[int]) -> None:
-        """Put these slots' full blocks in the prefix cache, up to the tokens that are known and planned to be computed.
+        """Add to the prefix cache the slots' full blocks whose tokens have arrived and are planned for computation.
 
-        A request in the same plan may already read them: a step writes all its keys and values before it reads any.
+        Requests in the same plan can already reuse these blocks: in each layer, a step writes all its keys and values
+        before it reads any.
         """
         table = self._slots
         num_known = np.minimum(table.computed[slots], table.received[slots])

@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it, and the limits that it is checked against."""
+"""A request as the scheduler represents it, and the limits that requests are checked against."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from raycore.sampling_params import SamplingParams
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request from `submit` to its end. While it runs, its token counts are in `SlotTable`."""
+    """A request from its submission to its end. While it runs, `SlotTable` has its token counts."""
 
     seq_id: int
     arrival: int
-    """A serial number: smaller arrived earlier."""
+    """Serial number. Requests that arrived earlier have smaller numbers."""
     priority: int
     params: SamplingParams
     seed: int
@@ -28,44 +28,50 @@ class Request:
     bad_words_token_ids: list[list[int]]
     flush_interval_s: float
     tokens: NDArray[np.int32]
-    """int32[num_known], prompt and output. Valid while the request waits; while it runs, `SlotTable` has its tokens."""
+    """int32: the tokens of prompt and output. Up to date while the request waits; later, see `SlotTable`."""
     num_prompt_tokens: int
     max_tokens: int
-    """Maximum length of prompt and output together."""
+    """Maximum number of tokens of prompt and output together."""
     min_tokens: int
-    """Length of prompt and output together from which on stop tokens count."""
+    """A stop token ends the request only once prompt and output, with the stop token, have this many tokens."""
     stop_token_ids: frozenset[int]
-    """Every token that ends the request, end-of-sequence included. All are in the vocabulary."""
+    """Every token that ends the request, including end-of-sequence unless `ignore_eos`. All are in the vocabulary."""
     early_end_ids: frozenset[int] = frozenset()
-    """The stop tokens that end the request even before `min_tokens`. Workers sample them that early only to end a
-    complete constrained output."""
+    """The stop tokens that end the request even before `min_tokens`. Before that, workers sample them only if a
+    constrained output is complete."""
     root_digest: bytes = ROOT_DIGEST
-    """Parent digest of its first block; see `raycore.kvcache.prefix_cache`."""
+    """Parent digest of the request's first block; see `raycore.kvcache.prefix_cache`."""
     slot: int = -1
     """-1 while the request waits."""
     was_started: bool = False
     is_aborted: bool = False
     digests: list[bytes] = field(default_factory=list[bytes])
-    """Digests of its first full blocks; see `raycore.kvcache.prefix_cache`."""
+    """Digests of the request's first full blocks; see `raycore.kvcache.prefix_cache`."""
     num_published_blocks: int = 0
-    """Leading blocks that the prefix cache already has, since the request got its slot."""
+    """Number of leading blocks that the request found in, or added to, the prefix cache since it got its slot."""
     num_prompt_logprobs: int = 0
-    """The prompt logprobs of positions below this were sent."""
+    """The prompt logprobs of positions below this have been sent."""
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """False with prompt logprobs: they need the hidden state of every position, which the cache doesn't hold."""
+        """Whether the request may reuse cached blocks.
+
+        With prompt logprobs it may not: they need the hidden state of every position, which the cache doesn't hold.
+        """
         return self.params.prompt_logprobs is None
 
     def end_of(self, token_id: int, num_tokens: int) -> tuple[str, int | None] | None:
-        """(finish reason, stop reason) if the request ends with this token, its `num_tokens`-th; else None."""
+        """Return (finish reason, stop reason) if the request ends with `token_id`, otherwise None.
+
+        `num_tokens`: the number of tokens of prompt and output, including `token_id`.
+        """
         if token_id in self.stop_token_ids and (num_tokens >= self.min_tokens or token_id in self.early_end_ids):
             is_eos = not self.params.ignore_eos and token_id in self.eos_token_ids
             return "stop", None if is_eos else token_id
         return ("length", None) if num_tokens >= self.max_tokens else None
 
     def for_workers(self, num_computed_tokens: int, block_ids: NDArray[np.int32]) -> NewRequest:
-        """The message that gives workers the request when it gets its slot."""
+        """Return the message that tells the workers about the request when it gets its slot."""
         return NewRequest(
             slot=self.slot,
             token_ids=self.tokens.tobytes(),
@@ -90,16 +96,17 @@ class RequestLimits:
 
     @staticmethod
     def of(engine: EngineInfo, vocab_size: int) -> RequestLimits:
-        """The limits of an engine, as its clients know it."""
+        """Return the limits of the engine that `engine` describes."""
         return RequestLimits(vocab_size, engine.max_model_len, engine.block_size, engine.num_blocks)
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Refuse a request that couldn't run even alone.
+        """Raise an error if a request could not run even on an idle engine.
 
         Raises:
             RequestTooLarge: the prompt, or prompt and output together, exceed the model's length or the KV cache. The
                 message has the numbers.
-            InvalidRequest: the prompt is empty, or something in the request is outside the vocabulary.
+            InvalidRequest: the prompt is empty, a token id isn't in the vocabulary, or a parameter lists or asks for
+                more tokens than the vocabulary has.
         """
         if not prompt_token_ids:
             raise InvalidRequest("the prompt has no tokens: there is nothing to continue")
@@ -110,7 +117,7 @@ class RequestLimits:
             ("allowed_token_ids", params.allowed_token_ids),
             ("logit_bias", params.logit_bias),
         ):
-            # duplicates change nothing, but a long list of them costs as much as any
+            # duplicates have no effect, but a list with many of them takes time
             if chosen is not None and len(chosen) > self.vocab_size:
                 raise InvalidRequest(
                     f"{name} has {len(chosen)} entries, more than the vocabulary's {self.vocab_size} tokens"
@@ -124,7 +131,8 @@ class RequestLimits:
         """Check a client's request and convert it to the scheduler's form.
 
         Raises:
-            RequestTooLarge, InvalidRequest: see `check`; also if there is nothing left to generate.
+            RequestTooLarge, InvalidRequest: see `check`.
+            InvalidRequest: the request already has all its output tokens.
         """
         params, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
         self.check(prompt, params)
@@ -176,5 +184,5 @@ class RequestLimits:
             )
 
     def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
-        """Maximum length of prompt and output together."""
+        """Return the maximum number of tokens of prompt and output together."""
         return self.max_model_len if asked is None else min(num_prompt + asked, self.max_model_len)

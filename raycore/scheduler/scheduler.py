@@ -1,16 +1,19 @@
-"""Plans steps, and applies their results.
+"""Plans steps, and applies their results to the requests.
 
-There are no separate prefill and decode steps. Every request has known tokens and computed tokens, and each step
-computes known tokens within a token budget. Running requests go first, those with one token to compute before the
-others. Waiting requests get the rest, as far as slots, blocks and budget allow. When running requests need more blocks
-than are free, the least urgent one is preempted: it loses its blocks and is computed again later.
+There are no separate prefill and decode steps. Every request has known tokens (prompt and output) and computed tokens
+(known tokens whose keys and values are in the KV cache). Each step computes known tokens of requests, within a token
+budget. Running requests with exactly one token to compute (decodes) are planned first, then other running requests. The
+rest of the budget goes to waiting requests, while there are free slots and blocks. While running requests need more
+blocks than are free, the least urgent running request is preempted: it loses its blocks, waits again, and is computed
+again later.
 
-Plans may be made ahead of results, on the assumption that each decode in flight gives one token. If its request has
-left its slot by then (finished, aborted or preempted), the results that were planned for it are ignored. A preempted
-request loses its tokens in flight, which nobody has seen; they are drawn again with the same random numbers. Workers
-execute plans in order, so the blocks of a request that has left can be reused at once, whatever is in flight.
+A step can be planned before the results of earlier steps arrive, on the assumption that each decode in flight gives one
+token. If a request has left its slot when a result arrives (finished, aborted or preempted), the result for this
+request is ignored. When a request is preempted, its tokens in flight are lost. No client has seen them, and they are
+sampled again with the same random numbers. Workers execute plans in order, so the blocks of a request that has left its
+slot can be reused at once, even while steps that use them are in flight.
 
-Knows nothing of connections, time, or tensors.
+This module knows nothing of connections, time, or tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class Scheduler:
 
     Args:
         num_blocks: number of KV cache blocks on every worker.
-        vocab_size: token ids are below it.
+        vocab_size: size of the model's vocabulary. Token ids are smaller.
     """
 
     def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, vocab_size: int) -> None:
@@ -55,10 +58,10 @@ class Scheduler:
         self._prefixes = Prefixes(prefix_cache, self._slots, self._blocks) if prefix_cache is not None else None
         self._waiting = WaitingQueue(config.policy)
         self._held: dict[int, Request] = {}
-        """Requests that `release` will queue: they wait for something else first."""
+        """Requests, by seq_id, that were submitted with `is_held` and are not in the waiting queue yet."""
         self._requests: dict[int, Request] = {}
         self._prefills: list[Request] = []
-        """The requests in PREFILL, in the order in which they got their slots."""
+        """The running requests in the phase PREFILL (see `slots`), in the order in which they got their slots."""
         self._in_flight: deque[InFlight] = deque()
         self._freed_slots: list[int] = []
         """Slots vacated since the last plan."""
@@ -68,17 +71,17 @@ class Scheduler:
         self._num_queried_tokens = 0
         self._num_cached_tokens = 0
         self._refused: tuple[Request, int] | None = None
-        """(head of the queue, free blocks) when there were too few blocks. Until either changes, there is no need to
-        try again."""
+        """(the most urgent waiting request, free blocks) when there were too few blocks for that request. While neither
+        changes, the request isn't checked again."""
 
     # ---- requests come and go
 
     def submit(self, request: EngineRequest, *, is_held: bool = False) -> None:
-        """Queue a request. With `is_held`, only `release` queues it.
+        """Add a request to the waiting queue. With `is_held`, hold it back until `release` is called.
 
         Raises:
-            RequestTooLarge: it could never run; the message has the numbers.
-            InvalidRequest: the prompt is empty, a token isn't in the vocabulary, or the seq_id is in use.
+            RequestTooLarge: the request could never run. The message has the numbers.
+            InvalidRequest: the request is invalid (see `RequestLimits.admit`), or its seq_id is in use.
         """
         if request.seq_id in self._requests:
             raise InvalidRequest(f"request {request.request_id}: seq_id {request.seq_id} belongs to a running request")
@@ -91,7 +94,7 @@ class Scheduler:
             self._waiting.push(admitted)
 
     def release(self, seq_ids: Iterable[int]) -> None:
-        """Queue held requests, in the position that their arrival gives them."""
+        """Add requests that were held back to the waiting queue, ordered as if they had not been held."""
         for seq_id in seq_ids:
             self._waiting.push(self._held.pop(seq_id))
 
@@ -110,12 +113,14 @@ class Scheduler:
                 self._vacate(request)
 
     def seq_ids_of(self, client: int) -> list[int]:
-        """The seq_ids of one client's requests, waiting or running."""
+        """Return the seq_ids of all requests of the client with the index `client`."""
         return [seq_id for seq_id in self._requests if client_of(seq_id) == client]
 
     def seq_ids_in_flight(self, step: int) -> list[int]:
-        """The seq_ids in the plan of `step`, which has no result yet, without requests that have left their slots
-        since."""
+        """Return the seq_ids of the requests in the plan of `step`, without those that have left their slots since.
+
+        Empty if `step` is not in flight.
+        """
         for planned in self._in_flight:
             if planned.step == step:
                 requests = (planned.live_request(row, self._slots) for row in range(len(planned.batch.slots)))
@@ -123,11 +128,11 @@ class Scheduler:
         return []
 
     def has_work(self) -> bool:
-        """Whether any request waits or runs, held ones not counted."""
+        """Whether any request is waiting or running. Requests that are held back don't count."""
         return len(self._requests) > len(self._held)
 
     def load(self) -> LoadView:
-        """The current load, and counts since the start."""
+        """Return the current load, and counters since the start."""
         return LoadView(
             len(self._waiting) + len(self._held),
             self._slots.num_running,
@@ -139,7 +144,7 @@ class Scheduler:
         )
 
     def reset_prefix_cache(self) -> bool:
-        """Clear the prefix cache. Does nothing and returns False while any request runs."""
+        """Clear the prefix cache. Does nothing and returns False if a request is running."""
         if self._slots.num_running:
             return False
         self._pool.forget()
@@ -148,14 +153,14 @@ class Scheduler:
     # ---- schedule
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step. None if there is nothing to do before a result or a request arrives."""
+        """Plan the next step. Returns None if there is nothing to compute until a result or a request arrives."""
         step, has_preempted = self._fit_running()
         self._advance_decodes(step)
         budget = self._config.max_num_batched_tokens - len(step.decodes.slots)
         for chunk in step.chunks:
             budget -= chunk.num_tokens
             self._advance_chunk(chunk, step)
-        # a preempted request would be admitted first, and take back the blocks that it just lost
+        # a request that was just preempted could be admitted at once, and take back the blocks that it has lost
         if not has_preempted:
             self._admit_waiting(step, budget)
         if step.is_empty:
@@ -167,8 +172,11 @@ class Scheduler:
         return plan
 
     def _fit_running(self) -> tuple[StepBuilder, bool]:
-        """Plan the running requests, after preempting as many as necessary to have blocks for them. Returns whether any
-        was."""
+        """Begin the next step with the running requests. While there are too few free blocks for them, preempt
+        requests.
+
+        Returns: the step, and whether a request was preempted.
+        """
         has_preempted = False
         while True:
             step = StepBuilder(self._slots.decodes())
@@ -205,9 +213,9 @@ class Scheduler:
         return self._blocks.num_missing(slot, int(self._slots.computed[slot]) + chunk.num_tokens)
 
     def _preempt_one(self) -> None:
-        """Send the least urgent request back to the queue.
+        """Preempt the least urgent running request, and put it back in the waiting queue.
 
-        A request whose last token is in flight is spared: its result frees its blocks.
+        Requests whose last token is in flight are spared: when that token arrives, they end and free their blocks.
         """
         candidates = [request for request in self._slots.running() if self._slots.phase[request.slot] != LAST]
         victim = max(candidates, key=self._waiting.urgency)
@@ -216,10 +224,10 @@ class Scheduler:
         self._waiting.push(victim)
 
     def _advance_decodes(self, step: StepBuilder) -> None:
-        """Plan one token for each decode, and a new block for each whose blocks are full."""
+        """Plan one token for each decode. Decodes whose blocks are full get a new block."""
         table, batch = self._slots, step.decodes
         if step.block_slots:
-            # their previous blocks are full now
+            # all blocks that these slots have so far are full
             self._publish(step.block_slots)
             step.block_ids = self._blocks.grow_each(np.array(step.block_slots)).tolist()
         num_computed = table.computed[batch.slots] + 1
@@ -229,7 +237,7 @@ class Scheduler:
             table.set_phase(batch.slots[at_end], LAST)
 
     def _advance_chunk(self, chunk: Chunk, step: StepBuilder) -> None:
-        """Plan a chunk of a request in PREFILL, and allocate the blocks that it lacks."""
+        """Plan a chunk of a request in PREFILL, and allocate the blocks that the request lacks for it."""
         slot = chunk.request.slot
         computed = int(self._slots.computed[slot]) + chunk.num_tokens
         added = self._blocks.grow(slot, computed)
@@ -242,7 +250,7 @@ class Scheduler:
         self._publish([slot])
 
     def _admit_waiting(self, step: StepBuilder, budget: int) -> None:
-        """Admit waiting requests in order, until budget, slots or blocks run out."""
+        """Admit waiting requests, the most urgent first, until the budget, the slots or the blocks run out."""
         while budget and len(self._waiting) and self._slots.num_free:
             request = self._waiting.peek()
             if self._refused == (request, self._pool.num_free):
@@ -256,11 +264,11 @@ class Scheduler:
             budget -= chunk.num_tokens
 
     def _has_blocks_for(self, request: Request, cached: list[int]) -> bool:
-        """Whether all known tokens of `request` fit beside the running requests, with one block for each of these to
-        grow.
+        """Whether there are blocks for all known tokens of `request`, in addition to what running requests will need.
 
-        Checking only its first chunk would let it take blocks that an earlier prompt's next chunks need. Without room
-        to grow, it would be preempted within a few steps, because it came last.
+        Running requests need blocks for the rest of their prompts, and one block each to grow. If only the first chunk
+        of `request` were checked, it could take blocks that later chunks of running requests need. Without blocks to
+        grow, a request, usually this one, would be preempted within a few steps.
         """
         missing = -(-len(request.tokens) // self._block_size) - len(cached)
         promised = sum(self._blocks.num_missing(other.slot, len(other.tokens)) for other in self._prefills)
@@ -274,7 +282,7 @@ class Scheduler:
         self._blocks.begin(request.slot, cached)
         self._prefills.append(request)
         request.num_published_blocks = len(cached)
-        # the first blocks are part of the request's message, the step's lists are for later blocks
+        # a new request's first blocks are in its message to the workers; the step's lists have only later blocks
         self._blocks.grow(request.slot, num_cached + chunk.num_tokens)
         step.new_requests.append(request.for_workers(num_cached, self._blocks.row(request.slot)))
         step.chunks.append(chunk)
@@ -292,7 +300,7 @@ class Scheduler:
             self._prefixes.publish(slots)
 
     def _vacate(self, request: Request) -> None:
-        """Take the slot and blocks of a running request away."""
+        """Take away the slot and the blocks of a running request."""
         slot = request.slot
         self._publish([slot])
         if self._slots.phase[slot] == PREFILL:
@@ -304,7 +312,7 @@ class Scheduler:
     # ---- update
 
     def update(self, plan: StepPlan, result: StepResult) -> StepOutputs:
-        """Apply the result of the oldest plan in flight."""
+        """Apply the result of the oldest plan in flight to the requests. Returns the step's outputs."""
         step = self._in_flight.popleft()
         assert step.step == plan.step == result.step, (step.step, plan.step, result.step)
         table, batch = self._slots, step.batch
@@ -364,7 +372,7 @@ class Scheduler:
         del self._requests[request.seq_id]
 
     def check_integrity(self) -> None:
-        """Assert the scheduler's invariants; for tests, and for idle times."""
+        """Assert the scheduler's invariants. For tests."""
         self._slots.check_integrity()
         self._blocks.check_integrity()
         running = self._slots.running()

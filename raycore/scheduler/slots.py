@@ -1,13 +1,15 @@
-"""The running requests as arrays by slot, so that a step costs a few array operations however many run.
+"""The running requests, in arrays indexed by slot. Planning a step of decodes takes only a few array operations.
 
-A running request is in one of three phases. They follow from its counts, and exist only to find rows quickly:
+Every running request has a slot: a row in these arrays. The request is in one of three phases, which follow from its
+token counts and are stored only to find rows quickly:
 
-* PREFILL: more than one known token is still to be computed, or its first sampled token isn't planned yet.
-* DECODE: exactly one token is to be computed: the last one sampled, whether its value has arrived or not.
-* LAST: all its tokens are planned. It ends when the result arrives, at the latest.
+* PREFILL: some of the tokens that the request had when it got its slot have not been planned yet.
+* DECODE: exactly one known token has not been planned: the last one sampled, whose value may still be in flight.
+* LAST: the token that brings the request to its maximum length is in flight. The request ends when that token arrives,
+  at the latest.
 
-*Known* tokens include those in flight, whose values only the workers know: `received <= known`. In DECODE `known ==
-computed + 1`, so `known` is not stored.
+The *known* tokens of a request include those in flight, whose values only the workers know: `received <= known`. Their
+number is not stored: it is `received` in PREFILL, and `computed + 1` in the other phases.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ FREE, PREFILL, DECODE, LAST = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some slots in the order of a plan, with values that don't change while their requests run."""
+    """Slots in the order of a plan, with values that don't change while the slots' requests run."""
 
     slots: NDArray[np.int64]
     slot_bytes: bytes
-    """`slots` as int32, for the plan."""
+    """The bytes of `slots` as an int32 array, for the plan."""
     seq_ids: NDArray[np.int64]
     max_tokens: NDArray[np.int64]
     generations: NDArray[np.int64]
@@ -37,37 +39,37 @@ class Batch:
 
 
 class SlotTable:
-    """`num_slots` rows. Counts are int64, in tokens of prompt and output."""
+    """The data of running requests: one row for each of `num_slots` slots. Token counts are of prompt and output."""
 
     def __init__(self, num_slots: int, max_model_len: int, vocab_size: int) -> None:
         self.phase = np.zeros(num_slots, np.int8)
         self.computed = np.zeros(num_slots, np.int64)
-        """Tokens whose computation was planned."""
+        """Number of tokens whose computation has been planned."""
         self.received = np.zeros(num_slots, np.int64)
-        """Tokens whose values have arrived, in `tokens`."""
+        """Number of tokens whose values have arrived. The values are in `tokens`."""
         self.max_tokens = np.zeros(num_slots, np.int64)
         self.generation = np.zeros(num_slots, np.int64)
-        """How many requests have left the slot. Results planned for an earlier generation are ignored."""
+        """Number of requests that have left the slot. Results planned for an earlier generation are ignored."""
         self.num_departures = 0
-        """How many requests have left any slot. While it is unchanged, so are all generations."""
+        """Number of requests that have left any slot. While this is unchanged, all generations are unchanged."""
         self.seq_id = np.zeros(num_slots, np.int64)
         self.flush_interval_s = np.zeros(num_slots, np.float64)
-        # uninitialised: the kernel allocates only the pages that requests write to
+        # not initialized, so that the kernel allocates only the pages that requests write to
         self.tokens = np.empty((num_slots, max_model_len), np.int32)
         self.num_stoppers = np.zeros(vocab_size, np.int32)
-        """By token: how many running requests it would end. One lookup rules out all but a few tokens."""
+        """By token id: the number of running requests that this token would end. It is 0 for almost all tokens."""
         self.requests: list[Request | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._decodes: Batch | None = None
 
     @property
     def num_free(self) -> int:
-        """Slots without a request."""
+        """Number of slots without a request."""
         return len(self._free)
 
     @property
     def num_running(self) -> int:
-        """Slots with a request."""
+        """Number of slots with a request."""
         return len(self.requests) - len(self._free)
 
     def running(self) -> list[Request]:
@@ -75,7 +77,7 @@ class SlotTable:
         return [request for request in self.requests if request is not None]
 
     def enter(self, request: Request, num_computed: int) -> None:
-        """Give a request a slot, in PREFILL."""
+        """Give a request a free slot, in the phase PREFILL. `num_computed` of its tokens are in cached blocks."""
         slot = request.slot = self._free.pop()
         num_tokens = len(request.tokens)
         self.requests[slot] = request
@@ -89,7 +91,7 @@ class SlotTable:
         self.num_stoppers[list(request.stop_token_ids)] += 1
 
     def leave(self, request: Request) -> None:
-        """Take a request's slot away. Results in flight for it will be ignored."""
+        """Take a request's slot away, and store the received tokens in the request. Ignore its results in flight."""
         slot = request.slot
         request.tokens = np.array(self.tokens[slot, : int(self.received[slot])])
         request.slot = -1
@@ -101,18 +103,18 @@ class SlotTable:
         self._free.append(slot)
 
     def set_phase(self, slots: int | NDArray[np.int64], phase: int) -> None:
-        """Set the phase of slots."""
+        """Set the phase of one slot or several."""
         self.phase[slots] = phase
         self._decodes = None
 
     def decodes(self) -> Batch:
-        """All slots in DECODE, in slot order."""
+        """Return all slots in the phase DECODE, in ascending order."""
         if self._decodes is None:
             self._decodes = self.batch(np.flatnonzero(self.phase == DECODE))
         return self._decodes
 
     def batch(self, slots: NDArray[np.int64]) -> Batch:
-        """A batch of these slots, in this order."""
+        """Return a batch of these slots, in this order."""
         seq_ids = self.seq_id[slots]
         seq_ids.flags.writeable = False
         return Batch(
@@ -125,7 +127,7 @@ class SlotTable:
         )
 
     def check_integrity(self) -> None:
-        """Assert the invariants of the phases."""
+        """Assert that the rows agree with their phases. For tests."""
         taken = [slot for slot, request in enumerate(self.requests) if request is not None]
         assert sorted(taken + self._free) == list(range(len(self.requests)))
         assert np.flatnonzero(self.phase != FREE).tolist() == taken

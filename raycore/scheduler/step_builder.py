@@ -1,4 +1,4 @@
-"""A step's plan while it is built, and what is kept of it until its result arrives."""
+"""A step's plan while the scheduler builds it, and what the scheduler keeps of it until the result arrives."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from raycore.scheduler.slots import Batch, SlotTable
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of a request in PREFILL that one step computes."""
+    """The tokens of a request in the phase PREFILL (see `slots`) that one step computes."""
 
     request: Request
     num_tokens: int
     is_final: bool
-    """Whether it includes the last known token, so that a new one is sampled."""
+    """Whether the chunk includes the request's last known token, so that the step samples a new token."""
 
 
 @dataclass(slots=True)
 class StepBuilder:
-    """The next plan, as far as it is decided."""
+    """Collects what the next step computes. `finish` then makes the plan."""
 
     decodes: Batch
     chunks: list[Chunk] = field(default_factory=list[Chunk])
@@ -33,6 +33,7 @@ class StepBuilder:
     started: list[tuple[Request, int]] = field(default_factory=list[tuple[Request, int]])
     """(request, number of cached tokens) of the new requests that have never had a slot before."""
     block_slots: list[int] = field(default_factory=list[int])
+    """The slots that get additional blocks: slot `block_slots[i]` gets block `block_ids[i]`."""
     block_ids: list[int] = field(default_factory=list[int])
 
     @property
@@ -41,7 +42,7 @@ class StepBuilder:
         return not self.chunks and not len(self.decodes.slots)
 
     def finish(self, step: int, freed_slots: list[int], table: SlotTable) -> tuple[StepPlan, InFlight]:
-        """The plan to send, and what `update` needs."""
+        """Return the plan for the workers, and what `Scheduler.update` needs to apply the step's result."""
         batch, sampled, num_tokens = self.decodes, None, b""
         if self.chunks:
             batch, sampled, num_tokens = self._mixed_batch(table)
@@ -52,8 +53,11 @@ class StepBuilder:
         return plan, InFlight(step, batch, sampled, table.num_departures, self.started)
 
     def _mixed_batch(self, table: SlotTable) -> tuple[Batch, NDArray[np.int64] | None, bytes]:
-        """The batch, single tokens first; the indices that are sampled (None: all); each one's number of tokens (empty:
-        1)."""
+        """Combine decodes and chunks. Slots with one token come first.
+
+        Returns: the batch, the indexes of the slots in it that get a new token (None: all), and each slot's number of
+        tokens as int32 bytes (empty: 1 each).
+        """
         chunks = sorted(self.chunks, key=lambda chunk: chunk.num_tokens > 1)
         decodes = self.decodes.slots
         chunk_slots = np.array([chunk.request.slot for chunk in chunks], np.int64)
@@ -70,30 +74,34 @@ class StepBuilder:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A plan whose result has not arrived."""
+    """What the scheduler keeps of a plan whose result has not arrived."""
 
     step: int
     batch: Batch
     sampled: NDArray[np.int64] | None
-    """Indices into the batch that get a token; None means all."""
+    """Indexes of the slots in the batch that get a new token. None: all."""
     num_departures: int
+    """`SlotTable.num_departures` when the plan was made."""
     started: list[tuple[Request, int]]
 
     def live_rows(self, table: SlotTable) -> NDArray[np.int64] | None:
-        """Indices into the batch that get a token and whose request still has its slot; None means all."""
+        """Return the indexes in the batch that get a new token and whose requests still have their slots. None: all."""
         if self.num_departures == table.num_departures:
             return self.sampled
         is_live = table.generation[self.batch.slots] == self.batch.generations
         return np.flatnonzero(is_live) if self.sampled is None else self.sampled[is_live[self.sampled]]
 
     def live_request(self, row: int, table: SlotTable) -> Request | None:
-        """The request at `row` of the batch; None if it has left its slot."""
+        """Return the request at index `row` of the batch, or None if that request has left its slot."""
         slot = int(self.batch.slots[row])
         return table.requests[slot] if table.generation[slot] == self.batch.generations[row] else None
 
     @staticmethod
     def failures(result: StepResult, rows: NDArray[np.int64] | None) -> dict[int, str]:
-        """By index into the outputs: why a request failed, without those that have left. `rows`: see `add_extras`."""
+        """Return why requests failed, by index into the outputs, without requests that have left their slots.
+
+        `rows` is what `live_rows` returned.
+        """
         if rows is None:
             return dict(result.failed)
         index_of = {row: index for index, row in enumerate(rows.tolist())}
@@ -102,10 +110,10 @@ class InFlight:
     def add_extras(
         self, outputs: StepOutputs, result: StepResult, rows: NDArray[np.int64] | None, table: SlotTable
     ) -> None:
-        """Add the started requests and the logprobs to `outputs`, without requests that have left.
+        """Add to `outputs` the started requests that weren't aborted, and the logprobs of requests with a slot.
 
         Args:
-            rows: what `live_rows` returned; `outputs` has these rows' tokens.
+            rows: what `live_rows` returned. `outputs` has the tokens of these rows.
         """
         outputs.started = [(request.seq_id, cached) for request, cached in self.started if not request.is_aborted]
         if result.logprobs:
