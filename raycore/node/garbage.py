@@ -1,4 +1,4 @@
-"""Python's garbage collector in long-running processes."""
+"""A setting of Python's garbage collector for long-running processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import gc
 
 
 def freeze_heap(*_: object) -> None:
-    """Exclude all objects that exist now from garbage collection.
+    """Exclude all objects that exist now from Python's cyclic garbage collection.
 
-    A full collection visits every container object. Imported libraries and a loaded model have several hundred
-    thousand, which takes tens of milliseconds in the middle of a step. Call this when everything is loaded, and only in
-    processes that raycore starts. The arguments are ignored; `collective_rpc` passes the worker.
+    A full collection visits every container object. Imported libraries and a loaded model have several hundred thousand
+    container objects, so a collection would stop a step for tens of milliseconds. Call this when everything is loaded,
+    and only in processes that raycore starts. The arguments are ignored; `collective_rpc` passes the worker.
     """
     gc.collect()
     gc.freeze()

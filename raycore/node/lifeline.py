@@ -1,9 +1,10 @@
 """Lets a process notice at once that another process on its node has ended, for any reason.
 
-When a process ends, the kernel frees its memory before it closes its sockets and reports the exit. That takes 30 to
-60 ms if torch is loaded. Robust mutexes are released earlier. So each process locks one for as long as it lives, its
-lifeline, in memory that other processes of the node can open, and they wait for that lock. Where no lifeline is
-available, the end of a process is noticed by the slower signs.
+When a process ends, the kernel frees the process's memory before it closes the process's sockets and reports the exit.
+If torch is loaded, this takes 30 to 60 ms. But the kernel releases robust mutexes before it frees the memory. So each
+process of raycore has a *lifeline*: a robust mutex that it locks for as long as it lives, in memory that other
+processes on the node can open. A process that watches another one waits for that mutex. Where there is no lifeline, the
+end of a process is noticed later, by other means.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from raycore.node import shared_memory
 _NAME = "raycore-lifeline"
 _SHARED = 1
 _ROBUST = 1
-"""PTHREAD_PROCESS_SHARED and PTHREAD_MUTEX_ROBUST in the C libraries of Linux."""
+"""`_SHARED` and `_ROBUST` are PTHREAD_PROCESS_SHARED and PTHREAD_MUTEX_ROBUST in the C libraries of Linux."""
 _EOWNERDEAD = 130
 _ENOTRECOVERABLE = 131
 _ETIMEDOUT = 110
 _ATTRIBUTES_BYTES = 64
 """At least the size of a pthread_mutexattr_t on any processor."""
 _POLL_INTERVAL_S = 1.0
-"""How often a watch checks whether it has been closed."""
+"""How often, in seconds, a watch checks whether it has been closed."""
 
 _held: threading.Thread | None = None
 
@@ -40,7 +41,7 @@ class _Timespec(ctypes.Structure):
 
 
 def hold() -> None:
-    """Lock this process's lifeline until it ends. Does nothing on other systems than Linux, or if called again."""
+    """Create this process's lifeline, locked until the process ends. Does nothing if called again or not on Linux."""
     global _held
     if sys.platform != "linux" or _held is not None:
         return
@@ -58,7 +59,7 @@ def hold() -> None:
         libc.pthread_mutex_lock(mutex)
         is_held.set()
         threading.Event().wait()
-        memory.close()  # never reached: the mutex is in this memory
+        memory.close()  # never reached, but keeps the mutex's memory open
 
     # in a thread of its own, because a robust mutex is released when the thread that locked it ends
     _held = threading.Thread(target=hold_on, name="raycore-lifeline", daemon=True)
@@ -67,7 +68,7 @@ def hold() -> None:
 
 
 class Watch:
-    """Waits in a thread of its own for the end of a process that holds a lifeline."""
+    """Waits, in a thread of its own, for the end of another process, which must have a lifeline."""
 
     def __init__(self, memory: mmap.mmap, on_end: Callable[[], None]) -> None:
         self._memory = memory
@@ -77,12 +78,12 @@ class Watch:
 
     @staticmethod
     def start(pid: int, on_end: Callable[[], None]) -> Watch | None:
-        """Call `on_end` when the process ends. Returns None if it has no lifeline that this process can open."""
+        """Call `on_end` when process `pid` ends. Returns None if this process can't open the lifeline of `pid`."""
         memory = _find(pid)
         return Watch(memory, on_end) if memory is not None else None
 
     def close(self) -> None:
-        """Stop watching. The thread ends within a second."""
+        """Stop watching: `on_end` is no longer called. Doesn't wait for the thread, which ends within a second."""
         self._is_closed = True
 
     def _wait(self) -> None:
@@ -102,9 +103,9 @@ class Watch:
 
 
 def _find(pid: int) -> mmap.mmap | None:
-    with suppress(OSError):  # it has ended, or is another user's
+    with suppress(OSError):  # the process has ended, or belongs to another user
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed since it was listed
+            with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
                 if os.readlink(link).startswith(f"/memfd:{_NAME} "):
                     return shared_memory.open_at(str(link), mmap.PAGESIZE)
     return None

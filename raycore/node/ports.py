@@ -1,4 +1,4 @@
-"""Free ports, and addresses at which workers can rendezvous."""
+"""Finds free ports, and formats addresses at which workers connect to each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """`count` different TCP ports of this machine's address `host`. They are free when checked, but not reserved."""
+    """Return `count` different TCP ports at `host`, an address of this machine. They are free, but not reserved."""
     with ExitStack() as stack:
         ports: list[int] = []
         for _ in range(count):
@@ -18,5 +18,5 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def address_of(host: str, port: int) -> str:
-    """The address as `tcp://host:port`."""
+    """Return `tcp://host:port`."""
     return f"tcp://{host}:{port}"

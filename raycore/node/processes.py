@@ -1,4 +1,4 @@
-"""Checks, signals and waits for processes of this machine."""
+"""Checks processes of this machine, sends signals to them, and waits for their end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _POLL_INTERVAL_S = 0.005
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and has not ended. False for a zombie, which its parent has not reaped yet."""
+    """Whether process `pid` exists and has not ended. False for a zombie, which its parent has not reaped yet."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        # it is gone, or this system has no /proc, and then zombies count as running
+        # the process is gone, or this system has no /proc; without /proc, zombies count as running
         return not Path("/proc/self/stat").exists() and _exists(pid)
     except (OSError, IndexError):
         return False
@@ -24,7 +24,7 @@ def is_running(pid: int) -> bool:
 
 
 def send_signal(pids: Iterable[int], number: int) -> None:
-    """Send signal `number` to those of the processes that have not ended."""
+    """Send signal `number` to each of the processes that has not ended."""
     for pid in pids:
         if is_running(pid):
             with suppress(ProcessLookupError):
@@ -32,7 +32,7 @@ def send_signal(pids: Iterable[int], number: int) -> None:
 
 
 def wait_until_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
-    """Wait until the processes have ended, at most `timeout_s`. Returns the pids of those that still run."""
+    """Wait until the processes have ended, at most `timeout_s` seconds. Returns the pids of those that still run."""
     deadline_s = time.monotonic() + timeout_s
     while (running := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline_s:
         time.sleep(_POLL_INTERVAL_S)

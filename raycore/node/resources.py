@@ -1,4 +1,4 @@
-"""The machine's resources for a worker: available memory, usable cores, and the settings of the C allocator."""
+"""The machine's resources for a worker: available memory, usable cores, and how the C library allocates memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-"""Parameters of glibc's mallopt (malloc.h)."""
+"""`_M_TRIM_THRESHOLD` and `_M_MMAP_THRESHOLD` are parameters of glibc's mallopt (malloc.h)."""
 
 
 def keep_freed_memory() -> None:
-    """Make glibc allocate large buffers from the heap, and keep the heap's memory when they are freed.
+    """Make glibc allocate large buffers from the heap, and keep the heap's memory when the buffers are freed.
 
-    By default it maps and unmaps each large buffer, and the page faults of temporary tensors cost more than the
-    arithmetic on them. Does nothing if the C library is not glibc.
+    By default, glibc maps new memory for each large buffer and unmaps it afterwards. For temporary tensors, the page
+    faults then take more time than the arithmetic. Does nothing if the C library is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -33,16 +33,16 @@ def keep_freed_memory() -> None:
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may run on."""
+    """Number of CPU cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def available_memory_bytes() -> int:
-    """Bytes that can be allocated without swapping: the machine's, or the control group's (cgroup) if those are fewer.
+    """Bytes that can be allocated without swapping on this machine and within this process's control group (cgroup).
 
-    1 GiB if neither is known.
+    Returns 1 GiB if neither limit is known.
     """
     candidates = [_machine_available(), cgroup_available()]
     return min((size for size in candidates if size is not None), default=1 << 30)
@@ -58,7 +58,10 @@ def _machine_available() -> int | None:
 
 
 def cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left below the control group's memory limit. None if there is no limit or no group."""
+    """Bytes left below the control group's (cgroup's) memory limit. None if there is no limit or no control group.
+
+    `root`: the directory with the control group's files.
+    """
     for limit, usage in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

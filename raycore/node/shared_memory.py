@@ -1,4 +1,7 @@
-"""Memory shared by processes of one node: an anonymous file that others open as /proc/<pid>/fd/<fd> of its creator."""
+"""Memory that processes on one node share.
+
+It is an anonymous file, which other processes open as /proc/<pid>/fd/<fd> of the process that created it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import os
 
 
 def create(name: str, num_bytes: int) -> tuple[mmap.mmap, int]:
-    """Create zeroed memory. Returns it with its file descriptor, which must stay open until others have opened it.
+    """Create zeroed memory, and return it with its file descriptor. Linux only.
 
-    Linux only. `name` appears in the link /proc/<pid>/fd/<fd> and need not be unique.
+    The descriptor must stay open until other processes have opened the memory. `name` appears in the link
+    /proc/<pid>/fd/<fd> and need not be unique.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.ftruncate(fd, num_bytes)
@@ -17,14 +21,15 @@ def create(name: str, num_bytes: int) -> tuple[mmap.mmap, int]:
 
 
 def path_of(pid: int, fd: int) -> str:
-    """The path under which other processes of the node can open the memory."""
+    """The path at which other processes on the node can open the memory with the descriptor `fd` of process `pid`."""
     return f"/proc/{pid}/fd/{fd}"
 
 
 def open_at(path: str, num_bytes: int) -> mmap.mmap | None:
-    """Open another process's memory. None if this process cannot: another node, another container, another user.
+    """Open another process's memory at `path`. Returns None if this process can't open it.
 
-    On another node `path` may be a different file of the same size, so callers must check the contents.
+    For example, the other process may be on another node, in another container, or belong to another user. On another
+    node, `path` may also be a different file of the same size, so callers must check the contents.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """The signals that ask a program to end.
 
-A second signal means that the program must end at once. But one request can arrive twice: `timeout` and service
-managers signal a process and then its process group, and the SIGHUP of a closed terminal comes both from the kernel and
-from the shell. Such a duplicate, an echo, must not count as a second signal.
+When a second signal arrives, a program ends at once. But one request to end can arrive as two signals: the command
+`timeout` and service managers signal a process and then its process group, and when a terminal is closed, both the
+kernel and the shell send SIGHUP. Such a duplicate, called an *echo*, must not count as a second signal.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import signal
 import time
 
 _ECHO_S = 0.5
-"""Signals within this time of the first one are its echoes."""
+"""Signals that arrive within this many seconds of the first signal are echoes."""
 
 _first_s: float | None = None
-"""When the first signal came."""
+"""Time of the first signal (`time.monotonic()`). None before the first signal."""
 
 
 def ending_signals() -> list[int]:
-    """SIGTERM, SIGINT and, unless it is ignored, SIGHUP. `nohup` ignores it so that a program outlives its terminal."""
+    """SIGTERM, SIGINT and, unless this process ignores it, SIGHUP.
+
+    The command `nohup` makes a program ignore SIGHUP, so that the program outlives its terminal.
+    """
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
@@ -30,7 +33,7 @@ def forget_signals() -> None:
 
 
 def is_echo(number: int) -> bool:
-    """Whether a signal that has just come is an echo. A SIGHUP after any other signal always is."""
+    """Whether signal `number`, which has just arrived, is an echo. A SIGHUP that isn't the first signal always is."""
     global _first_s
     now_s = time.monotonic()
     if _first_s is None:
