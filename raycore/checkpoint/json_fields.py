@@ -1,4 +1,4 @@
-"""Typed access to a checkpoint's JSON files. Every error names the file, the key, and the value found."""
+"""Typed access to a checkpoint's JSON files. Errors name the file, the key, and the value found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from raycore.errors import InvalidCheckpoint
 
 
 class JsonFields:
-    """One JSON object. `source` names it in errors: the file's path, or the path and the object's key."""
+    """The fields of one JSON object. The methods raise InvalidCheckpoint if a value isn't as the method requires.
+
+    `source` names the object in errors: the file's path, or the path and the object's key.
+    """
 
     def __init__(self, source: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
         self._source = source
@@ -21,7 +24,7 @@ class JsonFields:
 
     @classmethod
     def read(cls, path: Path) -> JsonFields:
-        """Read a file that must exist and hold one JSON object. Raises InvalidCheckpoint otherwise."""
+        """Read the JSON object in a file. Raises InvalidCheckpoint if it can't be read or isn't one JSON object."""
         try:
             values: object = msgspec.json.decode(path.read_bytes())
         except OSError as error:
@@ -33,47 +36,47 @@ class JsonFields:
         return cls(str(path), cast("dict[str, Any]", values))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> JsonFields:
-        """The same object with `defaults` for the keys that it lacks."""
+        """Return this object with default values for keys that are absent."""
         return JsonFields(self._source, self.values, defaults)
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
     def get(self, key: str) -> Any:
-        """The value of `key`, its default, or None if it has neither."""
+        """Return the value of `key`. If `key` is absent, return its default, or None if it has no default."""
         return self.values[key] if key in self.values else self._defaults.get(key)
 
     def child(self, key: str) -> JsonFields:
-        """The object at `key`; empty if it is absent or null."""
+        """Return the object at `key`, or an empty object if `key` is absent or null."""
         value = self.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.error(key, "an object")
         return JsonFields(f"{self._source}, {key}", cast("dict[str, Any]", value or {}))
 
     def int_(self, key: str, low: int = 1) -> int:
-        """A required integer, at least `low`."""
+        """Return the integer at `key`, which is required and must be at least `low`."""
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise self.error(key, f"an integer, at least {low}")
         return value
 
     def optional_int(self, key: str, low: int = 1) -> int | None:
-        """An integer of at least `low`; None if it is absent or null."""
+        """Return the integer at `key`, which must be at least `low`. None if `key` is absent or null."""
         return None if self.get(key) is None else self.int_(key, low)
 
     def float_(self, key: str) -> float:
-        """A required positive number."""
+        """Return the number at `key`, which is required and must be positive."""
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise self.error(key, "a positive number")
         return float(value)
 
     def optional_float(self, key: str) -> float | None:
-        """A positive number; None if it is absent or null."""
+        """Return the number at `key`, which must be positive. None if `key` is absent or null."""
         return None if self.get(key) is None else self.float_(key)
 
     def bool_(self, key: str, default: bool = False) -> bool:
-        """A boolean; `default` if it is absent or null."""
+        """Return the boolean at `key`, or `default` if `key` is absent or null."""
         value = self.get(key)
         if value is None:
             return default
@@ -82,14 +85,14 @@ class JsonFields:
         return value
 
     def list_(self, key: str) -> list[Any] | None:
-        """A list; None if it is absent or null."""
+        """Return the list at `key`. None if `key` is absent or null."""
         value = self.get(key)
         if value is not None and not isinstance(value, list):
             raise self.error(key, "a list")
         return cast("list[Any] | None", value)
 
     def error(self, key: str, expected: str) -> InvalidCheckpoint:
-        """The error for a value of `key` that isn't as expected."""
+        """Return an error that names the value at `key`, and `expected` as what was expected instead."""
         if self.get(key) is None:
             return InvalidCheckpoint(f"{self._source}: {key} is missing: expected {expected}")
         return InvalidCheckpoint(f"{self._source}: {key}={self.get(key)!r}: expected {expected}")

@@ -1,8 +1,8 @@
 """A checkpoint's description of its model: `config.json` and `generation_config.json`, parsed and validated.
 
-Handles the differences between the formats of transformers 4 and 5 and between model families, so that other modules
-see one `ModelSpec`. Absent keys get the defaults of transformers' configuration classes. Knows neither torch nor the
-weights, which `raycore.model.weights.loader` reads.
+Handles the differences between the formats of transformers 4 and 5, and between model families, so that other modules
+see one `ModelSpec`. Absent keys get the defaults of transformers' configuration classes. This module doesn't import
+torch or read weights; `raycore.model.weights.loader` reads them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ CheckpointDType = Literal["float32", "bfloat16", "float16"]
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """A decoder's shape and arithmetic, as its checkpoint describes them. Sizes are of the whole model, not of one
-    rank."""
+    """A decoder's sizes and operations, as its checkpoint describes them. Sizes are those of the whole model."""
 
     architecture: str
     model_type: str
@@ -40,12 +39,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
     rope_theta: float
     rope_scaling: RopeScaling | None
     layer_windows: list[int | None]
-    """By layer: the sliding window in tokens, including the token itself. None: full attention."""
+    """Each layer's sliding window: how many tokens a token sees, itself included. None: no window."""
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    """Whether each query and key head is RMS-normalised before the rotation."""
+    """Whether each query and key head is RMS-normalized before the rotation."""
     tie_word_embeddings: bool
     hidden_act: str
     max_position_embeddings: int
@@ -54,28 +53,30 @@ class ModelSpec(msgspec.Struct, frozen=True):
     bos_token_id: int | None
     eos_token_ids: list[int]
     generation_defaults: dict[str, Any]
-    """Sampling parameters that generation_config.json recommends, under its names; only those present."""
+    """The sampling parameters that are present in generation_config.json, under the names in that file."""
     moe: MoeSpec | None = None
-    """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of the dense layers."""
+    """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of dense layers."""
 
     @property
     def max_length(self) -> int:
-        """Positions that the model can address. With YaRN, `max_position_embeddings` often is the length before
-        scaling."""
+        """Maximum number of tokens of a sequence.
+
+        With YaRN scaling, this may be more than `max_position_embeddings`, which is often the length before scaling.
+        """
         if self.rope_scaling is None or self.rope_scaling.rope_type != "yarn":
             return self.max_position_embeddings
         stretched = int(self.rope_scaling.factor * self.rope_scaling.original_max_position_embeddings)
         return max(self.max_position_embeddings, stretched)
 
     def kv_heads_per_rank(self, tp_size: int) -> int:
-        """Key-value heads of one tensor-parallel rank. With more ranks than heads, several ranks hold the same head."""
+        """Number of key-value heads on each of `tp_size` ranks. With fewer heads than ranks, ranks share heads."""
         return max(1, self.num_kv_heads // tp_size)
 
     def check_tensor_parallel(self, tp_size: int, expert_parallel: bool = False) -> None:
-        """Raise InvalidConfig, with the sizes, unless `tp_size` ranks can split the model.
+        """Raise InvalidConfig if `tp_size` tensor-parallel ranks can't split the model. The error lists possible sizes.
 
-        The vocabulary may have any size: it is padded. With `expert_parallel` experts aren't split, so their size
-        doesn't matter.
+        The vocabulary may have any size, because it is padded. With `expert_parallel`, the size of an expert doesn't
+        matter, because experts aren't split.
         """
         sizes = self._split_sizes(expert_parallel)
         for name, size in sizes.items():
@@ -91,7 +92,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
             )
 
     def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:
-        """The sizes that tensor-parallel ranks split, by their names in config.json."""
+        """Return the sizes that tensor-parallel ranks split, by the sizes' names in config.json."""
         sizes = {"num_attention_heads": self.num_heads}
         if self.moe is None or not all(self.moe.sparse_layers):
             sizes["intermediate_size"] = self.intermediate_size
@@ -110,14 +111,14 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class _Family(msgspec.Struct, frozen=True):
-    """One architecture's defaults for absent keys, and its properties that no key sets."""
+    """An architecture's defaults for keys that config.json lacks, and its properties that no key sets."""
 
     defaults: dict[str, Any]
     qkv_bias: bool | None = False
-    """None: `attention_bias` decides, also for the output projection."""
+    """Whether Q, K and V projections have a bias. None: `attention_bias` decides, also for the output projection."""
     qk_norm: bool = False
     windows: Literal["none", "every layer", "every layer if used", "by layer"] = "none"
-    """All but `every layer` apply only if `use_sliding_window` is true."""
+    """Layers with a sliding window. `every layer if used` and `by layer` need `use_sliding_window: true`."""
 
 
 _LLAMA_DEFAULTS: dict[str, Any] = {
@@ -181,7 +182,7 @@ def load_model_spec(path: Path) -> ModelSpec:
 
     Raises:
         InvalidCheckpoint: the directory or its config.json is missing or can't be read, or raycore doesn't support the
-            model. The message names the file, the key and its value.
+            model. For an unsupported model, the message names the file, the key and the key's value.
     """
     path = path.expanduser()
     if not path.is_dir():

@@ -1,4 +1,4 @@
-"""A mixture of experts as a checkpoint's config.json describes it, and how ranks share the experts."""
+"""A mixture of experts as a checkpoint's config.json describes it, and how ranks divide the experts."""
 
 from __future__ import annotations
 
@@ -12,38 +12,42 @@ from raycore.checkpoint.json_fields import JsonFields
 
 
 class ExpertShare(NamedTuple):
-    """The part of a layer's experts that one rank holds."""
+    """What one rank holds of a layer's experts."""
 
     experts: range
+    """The indexes of these experts."""
     rows: range
-    """Intermediate rows of each of these experts."""
+    """Which intermediate rows of each of these experts the rank holds."""
 
 
 class MoeSpec(msgspec.Struct, frozen=True):
-    """The sparse layers of a decoder: a router sends each token to a few of many small feed-forward layers."""
+    """A decoder's sparse layers, where a router sends each token to a few of many small networks, the experts."""
 
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
     """Intermediate size of one expert."""
     norm_topk_prob: bool
-    """Whether the weights of a token's experts are normalised to sum to 1."""
+    """Whether the weights of a token's experts are normalized so that their sum is 1."""
     sparse_layers: list[bool]
-    """By layer: whether it has experts. The other layers are dense."""
+    """For each layer, whether it has experts. Layers without experts are dense."""
 
     def split_experts(self, tp_rank: int, tp_size: int) -> ExpertShare:
-        """Tensor parallelism: the same share of the rows of every expert."""
+        """Return a rank's share with tensor parallelism: the same number of rows of every expert."""
         num_rows = self.intermediate_size // tp_size
         return ExpertShare(range(self.num_experts), range(tp_rank * num_rows, (tp_rank + 1) * num_rows))
 
     def whole_experts(self, ep_rank: int, ep_size: int) -> ExpertShare:
-        """Expert parallelism: consecutive whole experts. The ranks' numbers of experts differ by at most one."""
+        """Return a rank's share with expert parallelism: a range of whole experts.
+
+        The numbers of experts of two ranks differ by at most one.
+        """
         first, end = (rank * self.num_experts // ep_size for rank in (ep_rank, ep_rank + 1))
         return ExpertShare(range(first, end), range(self.intermediate_size))
 
 
 def parse_moe(architecture: str, config: JsonFields) -> MoeSpec | None:
-    """The experts of the model that `config` describes; None if no layer has any."""
+    """Return the `MoeSpec` of the model that `config` describes, or None if no layer has experts."""
     if architecture == "MixtralForCausalLM":
         size, is_normed = "intermediate_size", True
     elif architecture == "Qwen3MoeForCausalLM":
@@ -61,7 +65,7 @@ def parse_moe(architecture: str, config: JsonFields) -> MoeSpec | None:
 
 
 def _num_experts(config: JsonFields) -> int:
-    """Transformers 5 accepts either key for both families."""
+    """Return the number of experts, which config.json has as `num_experts` or `num_local_experts`."""
     given = [key for key in ("num_experts", "num_local_experts") if config.values.get(key) is not None]
     return config.int_(given[0] if given else "num_experts")
 

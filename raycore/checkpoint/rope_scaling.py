@@ -1,6 +1,6 @@
-"""RoPE scaling: its parameters, in every form that config.json gives them.
+"""The parameters of RoPE scaling, read from config.json in all the forms that transformers has used.
 
-The frequencies themselves are computed in `raycore.model.rope`.
+`raycore.model.rope` computes the scaled frequencies.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class RopeScaling(msgspec.Struct, frozen=True):
     rope_type: RopeType
     factor: float
     original_max_position_embeddings: int = 0
-    """llama3, yarn: the model's positions before scaling."""
+    """llama3, yarn: the model's maximum number of positions before scaling."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     attention_factor: float = 1.0
-    """yarn: factor on cos and sin, from the checkpoint or derived from `factor` as in the YaRN paper."""
+    """yarn: the factor by which cos and sin are multiplied, from the checkpoint or computed as in the YaRN paper."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
@@ -33,18 +33,17 @@ class RopeScaling(msgspec.Struct, frozen=True):
 
 
 def parse_rope(config: JsonFields) -> tuple[float, RopeScaling | None]:
-    """The base of the rotary frequencies and their scaling (None: not scaled), from a config.json.
+    """Return the base of the rotary frequencies, and their scaling (None: no scaling), as config.json describes them.
 
     Raises:
-        InvalidCheckpoint: the scaling isn't one of `RopeType` or lacks a parameter. The message names the key.
+        InvalidCheckpoint: the scaling isn't one of `RopeType`, or lacks a parameter. The message names the key.
     """
     rope = _rope_parameters(config)
     return rope.float_("rope_theta"), _rope_scaling(rope, config)
 
 
 def _rope_parameters(config: JsonFields) -> JsonFields:
-    """`rope_parameters` as transformers 5 writes it, or what transformers 4 wrote instead: `rope_scaling` and
-    `rope_theta`."""
+    """Return `rope_parameters` as transformers 5 writes it, or transformers 4's `rope_scaling` and `rope_theta`."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.child(key)
     nested = [rope.child(name) for name in ("full_attention", "sliding_attention") if rope.get(name) is not None]
@@ -90,5 +89,5 @@ def _yarn(rope: JsonFields, factor: float, original: int) -> RopeScaling:
 
 
 def _yarn_attention_factor(factor: float, mscale: float) -> float:
-    """Section 3.4 of the YaRN paper (arXiv 2309.00071): `sqrt(1 / t)` for the attention temperature `t`."""
+    """Return `sqrt(1 / t)` for YaRN's attention temperature `t`: section 3.4 of the YaRN paper (arXiv 2309.00071)."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
