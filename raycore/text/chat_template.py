@@ -1,4 +1,8 @@
-"""Renders chat templates: Jinja text from a checkpoint, in a sandbox, with the results of Hugging Face's tokenizers."""
+"""Renders chat templates, which are Jinja text in a checkpoint. The results are the same as with Hugging Face's
+tokenizers.
+
+Templates run in a sandbox.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,16 @@ from raycore.errors import InvalidRequest
 from raycore.text.conversation import Message, normalize_messages
 
 _CONTINUE_HERE = "\ue000continue here\ue001 "
-"""Marks the end of the message to continue while the template is rendered. Private-use characters make it unique; its
-trailing space is lost if the template strips the message."""
+"""Appended to the message that the model should continue, to find that message's end in the rendered text.
+
+Private-use characters make this marker unique. Its trailing space is lost if the template strips the message.
+"""
 _PROBE = "raycore_probe"
 _DEVELOPER = "developer"
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training. Here it renders its body."""
+    """Renders only the body of `{% generation %}…{% endgeneration %}`, which marks text for training."""
 
     tags = {"generation"}  # noqa: RUF012  # as the base class has it
 
@@ -47,12 +53,13 @@ def render(
     """Render the conversation as one text. Developer messages become system messages if the template would drop them.
 
     Args:
+        add_generation_prompt: tell the template to end the text with the beginning of an answer.
         continue_final_message: end the text where the last message's content ends, so that the model continues it.
         special_tokens: the texts of the special tokens by name, such as `bos_token`.
         variables: further variables for the template.
 
     Raises:
-        InvalidRequest: the messages or options have the wrong shape, or the template refuses them.
+        InvalidRequest: the messages or options are invalid, or the template refuses them.
     """
     normal = normalize_messages(messages)
     if any(message["role"] == _DEVELOPER for message in normal):
@@ -77,13 +84,13 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _developer_role(template: str, special_tokens: tuple[tuple[str, str], ...]) -> str:
-    """The role in which a template renders developer messages: `developer`, or `system` if it drops or refuses that."""
+    """Return `developer` if the template renders messages with that role, or `system` if it drops or refuses them."""
     messages = [{"role": _DEVELOPER, "content": _PROBE}, {"role": "user", "content": "Probe."}]
     variables = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None}
     try:
         is_rendered = _PROBE in _render(template, {**dict(special_tokens), **variables})
     except InvalidRequest:
-        # the template may need variables that only real requests have
+        # the template may need variables that only real requests have: look for the role in its text instead
         is_rendered = _DEVELOPER in template
     return _DEVELOPER if is_rendered else "system"
 
@@ -105,7 +112,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """`tojson` without the HTML escapes of Jinja's own, on which models weren't trained."""
+    """Unlike Jinja's own `tojson`, this filter doesn't escape HTML: models weren't trained on escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Normalizes messages to the one form that chat templates get. Pure."""
+"""Normalizes a conversation's messages to the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from raycore.errors import InvalidRequest
 Message = Mapping[str, Any]
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
-"""The types that OpenAI's APIs give to content parts that are text."""
+"""The types of a message's content parts that are text, in OpenAI's APIs."""
 
 
 def normalize_messages(messages: object) -> list[dict[str, Any]]:
-    """Copies of the messages, in the form that chat templates are written for. Idempotent.
+    """Return copies of the messages, in the form that chat templates expect. Idempotent.
 
-    Content becomes text. Null fields are left out. An assistant's refusal becomes its content if it has no other, and
-    its reasoning gets both of the names in use. The arguments of tool calls become objects, and a tool's result gets
-    the name of the called function.
+    Content becomes a string. Null fields are left out. If an assistant's message has no content, its refusal becomes
+    the content. Reasoning is stored under both names in use, `reasoning` and `reasoning_content`. The arguments of tool
+    calls become objects. A tool's result gets the name of the function that was called.
 
     Raises:
-        InvalidRequest: a message has the wrong shape; the error names it.
+        InvalidRequest: a message is invalid. The error says which.
     """
     normal: list[dict[str, Any]] = []
     names: dict[str, str] = {}
@@ -37,13 +37,14 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def content_text(role: str, content: str | Sequence[object] | None, where: str = "message") -> str:
-    """The text of a message's content. Its parts are joined by newlines.
+    """Return a message's content as a string. Text parts are joined by newlines.
 
     Args:
-        where: names the message in errors.
+        where: the message's name in errors.
 
     Raises:
-        InvalidRequest: the content is neither text nor a list of text parts. An assistant's parts may also be refusals.
+        InvalidRequest: the content is neither text nor a list of text parts. An assistant's content may also have
+            refusal parts.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -76,10 +77,10 @@ def _normalize(index: int, message: object) -> dict[str, Any]:
         _normalize_assistant(where, fields)
     calls = _calls(where, fields.get("tool_calls", []))
     if calls:
-        # some templates use the content without checking that there is any
+        # some templates use the content without checking that the message has any
         fields |= {"content": fields.get("content") or "", "tool_calls": calls}
     else:
-        # templates check whether a message has the field, not whether it is empty
+        # templates check whether a message has this field, not whether the field is empty
         fields.pop("tool_calls", None)
     if fields.get("content") is None:
         raise InvalidRequest(f"{where} (role {role!r}) has no 'content'")
@@ -116,7 +117,7 @@ def _call(where: str, call: object) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """The arguments as an object. Text that isn't a JSON object stays text, so that the model sees its mistake."""
+    """Return a call's arguments as an object, or the text if it isn't one, so that the model sees its mistake."""
     try:
         value: object = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Incremental detokenization, and the search for stop strings. Pure."""
+"""Turns a growing sequence of tokens into text, and searches the text for stop strings."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ _REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
 """Maximum length of a UTF-8 character in bytes."""
 _WINDOW = 4
-"""Tokens that are decoded together before the oldest are dropped."""
+"""If the window has more tokens than this, the oldest are dropped. See `IncrementalDetokenizer`."""
 _MAX_HELD = 16
-"""Tokens whose bytes may wait for the end of a character. The bytes of more tokens can't be one character."""
+"""Maximum number of tokens whose bytes are held back until a character is complete."""
 
 
 class IncrementalDetokenizer:
-    """The text of a growing sequence of tokens.
+    """Turns a growing sequence of tokens into text.
 
-    Bytes that may still become a character are held back, so that the text only ever grows. At the end it equals the
-    text of all tokens decoded at once. (With tokenizers that fall back to bytes this isn't always so for bytes that
-    aren't UTF-8: they turn a whole run into U+FFFD, including characters that were already complete.)
+    Bytes at the end that may be part of an incomplete character are held back, so that characters are only ever added
+    to `text`. After `finish()`, `text` equals the text of all tokens decoded at once. (Tokenizers with byte fallback
+    are an exception if bytes aren't valid UTF-8: decoded at once, a whole run of bytes becomes U+FFFD, including
+    characters that were complete.)
 
-    Only the last few tokens are decoded again for each new one. They begin at a boundary between characters and with
-    text, so that what decoders do at the beginning of a text, such as dropping a space, isn't done in its middle.
+    For each new token, only the last few tokens (the window) are decoded again. The window begins between two
+    characters, and its first tokens have text that is already in `text`. So what decoders do only at the beginning of a
+    text, such as dropping a space, doesn't affect new text.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
@@ -34,17 +36,17 @@ class IncrementalDetokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []
         self._num_settled = 0
-        """Tokens of the window whose text is final."""
+        """Number of tokens at the beginning of the window whose text is final."""
         self._last_boundary = 0
-        """`_num_settled` before the latest tokens."""
+        """The value of `_num_settled` before the latest tokens were added to it."""
         self._seen = ""
         """The part of the window's text that is already in `text`."""
         self.text = ""
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Append tokens."""
+        """Append tokens, and add their text to `text`."""
         if self._skip_special_tokens:
-            # a long run of special tokens would keep the window from moving on
+            # a long run of special tokens, which have no text, would keep the window from moving
             special_ids = self._tokenizer.special_ids
             token_ids = [token_id for token_id in token_ids if token_id not in special_ids]
             if not token_ids:
@@ -67,7 +69,7 @@ class IncrementalDetokenizer:
             self._grow(complete)
 
     def finish(self) -> None:
-        """End the text. Bytes that were held back become part of it."""
+        """Add the bytes that are still held back to `text`. Call this after the last token."""
         self._grow(self._decode(self._window))
 
     def _grow(self, decoded: str) -> None:
@@ -82,7 +84,7 @@ class IncrementalDetokenizer:
             self._last_boundary, self._num_settled = 0, len(recent)
 
     def _give_up(self, decoded: str) -> None:
-        """Settle bytes that have waited too long, except the last ones, which may still begin a character."""
+        """Stop holding back bytes: add them to `text`, except the last ones, which may begin a character."""
         self._grow(decoded[:-1])
         self._window = self._window[-_LONGEST_CHARACTER:]
         self._seen = self._decode(self._window)[:-1]
@@ -97,7 +99,7 @@ class StopMatch(NamedTuple):
 
     stop: str
     start: int
-    """Its position in the text."""
+    """The index in the text at which the stop string starts."""
 
 
 class StopStrings:
@@ -106,15 +108,15 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [(stop, _borders(stop)) for stop in stops]
         self._num_matched = [0] * len(stops)
-        """By stop string: the length of its longest prefix that the text ends with."""
+        """For each stop string, the length of its longest prefix with which the text ends."""
         self.num_searched = 0
-        """Characters of the text so far."""
+        """Number of characters of the text so far."""
 
     def __bool__(self) -> bool:
         return bool(self._stops)
 
     def find(self, new: str) -> StopMatch | None:
-        """Append `new` to the text. Returns the match with the earliest start of those that end in `new`."""
+        """Append `new` to the text. Of the matches that end within `new`, returns the one that starts first."""
         found: StopMatch | None = None
         for index, (stop, borders) in enumerate(self._stops):
             num_matched = self._num_matched[index]
@@ -134,13 +136,13 @@ class StopStrings:
 
     @property
     def num_held_back(self) -> int:
-        """Characters at the end of the text that may begin a stop string."""
+        """Number of characters at the end of the text that may be the beginning of a stop string."""
         return max(self._num_matched, default=0)
 
 
 @lru_cache(maxsize=256)
 def _borders(stop: str) -> tuple[int, ...]:
-    """Knuth-Morris-Pratt failure function: the length of the longest proper border of each prefix of `stop`."""
+    """Knuth-Morris-Pratt failure function: for each prefix of `stop`, the length of its longest proper border."""
     borders = [0, 0]
     for character in stop[1:]:
         length = borders[-1]
@@ -151,7 +153,7 @@ def _borders(stop: str) -> tuple[int, ...]:
 
 
 class SequenceText:
-    """The text of one sequence, up to the stop string that ends it."""
+    """The text of one sequence, up to the stop string that ends the text."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
@@ -160,12 +162,12 @@ class SequenceText:
         self._include_stop = params.include_stop_str_in_output
         self._num_tokens = 0
         self._end: int | None = None
-        """Where the text ends, once that is known."""
+        """The length of the text, once it is known where the text ends."""
         self.stop: str | None = None
-        """The stop string that ended the text."""
+        """The stop string that ended the text, if any."""
 
     def append(self, token_ids: Sequence[int]) -> int:
-        """Append tokens. Returns how many were used: all, unless a stop string ended the text."""
+        """Append tokens. Returns how many of them are used: all, or those up to the end of a stop string."""
         if not self._stops:
             self._detokenizer.append(token_ids)
             return len(token_ids)
@@ -177,14 +179,17 @@ class SequenceText:
         return len(token_ids)
 
     def finish(self) -> None:
-        """End the text."""
+        """End the text after the last token. Characters that were held back become part of it."""
         if self.stop is None:
             self._detokenizer.finish()
             self._end = len(self._detokenizer.text)
 
     @property
     def text(self) -> str:
-        """The text so far, without an end that may begin a stop string."""
+        """The text so far. Characters at its end that may be the beginning of a stop string are left out.
+
+        They aren't left out if the output includes stop strings, or after the text has ended.
+        """
         text = self._detokenizer.text
         if self._end is not None:
             return text[: self._end]
@@ -193,7 +198,10 @@ class SequenceText:
         return text[: len(text) - self._stops.num_held_back]
 
     def _search(self) -> bool:
-        """Search the new text for a stop string. One that ends within the first `min_tokens` tokens is ignored."""
+        """Search new text for a stop string. Returns whether a stop string ends the text.
+
+        A stop string that ends within the first `min_tokens` tokens is ignored.
+        """
         match = self._stops.find(self._detokenizer.text[self._stops.num_searched :])
         if match is None or self._num_tokens <= self._min_tokens:
             return False

@@ -3,8 +3,8 @@
 Everything is read from the checkpoint's directory. `tokenizer.json` is the tokenizer itself; `tokenizer_config.json`
 and `special_tokens_map.json` name its special tokens. Chat templates are in `tokenizer_config.json` or in files of
 their own. Only `tokenizer.json` decides which tokens are added around a text, such as a leading `<s>`: as in
-transformers 5, `add_bos_token` and `add_eos_token` are ignored. Older versions wrote these for tokenizers without that
-file.
+transformers 5, `add_bos_token` and `add_eos_token` are ignored. Older versions of transformers wrote these two settings
+for tokenizers without a `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _REPLACEMENT = "\ufffd"
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """GPT-2's mapping from the characters of a byte-level vocabulary to the bytes that they stand for.
+    """Return GPT-2's mapping from the characters of a byte-level vocabulary to the bytes that they stand for.
 
-    A printable byte's character is that of the same number. The other bytes have characters from U+0100 on, in order.
+    A printable byte is represented by the character with the same number. The other bytes are represented by the
+    characters from U+0100 on, in order.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -40,19 +41,19 @@ _BYTES_OF_CHARACTERS = _bytes_of_characters()
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer. Made by `Tokenizer.from_dir`."""
+    """A checkpoint's tokenizer. Create it with `Tokenizer.from_dir`."""
 
     def __init__(
         self, native: NativeTokenizer, named_tokens: Mapping[str, str], templates: Mapping[str, str], path: Path
     ) -> None:
-        """`named_tokens` maps names such as `bos_token` to texts; `templates` maps names to Jinja text."""
+        """`named_tokens`: texts of special tokens by name, such as `bos_token`. `templates`: Jinja text by name."""
         self._native = native
         self._named_tokens = dict(named_tokens)
         self._templates = dict(templates)
         self._path = path
         self._texts: dict[int, str] = {}
         self.vocab_size: int = native.get_vocab_size(with_added_tokens=True)
-        """Number of tokens that have a text. The model's own vocabulary may be padded beyond it."""
+        """Number of tokens of the tokenizer. The model's vocabulary may be larger, because it may be padded."""
         self.special_ids: frozenset[int] = frozenset(
             token_id for token_id, token in native.get_added_tokens_decoder().items() if token.special
         )
@@ -71,40 +72,40 @@ class Tokenizer:
         return cls(files.native, files.named_tokens, _read_templates(path, files.config), path)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, by default with the special tokens that the tokenizer adds around it, such as a leading
-        `<s>`."""
-        # a batch of one: unlike the native `encode` it releases the GIL, and it is faster
+        """Return the token ids of `text`, by default with special tokens that the tokenizer adds, such as `<s>`."""
+        # as a batch of one, because the native `encode` is slower and doesn't release the GIL
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` of many texts in one native call, which uses all cores."""
+        """Encode several texts as `encode` does, in one native call, which uses all cores."""
         encodings = self._native.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids. Ids without a text are skipped, bytes that aren't UTF-8 become U+FFFD."""
+        """Return the text of the ids. Ids without a text are skipped; bytes that aren't UTF-8 become U+FFFD."""
         return self._native.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def decode_batch(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
-        """`decode` of several sequences in one native call, which releases the GIL."""
+        """Decode several sequences as `decode` does, in one native call, which releases the GIL."""
         return self._native.decode_batch([list(ids) for ids in batch], skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def longest_token(self) -> int:
-        """Length of the longest token in characters."""
+        """Length in characters of the vocabulary's longest token."""
         return max(map(len, self._native.get_vocab(with_added_tokens=True)))
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token as in the middle of a text, also of a special token; empty if the id has none."""
+        """Return one token's text as it is in the middle of a text, also of a special token. Empty for unknown ids."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self._make_token_text(token_id)
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The UTF-8 bytes that one token adds to a text, also if they are part of a character (U+FFFD in `token_text`).
+        """Return the UTF-8 bytes that one token adds to a text, even if they are only a part of a character.
 
-        None if the tokenizer doesn't tell which bytes.
+        `token_text` returns U+FFFD for such a part. Returns None if the tokenizer doesn't tell which bytes the token
+        stands for.
         """
         text = self.token_text(token_id)
         if _REPLACEMENT not in text:
@@ -116,10 +117,9 @@ class Tokenizer:
         return spelled if spelled.decode(errors="replace") == text else None
 
     def bad_words_token_ids(self, words: Sequence[str]) -> list[list[int]]:
-        """Token sequences that spell the words, at the beginning of a text and after a space.
+        """Return token sequences that spell the words: each word as at the beginning of a text, and as after a space.
 
-        The second is left out unless it differs in its first token and has equal length: otherwise it contains the
-        first.
+        As in vLLM, the second sequence is left out unless it has the same length as the first, and another first token.
         """
         sequences: list[list[int]] = []
         for word in words:
@@ -140,16 +140,16 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """Render the conversation as the text that the model was trained on; encode it with `add_special_tokens=False`.
+        """Render the conversation as a prompt, with a chat template. Encode the prompt with `add_special_tokens=False`.
 
         Messages are normalized first (`raycore.text.conversation`).
 
         Args:
-            chat_template: Jinja text, or the name of one of the checkpoint's templates.
+            chat_template: Jinja text, or the name of one of the checkpoint's templates. None: the checkpoint's default.
             kwargs: the template's own variables, such as `enable_thinking`.
 
         Raises:
-            InvalidRequest: there is no such template, or it refuses the messages.
+            InvalidRequest: the checkpoint has no default template, or the template refuses the messages.
         """
         return chat_templates.render(
             self._find_template(chat_template, has_tools=tools is not None),
@@ -186,7 +186,7 @@ class Tokenizer:
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name. Separate files override `tokenizer_config.json`."""
+    """Return the checkpoint's chat templates by name. Template files override `tokenizer_config.json`."""
     templates: dict[str, str] = {}
     given: Any = config.get("chat_template")
     if isinstance(given, str):
