@@ -1,6 +1,7 @@
-"""The running requests as arrays by slot, and how a step's plan changes them.
+"""A worker's data of the running requests, in arrays indexed by slot, and how a step's plan changes them.
 
-Owns which tokens are known and computed, and which blocks hold them. Knows neither torch nor the model.
+The data are: which tokens are known, how many are computed, and which blocks hold their keys and values. This module
+depends on neither torch nor the model.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class StepInputs:
-    """The input of one step: n slots in the plan's order, T tokens grouped by slot."""
+    """The input of one step: n slots in the plan's order, and T tokens grouped by slot."""
 
     slots: Ints
-    """[n]."""
+    """[n]: the slots that the step computes."""
     counts: Ints
     """[n]: number of each slot's tokens in the step."""
     starts: Ints
-    """[n]: the position of each slot's first token."""
+    """[n]: the position in its sequence of each slot's first token in the step."""
     num_decodes: int
-    """Number of leading slots with one token each."""
+    """How many slots at the beginning of `slots` have one token each."""
     token_slots: Ints
-    """[T]."""
+    """[T]: each token's slot."""
     positions: Ints
-    """[T]."""
+    """[T]: each token's position in its sequence."""
     token_ids: NDArray[np.int32]
-    """[T]."""
+    """[T]: each token's id."""
     sampled: Ints
-    """Indices into `slots` of those that get a new token, ascending."""
+    """Indexes in `slots`, ascending, of the slots that get a new token."""
     tables_version: int
     """Changes whenever a block table may have changed."""
 
@@ -45,10 +46,10 @@ class StepInputs:
 
 
 class SlotBatch:
-    """The requests that have a slot. All arrays are indexed by slot; rows of free slots are undefined."""
+    """The running requests. All arrays are indexed by slot; rows of slots without a request have no meaning."""
 
     def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
-        # One column more than a sequence can have: with two plans in flight, one token may be sampled past its end.
+        # One column more than a sequence can have: with two plans in flight, one token may be sampled beyond the end.
         self.token_ids = np.zeros((num_slots, max_model_len + 1), np.int32)
         self.num_known = np.zeros(num_slots, np.int64)
         self.num_computed = np.zeros(num_slots, np.int64)
@@ -71,7 +72,7 @@ class SlotBatch:
             self._tables_version += 1
 
     def advance(self, plan: StepPlan) -> StepInputs:
-        """The tokens that the plan computes. They count as computed from here on."""
+        """Return the tokens that the plan computes, and count them as computed."""
         slots = np.frombuffer(plan.slots, np.int32).astype(np.int64)
         starts = self.num_computed[slots]
         if plan.num_tokens:

@@ -1,8 +1,8 @@
-"""All-reduce and all-gather among ranks that compute together.
+"""All-reduce and all-gather among ranks: workers that compute a model together.
 
-`SharedMemoryCollectives` is for CPU ranks on one node: every rank copies its part into shared memory, waits for the
+`SharedMemoryCollectives` is for CPU ranks on one node. Every rank copies its part into shared memory, waits for the
 others, and sums all parts in rank order, so that all ranks get the same bits. It has no thread, so it costs nothing
-while idle. `TorchCollectives` is for everything else. `join()` chooses between them.
+while idle. `TorchCollectives` is for everything else. `join()` chooses between the two.
 """
 
 # parts of torch are partially typed:
@@ -25,37 +25,40 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from raycore.node import shared_memory
 
 CAPACITY_BYTES = 4 << 20
-"""Buffer size for one rank's part. Larger tensors are exchanged in pieces."""
+"""Bytes of the buffer for one rank's part. Larger tensors are exchanged in pieces."""
 
 _LINE = 8
-"""64-bit words of a cache line. Each rank's counter has a line of its own."""
+"""Number of 64-bit words in a cache line. Each rank's counter has a line of its own."""
 _HEADER_BYTES = 4096
 _TOKEN_BYTES = 16
 _SPIN_S = 0.002
-"""Time to spin, longer than ranks that share cores usually are apart. After it the rank sleeps between looks."""
+"""How long, in seconds, a rank that waits for other ranks spins. Then it sleeps for `_NAP_S` between checks.
+
+Ranks that share cores usually arrive closer together than this.
+"""
 _NAP_S = 100e-6
 
 
 class Collectives(Protocol):
-    """Collective operations. Every rank must make the same calls, with equal shapes, in the same order."""
+    """Collective operations. Every rank must make the same calls in the same order, with tensors of the same shapes."""
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
+        """Replace `x` with the sum of all ranks' `x`, and return it."""
         ...
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's `x`, in rank order."""
+        """Return every rank's `x`, in rank order."""
         ...
 
     def close(self) -> None:
-        """Leave the group of ranks. Idempotent."""
+        """Disconnect from the other ranks. Idempotent."""
         ...
 
 
 def join(
     address: str, rank: int, size: int, device: torch.device, timeout_s: float, *, batch_invariant: bool = False
 ) -> Collectives:
-    """Join the other ranks at `address`, `tcp://host:port`, where rank 0 listens.
+    """Connect to the other ranks at `address`, `tcp://host:port`, where rank 0 listens.
 
     Args:
         batch_invariant: sum in rank order, so that the result for an element doesn't depend on its index.
@@ -75,16 +78,17 @@ def join(
 
 
 def _part(store: Store, rank: int, size: int) -> None:
-    """Release the store. It lives in rank 0, which waits until all ranks have read what they need."""
+    """Stop using the store. Rank 0, whose process holds the store, waits until all ranks no longer need it."""
     store.set(f"parts/{rank}", "")
     if rank == 0:
         store.wait([f"parts/{other}" for other in range(size)])
 
 
 class TorchCollectives:
-    """torch's collectives: NCCL on GPUs, Gloo elsewhere.
+    """Collectives of torch.distributed: NCCL on GPUs, Gloo elsewhere.
 
-    The process group is this object's own, not torch's default one: a process may be in several groups.
+    The object has a process group of its own instead of torch's default one, because a process may be in several
+    groups.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class TorchCollectives:
             self._group = torch.distributed.ProcessGroupGloo(self._store, rank, size, timeout)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Replace `x` with the sum of all ranks' `x`, and return it."""
         if not self._batch_invariant:
             self._group.allreduce([x]).wait()
             return x
@@ -115,23 +119,24 @@ class TorchCollectives:
         return x.copy_(sum(parts[1:], start=parts[0].float()))
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """See `Collectives`."""
+        """Return every rank's `x`, in rank order."""
         parts = [torch.empty_like(x) for _ in range(self._size)]
         self._group.allgather([parts], [x.contiguous()]).wait()
         return parts
 
     def close(self) -> None:
-        """See `Collectives`."""
+        """Disconnect from the other ranks. Idempotent."""
         if self._group is not None:
             self._group.shutdown()
         self._group = self._store = None
 
 
 class SharedMemoryCollectives:
-    """Collectives over shared memory: a page of counters and two buffers.
+    """Collectives over shared memory, which has a page of counters and two buffers.
 
-    A rank's counter says how many exchanges it has entered. Exchanges use the buffers in turn, and no rank enters one
-    before all ranks have entered the previous one, so no rank overwrites what another has yet to read.
+    Each rank has a counter: how many exchanges it has entered. Exchanges alternate between the two buffers. No rank
+    enters an exchange before all ranks have entered the previous one, so no rank overwrites what another still has to
+    read.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float) -> None:
@@ -144,7 +149,7 @@ class SharedMemoryCollectives:
 
     @classmethod
     def join(cls, store: Store, rank: int, size: int, timeout_s: float) -> SharedMemoryCollectives | None:
-        """Map rank 0's memory. Returns None on all ranks unless all of them can map it."""
+        """Map the memory that rank 0 creates. Returns None on all ranks unless all of them can map it."""
         num_bytes = _HEADER_BYTES + 2 * size * CAPACITY_BYTES
         memory, fd = _offer(store, num_bytes) if rank == 0 else (_open(store, num_bytes), -1)
         store.set(f"sees/{rank}", "yes" if memory is not None else "no")
@@ -154,7 +159,7 @@ class SharedMemoryCollectives:
         return cls(memory, rank, size, timeout_s) if memory is not None and is_shared else None
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """See `Collectives`."""
+        """Replace `x` with the sum of all ranks' `x`, and return it."""
         flat = x.view(-1)
         for piece in flat.split(CAPACITY_BYTES // x.element_size()):
             parts = self._exchange(piece)
@@ -165,16 +170,19 @@ class SharedMemoryCollectives:
         return x
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """See `Collectives`."""
+        """Return every rank's `x`, in rank order."""
         flat = x.reshape(-1)
         pieces = [self._exchange(piece).clone() for piece in flat.split(CAPACITY_BYTES // x.element_size())]
         return [part.view(x.shape) for part in torch.cat(pieces, dim=1)]
 
     def close(self) -> None:
-        """See `Collectives`."""
+        """Do nothing: there is no connection to close."""
 
     def _exchange(self, piece: Tensor) -> Tensor:
-        """All ranks' pieces, [size, len(piece)]; valid until this rank's next exchange."""
+        """Give `piece` to the other ranks. Returns all ranks' pieces, [size, len(piece)].
+
+        The result is in a buffer. It is valid until this rank's next exchange.
+        """
         self._num_exchanges += 1
         parts = self._buffers[self._num_exchanges % 2].view(piece.dtype)[:, : len(piece)]
         parts[self._rank].copy_(piece)
@@ -200,7 +208,7 @@ class SharedMemoryCollectives:
 
 
 def _offer(store: Store, num_bytes: int) -> tuple[mmap.mmap | None, int]:
-    """Rank 0's part of `join`: creates the memory. The other ranks open its file descriptor through /proc."""
+    """On rank 0, create the memory, and offer it to the other ranks, which open its file descriptor through /proc."""
     if sys.platform != "linux":
         store.set("memory", "none")
         return None, -1
@@ -212,7 +220,10 @@ def _offer(store: Store, num_bytes: int) -> tuple[mmap.mmap | None, int]:
 
 
 def _open(store: Store, num_bytes: int) -> mmap.mmap | None:
-    """The other ranks' part of `join`. The token tells rank 0's file from one with the same path on another node."""
+    """On the other ranks, open the memory that rank 0 offers. Returns None if this rank can't.
+
+    A token distinguishes rank 0's memory from a file that has the same path on another node.
+    """
     path, _, token = store.get("memory").decode().partition(" ")
     memory = shared_memory.open_at(path, num_bytes)
     is_right = memory is not None and memory[_HEADER_BYTES - _TOKEN_BYTES : _HEADER_BYTES] == bytes.fromhex(token)

@@ -1,7 +1,8 @@
 """The decoder architecture of Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE.
 
-Owns the order of a layer's operations; the arithmetic is in `layers`, `rope` and `attention`. Shape suffixes: T tokens
-of the step, R rows kept of them, D hidden, O fused query, key and value rows, N heads, H head dim, V vocabulary.
+This module decides the order of a layer's operations; the operations are in `layers`, `rope`, `attention` and
+`feed_forward`. Names of tensors end in their shapes: T tokens of the step, R those of the T rows that are kept, D
+hidden size, O fused query, key and value rows, N heads, H elements of a head, C pairs of these elements, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeight
 
 
 class Attention(Protocol):
-    """Attention of one step's tokens, each to its own request's keys and values."""
+    """Attention of a step's tokens to the keys and values of their own requests."""
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
-        """[T, query heads · H]. Stores the step's keys and values first."""
+        """Store the step's keys and values for this layer, then compute attention. Returns [T, query heads · H]."""
         ...
 
 
 class Decoder:
-    """One rank's part of a model, ready to run."""
+    """One tensor-parallel rank's part of a model."""
 
     def __init__(
         self,
@@ -42,11 +43,12 @@ class Decoder:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        """Takes ownership of `weights`, and drops each layer from it as soon as it is converted.
+        """Build the layers from `weights`. Removes each layer from `weights` once it is built.
 
         Args:
-            experts: the ranks that share the experts. None: the same as `ranks`, each with a part of every expert.
-            batch_invariant: compute each row's bits independently of the rows beside it.
+            experts: the ranks that share the experts. None: the tensor-parallel ranks, each with a part of every
+                expert.
+            batch_invariant: make the bits of each row's result independent of the other rows.
         """
         self._ranks = ranks
         self._rows: Rows = AllRows()
@@ -59,7 +61,7 @@ class Decoder:
         self._lm_head = make_linear(self._embed_VD if is_tied else weights.lm_head_VD.to(device))
         self._final_norm = RMSNorm(weights.final_norm_D.to(device), spec.rms_norm_eps, batch_invariant)
         self.num_weights = weights.lm_head_VD.numel() + sum(_num_weights(spec, layer) for layer in weights.layers)
-        """Multiplications per token, besides attention."""
+        """Number of multiplications for one token, without those of attention."""
         self._rope = Rope(spec, max_positions, device)
         self._layers: list[_Layer] = []
         for index in range(spec.num_layers):
@@ -70,7 +72,7 @@ class Decoder:
     def forward(
         self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention, rows_R: Tensor | None = None
     ) -> Tensor:
-        """Final hidden states [R, D] of the rows `rows_R`, or of all rows."""
+        """Run all layers. Returns the final hidden states [R, D] of the rows `rows_R` (None: of all rows)."""
         h_TD = self._embed(token_ids_T)
         turns_T1C = self._rope.turns(positions_T)
         for layer in self._layers[:-1]:
@@ -78,9 +80,10 @@ class Decoder:
         return self._rows.apply(self._final_norm, self._layers[-1](h_TD, turns_T1C, attention, rows_R))
 
     def check_tiles(self) -> bool:
-        """For batch invariance: whether rows keep their bits wherever they are in a tile, tested with random rows.
+        """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
 
-        If they don't, rows are computed one at a time from here on. All ranks must call this together.
+        Uses random rows. If the test fails, rows are computed one at a time from now on. All ranks must call this at
+        the same time.
         """
         assert isinstance(self._rows, TiledRows), "the decoder isn't batch-invariant"
         generator = torch.Generator().manual_seed(0)
@@ -102,12 +105,12 @@ class Decoder:
         return is_kept
 
     def forward_nothing(self) -> None:
-        """Take part in the collectives of the ranks that share experts, without a token."""
+        """Take part in a step of the ranks that share experts, although this engine has no token in it."""
         for layer in self._layers:
             layer.feed_forward.forward_nothing()
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Logits [R, V] of the whole vocabulary, the same on every rank."""
+        """Return the logits [R, V] of the whole vocabulary. They are the same on every rank."""
         logits_RV = self._ranks.all_gather_columns(self._rows.apply(self._lm_head, hidden_RD))
         return logits_RV[:, : self.vocab_size] if self._ranks.size > 1 else logits_RV
 
@@ -150,7 +153,7 @@ class _Layer:
         self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, device)
 
     def __call__(self, h_TD: Tensor, turns_T1C: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
-        """The next hidden states, of the rows `rows_R` only if given. Overwrites `h_TD`."""
+        """Return the layer's output for hidden states, or only for their rows `rows_R`. Overwrites `h_TD`."""
         out_TO = attention(self._index, self._rows.apply(self.project, h_TD, turns_T1C))
         if rows_R is not None:
             h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
@@ -160,7 +163,7 @@ class _Layer:
         return self.feed_forward.add_to(h_TD, self._rows.apply(self._post_norm, h_TD))
 
     def project(self, h_TD: Tensor, turns_T1C: Tensor) -> Tensor:
-        """[T, O]: rotated queries and keys, and values. Row-wise, like everything before attention."""
+        """Compute what precedes attention, each row by itself. Returns [T, O]: rotated queries and keys, and values."""
         qkv_TO = self._qkv(self._input_norm(h_TD))
         rotated_TNH = qkv_TO.view(len(qkv_TO), -1, self._head_dim)[:, : self._num_rotated]
         if self._qk_norm is not None:
@@ -169,16 +172,16 @@ class _Layer:
         return qkv_TO
 
     def take_in(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
-        """Add the output projection of attention's results to the hidden states, which it overwrites. Row-wise."""
+        """Project attention's results `out_TO`, and add them to `h_TD` in place. Processes each row by itself."""
         return self._o.add_to(h_TD, out_TO)
 
     def _finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
-        """Everything after attention, for one tile."""
+        """Compute what follows attention, each row by itself."""
         h_TD = self.take_in(h_TD, out_TO)
         return self.feed_forward.add_to(h_TD, self._post_norm(h_TD))
 
     def _interleave_rotated(self, rows_OX: Tensor) -> Tensor:
-        """`interleave` on the query and key rows of a fused weight or bias."""
+        """Apply `interleave`, in place, to the query and key rows of a fused weight or bias."""
         heads_NHX = rows_OX.view(-1, self._head_dim, *rows_OX.shape[1:])
         heads_NHX[: self._num_rotated] = interleave(heads_NHX[: self._num_rotated])
         return rows_OX
@@ -186,7 +189,7 @@ class _Layer:
     def _make_qk_norm(
         self, spec: ModelSpec, weights: LayerWeights, ranks: TensorParallel, device: torch.device
     ) -> RMSNorm | None:
-        """The norms of the query and key heads as one, with a weight for each head."""
+        """Return the norms of the query and key heads as one norm, or None if the model has no such norms."""
         if weights.q_norm_H is None or weights.k_norm_H is None:
             return None
         num_q, num_kv = spec.num_heads // ranks.size, spec.kv_heads_per_rank(ranks.size)

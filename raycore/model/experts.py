@@ -1,10 +1,11 @@
-"""How ranks share experts: which tokens each rank's experts process, and how their results are combined.
+"""How ranks share experts: which tokens each rank's experts process, and how the ranks' results are combined.
 
-With `SplitExperts` the tensor-parallel ranks of one engine each hold a part of every expert and see the same tokens.
-With `ExpertParallel` each rank of several engines holds a few whole experts: in every sparse layer all tokens go to all
-ranks, and all results are summed. All ranks must then run every step together, also those without a token.
+With `SplitExperts`, the tensor-parallel ranks of one engine each hold a part of every expert and have the same tokens.
+With `ExpertParallel`, every worker of several engines is a rank and holds a few whole experts. In every sparse layer,
+all engines' tokens go to all ranks, and the ranks' results are summed. All ranks must then run every step together,
+even those without a token.
 
-Shape suffixes: T this engine's tokens, N all engines' tokens, D hidden.
+Shape suffixes: T this engine's tokens, N all engines' tokens, D hidden size.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from raycore.model.layers import TensorParallel
 class ExpertRanks(Protocol):
     """The ranks that share the experts of every sparse layer.
 
-    `is_last` is True for the last layer, in which engines keep only the rows that they need.
+    `is_last`: whether the layer is the last one, in which engines keep only the rows that they need.
     """
 
     def gather(self, x_TD: Tensor, is_last: bool) -> Tensor:
-        """The tokens [N, D] that this rank's experts process."""
+        """Return the rows [N, D] that this rank's experts process. `x_TD` has this engine's rows."""
         ...
 
     def reduce(self, out_ND: Tensor, is_last: bool) -> Tensor:
-        """The sum of all ranks' results for this engine's tokens, [T, D]. May overwrite `out_ND`."""
+        """Return the sum of all ranks' `out_ND` for this engine's rows, [T, D]. May overwrite `out_ND`."""
         ...
 
 
 class SplitExperts:
-    """The ranks of one engine, which all have the same tokens: N is T."""
+    """The tensor-parallel ranks of one engine. All have the same tokens, so N is T."""
 
     def __init__(self, ranks: TensorParallel) -> None:
         self._ranks = ranks
@@ -63,14 +64,16 @@ class ExpertParallel:
         self._collectives = collectives
         self._device = device
         self._counts: list[list[int]] = [[], []]
-        """By `is_last`: each engine's number of rows in this step."""
+        """Each engine's number of rows in this step: first for all layers but the last, then for the last layer."""
 
     def begin(self, num_tokens: int, num_kept: int) -> bool:
-        """Tell the other ranks this step's numbers of rows. Returns whether any engine has a token.
+        """Exchange this step's numbers of rows with the other ranks. Returns whether any engine has a token in this
+        step.
 
         Args:
-            num_tokens: this engine's tokens.
-            num_kept: rows that go through the last layer.
+            num_tokens: number of this engine's tokens.
+            num_kept: number of those rows that go through the last layer's feed-forward part. Other rows are dropped
+                before.
         """
         mine = torch.tensor([num_tokens, num_kept], device=self._device)
         by_rank = torch.stack(self._collectives.all_gather(mine)[:: self._tp_size])
@@ -79,7 +82,7 @@ class ExpertParallel:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all engines in this step."""
+        """Number of tokens of all engines in this step."""
         return sum(self._counts[False])
 
     def gather(self, x_TD: Tensor, is_last: bool) -> Tensor:
@@ -101,5 +104,5 @@ class ExpertParallel:
         return self._collectives.all_reduce_(out_ND)[start : start + counts[self._dp_rank]]
 
     def leave(self) -> None:
-        """Leave the group of ranks. Idempotent."""
+        """Disconnect from the other ranks. Idempotent."""
         self._collectives.close()

@@ -1,7 +1,7 @@
-"""The feed-forward part of a layer: one for all tokens (dense), or a few of many experts for each token (sparse).
+"""The feed-forward part of a layer: one network for all tokens (dense), or a few of many experts per token (sparse).
 
-Shape suffixes: T tokens of the step, D hidden, E experts, N the tokens that this rank's experts process, K experts of a
-token, P pairs of a token and one of its experts.
+Shape suffixes: T tokens of the step, D hidden size, E experts, N the tokens that this rank's experts process, K experts
+of a token, P pairs of a token and one of its experts.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class FeedForward(Protocol):
     """The feed-forward part of one layer."""
 
     is_row_wise: bool
-    """Whether a row's result depends on that row alone, so that rows can be processed in any groups."""
+    """Whether a row's result depends on that row alone, so that rows can be processed in tiles."""
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
-        """`residual + self(x)`; may overwrite `residual`."""
+        """Return `residual_TD` plus the result for `x_TD`. May overwrite `residual_TD`."""
         ...
 
     def forward_nothing(self) -> None:
-        """Take part in the ranks' collectives without a token."""
+        """Take part in a step in which this engine has no token."""
         ...
 
     def row_functions(self) -> list[Callable[[Tensor], Tensor]]:
-        """The functions that it applies to tiles of rows [T, D], for `Decoder.check_tiles`."""
+        """Return the functions that this object applies to tiles of rows [T, D]. `Decoder.check_tiles` tests them."""
         ...
 
 
 class DenseFeedForward:
-    """One gated layer for all tokens."""
+    """A gated feed-forward network: `down(silu(gate(x)) · up(x))`."""
 
     is_row_wise = True
 
@@ -52,29 +52,29 @@ class DenseFeedForward:
         self._rows = rows
 
     def apply(self, x_TD: Tensor) -> Tensor:
-        """[T, D]."""
+        """Return the network's output for `x_TD`, [T, D]."""
         return self._down(self._rows.elementwise(silu_and_mul, self._gate_up(x_TD)))
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         return self._down.add_to(residual_TD, self._rows.elementwise(silu_and_mul, self._gate_up(x_TD)))
 
     def forward_nothing(self) -> None:
-        """Nothing to do: data-parallel ranks share no dense layer."""
+        """Do nothing: engines share no dense layers."""
 
     def row_functions(self) -> list[Callable[[Tensor], Tensor]]:
         return [lambda x_TD: self.add_to(torch.zeros_like(x_TD), x_TD)]
 
 
 class SparseFeedForward:
-    """A router and the experts, or parts of experts, that this rank holds."""
+    """A sparse layer's router, and the experts, or parts of experts, that this rank holds."""
 
     is_row_wise = False
-    """Rows are grouped by expert, and ranks exchange all of them at once."""
+    """False, because rows are grouped by expert, and ranks exchange all rows at once."""
 
     def __init__(
         self, spec: MoeSpec, weights: MoeWeights, ranks: ExpertRanks, is_last: bool, device: torch.device, rows: Rows
     ) -> None:
-        """`is_last`: whether this is the last layer, which may process fewer rows than the others."""
+        """`is_last`: whether this is the model's last layer, which may process fewer rows than the others."""
         self._spec = spec
         self._ranks = ranks
         self._is_last = is_last
@@ -100,11 +100,11 @@ class SparseFeedForward:
         return [self._likelihood, *self._experts]
 
     def _likelihood(self, x_ND: Tensor) -> Tensor:
-        """Float32[N, E]: the router's probability of each expert."""
+        """Return float32[N, E]: the router's probability of each expert for each token."""
         return functional.softmax(self._router(x_ND), dim=-1, dtype=torch.float32)
 
     def _apply_experts(self, x_ND: Tensor) -> Tensor:
-        """The weighted sum of this rank's experts for each token, added up in the order of the experts."""
+        """Return [N, D]: for each token, the weighted sum of its results from this rank's experts, in their order."""
         weights_NK, ids_NK = self._route(x_ND)
         counts: list[int] = torch.bincount(ids_NK.view(-1), minlength=self._spec.num_experts).tolist()
         own_counts = counts[self._first : self._first + len(self._experts)]
@@ -124,7 +124,10 @@ class SparseFeedForward:
         return out_ND.index_add_(0, tokens_P, y_PD)
 
     def _route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights and ids of each token's experts. Probabilities are in float32, weights in the type of `x_ND`."""
+        """Return the weights and ids of each token's experts, both [N, K].
+
+        Weights are computed in float32 and converted to the dtype of `x_ND`.
+        """
         likely_NE = self._rows.apply(self._likelihood, x_ND)
         weights_NK, ids_NK = likely_NE.topk(self._spec.num_experts_per_tok, dim=-1)
         if self._spec.norm_topk_prob:

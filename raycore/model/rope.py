@@ -1,8 +1,9 @@
 """Rotary position embedding (RoPE), with the scalings that checkpoints use.
 
-A head's halves are interleaved here: component i is next to component i + H/2, with which it is rotated. Such a pair is
-one complex number, and the whole rotation is one complex multiplication. Attention scores don't change if the
-components of queries and keys are permuted alike, so it is enough to apply `interleave` to the projections' rows.
+A head's two halves are interleaved: component i is followed by component i + H/2, with which it is rotated. Such a pair
+is one complex number, and the whole rotation is one complex multiplication. Attention scores don't change if the
+components of queries and keys are permuted alike. So it is enough to apply `interleave` to the rows of the query and
+key projections, when the weights are loaded.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from raycore.checkpoint.model_spec import ModelSpec, RopeScaling
 
 
 def interleave(heads_NHX: Tensor) -> Tensor:
-    """Reorder dimension 1 of [num_heads, H, ...] from halves to pairs: 0, H/2, 1, H/2 + 1, ..."""
+    """Return a copy of [num_heads, H, ...] with dimension 1 reordered from halves to pairs: 0, H/2, 1, H/2 + 1, ..."""
     head_dim = heads_NHX.shape[1]
     order = torch.arange(head_dim, device=heads_NHX.device).view(2, -1).t().reshape(-1)
     return heads_NHX.index_select(1, order)
 
 
 class Rope:
-    """The rotations of all positions that a model can reach."""
+    """The rotations of the positions below `max_positions`."""
 
     def __init__(self, spec: ModelSpec, max_positions: int, device: torch.device) -> None:
         frequencies, scale = _frequencies(spec.rope_theta, spec.head_dim, spec.rope_scaling)
@@ -32,12 +33,12 @@ class Rope:
         self._turns_P1C = turns.unsqueeze(1).to(device)
 
     def turns(self, positions_T: Tensor) -> Tensor:
-        """Complex [T, 1, H/2] for `rotate_`."""
+        """Return the rotations of these positions for `rotate_`, as complex [T, 1, H/2]."""
         return self._turns_P1C.index_select(0, positions_T)
 
 
 def rotate_(heads_TNH: Tensor, turns_T1C: Tensor) -> Tensor:
-    """Rotate interleaved heads in place, computing in float32 whatever their type. Returns them."""
+    """Rotate interleaved heads in place, computing in float32 whatever their dtype. Returns `heads_TNH`."""
     if heads_TNH.dtype == torch.float32:
         heads_TNH.view(torch.complex64).mul_(turns_T1C)
         return heads_TNH
@@ -47,7 +48,7 @@ def rotate_(heads_TNH: Tensor, turns_T1C: Tensor) -> Tensor:
 
 
 def _frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[Tensor, float]:
-    """Radians per position [H/2] in float32, and the factor on cos and sin."""
+    """Return the angle per position, in radians, of each pair (float32[H/2]), and the factor on cos and sin."""
     plain = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
     if scaling is None:
         return plain, 1.0
@@ -59,7 +60,10 @@ def _frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tu
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's scaling: low frequencies are divided by the factor, high ones kept, with a linear blend between."""
+    """Return frequencies with Llama 3.1's scaling: low ones are divided by the factor, high ones are kept.
+
+    In between, the two are blended linearly.
+    """
     old_length = scaling.original_max_position_embeddings
     turns_in_old_length = old_length / (2 * math.pi / plain)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -68,7 +72,7 @@ def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(theta: float, head_dim: int, scaling: RopeScaling) -> Tensor:
-    """Equations 22 and 23 of the YaRN paper (arXiv 2309.00071): "NTK-by-parts" between two numbers of turns."""
+    """Return frequencies with YaRN's scaling: equations 22 and 23 ("NTK-by-parts") of the paper (arXiv 2309.00071)."""
 
     def dimension(num_turns: float) -> float:
         old_length = scaling.original_max_position_embeddings

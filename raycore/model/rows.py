@@ -1,8 +1,8 @@
-"""How the row-wise part of a step is split: all rows at once, or in tiles of one shape.
+"""How the row-wise part of a step is computed: for all rows at once, or in tiles with a fixed number of rows.
 
-A matrix product's shape determines its kernel, blocking and threads, and with them the order in which a row's sums are
-rounded. Tiles of one shape have one order. A row's bits may still depend on its place in the tile; `keeps_places` tests
-this.
+In a matrix product, the shape determines the kernel, the blocking and the threads, and these determine the order in
+which a row's sums are added up and rounded. With tiles of one shape, the order is always the same. A row's bits may
+still depend on its position in the tile; `keeps_places` tests this.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from torch import Tensor
 from torch.nn import functional
 
 TILE_ROWS = 16
-"""A multiple of the rows that kernels process together. Every tile of a tensor starts on a 64-byte line."""
+"""Number of rows in a tile: a multiple of the rows that kernels process together. Tiles start on 64-byte lines."""
 _SHARED_FROM = 1 << 15
-"""Torch splits element-wise work of at least this many elements among threads."""
+"""Torch splits element-wise operations on at least this many elements among threads."""
 
 
 class Rows(Protocol):
-    """Applies functions to the rows of tensors. Row i of the result depends on row i of the arguments alone."""
+    """Applies row-wise functions: row i of such a function's result depends only on row i of each argument."""
 
     def apply(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """`function(*tensors)`, which may overwrite them."""
+        """Return `function(*tensors)`. The function may overwrite its arguments."""
         ...
 
     def elementwise(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """The same for a function without sums, called within a function that `apply` runs."""
+        """Return `function(*tensors)` for an element-wise function. Called within a function that `apply` runs."""
         ...
 
 
 class AllRows:
-    """All rows at once."""
+    """Applies functions to all rows at once."""
 
     @staticmethod
     def apply(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """See `Rows`."""
+        """Return `function(*tensors)`."""
         return function(*tensors)
 
     elementwise = apply
 
 
 class TiledRows:
-    """Tiles of `num_rows` rows; the last tile is padded with zeros."""
+    """Applies functions to tiles of `num_rows` rows. The last tile is padded with zeros."""
 
     def __init__(self, num_rows: int = TILE_ROWS) -> None:
         self.num_rows = num_rows
 
     def apply(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """See `Rows`."""
+        """Return `function(*tensors)`, computed one tile at a time."""
         total, size = len(tensors[0]), self.num_rows
         num_left = total % size
         tiles = [function(*tile) for tile in _slices(tensors, size, total - num_left)]
@@ -60,10 +60,10 @@ class TiledRows:
 
     @staticmethod
     def elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """See `Rows`. Processes so few rows at a time that torch uses one thread.
+        """Return `function(*tensors)`, computed for so few rows at a time that torch uses one thread.
 
-        Several threads may share a row. Elements next to the cut are then computed by scalar instructions, which round
-        differently from the vector instructions that compute the others.
+        With several threads, a row may be cut in two. Elements next to the cut are then computed by scalar
+        instructions, which round differently from the vector instructions that compute the others.
         """
         num_rows = max(1, (_SHARED_FROM - 1) // tensors[0][0].numel())
         if num_rows >= len(tensors[0]):
@@ -72,9 +72,10 @@ class TiledRows:
 
 
 def keeps_places(function: Callable[..., Tensor], *tensors: Tensor) -> bool:
-    """Whether a tile's rows keep their bits when they move to other places. `function` may overwrite its arguments.
+    """Whether the bits of each row's result stay the same when the rows of a tile change places.
 
-    The number of calls doesn't depend on the result: ranks may wait for each other in `function`.
+    `function` may overwrite its arguments. It is called equally often whatever the result, because ranks may wait for
+    each other in it.
     """
     expected = function(*(x.clone() for x in tensors))
     shifts = (1, len(expected) // 2)
@@ -83,11 +84,11 @@ def keeps_places(function: Callable[..., Tensor], *tensors: Tensor) -> bool:
 
 
 def _slices(tensors: tuple[Tensor, ...], size: int, end: int) -> list[list[Tensor]]:
-    """The tensors' rows up to `end`, `size` at a time."""
+    """Return the tensors' rows before `end`, in slices of `size` rows."""
     return [[x[start : start + size] for x in tensors] for start in range(0, end, size)]
 
 
 def _last_tile(x: Tensor, num_left: int, size: int) -> Tensor:
-    """The last `num_left` rows, padded with zeros to `size` rows."""
+    """Return the last `num_left` rows of `x`, padded with zeros to `size` rows."""
     padding = [0, 0] * (x.dim() - 1) + [0, size - num_left]
     return functional.pad(x[len(x) - num_left :], padding)

@@ -1,7 +1,7 @@
-"""One rank's model and its running requests: turns a `StepPlan` into a `StepResult`.
+"""Runs steps on one worker, with its part of the model: turns a `StepPlan` into a `StepResult`.
 
-Owns the order of a step: apply the plan, run the decoder, sample tokens, append them. Doesn't know processes, memory
-limits or where the weights come from.
+A step applies the plan, runs the decoder, samples tokens, and appends them to their sequences. This module knows
+nothing of processes, memory limits, or where the weights come from.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from raycore.model.sampling.picking import most_likely
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
 
 _MANY_THREADS_FROM = 1 << 26
-"""Multiplications in a step, about 1 ms on one core. Below this, starting and joining threads costs more than they
-save."""
+"""Steps with at least this many multiplications (about 1 ms on one core) use several threads.
+
+In smaller steps, it costs more time to start and join the threads than they save.
+"""
 
 _PromptLogprobs = list[tuple[int, int, list[TokenLogprobs]]]
 
 
 def threads_for(num_multiplications: int, max_threads: int) -> int:
-    """The number of compute threads for a step of this size."""
+    """Return the number of compute threads for a step: `max_threads` for many multiplications, 1 for few."""
     return max_threads if num_multiplications >= _MANY_THREADS_FROM else 1
 
 
 class ModelRunner:
-    """Runs steps, one after the other."""
+    """Runs steps on one worker, one after the other."""
 
     def __init__(
         self,
@@ -53,9 +55,10 @@ class ModelRunner:
         """
         Args:
             max_threads: compute threads on a CPU, for large enough steps.
-            reports: whether to compute prompt logprobs here; one rank's are enough.
-            batch_invariant: results must not depend on what else a step computes.
-            experts: the ranks of several engines that share experts and therefore run every step together.
+            reports: whether this worker reports prompt logprobs. One worker of an engine does.
+            batch_invariant: make a token's result independent of what else the step computes.
+            experts: the ranks of several engines that share experts and therefore run every step together. None: there
+                are none.
         """
         self._decoder = decoder
         self._attention = attention
@@ -67,11 +70,11 @@ class ModelRunner:
         self._batch_invariant = batch_invariant
         self._experts = experts
         self._prompt_logprobs: dict[int, int] = {}
-        """By slot, for requests with prompt logprobs: the number of most likely tokens to report."""
+        """For requests with prompt logprobs, by slot: how many of the most likely tokens to report at each position."""
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step, as described in `StepPlan`."""
+        """Run one step, as described in `StepPlan`, and return its result."""
         self._update_requests(plan)
         self._batch.apply(plan)
         step = self._batch.advance(plan)
@@ -87,8 +90,10 @@ class ModelRunner:
         return result
 
     def _begin_together(self, experts: ExpertParallel, step: StepInputs) -> bool:
-        """Exchange numbers of tokens. Returns whether any engine has one. If only others do, runs this rank's experts
-        for them."""
+        """Exchange numbers of tokens with the other engines. Returns whether any engine has a token.
+
+        If only other engines have tokens, runs this rank's experts for them.
+        """
         num_kept = len(step.token_ids) if self._wants_all_rows(step) else len(step.sampled)
         is_anyone_busy = experts.begin(len(step.token_ids), num_kept)
         if is_anyone_busy and not len(step.slots):
@@ -106,7 +111,10 @@ class ModelRunner:
                 self._prompt_logprobs[new.slot] = new.params.prompt_logprobs
 
     def _compute(self, step: StepInputs, result: StepResult) -> Tensor:
-        """Logits [R, V] of the rows from which a token is sampled. Adds prompt logprobs to `result`."""
+        """Run the decoder. Returns logits [R, V] of the rows from which a token is sampled.
+
+        Adds prompt logprobs to `result`.
+        """
         self._choose_threads(len(step.token_ids) if self._experts is None else self._experts.num_tokens)
         self._attention.begin(step, self._batch.block_tables)
         last_rows = step.last_rows
@@ -133,11 +141,11 @@ class ModelRunner:
     def _choose_threads(self, num_tokens: int) -> None:
         if self._max_threads > 1:
             if self._batch_invariant:
-                num_tokens = TILE_ROWS  # the same for every step
+                num_tokens = TILE_ROWS  # every step uses the same number of threads
             torch.set_num_threads(threads_for(num_tokens * self._decoder.num_weights, self._max_threads))
 
     def _report_prompts(self, step: StepInputs, hidden_TD: Tensor, last_rows: NDArray[np.int64]) -> _PromptLogprobs:
-        """Logprobs of the prompt tokens that follow the tokens computed in this step."""
+        """Return the logprobs of those prompt tokens that follow a token computed in this step."""
         entries: _PromptLogprobs = []
         for index, slot in enumerate(step.slots.tolist()):
             first = int(step.starts[index]) + 1
@@ -151,9 +159,10 @@ class ModelRunner:
         return entries
 
     def _prompt_logprobs_of(self, slot: int, first: int, hidden_TD: Tensor) -> list[TokenLogprobs]:
-        """Logprobs of a prompt's tokens from `first` on, one for each row, computed some rows at a time.
+        """Return the logprobs of a prompt's tokens from position `first` on, one for each row of `hidden_TD`.
 
-        Empty if this rank doesn't report: it only takes part in computing the logits.
+        A few rows are computed at a time. Empty if this worker doesn't report: it then only takes part in computing the
+        logits.
         """
         logprobs: list[TokenLogprobs] = []
         size = rows_at_a_time(self._decoder.vocab_size)
@@ -165,7 +174,7 @@ class ModelRunner:
         return logprobs
 
     def _sample(self, step: StepInputs, logits_RV: Tensor, result: StepResult) -> NDArray[np.int32]:
-        """Sample a token for each slot that gets one, and append it to the known tokens."""
+        """Sample a token for each slot that gets one, and append it to the slot's known tokens. Returns the tokens."""
         slots = step.slots[step.sampled]
         if self._sampler.is_plain_greedy(slots):
             token_ids = most_likely(logits_RV).to("cpu", torch.int32).numpy()

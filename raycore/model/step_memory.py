@@ -1,8 +1,9 @@
-"""An upper bound on the memory of a step, besides weights and KV cache.
+"""An upper bound on the memory that a step needs in addition to weights and KV cache.
 
 Memory that grows with the product of two limits is bounded where it is allocated (`GatherScratch`, `rows_at_a_time`),
-and computed here by the same functions. The rest grows with the tokens of a step, and is computed as the tensors that
-exist at the worst moment. A test compares the sum with what steps allocate.
+and counted here with the same functions. Other memory grows with the number of tokens in a step. Of that, this module
+counts the tensors that exist at the moment when most memory is in use. A test compares the bound with what steps
+allocate.
 
 Not included: results of requests, such as the log probabilities of a whole vocabulary for every token of a prompt.
 """
@@ -24,27 +25,30 @@ from raycore.model.sampling.sampler import rows_at_a_time
 _FLOAT32 = 4
 _INT64 = 8
 _LOGITS_COPIES = 8
-"""Float32 copies of the logits that exist at once while sampling sorts them for top-p."""
+"""Number of float32 copies of the logits that exist at once while the sampler sorts them for top-p."""
 _FIXED_BYTES = 4 << 20
 """Constants, and buffers inside torch's functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest step."""
+    """The size of the largest step."""
 
     num_tokens: int
     num_seqs: int
     max_model_len: int
     block_size: int
     num_expert_engines: int = 1
-    """Engines that share their experts. Each of them processes the tokens of all."""
+    """Number of engines that share experts. Each of them processes the tokens of all these engines."""
 
 
 def step_bytes(
     spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, batch_invariant: bool = False
 ) -> int:
-    """Bytes on one of `tp_size` ranks. An upper bound, meant to be less than three times what the worst step takes."""
+    """Return an upper bound on the bytes that a step needs on one of `tp_size` ranks.
+
+    The bound should be less than three times what the largest step really needs.
+    """
     layer = limits.num_tokens * _token_bytes(spec, limits, tp_size, dtype)
     logits = _logits_bytes(spec, limits, tp_size, dtype)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
@@ -54,7 +58,7 @@ def step_bytes(
 def _attention_bytes(
     spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool
 ) -> int:
-    """Scratch memory, and what is made once per step: rows to gather, and masks, for each window."""
+    """Return the bytes for attention: scratch memory, scores, and for each window size row indexes and masks."""
     attention = BatchInvariantAttention if batch_invariant else GatherAttention
     num_kv_heads = spec.kv_heads_per_rank(tp_size)
     group = spec.num_heads // tp_size // num_kv_heads
@@ -71,14 +75,14 @@ def _attention_bytes(
         mask_rows = max(limits.num_tokens, num_readers * num_kv_heads)
         scores = scratch * group // spec.head_dim
         if dtype != torch.float32:
-            scores += scratch // 2  # a CPU's product copies the keys
+            scores += scratch // 2  # on a CPU, the matrix product copies the keys
     masks = mask_rows * max_keys * (dtype.itemsize + 1)
     num_windows = len(set(spec.layer_windows))
     return scratch + scores + num_windows * (masks + 3 * gather_rows)
 
 
 def _token_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one token takes within a layer."""
+    """Return the bytes that one token needs within a layer."""
     num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
     attention = (5 * num_heads + 6 * num_kv_heads) * spec.head_dim
     wide = _FLOAT32 // dtype.itemsize + 1  # norms and rotations compute in float32
@@ -89,7 +93,10 @@ def _token_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch
 
 
 def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
-    """Bytes of a token's copies for its experts and of their results; for all engines' tokens if experts are shared."""
+    """Return the bytes of one token's copies for its experts, and of the experts' results.
+
+    If engines share experts, this includes one token of each of these engines.
+    """
     if spec.moe is None:
         return 0
     pair = (3 * spec.hidden_size + 3 * spec.moe.intermediate_size) * dtype.itemsize + 4 * _INT64
@@ -98,7 +105,7 @@ def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
 
 
 def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
-    """Bytes of the logits of a step's samples, and of the memory to sample from some of them at a time."""
+    """Return the bytes of a step's logits, and of the memory for sampling from some of their rows at a time."""
     num_samples = min(limits.num_seqs, limits.num_tokens)
     num_rows = min(rows_at_a_time(spec.vocab_size), max(num_samples, limits.num_tokens))
     copies = 1 if tp_size == 1 else 3

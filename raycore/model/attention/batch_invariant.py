@@ -1,15 +1,18 @@
-"""Batch-invariant attention: a token's bits depend on its sequence up to it alone, not on the rest of the step.
+"""Batch-invariant attention: a token's result depends, bit for bit, only on the tokens of its sequence up to this
+token.
 
-The unit of work is a *tile*: `TILE` consecutive, aligned positions of one slot, whichever of them the step computes. A
-token's row in its tile is its position modulo `TILE`, so a decode has the row that it would have in a prompt, however
-that is chunked. A tile reads keys in whole stretches of `STRETCH` tokens, up to its own positions. Keys that a token
-doesn't see are masked. Rows that aren't in the step are computed from arbitrary values and dropped.
+The unit of work is a *tile*: `TILE` consecutive positions of one slot, starting at a multiple of `TILE`. The step may
+compute all of them or only some. A token's row in its tile is its position modulo `TILE`. So a decode has the same row
+that it would have in a prompt, however the prompt is divided into chunks. A tile reads keys in whole stretches of about
+`STRETCH` tokens, until its own positions are included. Keys that a token must not see are masked. Rows that the step
+doesn't compute have arbitrary values, and their results are dropped.
 
-One call of SDPA takes tiles with equally many keys: tiles of one slot that read the same keys, or one tile of each of
-several slots. Every tile and head is a matrix of its own in the call, so their number makes no difference.
+One call of SDPA (scaled dot-product attention) computes a group of tiles that have equally many keys: either tiles of
+one slot that read the same keys, or one tile of each of several slots. In the call, every tile and head is a separate
+matrix, so the number of tiles doesn't change any result.
 
-Shape suffixes: T tokens, I tiles, Q rows of a tile, K key-value heads, G query heads for each of those, H head dim,
-L keys of a tile.
+Shape suffixes: T tokens, I tiles, Q rows of a tile, K key-value heads, G query heads for each of those, H elements of a
+head, L keys of a tile.
 """
 
 from __future__ import annotations
@@ -28,13 +31,16 @@ from raycore.model.attention.scratch import GatherScratch
 from raycore.model.batch import Ints, StepInputs
 
 TILE = 4
-"""A decode computes this many rows of attention to get one of them; a prompt uses all rows. Measured: 8 slows decodes
-of 16 requests by a fifth and speeds nothing up."""
+"""Number of positions in a tile. A decode computes all rows of its tile to get one of them; a prompt uses all rows.
+
+Measured: with 8, decodes of 16 requests took a fifth longer, and nothing was faster.
+"""
 STRETCH = 128
+"""Keys are read in units of this many tokens, rounded up; see `_stretch`."""
 
 
 class BatchInvariantAttention:
-    """Attention of one step at a time: call `begin`, then the object itself for every layer."""
+    """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
 
     def __init__(
         self,
@@ -58,8 +64,7 @@ class BatchInvariantAttention:
 
     @staticmethod
     def max_blocks(max_model_len: int, block_size: int) -> int:
-        """Most blocks of one request that are gathered: whole stretches, enough for a token beyond the longest
-        sequence."""
+        """Maximum number of blocks gathered for one request: whole stretches for `max_model_len` tokens plus one."""
         stretch = _stretch(block_size)
         return (max_model_len // stretch + 1) * stretch // block_size
 
@@ -79,7 +84,7 @@ class BatchInvariantAttention:
         self._made_for = made_for
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
-        """[T, query heads · H]. Writes the tokens' keys and values first."""
+        """Store the tokens' keys and values for this layer, then compute attention. Returns [T, query heads · H]."""
         kv_start = self.heads.num_heads * self.heads.head_dim
         kv_rows = qkv_TO[:, kv_start:].reshape(-1, self.heads.head_dim)
         self.kv.rows[layer].index_copy_(0, self._write_rows, kv_rows)
@@ -91,30 +96,30 @@ class BatchInvariantAttention:
 
 
 def _stretch(block_size: int) -> int:
-    """`STRETCH`, rounded up to whole blocks and whole tiles."""
+    """Return `STRETCH`, rounded up to a multiple of the block size and of `TILE`."""
     unit = math.lcm(block_size, TILE)
     return -(-STRETCH // unit) * unit
 
 
 class _Pass:
-    """A step's tiles, for the layers with one window."""
+    """A step's tiles, in groups, for all layers with the same sliding window."""
 
     def __init__(self, attention: BatchInvariantAttention, window: int | None) -> None:
         self._attention = attention
         self._window = window
         self._groups: list[_Group] = []
         self._order = np.empty(0, np.int64)
-        """Indices of the tiles in the order of the groups."""
+        """The tiles' indexes, in the order in which the groups contain the tiles."""
         self._q_rows = self._out_rows = torch.empty(0)
 
     def group(self, slots_I: Ints, tiles_I: Ints, block_tables: NDArray[np.int32]) -> None:
-        """Group the tiles, and set which keys they read."""
+        """Divide the tiles into groups, one for each call of SDPA, and determine the keys that each group reads."""
         stretch, starts_I = self._attention.stretch, tiles_I * TILE
         first_I = np.zeros_like(starts_I)
         if self._window is not None:
             first_I = np.maximum(starts_I - self._window + 1, 0) // stretch * stretch
         num_keys_I = (starts_I // stretch + 1) * stretch - first_I
-        # torch's CPU kernel for narrower types repacks the keys or not, depending on the number of tiles
+        # for types narrower than float32, torch's CPU kernel repacks the keys depending on the number of tiles
         is_alone = self._attention.device.type == "cpu" and self._attention.dtype != torch.float32
         num_blocks_I = num_keys_I // self._attention.kv.block_size
         groups = [
@@ -133,9 +138,9 @@ class _Pass:
         ]
 
     def place(self, tile_of_T: Ints, place_T: Ints) -> None:
-        """Map the step's tokens to rows of the tiles."""
+        """Map the step's tokens to rows of the tiles: token t is row `place_T[t]` of tile `tile_of_T[t]`."""
         heads = self._attention.heads
-        row_IQ = np.zeros((len(self._order), TILE), np.int64)  # row 0 where the step has no token
+        row_IQ = np.zeros((len(self._order), TILE), np.int64)  # token 0 in rows for which the step has no token
         row_IQ[tile_of_T, place_T] = np.arange(len(tile_of_T))
         head_KG = np.arange(heads.num_kv_heads)[:, None] * heads.group + np.arange(heads.group)
         heads_per_row = heads.num_heads + 2 * heads.num_kv_heads
@@ -149,7 +154,7 @@ class _Pass:
         self._out_rows = self._attention.to_device(out_rows_TKG.ravel())
 
     def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
-        """[T, query heads · H]."""
+        """Compute attention for the step's tokens in one layer. Returns [T, query heads · H]."""
         heads = self._attention.heads
         q_rows = qkv_TO.view(-1, heads.head_dim).index_select(0, self._q_rows)
         q_IKRH = q_rows.view(-1, heads.num_kv_heads, heads.group * TILE, heads.head_dim)
@@ -163,8 +168,10 @@ class _Pass:
 
 
 def _groups(slots_I: Ints, first_I: Ints, num_keys_I: Ints, is_alone: bool) -> list[Ints]:
-    """Tiles of each SDPA call: runs that read the same keys, and single tiles that read equally many. `is_alone`: one
-    each."""
+    """Return groups of tiles: those of one slot that read the same keys, and single tiles that read equally many keys.
+
+    With `is_alone`, every tile is a group of its own.
+    """
     if is_alone:
         return list(np.arange(len(slots_I))[:, None])
     is_new = (np.diff(slots_I) != 0) | (np.diff(first_I) != 0) | (np.diff(num_keys_I) != 0)
@@ -175,12 +182,12 @@ def _groups(slots_I: Ints, first_I: Ints, num_keys_I: Ints, is_alone: bool) -> l
 
 
 def _is_shared(slots_I: Ints, first_I: Ints) -> bool:
-    """Whether the tiles of a group read the same keys, which are then gathered once."""
+    """Whether the tiles of a group read the same keys, which are then gathered only once."""
     return len(slots_I) > 1 and bool(slots_I[0] == slots_I[1] and first_I[0] == first_I[1])
 
 
 def _that_fit(group: Ints, is_shared: bool, num_blocks_I: Ints, capacity: int) -> list[Ints]:
-    """The group, split so that each part's keys and values fit into `capacity` blocks."""
+    """Return the group, split into parts whose keys and values fit into `capacity` blocks."""
     if is_shared:
         return [group]
     size = capacity // int(num_blocks_I[group[0]])
@@ -188,7 +195,7 @@ def _that_fit(group: Ints, is_shared: bool, num_blocks_I: Ints, capacity: int) -
 
 
 class _Group:
-    """Tiles with equally many keys: one call of SDPA."""
+    """Tiles with equally many keys, computed by one call of SDPA."""
 
     def __init__(
         self,
@@ -219,7 +226,7 @@ class _Group:
         self._mask_I1QL = mask.masked_fill_(attention.to_device(~is_seen_IQL), -torch.inf).unsqueeze(1)
 
     def attend(self, blocks: Tensor, q_IKRH: Tensor) -> Tensor:
-        """[I·R·K, H], where R is G·Q."""
+        """Compute attention for the group's tiles. Returns [I·R·K, H], where R is G·Q."""
         heads = self._heads
         shape = (2, -1, heads.num_kv_heads, self._mask_I1QL.shape[-1], heads.head_dim)
         torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)

@@ -1,11 +1,12 @@
 """Attention over a paged KV cache in plain torch: gathers the blocks, then computes dense attention.
 
-A step has two kinds of tokens. *Decodes*, one token per slot, go through one batched product over sequences and heads.
-*Chunks* of prompts go through SDPA one at a time, except that adjacent whole prompts of equal length share a call. Rows
-and masks depend on the step alone and are made once for all layers.
+A step has two kinds of tokens. *Decodes*, one token per slot, are computed together, with batched matrix products over
+sequences and heads. *Chunks* of prompts are computed by SDPA (scaled dot-product attention), one chunk per call, except
+that adjacent chunks of equal length that begin their prompts share a call. Row indexes and masks are made once per
+step, not for each layer.
 
-Shape suffixes: T tokens, B decodes, K key-value heads, G query heads for each of those, H head dim, M blocks of one
-sequence, L their tokens.
+Shape suffixes: T tokens, B decodes, K key-value heads, G query heads for each of those, H elements of a head, M blocks
+of one sequence, L keys in these blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from raycore.model.batch import StepInputs
 
 @dataclass(slots=True, frozen=True)
 class HeadShape:
-    """The heads of one rank."""
+    """The number and size of one rank's attention heads."""
 
     num_heads: int
     num_kv_heads: int
@@ -33,12 +34,12 @@ class HeadShape:
 
     @property
     def group(self) -> int:
-        """Query heads that share a key-value head."""
+        """Number of query heads that share one key-value head."""
         return self.num_heads // self.num_kv_heads
 
 
 class GatherAttention:
-    """Attention of one step at a time: call `begin`, then the object itself for every layer."""
+    """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class GatherAttention:
 
     @staticmethod
     def max_blocks(max_model_len: int, block_size: int) -> int:
-        """Most blocks of one request that are gathered: one token may be sampled beyond the longest sequence."""
+        """Maximum number of blocks gathered for one request. One token may be sampled beyond the longest sequence."""
         return -(-(max_model_len + 1) // block_size)
 
     def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
@@ -119,20 +120,20 @@ class GatherAttention:
         return torch.as_tensor(values, device=self._device)
 
     def additive_mask(self, is_seen: NDArray[np.bool_]) -> Tensor:
-        """0 where seen, minus infinity elsewhere."""
+        """Return a mask to add to attention scores: 0 where `is_seen`, minus infinity elsewhere."""
         mask = torch.zeros(is_seen.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(self.to_device(~is_seen), -torch.inf)
 
 
 def _first_block(positions: NDArray[np.int64], window: int | None, block_size: int) -> NDArray[np.int64]:
-    """For each position, the first block with a key that its token sees."""
+    """Return, for each position, the index of the first block with a key that the token at this position sees."""
     if window is None:
         return np.zeros_like(positions)
     return np.maximum(positions - window + 1, 0) // block_size
 
 
 class _Decodes:
-    """The decodes of a step, for the layers with one window."""
+    """The decodes of a step, in groups, for all layers with the same sliding window."""
 
     def __init__(self, attention: GatherAttention, window: int | None) -> None:
         self._attention = attention
@@ -140,7 +141,7 @@ class _Decodes:
         self._made_for: tuple[bytes, bytes, int] | None = None
         self._groups: list[_DecodeGroup] = []
         self._order = self._inverse_order = torch.empty(0)
-        """The decodes' order in the groups, and its inverse. Unused if there is one group."""
+        """The order of the decodes in the groups, and its inverse. Unused if there is only one group."""
 
     def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
         slots_B, positions_B = step.slots[: step.num_decodes], step.starts[: step.num_decodes]
@@ -155,7 +156,7 @@ class _Decodes:
             group.begin(positions_B - first_B * block_size)
 
     def attend(self, blocks: Tensor, qkv_BO: Tensor) -> Tensor:
-        """[B, query heads · H]."""
+        """Compute attention for the decodes in one layer. Returns [B, query heads · H]."""
         heads = self._attention.heads
         q_BO = qkv_BO[:, : heads.num_heads * heads.head_dim]
         if len(self._groups) == 1:
@@ -183,7 +184,7 @@ class _Decodes:
 
 
 class _DecodeGroup:
-    """Decodes whose keys and values are gathered together, padded to the longest. In shapes, P is B · K."""
+    """Decodes whose keys and values are gathered together, padded to the longest sequence. In shapes, P is B · K."""
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class _DecodeGroup:
         first_B: NDArray[np.int64],
         num_blocks: int,
     ) -> None:
-        """`members` are indices of decodes in the step. The other arrays have the members' rows only."""
+        """`members` are indexes of decodes in the step. The other arrays have only the rows of these decodes."""
         self.members = members
         self._attention = attention
         self._window = window
@@ -208,7 +209,11 @@ class _DecodeGroup:
         self._scale = attention.heads.head_dim**-0.5
 
     def begin(self, last_B: NDArray[np.int64]) -> None:
-        """Prepare for a step. `last_B` is the index of each of the step's decodes among its gathered keys."""
+        """Prepare for a step.
+
+        `last_B`: for every decode of the step, also of other groups, the index of the decode's own key among the keys
+        that are gathered for it.
+        """
         heads = self._attention.heads
         last_B = last_B[self.members]
         num_keys = int(last_B.max()) + 1
@@ -218,7 +223,7 @@ class _DecodeGroup:
         self._keys_PHL = keys_PLH.transpose(1, 2)
 
     def attend(self, blocks: Tensor, q_BO: Tensor) -> Tensor:
-        """[B, query heads · H]; may overwrite `q_BO`. One product for each sequence and key-value head."""
+        """Compute attention for this group in one layer. Returns [B, query heads · H]. May overwrite `q_BO`."""
         heads = self._attention.heads
         torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
         q_PGH = q_BO.reshape(-1, heads.group, heads.head_dim)
@@ -229,7 +234,7 @@ class _DecodeGroup:
         return torch.bmm(torch.softmax(scores_PGL, -1), self._values_PLH).view(len(q_BO), -1)
 
     def _make_mask(self, last_B: NDArray[np.int64], num_keys: int) -> Tensor | None:
-        """[P, 1, L], or None where every sequence sees all L keys."""
+        """Return a mask [P, 1, L], or None if every sequence sees all L keys."""
         is_seen_BL = np.arange(num_keys) <= last_B[:, None]
         if self._window is not None:
             is_seen_BL &= np.arange(num_keys) > last_B[:, None] - self._window
@@ -241,7 +246,7 @@ class _DecodeGroup:
 
 
 class _WholePrompts:
-    """Adjacent whole prompts of equal length. Their tokens see no other keys than their prompt's."""
+    """Adjacent chunks of equal length that begin their prompts. Their tokens see only keys of their own chunk."""
 
     def __init__(self, heads: HeadShape, row: int, count: int) -> None:
         self._heads = heads
@@ -250,7 +255,7 @@ class _WholePrompts:
         self.num_prompts = 1
 
     def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
-        """[num_prompts · count, query heads · H]."""
+        """Compute attention for these chunks in one layer. Returns [num_prompts · count, query heads · H]."""
         heads = self._heads
         rows = qkv_TO[self._row : self._row + self.num_prompts * self.count]
         heads_BNTH = rows.view(self.num_prompts, self.count, -1, heads.head_dim).transpose(1, 2)
@@ -261,7 +266,7 @@ class _WholePrompts:
 
 
 class _LaterChunk:
-    """A chunk of a prompt whose tokens see earlier keys, or not all keys of the chunk."""
+    """A chunk of a prompt whose tokens see keys before the chunk, or don't see all earlier keys of the chunk."""
 
     def __init__(
         self,
@@ -288,11 +293,11 @@ class _LaterChunk:
         self._mask = attention.additive_mask(is_seen_TL)
 
     def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
-        """[count, query heads · H]."""
+        """Compute attention for this chunk in one layer. Returns [count, query heads · H]."""
         heads = self._heads
         torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
         kv_2KLH = self._gathered.view(2, heads.num_kv_heads, -1, heads.head_dim)
-        # Key-value heads as the batch, so that a group of query heads shares its keys without a copy.
+        # Key-value heads are the batch dimension, so that query heads share the keys of their group without a copy.
         keys, values = kv_2KLH[:, :, : self._num_keys].unsqueeze(2).expand(-1, -1, heads.group, -1, -1).unbind()
         q_TO = qkv_TO[self._rows, : heads.num_heads * heads.head_dim]
         q_KGTH = q_TO.view(-1, heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)

@@ -1,8 +1,8 @@
-"""The KV cache's tensors: one pool of blocks for each layer.
+"""The KV cache's tensors: a pool of blocks for each layer.
 
-Owns the layout `[num_blocks, 2, num_kv_heads, block_size, head_dim]` and the arithmetic of its rows. Doesn't know which
-request a block belongs to. The memory is zero at first, because masked values are multiplied by zero, and uninitialised
-ones could be NaN.
+This module defines the layout `[num_blocks, 2, num_kv_heads, block_size, head_dim]` and computes the indexes of its
+rows. It doesn't know which request a block belongs to. The memory is zeroed, because masked values are multiplied by
+zero: uninitialized memory could contain NaN, and the product would be NaN.
 """
 
 from __future__ import annotations
@@ -30,37 +30,40 @@ class KVTensors:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Raises InvalidConfig if the memory can't be allocated."""
+        """Allocate the memory. On a CPU, raises InvalidConfig if that fails."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         pool = _zeros((num_layers, num_blocks * 2 * num_kv_heads, block_size * head_dim), dtype, device)
         self.blocks = list(pool.unbind())
-        """By layer [N·2·K, S·H]: row `(block·2 + is_value)·K + head`. Attention gathers from this view."""
+        """By layer, a view [N·2·K, S·H]: row `(block·2 + is_value)·K + head`. Attention gathers rows of this view."""
         self.rows = [layer.view(-1, head_dim) for layer in self.blocks]
-        """By layer [N·2·K·S, H]: the same memory, one row per block, key or value, head and token. Steps write to this
-        view."""
+        """By layer, a view [N·2·K·S, H] of the same memory: one row per block, key or value, head and token. Steps
+        write rows of this view."""
         self._heads = np.arange(2 * num_kv_heads)
         self._heads_2K11 = (np.arange(2)[:, None] * num_kv_heads + np.arange(num_kv_heads))[:, None, :, None]
 
     @staticmethod
     def bytes_per_block(num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes that one block takes over all layers."""
+        """Return how many bytes one block takes over all layers."""
         return num_layers * 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
 
     def write_rows(self, block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Int64[T·2K]: for each token, its rows in `rows`: keys head by head, then values."""
+        """Return int64[T·2K]: for each token, the indexes in `rows` of its keys, head by head, then of its values."""
         first_T1 = (block_ids_T.astype(np.int64) * len(self._heads))[:, None]
         return ((first_T1 + self._heads) * self.block_size + (positions_T % self.block_size)[:, None]).ravel()
 
     def gather_rows(self, block_ids_BM: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Int64[2·B·K·M]: rows of `blocks` that give [2, B, K, M·S, H], keys before values, contiguous by head."""
+        """Return int64[2·B·K·M]: the indexes in `blocks` of the rows that give [2, B, K, M·S, H] when gathered.
+
+        `block_ids_BM`: M blocks of each of B sequences. Keys come before values, and each head's rows are contiguous.
+        """
         first_BM = block_ids_BM.astype(np.int64) * len(self._heads)
         return (self._heads_2K11 + first_BM[None, :, None, :]).ravel()
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU, the kernel allocates each page when it is first touched."""
+    """Return a zeroed tensor. On a CPU, the kernel allocates each page only when it is first touched."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize

@@ -1,7 +1,7 @@
-"""Scratch memory for gathered keys and values: allocated once, shared by all layers and steps.
+"""Scratch memory for gathered keys and values: allocated once, and shared by all layers and steps.
 
-Attention gathers the keys and values of as many requests at a time as fit, but at least of one. This bounds the memory
-of a step, whatever the lengths of its requests.
+Attention gathers the keys and values of as many requests at a time as fit into this memory, which holds at least one
+request. This bounds the memory of a step, whatever the lengths of its requests.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from torch import Tensor
 from raycore.model.attention.kv_tensors import KVTensors
 
 SCRATCH_BYTES = 128 << 20
-"""Size of the scratch memory, unless one request needs more. Gathering this much takes a thousand times as long as
-starting another product."""
+"""Maximum bytes of scratch memory, unless one request needs more.
+
+Gathering this much takes a thousand times as long as starting another matrix product.
+"""
 
 
 def num_scratch_blocks(bytes_per_block: int, max_seqs: int, max_blocks: int) -> int:
-    """How many blocks of one layer the scratch memory holds.
+    """Return how many blocks of one layer the scratch memory holds.
 
     Args:
         bytes_per_block: bytes of one block's keys and values in one layer.
-        max_seqs: most requests in a step.
-        max_blocks: most blocks of one request.
+        max_seqs: maximum number of requests in a step.
+        max_blocks: maximum number of blocks of one request.
     """
     return max(max_blocks, min(max_seqs * max_blocks, SCRATCH_BYTES // bytes_per_block))
 
 
 class GatherScratch:
-    """Scratch memory for `num_scratch_blocks` blocks of one layer."""
+    """Scratch memory that holds `num_scratch_blocks` blocks of one layer."""
 
     def __init__(self, kv: KVTensors, max_seqs: int, max_blocks: int) -> None:
         rows_per_block = 2 * kv.num_kv_heads
@@ -39,19 +41,20 @@ class GatherScratch:
         self._rows = blocks_NX.new_empty(self.num_blocks * rows_per_block, blocks_NX.shape[1])
 
     def rows(self, num_rows: int) -> Tensor:
-        """[num_rows, S·H]: the first rows, to be overwritten. As in `KVTensors.blocks`, a block has 2·K rows."""
+        """Return the first rows, [num_rows, S·H], to be overwritten. As in `KVTensors.blocks`, a block has 2·K rows."""
         return self._rows[:num_rows]
 
 
 def groups_that_fit(num_blocks_B: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
-    """Group B requests whose keys and values are gathered together, padded to the longest of a group.
+    """Divide B requests into groups whose keys and values are gathered together.
 
-    If all requests fit, they are one group in their own order. Otherwise groups are formed in descending order of
-    length, so that little is padded.
+    Within a group, all requests are padded to the longest. If all requests fit, they form one group, in their own
+    order. Otherwise groups are formed in descending order of length, so that there is little padding. Returns the
+    indexes of each group's requests.
 
     Args:
-        num_blocks_B: blocks of each request.
-        capacity: most blocks of a group, padding included; at least the longest request's.
+        num_blocks_B: number of blocks of each request.
+        capacity: maximum number of blocks of a group, padding included. At least the longest request's number.
     """
     if len(num_blocks_B) * int(num_blocks_B.max()) <= capacity:
         return [np.arange(len(num_blocks_B))]

@@ -1,8 +1,8 @@
-"""Changes that requests make to their logits before a token is picked.
+"""Changes logits as the requests' sampling parameters ask, before a token is picked.
 
-In vLLM's order: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, `logit_bias`
-adds, then the repetition, frequency and presence penalties. Knows slots and rows; doesn't know how a token is picked
-afterwards.
+The order is vLLM's: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, then
+`logit_bias` is added, then the repetition, frequency and presence penalties are applied. How a token is picked
+afterwards is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raycore.sampling_params import SamplingParams
 
 _MAX_BIAS = 100.0
 _PENALTY_BYTES = 64 << 20
-"""Memory for the penalties of the sequences processed together, unless one sequence needs more."""
+"""Bytes for the penalties of the sequences that are processed together, unless one sequence needs more."""
 _PENALTY_BYTES_PER_TOKEN = 72
 _NO_IDS = np.empty(0, np.int64)
 _SLOT = np.dtype(
@@ -35,12 +35,12 @@ _SLOT = np.dtype(
         ("presence", np.float32),
         ("frequency", np.float32),
     ],
-    align=True,  # torch takes fields of aligned records only
+    align=True,  # torch accepts only fields of aligned records
 )
 
 
 def max_penalty_bytes(num_seqs: int, max_model_len: int) -> int:
-    """Most bytes that penalties take, besides the logits."""
+    """Return the maximum number of bytes that penalties take in addition to the logits."""
     longest = max_model_len * _PENALTY_BYTES_PER_TOKEN
     return max(longest, min(num_seqs * longest, _PENALTY_BYTES))
 
@@ -50,25 +50,25 @@ class TokenBatch(Protocol):
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
-        """[num_slots, max_model_len]: prompt, then output; known up to the sampled position."""
+        """[num_slots, max_model_len]: prompt, then output. Valid before the position of the token to sample."""
         ...
 
     @property
     def num_prompt(self) -> NDArray[np.integer]:
-        """[num_slots]: tokens of the prompt."""
+        """[num_slots]: number of tokens in the prompt."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class _Rules:
-    """One request's own tokens to forbid or favour, restricted to the vocabulary."""
+    """The tokens that one request forbids or favors. All are in the vocabulary."""
 
     allowed_ids: NDArray[np.int64] | None
-    """The only tokens that may be sampled; None allows all."""
+    """The only tokens that may be sampled. None: all."""
     end_ids: NDArray[np.int64]
     """Stop tokens, forbidden until the output has `min_tokens` tokens."""
     early_end_ids: NDArray[np.int64]
-    """The stop tokens that may end a complete constrained output before `min_tokens`."""
+    """The stop tokens that may end a complete constrained output even before `min_tokens`."""
     bad_words: list[NDArray[np.int64]]
     bias_ids: NDArray[np.int64]
     bias_values: NDArray[np.float32]
@@ -81,7 +81,7 @@ class _Rules:
 
 
 class LogitsRules:
-    """The rules of the running requests, by slot."""
+    """How the running requests change their logits, by slot."""
 
     def __init__(self, vocab_size: int, num_slots: int, grammars: GrammarCompiler | None = None) -> None:
         self._vocab_size = vocab_size
@@ -91,7 +91,7 @@ class LogitsRules:
         self._rules: dict[int, _Rules] = {}
         self._slots = np.zeros(num_slots, _SLOT)
         self._counts: Tensor | None = None
-        """float32, flat, all zeros between calls: working memory for counting output tokens."""
+        """float32, flat, all zeros between calls: working memory to count output tokens."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more slots."""
@@ -104,7 +104,7 @@ class LogitsRules:
         eos_token_ids: Sequence[int],
         bad_words_token_ids: Sequence[Sequence[int]],
     ) -> bool:
-        """Set a slot's request, in place of an earlier one. Returns whether it changes any logits."""
+        """Store the rules of the request in `slot`, replacing earlier ones. Returns whether they change logits."""
         self.remove(slot)
         rules = self._make_rules(params, eos_token_ids, bad_words_token_ids, self._make_matcher(slot, params))
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
@@ -123,7 +123,10 @@ class LogitsRules:
     def apply(
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
     ) -> Tensor:
-        """The logits changed for the requests in `slots`: a float32 copy, or `logits_RV` itself if nothing changes."""
+        """Apply the rules of the requests in `slots`. Returns a float32 copy, or `logits_RV` itself if nothing changes.
+
+        Row `i` of `logits_RV` is for slot `slots[i]`, and its token gets position `positions[i]`.
+        """
         state = self._slots[slots]
         too_early = positions - batch.num_prompt[slots] < state["min_tokens"]
         ruled_rows = np.flatnonzero(state["ruled"] | too_early)
@@ -141,7 +144,7 @@ class LogitsRules:
         return logits_RV
 
     def failed(self, slots: NDArray[np.integer]) -> list[tuple[int, str]]:
-        """(row, reason) of the rows whose request can't go on."""
+        """Return (row, reason) for each row whose request can't continue."""
         if not self._failures:
             return []
         return [(row, self._failures[slot]) for row, slot in enumerate(slots.tolist()) if slot in self._failures]
@@ -177,7 +180,7 @@ class LogitsRules:
         )
 
     def _known_ids(self, token_ids: Collection[int]) -> NDArray[np.int64]:
-        """Sorted and unique, without ids outside the model's vocabulary."""
+        """Return the ids in ascending order, without duplicates and without ids outside the model's vocabulary."""
         ids = np.unique(np.fromiter(token_ids, np.int64, len(token_ids)))
         return ids[ids < self._vocab_size]
 
@@ -225,11 +228,12 @@ class LogitsRules:
         forbidden_ids: NDArray[np.int64],
         early_end_ids: NDArray[np.int64],
     ) -> None:
-        """Forbid, in place, what the grammar forbids, and what the other rules forbid as far as that leaves any token.
+        """Forbid the tokens that the grammar forbids, in place. Other rules apply only if they leave at least one
+        token.
 
         Args:
-            early_end_ids: tokens that may end a complete output although `min_tokens` forbids them. If no other token
-                is left, they are.
+            early_end_ids: tokens that may end a complete output although `min_tokens` forbids them. If only end tokens
+                are left, one of these is sampled.
         """
         if slot in self._failures:
             return
@@ -254,9 +258,11 @@ class LogitsRules:
         positions: NDArray[np.integer],
         batch: TokenBatch,
     ) -> None:
-        """Apply penalties to all rows at once, at a cost that grows with their lengths, not with the vocabulary.
+        """Apply penalties to all rows at once, in place. The cost grows with the sequences' lengths, not with the
+        vocabulary.
 
-        An indexed write that names an element several times is well defined here: it writes the same value each time.
+        Some indexed writes name an element several times. They are well defined, because they write the same value each
+        time.
         """
         device = logits_RV.device
         flat = logits_RV.view(-1)
@@ -278,7 +284,7 @@ class LogitsRules:
         flat[key_O] = flat[key_O] - frequency_O * self._count(key_O, flat) - presence_O
 
     def _count(self, key_O: Tensor, flat: Tensor) -> Tensor:
-        """Float32[O]: how often each key occurs in `key_O`."""
+        """Return float32[O]: how often each key of `key_O` occurs in `key_O`."""
         if self._counts is None or len(self._counts) < len(flat):
             self._counts = torch.zeros_like(flat)
         counts_O = self._counts.index_add_(0, key_O, torch.ones_like(key_O, dtype=torch.float32))[key_O]
@@ -287,7 +293,10 @@ class LogitsRules:
 
 
 def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: bool) -> NDArray[np.bool_]:
-    """The kept tokens that are in `ids` (or aren't, with `is_wanted=False`); all of them if that would leave none."""
+    """Return the kept tokens that are in `ids`, or with `is_wanted=False` those that aren't.
+
+    If that would leave no token, return `kept_V` unchanged.
+    """
     wanted_V = np.full(len(kept_V), not is_wanted)
     wanted_V[ids] = is_wanted
     narrowed_V = kept_V & wanted_V
@@ -295,7 +304,7 @@ def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: boo
 
 
 def _keep_only(logits_V: Tensor, allowed_ids: NDArray[np.int64]) -> None:
-    """Forbid every other token, in place; no token if `allowed_ids` is empty."""
+    """Forbid all tokens but `allowed_ids`, in place. Forbid none if `allowed_ids` is empty."""
     if len(allowed_ids):
         ids = torch.as_tensor(allowed_ids, device=logits_V.device)
         kept = logits_V[ids]
@@ -304,7 +313,7 @@ def _keep_only(logits_V: Tensor, allowed_ids: NDArray[np.int64]) -> None:
 
 
 def _forbidden_ids(rules: _Rules, output: NDArray[np.int32], too_early: bool) -> NDArray[np.int64]:
-    """Tokens that may not come next; none if they would include all allowed tokens."""
+    """Return the tokens that bad words and `min_tokens` forbid next. Empty if they would forbid all allowed tokens."""
     ids = [word[-1:] for word in rules.bad_words if _completes(output, word)]
     if too_early:
         ids.append(rules.end_ids)
@@ -315,6 +324,6 @@ def _forbidden_ids(rules: _Rules, output: NDArray[np.int32], too_early: bool) ->
 
 
 def _completes(output: NDArray[np.int32], word: NDArray[np.int64]) -> bool:
-    """Whether the output ends with all of the word but its last token."""
+    """Whether the output ends with all tokens of `word` except its last one."""
     num_before = len(word) - 1
     return num_before <= len(output) and np.array_equal(output[len(output) - num_before :], word[:-1])

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens under the model's own distribution, as messages."""
+"""Log probabilities of tokens, computed from the model's unmodified logits, as `TokenLogprobs` messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from raycore.messages import TokenLogprobs
 def token_logprobs(
     logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: Sequence[int], batch_invariant: bool = False
 ) -> list[TokenLogprobs]:
-    """One entry for each row: its token, then its `num_top[row]` most likely ones (-1: the whole vocabulary).
+    """Return an entry for each row: its token, then its `num_top[row]` most likely tokens (-1: the whole vocabulary).
 
-    Natural logarithms of the softmax of `logits_RV`, computed in float32. The token's rank is 1 plus the number of
-    tokens that are strictly more likely.
+    The log probabilities are natural logarithms of the softmax of `logits_RV`, computed in float32. The token's rank is
+    1 plus the number of tokens that are strictly more likely.
 
     Args:
         batch_invariant: compute each row by itself, so that its bits and the order of ties don't depend on other rows.
@@ -45,5 +45,5 @@ def token_logprobs(
 def prompt_logprobs(
     logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int, batch_invariant: bool = False
 ) -> list[TokenLogprobs]:
-    """One entry for each of T positions: `next_token_ids[t]`, which follows there, and the most likely tokens."""
+    """Return an entry for each position t: the following token, `next_token_ids[t]`, then the most likely tokens."""
     return token_logprobs(logits_TV, next_token_ids, [num_top] * len(next_token_ids), batch_invariant)

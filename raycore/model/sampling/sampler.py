@@ -1,9 +1,10 @@
 """Samples the next token for each row of logits, according to its request's sampling parameters.
 
-Parameters are kept as arrays by slot, so that a step costs the same few array operations however many requests it has.
-Only requests with rules of their own (see `logits.py`) or log probabilities are processed one by one. A row's token
-depends on its logits, its request's parameters and seed, and its position alone. The order is vLLM's: log probabilities
-of the raw logits, rules and penalties, then the most likely token, or temperature, min-p, top-k, top-p and a draw.
+Parameters are kept in arrays by slot, so that a step costs the same few array operations however many requests it has.
+Only requests with rules of their own (see `logits.py`) or with log probabilities are processed one by one. A row's
+token depends only on the row's logits, on its request's parameters, seed and earlier tokens, and on the token's
+position. The order is vLLM's: first log probabilities of the unmodified logits; then rules and penalties; then the most
+likely token, or temperature, min-p, top-k, top-p and a draw.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from raycore.model.sampling.logprobs import token_logprobs
 from raycore.sampling_params import SamplingParams
 
 _LOGITS_AT_A_TIME = 1 << 22
-"""Logits that are processed together. Picking takes up to a dozen float32 copies of them: 200 MB at most."""
+"""Number of logits that are processed together. Picking tokens takes up to a dozen float32 copies of them: 200 MB."""
 _INITIAL_SLOTS = 64
 _NO_LOGPROBS = -2
 _SLOT = np.dtype(
@@ -40,12 +41,12 @@ _SLOT = np.dtype(
         ("stream_state", np.uint64),
         ("stream_gamma", np.uint64),
     ],
-    align=True,  # torch takes fields of aligned records only
+    align=True,  # torch accepts only fields of aligned records
 )
 
 
 def rows_at_a_time(vocab_size: int) -> int:
-    """Rows of logits that are processed together, which bounds the memory of sampling."""
+    """Return how many rows of logits are processed together, which bounds the memory for sampling."""
     return max(1, _LOGITS_AT_A_TIME // vocab_size)
 
 
@@ -53,15 +54,15 @@ class SampledTokens(NamedTuple):
     """The result of `Sampler.sample` for R rows."""
 
     token_ids: NDArray[np.int32]
-    """[R]."""
+    """[R]: each row's token."""
     logprobs: list[tuple[int, TokenLogprobs]]
     """(row, log probabilities) of the rows whose request asked for them."""
     failed: list[tuple[int, str]]
-    """(row, reason) of requests that can't go on; their tokens are meaningless."""
+    """(row, reason) of requests that can't continue. Their tokens have no meaning."""
 
 
 class Sampler:
-    """The sampling parameters of the running requests, by slot. `device` is where the logits are."""
+    """Samples tokens for the running requests, whose sampling parameters it holds by slot."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Sampler:
     ) -> None:
         """
         Args:
+            device: the device of the logits.
             batch_invariant: whether to process rows one at a time where other rows could change the rounding.
             grammars: for requests with `structured_outputs`.
         """
@@ -90,7 +92,7 @@ class Sampler:
         eos_token_ids: Sequence[int] = (),
         bad_words_token_ids: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Set the request that gets `slot`, in place of an earlier one."""
+        """Store the sampling parameters of the request that gets `slot`, in place of an earlier request's."""
         if slot >= len(self._slots):
             num_slots = max(slot + 1, 2 * len(self._slots))
             self._slots = np.pad(self._slots, (0, num_slots - len(self._slots)))
@@ -109,20 +111,21 @@ class Sampler:
         )
 
     def remove(self, slot: int) -> None:
-        """Forget the slot's request."""
+        """Forget the request in `slot`."""
         self._rules.remove(slot)
         self._slots[slot] = 0
 
     def is_plain_greedy(self, slots: NDArray[np.integer]) -> bool:
-        """Whether these requests need only the most likely token, which the caller may then pick itself."""
+        """Whether all these requests need only the most likely token. The caller may then pick the tokens itself."""
         return bool(self._slots["plain_greedy"][slots].all())
 
     def sample(
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
     ) -> SampledTokens:
-        """One token for each of R rows: row `i` is slot `slots[i]`, and its token gets position `positions[i]`.
+        """Sample a token for each of R rows: row `i` is for slot `slots[i]`, and its token gets position
+        `positions[i]`.
 
-        Reads `batch.token_ids[slot, :position]`, and doesn't change `logits_RV` (any floating type).
+        Reads `batch.token_ids[slot, :position]`. Doesn't change `logits_RV`, which may have any floating-point type.
         """
         token_ids = np.empty(len(slots), np.int32)
         result = SampledTokens(token_ids, [], [])
@@ -138,7 +141,7 @@ class Sampler:
     def _sample_rows(
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
     ) -> SampledTokens:
-        """`sample` for as many rows as are processed together."""
+        """Sample a token for each row, as `sample` does, for at most `rows_at_a_time` rows."""
         state = self._slots[slots]
         adjusted_RV = logits_RV
         if state["changes_logits"].any():
@@ -154,7 +157,7 @@ class Sampler:
         return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)), failed)
 
     def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
-        """A token for each row. `state` has the rows' records of `_SLOT`."""
+        """Pick a token for each row, from logits after the rules. `state`: the rows' records of type `_SLOT`."""
         greedy = state["greedy"]
         if greedy.all():
             return _as_token_ids(picking.most_likely(logits_RV))

@@ -1,7 +1,6 @@
-"""Reads parts of tensors from a checkpoint's safetensors files, a single one or several with an index.
+"""Reads parts of tensors from a checkpoint's safetensors files: a single file, or several files with an index.
 
-The files are memory-mapped, so only the requested parts are read. Knows the files and their errors, not what the
-tensors are for.
+The files are memory-mapped, so only the requested parts are read. This module doesn't know what the tensors are for.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _READABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointReader:
-    """The tensors of the checkpoint in a directory, by name. Close it, or use it in a `with` statement.
+    """Reads tensors of the checkpoint in a directory, by name. Close it, or use it in a `with` statement.
 
     Raises:
-        InvalidCheckpoint: from every method. The message names the file, the tensor, what was expected and what was
+        InvalidCheckpoint: raised by any method. The message names the file, the tensor, what was expected and what was
             found.
     """
 
@@ -50,7 +49,7 @@ class CheckpointReader:
         return name in self._file_of_tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the whole tensor."""
+        """Return the shape of the whole tensor `name`."""
         return tuple(self._slice(name).get_shape())
 
     def read(
@@ -62,7 +61,7 @@ class CheckpointReader:
         start: int = 0,
         length: int | None = None,
     ) -> torch.Tensor:
-        """A copy of a tensor as `dtype`: whole, or `length` entries from `start` on along `dim` (0 or 1)."""
+        """Return a copy of a tensor as `dtype`: all of it, or `length` entries from `start` on along `dim`."""
         shape = list(expected_shape)
         part = [slice(None)] * len(shape)
         if dim is not None:
@@ -75,7 +74,10 @@ class CheckpointReader:
     def read_into(
         self, out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: tuple[int | slice, ...]
     ) -> None:
-        """Fill `out` with the part of a tensor that the index `part` selects, converted to `out`'s dtype."""
+        """Fill `out` with a part of a tensor, converted to `out`'s dtype. `part` is the index that selects the part.
+
+        `expected_shape` is the shape of the whole tensor.
+        """
         found = self._slice(name)
         if tuple(found.get_shape()) != expected_shape:
             raise InvalidCheckpoint(

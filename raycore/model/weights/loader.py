@@ -1,9 +1,10 @@
 """One tensor-parallel rank's weights of a decoder, read from a checkpoint or random.
 
-Owns the names of the tensors in checkpoints, how they are fused, and which part of each a rank holds. A part is
-converted and copied straight into its place, so a rank never holds more than its own weights. Shape suffixes: V this
-rank's rows of the padded vocabulary, D hidden, O this rank's query, key and value rows, H head, F this rank's rows of
-the feed-forward layer (2F where gate and up are fused). Experts are in `moe_weights`.
+This module knows the names of the tensors in checkpoints, how tensors are fused, and which part of each tensor a rank
+holds. Each part is converted and copied directly to its place in the rank's weights, so a rank never holds more than
+its own weights. Shape suffixes: V this rank's rows of the padded vocabulary, D hidden size, O this rank's query, key
+and value rows, H elements of a head, F this rank's rows of the feed-forward layer (2F where gate and up are fused).
+Experts are in `moe_weights`.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ _DUMMY_STDDEV = 0.02
 
 @dataclass
 class MlpWeights:
-    """One dense feed-forward layer's weights on one rank."""
+    """The weights of one dense feed-forward layer on one rank."""
 
     gate_up_FD: torch.Tensor
     """This rank's gate rows, then its up rows."""
     gate_up_bias: torch.Tensor | None
     down_DF: torch.Tensor
     down_bias: torch.Tensor | None
-    """Only on tp_rank 0, since the sum over ranks must include it once."""
+    """None on ranks other than tp_rank 0, because the sum over ranks must include the bias only once."""
 
 
 @dataclass
 class LayerWeights:
-    """One decoder layer's weights on one rank."""
+    """The weights of one decoder layer on one rank."""
 
     input_norm_D: torch.Tensor
     qkv_OD: torch.Tensor
@@ -52,20 +53,20 @@ class LayerWeights:
     q_norm_H: torch.Tensor | None
     k_norm_H: torch.Tensor | None
     o_DO: torch.Tensor
-    """The columns that belong to this rank's query heads."""
+    """The columns for this rank's query heads."""
     o_bias: torch.Tensor | None
-    """Only on tp_rank 0, as `MlpWeights.down_bias`."""
+    """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
     post_norm_D: torch.Tensor
     feed_forward: MlpWeights | MoeWeights
 
 
 @dataclass
 class DecoderWeights:
-    """A decoder's weights on one rank."""
+    """The weights of a decoder on one rank."""
 
     embed_VD: torch.Tensor
     lm_head_VD: torch.Tensor
-    """The same object as `embed_VD` if the checkpoint ties them."""
+    """The same object as `embed_VD` if the checkpoint ties the two."""
     vocab_start: int
     """Token id of the first row of `embed_VD` and `lm_head_VD`. Rows past the vocabulary's end are zero."""
     final_norm_D: torch.Tensor
@@ -84,6 +85,7 @@ def load_decoder_weights(
     """Read a rank's part of the checkpoint at `path`, converted to `dtype`.
 
     Args:
+        progress: called after each tensor.
         experts: this rank's part of the experts. None: tensor-parallel ranks split each expert.
 
     Raises:
@@ -102,7 +104,11 @@ def random_decoder_weights(
     seed: int = 0,
     experts: ExpertShare | None = None,
 ) -> DecoderWeights:
-    """Random weights: a function of `seed` and the tensors' names, so that the ranks' parts fit together."""
+    """Return a rank's part of a decoder with random weights. Norms have weight 1.
+
+    Each tensor is a function of `seed` and the tensor's name, and a rank gets its part of that tensor. So the model is
+    the same for any `tp_size`.
+    """
 
     def fill(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
         if name.endswith("norm.weight"):
@@ -124,7 +130,8 @@ def _fill_decoder(layout: Callable[[Fill], _RankLayout], fill: Fill, progress: P
         def submit(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
             pending.append(pool.submit(fill, out, name, expected_shape, part))
 
-        # Allocate on this thread, fill on the pool: a dead thread's malloc arena would keep memory that is freed later.
+        # Allocate on this thread, fill on the pool's: a thread's malloc arena keeps memory that is freed after the
+        # thread has ended.
         weights = layout(submit).decoder()
         try:
             for num_done, future in enumerate(pending, start=1):
@@ -138,10 +145,11 @@ def _fill_decoder(layout: Callable[[Fill], _RankLayout], fill: Fill, progress: P
 
 @contextmanager
 def _one_thread_per_operation() -> Generator[int]:
-    """Set torch to one thread per operation, and yield the previous number of threads for a pool of our own.
+    """Set torch to one thread per operation, and yield the previous number of threads, for a thread pool.
 
-    Each tensor is then filled by one thread. When torch's threads share each tensor, each ends in a barrier, which
-    waits for a time slice if another process is busy: 89 million parameters took 700 ms that way and 50 ms this way.
+    With the pool, each tensor is filled by one thread. If torch's threads share each tensor instead, each tensor ends
+    in a barrier, which waits for a time slice if another process is busy. Filling 89 million parameters took 700 ms
+    with torch's threads, and 50 ms with the pool.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -166,7 +174,7 @@ class _Rows:
 
 
 class _RankLayout:
-    """Allocates a rank's weights. `fill` may still be writing to them when the methods return."""
+    """Allocates a rank's weights and has `fill` fill them, possibly after a method has returned."""
 
     def __init__(
         self,
@@ -189,7 +197,7 @@ class _RankLayout:
         self._vocab_rows = -(-spec.vocab_size // tp_size)
         num_q = spec.num_heads // tp_size * spec.head_dim
         num_kv = spec.kv_heads_per_rank(tp_size) * spec.head_dim
-        # With more ranks than key-value heads, neighbouring ranks hold the same head.
+        # With more ranks than key-value heads, neighboring ranks hold the same head.
         kv_start = tp_rank * spec.num_kv_heads // tp_size * spec.head_dim
         num_ff = spec.intermediate_size // tp_size
         self._q = _Rows("self_attn.q_proj", spec.num_heads * spec.head_dim, tp_rank * num_q, num_q)
@@ -258,7 +266,7 @@ class _RankLayout:
         return out_R
 
     def _columns(self, name: str, inputs: _Rows) -> torch.Tensor:
-        """The columns of the projection `name` that take the outputs of the rows `inputs`."""
+        """Return the columns of the projection `name` whose inputs are the outputs of the rows `inputs`."""
         out_DR = torch.empty(self._spec.hidden_size, inputs.num, dtype=self._dtype)
         self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), (slice(None), inputs.part))
         return out_DR

@@ -1,8 +1,9 @@
-"""One rank's experts, allocated for a checkpoint reader to fill.
+"""Allocates one rank's experts, and has them filled from a checkpoint.
 
-Owns the names of experts' tensors in checkpoints: one tensor per expert, as transformers 4 writes them and transformers
-5 by default, or all experts of a layer stacked, as transformers 5 has them in memory. Shape suffixes: E the rank's
-experts, D hidden, F the rank's rows of each expert (2F where gate and up are fused).
+This module knows the names of experts' tensors in checkpoints. There are two formats. In one, each expert has tensors
+of its own; transformers 4 writes this format, and so does transformers 5 by default. In the other, all experts of a
+layer are stacked in one tensor, as transformers 5 has them in memory. Shape suffixes: E the rank's experts, D hidden
+size, F the rank's rows of each expert (2F where gate and up are fused).
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ Part = tuple[int | slice, ...]
 
 
 class Fill(Protocol):
-    """Fills a buffer with a part of the tensor `name`, whose whole shape is given."""
+    """Fills `out` with a part of the tensor `name`. The whole tensor must have `expected_shape`."""
 
     def __call__(self, out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
 
 
 @dataclass
 class MoeWeights:
-    """One sparse layer's router and experts on one rank."""
+    """The router and the experts of one sparse layer on one rank."""
 
     router_ED: torch.Tensor
-    """Rows of all experts, including those of other ranks."""
+    """One row for each of the layer's experts, those of other ranks included."""
     first_expert: int
+    """The index of the rank's first expert."""
     gate_up_EFD: torch.Tensor
-    """Each expert's gate rows, then its up rows."""
+    """For each of the rank's experts, its gate rows, then its up rows."""
     down_EDF: torch.Tensor
 
 
@@ -52,7 +54,7 @@ _NAMES = {
 
 
 class MoeLayout:
-    """Allocates the sparse layers of one rank. `fill` may still be writing to them when `layer()` returns."""
+    """Allocates one rank's sparse layers and has `fill` fill them, possibly after `layer()` has returned."""
 
     def __init__(
         self, spec: ModelSpec, share: ExpertShare, dtype: torch.dtype, fill: Fill, has_tensor: Callable[[str], bool]
@@ -68,7 +70,7 @@ class MoeLayout:
         self._is_stacked = has_tensor(f"model.layers.{first_sparse}.mlp.experts.gate_up_proj")
 
     def layer(self, prefix: str) -> MoeWeights:
-        """The weights of the layer whose tensors' names begin with `prefix`."""
+        """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
         share, hidden, num_rows = self._share, self._hidden, len(self._share.rows)
         weights = MoeWeights(
             router_ED=torch.empty(self._moe.num_experts, hidden, dtype=self._dtype),
