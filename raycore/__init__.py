@@ -2,7 +2,7 @@
 
 The life of a request::
 
-    caller ── prompt ──► EngineClient (client/)      tokenise, pick a rank
+    caller ── prompt ──► EngineClient (client/)      tokenize, pick a rank
        submit(batch)          │  actor call
                               ▼
             DPEngineCoreActor (engine/engine_actor.py)      one per data-parallel rank
@@ -10,10 +10,10 @@ The life of a request::
                                   scheduler.schedule()  ─► StepPlan       (scheduler/, kvcache/)
                                   executor.execute(plan) ─► channel ─► WorkerActor ─► Worker (worker/, model/)
                                   scheduler.update(plan, result) ◄─ StepResult ◄─ channel ◄─┘
-                     mailbox ◄─ outputs, one batch a step
+                     mailbox ◄─ outputs, one batch per step
        stream of batches      │  streaming generator
                               ▼
-    caller ◄── text ── EngineClient                  detokenise, stop strings, finish reasons
+    caller ◄── text ── EngineClient                  detokenize, stop strings, finish reasons
 """
 
 from __future__ import annotations

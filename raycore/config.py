@@ -1,7 +1,7 @@
 """The engine's configuration: immutable, and resolved once.
 
 Users pass keyword arguments to `LLM(...)`, or flags. `resolve()` checks them, reads the checkpoint's `config.json`,
-computes the values that were not given, and returns one `EngineConfig`, which is sent to every process.
+computes the values that were not given, and returns one `EngineConfig`, which every process of the engine gets.
 Each option is declared once, by an `option(...)` at its field: see `raycore.options`.
 This module imports neither Ray nor torch.
 """
@@ -45,7 +45,10 @@ def _path(path: str | os.PathLike[str]) -> str:
 
 
 def _dtype_name(dtype: str | Any) -> str:
-    """The name of a dtype that is given as a `torch.dtype` or by one of torch's names."""
+    """Convert a dtype, given as a `torch.dtype` or by one of torch's names, to the name that the option accepts.
+
+    For example, `torch.float32` and `"float"` become `"float32"`.
+    """
     name = str(dtype).removeprefix("torch.")
     return {"float": "float32", "half": "float16"}.get(name, name)
 
@@ -60,7 +63,7 @@ def _class_path(worker_cls: str | type[Any] | None) -> str | None:
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The model and how it is loaded. Paths are absolute. `spec` describes the checkpoint."""
+    """The model and how it is loaded. Paths are absolute. `spec` holds what the checkpoint's config.json describes."""
 
     model: Annotated[
         str,
@@ -125,7 +128,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """The defaults in the checkpoint's generation_config.json, by the names of `SamplingParams`."""
+        """The sampling parameters that the checkpoint's generation_config.json sets, by their names in
+        `SamplingParams`."""
         known = dict(self.spec.generation_defaults)
         if "max_new_tokens" in known:
             known["max_tokens"] = known.pop("max_new_tokens")
@@ -133,7 +137,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
-    """The KV cache. A *block* holds `block_size` tokens of every layer of one rank."""
+    """The KV cache of each rank. A *block* holds the keys and values of `block_size` tokens, for all layers."""
 
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE), option("Tokens in a block of the KV cache.")] = 16
     enable_prefix_caching: Annotated[
@@ -162,7 +166,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
-    """What a step may hold, and which requests run first."""
+    """The limits of a step, and the order in which requests are scheduled."""
 
     max_num_seqs: Annotated[
         int,
@@ -253,17 +257,17 @@ class ParallelConfig(msgspec.Struct, frozen=True):
 
     @property
     def world_size(self) -> int:
-        """Workers of one data-parallel rank."""
+        """Number of workers of one data-parallel rank."""
         return self.tensor_parallel_size
 
     @property
     def is_lockstep(self) -> bool:
-        """Whether the data-parallel ranks run every step together, because they share experts."""
+        """Whether all data-parallel ranks run every step together, because they share the experts of the model."""
         return self.enable_expert_parallel and self.data_parallel_size > 1
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True):
-    """How an engine calls its workers."""
+    """Where a rank's workers run, how the rank's engine calls them, and the timeouts of these calls."""
 
     backend: Annotated[
         Literal["inline", "ray"],
@@ -325,7 +329,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
 
 
 class RecoveryConfig(msgspec.Struct, frozen=True):
-    """How ranks that fail, stall or have to leave are handled."""
+    """What happens when ranks fail, stall or are removed."""
 
     max_request_replays: Annotated[
         int,
@@ -403,7 +407,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
             "support is untested."
         ),
     ] = "auto"
-    """`auto` is resolved once, when the engine starts. Workers never see it."""
+    """Ranks and workers get `cpu` or `cuda`: `auto` is resolved once, when the engine starts."""
     engine_name: Annotated[
         Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]+\Z")] | None,
         option(
@@ -416,7 +420,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Log level of the ranks' processes."""
 
     def encode(self) -> bytes:
-        """Encode for `decode()`. Actors get their configuration in this form."""
+        """Encode the configuration as msgpack. Actors get it in this form."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
@@ -426,7 +430,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
 
 def changes(old: EngineConfig, new: EngineConfig) -> list[str]:
-    """The differences, each as text such as `data_parallel_size=2, was 1`. Empty if the two are equal."""
+    """The options that differ, each as text such as `data_parallel_size=2, was 1`. Empty if none differs."""
     found: list[str] = []
     for part in old.__struct_fields__:
         _note_changes(part, getattr(old, part), getattr(new, part), found)
@@ -456,7 +460,7 @@ _PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
 )
 
 ENGINE_OPTIONS = {each.name: each for part, group in _PARTS for each in options_of(part, group)}
-"""All options of an engine, by keyword."""
+"""All options of an engine, by keyword argument."""
 
 
 @with_options(ENGINE_OPTIONS)
@@ -466,11 +470,11 @@ def resolve(
     """Check the options, read the checkpoint's `config.json`, and compute the values that were not given.
 
     Args:
-        options: see docs/options.md for types, ranges and defaults. None means the default, unless the option's own
-            values include None.
+        options: docs/options.md lists them with types, ranges and defaults. None means the default, except for options
+            for which None is a value of its own.
 
     Raises:
-        InvalidConfig: an option is unknown or invalid, or two contradict each other. The message names them.
+        InvalidConfig: an option is unknown or invalid, or two options contradict each other. The message names them.
         InvalidCheckpoint: `model` isn't a checkpoint that raycore supports.
     """
     given = check_options(ENGINE_OPTIONS, without_vllm_options({"model": model, "tokenizer": tokenizer, **options}))
@@ -524,7 +528,10 @@ def _executor_backend(asked: str | None, tensor_parallel_size: int) -> str:
 
 
 def _step_limits(num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
-    """`max_num_seqs` and `max_num_batched_tokens`. If one is given, the default of the other is adjusted to it."""
+    """Return `max_num_seqs` and `max_num_batched_tokens`.
+
+    If only one of them is given, the default of the other is adjusted so that a step can hold a token of each sequence.
+    """
     if num_seqs is None:
         num_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS if num_tokens is None else num_tokens
         return min(DEFAULT_MAX_NUM_SEQS, num_tokens), num_tokens

@@ -1,8 +1,9 @@
 """The demo model that ships with the package, and held-out problems to test it on.
 
 The model is a tiny Llama that continues ``"27 + 58 ="`` with ``" 85"`` and then
-stops.  It was trained by ``examples/train_demo_model.py``; tests and benchmarks
-use the same held-out problems as that script, so they are generated here.
+stops.  It was trained by ``examples/train_demo_model.py``.  That script, the
+tests and the benchmarks get the held-out problems from this module, so that
+all of them use the same ones.
 """
 
 import random
@@ -19,10 +20,9 @@ def demo_model_path() -> str:
 
 
 def is_held_out(a: int, op: str, b: int) -> bool:
-    """Tell whether ``a op b`` was kept out of training (one problem in twenty).
+    """Tell whether ``a op b`` was kept out of training, like one problem in twenty.
 
-    The operands are sorted first, so that a held-out problem's mirror image
-    (``b op a``) is held out with it and cannot give the answer away.
+    If ``a op b`` is held out, so is ``b op a``, which could give the answer away.
     """
     return zlib.crc32(f"{min(a, b)} {op} {max(a, b)}".encode()) % 20 == 0
 
@@ -39,8 +39,8 @@ def held_out_problems(num_digits: int, count: int, seed: int = 0) -> Iterator[tu
     continues the prompt, leading space included: ``("27 + 58 =", " 85")``.
     """
     low, high = (10 ** (num_digits - 1) if num_digits > 1 else 0), 10**num_digits - 1
-    # About a twentieth of all problems is held out. Problems are drawn at random
-    # until there are `count` distinct ones, so the limit is half of those.
+    # About one problem in twenty is held out. At most half of the held-out ones
+    # can be asked for: random draws would take too long to find the last of them.
     most = 2 * (high - low + 1) ** 2 // 40
     if count > most:
         raise ValueError(f"held_out_problems() gives at most {most} problems of {num_digits} digits, not {count}")

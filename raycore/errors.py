@@ -9,9 +9,9 @@
     │   │   └── RequestTooLarge             the request can never fit, even on an idle engine
     │   └── InvalidCheckpoint             a checkpoint: architecture, tensors, files
     ├── InitializationError             the engine failed to start; the cause is chained
-    ├── EngineDeadError                 the engine has failed; the message begins with the root cause
+    ├── EngineDeadError                 the engine failed, was shut down or is draining; the message begins with why
     ├── RequestFailed                   one request failed; others are unaffected
-    ├── ControlError                    another process's engine can't be reached, or refused a call
+    ├── ControlError                    an engine run by another process can't be reached, or refused a command
     ├── WorkerDied                      a worker process ended unexpectedly: rank, pid, node, cause
     ├── WorkerFailed                    a worker raised an exception: rank and traceback
     └── RpcTimeout (TimeoutError)       not every worker replied within the deadline
@@ -78,9 +78,9 @@ class InitializationError(RaycoreError):
 
 
 class EngineDeadError(RaycoreError):
-    """The engine has failed, and the request with it. The message begins with the root cause.
+    """The engine serves no requests: it has failed, was shut down, or is draining. The message begins with the cause.
 
-    `pid` and `node` identify the engine or worker process that died; None if none did.
+    `pid` and `node` (a Ray node id) identify the engine or worker process that died; both are None if none did.
     """
 
     def __init__(self, message: str, *, pid: int | None = None, node: str | None = None) -> None:
@@ -92,17 +92,17 @@ class EngineDeadError(RaycoreError):
 class RequestFailed(RaycoreError):
     """One request failed; others are unaffected. The message ends with the reason.
 
-    Either the request was on a failing rank more than `max_request_replays` times, or its `structured_outputs` turned
-    out to be too complex to follow.
+    Either more than `max_request_replays` ranks failed while they had the request, or the request's
+    `structured_outputs` turned out to be too complex to follow.
 
-    `LLM.generate` sets `outputs` to the outputs of the call's requests, with None for each that failed.
+    If `LLM.generate` raises this, `outputs` has an entry for each of its prompts, which is None if that request failed.
     """
 
     outputs: Sequence[RequestOutput | None] = ()
 
 
 class ControlError(RaycoreError):
-    """Another process's engine can't be found or reached, or refused a call."""
+    """An engine that another process runs can't be found or reached, or it refused a command such as `scale`."""
 
 
 class WorkerDied(RaycoreError):

@@ -1,4 +1,4 @@
-"""The public classes: `LLM` blocks, `AsyncLLM` streams."""
+"""The public classes: `LLM`, whose calls block, and `AsyncLLM`, for asyncio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-# before any module that imports Ray: it silences Ray's message about missing widgets
+# imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import loading_bar, request_bar
 
 # isort: split
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RPC_GRACE_S = 5.0
-"""The caller waits this much longer than a rank, which then reports which of its workers is late."""
+"""How much longer the caller of `collective_rpc` waits than a rank. So the rank can report which worker is late."""
 STOP_TIMEOUT_S = 2.0
-"""Limit for the supervisor's threads to end. The ranks have ended by then."""
+"""How long a shutdown waits for the supervisor's threads to end, after the ranks have ended."""
 
 Messages = Sequence[dict[str, Any]]
 
@@ -86,17 +86,18 @@ class _Engine:
 
         Args:
             model: directory of a Hugging Face checkpoint.
-            tokenizer: directory of the tokenizer. None: the model's.
-            placement_groups: one per data-parallel rank, created by the caller and left in place. None: raycore
-                creates its own and removes them.
+            tokenizer: directory of the tokenizer. None: the directory `model`.
+            placement_groups: one per data-parallel rank, created by the caller. raycore doesn't remove them. None:
+                raycore creates placement groups, and removes them at shutdown.
             use_tqdm_on_load: show a progress bar if reading the weights takes long.
             options: docs/options.md lists them with types, ranges and defaults. Other options of vLLM are accepted
                 if their values have no effect.
 
         Raises:
             InvalidConfig, InvalidCheckpoint: an option or the checkpoint is unusable; the message names it.
-            PlacementShortage: the cluster cannot fit the ranks. Raised at once, or after `wait_for_nodes_s`.
-            InitializationError: a rank failed to start; the message begins with that rank's own error.
+            PlacementShortage: the cluster cannot fit the ranks. Raised at once if the ranks don't even fit the idle
+                cluster, otherwise after `placement_timeout_s`. If `wait_for_nodes_s` is set, raised after that time.
+            InitializationError: a rank failed to start, or Ray can't be used. The message begins with the first error.
         """
         self.config: EngineConfig = _resolve(model, tokenizer, options)
         self._brought_groups = None if placement_groups is None else list(placement_groups)
@@ -107,7 +108,7 @@ class _Engine:
         self._client = EngineClient(self.config, tokens)
         self._streams = Streams(self._client)
         self.clients = ClientGroup(self._client)
-        """All clients of the engine. API servers add theirs."""
+        """All clients of the engine. API server processes add theirs."""
         self._supervisor = Supervisor(manager, self.clients, self.config)
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
@@ -127,13 +128,13 @@ class _Engine:
                 "dp_rank %d is up: dtype %s, KV cache of %d tokens (%d blocks of %d), start-up times in s %s",
                 *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
             )
-        # runs at the latest when the interpreter exits
+        # the finalizer runs at the latest when the interpreter exits
         self._finalizer = weakref.finalize(
             self, _stop, self._control, export, self._client, self.clients, self._supervisor, manager
         )
         end_before_ray(self._finalizer)
         end_with_owner(self._finalizer)
-        # on a thread of its own: an interrupt ends only the wait for it and leaves no engine half shut down
+        # shuts down on its own thread: Ctrl-C ends only the caller's wait, and never leaves the engine half shut down
         self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
         self._ending = threading.Lock()
 
@@ -150,15 +151,17 @@ class _Engine:
     ) -> _EngineT:
         """Return the engine of the previous call if its configuration is the same, else replace it with a new one.
 
-        Meant for notebook cells, which are run repeatedly. A program has one such engine per `engine_name` (None
-        counts as a name), shared by both classes. It runs until `shutdown()`, even if nothing refers to it any more.
-        Resolved configurations are compared: passing a default value is no change, and ranks that `scale()` added or
-        removed are kept. Weights that were changed in place are not noticed.
+        Meant for notebook cells, which are run repeatedly. The program keeps one such engine per `engine_name` (None
+        counts as a name). The engine runs until `shutdown()`, even if no variable refers to it any more. Calling this
+        on the other class, `LLM` or `AsyncLLM`, counts as a different configuration.
 
-        The arguments and errors are those of the class. An engine that is replaced is shut down before the new one
-        starts, so memory for both is never needed. Its requests raise EngineDeadError with that reason. If the
-        arguments are rejected (InvalidConfig, InvalidCheckpoint), it keeps running; if the new engine fails to start,
-        it is gone.
+        Configurations are compared after defaults have been filled in, so passing a default value is no change. The
+        engine keeps the number of ranks that `scale()` gave it. Changes of the weight files are not noticed.
+
+        The arguments and errors are those of the class. The old engine is shut down before the new one starts, so that
+        their memory is never needed at the same time. Requests of the old engine raise EngineDeadError with that
+        reason. If an option or the checkpoint is invalid (InvalidConfig, InvalidCheckpoint), the old engine keeps
+        running. If the new engine fails to start, there is no engine.
         """
         config = _resolve(model, tokenizer, options)
         groups = None if placement_groups is None else list(placement_groups)
@@ -188,51 +191,53 @@ class _Engine:
         return f"<{type(self).__name__} {self.name}, model {status.model}: {state}>"
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: the last known state of the ranks."""
+        """HTML for notebooks: a table of the ranks, as last known."""
         return engine_html(type(self).__name__, self._read_status(), self.unavailable_reason)
 
     @property
     def engine_infos(self) -> list[EngineInfo]:
-        """What each rank reported when it started, in rank order. A rank that is being replaced is missing."""
+        """What each rank reported when it started, in rank order. Leaves out ranks that are still starting."""
         return self._manager.infos
 
     @property
     def ranks(self) -> list[RankStatus]:
-        """The last known status of each rank, in rank order. Asks no rank. Empty after `shutdown()`."""
+        """The last known status of each rank, in rank order. Sends nothing to the ranks. Empty after `shutdown()`."""
         return self._read_status().ranks
 
     def read_metrics(self) -> MetricsView:
-        """The engine's metrics as this process knows them: what `/metrics` and the log show."""
+        """The engine's metrics, as last known to this process. `/metrics` and the throughput log show the same."""
         return self._read_metrics()
 
     def trace_requests(self) -> None:
-        """From now on, record the times of each new request in its outputs' `trace`."""
+        """Record the timings of all requests submitted from now on, in their outputs' `trace`."""
         self._client.trace_requests()
 
     def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
         """Change the number of ranks while requests run. No request fails.
 
-        Returns once new ranks serve. Ranks that are removed, those with the highest numbers, finish their requests for
-        at most `drain_timeout_s` seconds (None: as configured). What is left continues on other ranks.
+        Returns when new ranks serve and removed ranks have stopped. The ranks with the highest numbers are removed.
+        They have `drain_timeout_s` seconds to finish their requests (None: the option `drain_timeout_s`). The rest of
+        their requests continue on other ranks. Ranks that share experts are all restarted, and their requests continue.
 
         Raises:
-            InvalidConfig: not a positive number.
-            PlacementShortage: the cluster cannot fit so many; the message has a table. Nothing has changed. With
-                `wait_for_nodes_s`, an autoscaler first gets that long to add nodes.
+            InvalidConfig: `data_parallel_size` is not positive, or is 1 although the ranks share experts.
+            PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
+                `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.
             InitializationError: a new rank failed to start. Nothing has changed.
             EngineDeadError: the engine has failed or was shut down.
         """
         self._supervisor.scale(data_parallel_size, drain_timeout_s)
 
     def report(self, dp_rank: int, reason: str) -> None:
-        """Report a misbehaving rank. It is killed and replaced."""
+        """Have a misbehaving rank killed and replaced. The log and errors give `reason` as the cause."""
         self._supervisor.report(dp_rank, reason)
 
     def wait_for_completion_or_failure(self, timeout_s: float | None = None) -> bool:
-        """Block until the engine has ended, for programs that only serve. Returns False after `timeout_s` seconds.
+        """Block until the engine ends, for programs that only serve. Returns True after a shutdown, or False after
+        `timeout_s` seconds.
 
         Raises:
-            EngineDeadError: the engine failed; the message begins with the root cause. A shutdown is no failure.
+            EngineDeadError: the engine failed; the message begins with the root cause.
         """
         cause = self._supervisor.wait(timeout_s)
         if cause is not None:
@@ -240,16 +245,17 @@ class _Engine:
         return self._supervisor.has_ended
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer in use."""
+        """The engine's tokenizer."""
         return self._client.tokenizer
 
     def get_default_sampling_params(self, **overrides: Any) -> SamplingParams:
-        """vLLM's defaults, overridden by the checkpoint's generation_config.json, overridden by `overrides`."""
+        """The defaults of `SamplingParams`, replaced by what generation_config.json sets, replaced by `overrides`."""
         return SamplingParams(**self.default_sampling_params | overrides)
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """What the checkpoint's generation_config.json sets, by the names of `SamplingParams`."""
+        """The sampling parameters that the checkpoint's generation_config.json sets, by their names in
+        `SamplingParams`."""
         return self.config.model.default_sampling_params
 
     @property
@@ -259,12 +265,12 @@ class _Engine:
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests that have not finished, of all threads and all clients."""
+        """Number of unfinished requests, of all clients of the engine."""
         return self.clients.num_unfinished_requests
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Why the engine accepts no requests, or None if it does. Does no I/O."""
+        """Why the engine refuses requests; None if it accepts them. Does no I/O."""
         return self._client.unavailable_reason
 
     def collective_rpc(
@@ -274,32 +280,34 @@ class _Engine:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method, given by name, or a callable, which gets the worker first, on every worker of every rank.
+        """Call a method on every worker of every rank.
 
         Args:
-            timeout: seconds. None: the configured `execute_timeout_s`.
+            method: the method's name, or a callable that takes the worker as its first argument.
+            timeout: seconds to wait for all replies. None: the option `execute_timeout_s`.
 
         Returns: the results, ordered by rank and then by worker.
 
-        Raises: whatever a worker raised; RpcTimeout, a TimeoutError, if a worker does not reply in time.
+        Raises: whatever a worker raised; RpcTimeout, which is a TimeoutError, if a worker does not reply in time.
         """
         within = {} if timeout is None else {"timeout_s": timeout + RPC_GRACE_S}
         replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}), **within)
         return [result for reply in replies for result in reply]
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache. Returns False if running requests still hold some of its blocks."""
+        """Clear the prefix cache of each rank that runs no requests. Returns whether all ranks' caches were cleared."""
         return all(self._client.utility("reset_prefix_cache", ()))
 
     def check_health(self) -> None:
-        """Raise EngineDeadError, or a worker's own error, if the engine is not healthy."""
+        """Ask all workers for their health. Raises EngineDeadError or a worker's own error if one isn't healthy."""
         self._client.utility("check_health", ())
 
     def shutdown(self, drain_timeout_s: float = 0.0) -> None:
-        """Stop all processes of the engine and release its placement groups. Idempotent.
+        """Stop all processes of the engine and remove the placement groups that raycore created. Idempotent.
 
-        With `drain_timeout_s`, running requests get that many seconds to finish, and new ones are rejected. Requests
-        that are still running then end with the output so far and the finish reason `abort`.
+        With `drain_timeout_s`, unfinished requests first get that many seconds to finish, and new ones are refused.
+        After that, the rest end with their output so far and the finish reason `abort`. Without `drain_timeout_s`,
+        unfinished requests raise EngineDeadError.
         """
         if drain_timeout_s > 0 and self._finalizer.alive:
             self.clients.drain(drain_timeout_s)
@@ -313,13 +321,18 @@ class _Engine:
     def draining_on_signals(self, drain_timeout_s: float | None = None) -> Generator[list[int], None, None]:
         """While the block runs, SIGTERM, SIGINT and SIGHUP drain the engine instead of interrupting the block.
 
-        Running requests get `drain_timeout_s` seconds to finish (None: as configured). Then, or at a second signal,
-        they end with the output so far and the finish reason `abort`. A signal within half a second of the first one
-        does not count as a second, nor does any SIGHUP: `timeout`, for example, signals a process and then its group.
-        An ignored SIGHUP (`nohup`) stays ignored. Call this on the main thread of a program that serves or runs a
-        batch. `ray job stop` gives a program 3 seconds, unless RAY_JOB_STOP_WAIT_TIME_S sets another time.
+        After the first signal, new requests are refused, and unfinished ones get `drain_timeout_s` seconds to finish
+        (None: the option `drain_timeout_s`). After that time, or at a second signal, unfinished requests end with their
+        output so far and the finish reason `abort`.
 
-        Yields: the signals that were received and counted, a list that grows.
+        A signal within half a second of the first one is ignored, because `timeout`, for example, signals a process and
+        then its process group. A SIGHUP after the first signal is always ignored. If the program ignores SIGHUP, as
+        under `nohup`, it goes on doing so.
+
+        Call this on the main thread of a program that serves or runs a batch. `ray job stop` kills a program 3 seconds
+        after its signal, unless RAY_JOB_STOP_WAIT_TIME_S sets another time.
+
+        Yields: a list of the signals received so far, without ignored ones. It grows with each signal.
         """
         timeout_s = self.config.recovery.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         came: list[int] = []
@@ -332,7 +345,7 @@ class _Engine:
             if is_echo(number):
                 return
             came.append(number)
-            # on another thread: the main thread may hold the locks that these take
+            # on another thread: draining and aborting take locks that the interrupted main thread may hold
             work = drain if len(came) == 1 else self.clients.abort_all
             threading.Thread(target=work, name="raycore-drain", daemon=True).start()
 
@@ -347,7 +360,7 @@ class _Engine:
     def _differences(
         self, cls: type[_Engine], config: EngineConfig, placement_groups: list[PlacementGroup] | None
     ) -> list[str]:
-        """How this engine differs from one with these arguments."""
+        """How this engine differs from one of class `cls` with these arguments, as texts. Empty if it doesn't."""
         found = changes(self.config, config)
         if type(self) is not cls:
             found.insert(0, f"{cls.__name__}, was {type(self).__name__}")
@@ -356,7 +369,7 @@ class _Engine:
         return found
 
     def _make_room(self, changed: Sequence[str]) -> None:
-        """Shut down, because another engine replaces this one."""
+        """Shut this engine down, because another one replaces it."""
         reason = f"the engine was shut down: get_or_create() replaced it with another one ({'; '.join(changed)})"
         logger.info("%s", reason)
         self._client.close(EngineDeadError(reason))
@@ -368,7 +381,7 @@ _EngineT = TypeVar("_EngineT", bound=_Engine)
 _AsyncT = TypeVar("_AsyncT", bound="AsyncLLM")
 
 _kept: dict[str | None, _Engine] = {}
-"""The engines that `get_or_create()` returned last, by engine name."""
+"""The engine that `get_or_create()` returned last for each engine name."""
 
 _keeping = threading.Lock()
 
@@ -396,16 +409,17 @@ class LLM(_Engine):
             prompts: one prompt or a list. A prompt is text, token ids, `{"prompt": text}` or
                 `{"prompt_token_ids": ids}`. Prompts with a `"cache_salt"` share cached prefixes only with prompts
                 that have the same one.
-            sampling_params: one for all prompts, or one each. None: `get_default_sampling_params()`.
+            sampling_params: one for all prompts, or one per prompt. None: `get_default_sampling_params()`.
             use_tqdm: show a progress bar with tokens per second.
-            priority: one per prompt; lower runs first. Needs `scheduling_policy="priority"`.
+            priority: one per prompt; lower values run first. Needs `scheduling_policy="priority"`.
 
         Returns: one output per prompt, in order.
 
         Raises:
             InvalidRequest: a prompt or parameter is unusable; the message names it. Nothing was run.
-            RequestFailed: a request failed alone. Its `outputs` has the outputs of the others.
-            EngineDeadError: the engine is gone; the message begins with the root cause.
+            RequestFailed: a request failed, but the engine didn't. The exception has the outputs of the other requests
+                in `outputs`.
+            EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
         parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer)
         return self._run(parsed, sampling_params, use_tqdm, priority)
@@ -415,12 +429,13 @@ class LLM(_Engine):
     ) -> Generator[RequestOutput, None, None]:
         """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
 
-        Leaving the iteration early aborts the request. A slow consumer skips outputs; each contains all earlier ones.
+        Leaving the iteration early aborts the request. A slow consumer doesn't get every output, but each output has
+        the whole text so far.
 
         Raises:
             InvalidRequest: the prompt or a parameter is unusable. Raised at the first step of the iteration.
-            RequestFailed: the request failed alone.
-            EngineDeadError: the engine is gone; the message begins with the root cause.
+            RequestFailed: the request failed, but the engine didn't.
+            EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
         parsed = parse_prompts([prompt], self._client.tokenizer)
         params = sampling_params or self.get_default_sampling_params()
@@ -439,7 +454,7 @@ class LLM(_Engine):
                 is_finished = update.output.finished
                 yield update.output
         finally:
-            # the iteration was left early or interrupted; a finished request is unknown by now, which is no error
+            # for an iteration that was left early or interrupted; has no effect on a finished request
             self._client.abort(request_ids)
 
     def chat(
@@ -472,7 +487,7 @@ class LLM(_Engine):
             )
             for conversation in conversations
         ]
-        # the template writes the special tokens itself
+        # special tokens are part of the template's text
         return self._run(parse_prompts(texts, tokenizer, add_special_tokens=False), sampling_params, use_tqdm, None)
 
     def __enter__(self) -> LLM:
@@ -507,14 +522,14 @@ class LLM(_Engine):
             with request_bar(len(prompts), use_tqdm) as bar:
                 collector.wait(len(prompts), bar, lambda: self._client.num_output_tokens)
         except BaseException:
-            # interrupts included: the engine stays usable and drops requests that nobody waits for
+            # also after an interrupt: the engine stays usable, and must not compute requests that nobody waits for
             self._client.abort(request_ids)
             raise
         return collector.outputs(request_ids)
 
 
 class AsyncLLM(_Engine):
-    """An engine with a streaming interface, for one or more event loops.
+    """An engine with an asynchronous interface. Several event loops may share it.
 
     The constructor blocks until the engine can serve. Inside a running event loop, use `create()`.
     """
@@ -532,8 +547,8 @@ class AsyncLLM(_Engine):
     ) -> _AsyncT:
         """Start an engine without blocking the event loop, for async actors and servers.
 
-        The arguments and errors are those of the class. Cancelling the call gives up the start. CancelledError is
-        raised once nothing of the engine is left.
+        The arguments and errors are those of the class. If the call is cancelled, it stops the engine that it was
+        starting, and raises CancelledError when the engine's processes have ended.
 
         ::
 
@@ -549,7 +564,7 @@ class AsyncLLM(_Engine):
             _is_wanted=lambda: not cancelled.is_set(),
             **options,
         )
-        # not a task: a loop that ends would cancel it, and the thread would continue unseen
+        # not in a task: a loop that ends would cancel the task, but the task's thread would go on unnoticed
         starting = asyncio.get_running_loop().run_in_executor(None, make)
         try:
             return await asyncio.shield(starting)
@@ -572,17 +587,20 @@ class AsyncLLM(_Engine):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
 
-        Leaving the iteration early aborts the request. A slow consumer skips outputs; each contains all earlier ones.
+        Leaving the iteration early aborts the request. A slow consumer doesn't get every output, but each output has
+        the whole text so far.
 
         Args:
+            request_id: must not be the id of another unfinished request. None: a random id.
+            priority: lower values run first. Needs `scheduling_policy="priority"`.
             stream: False yields only the final output, which costs less.
-            data_parallel_rank: the rank that gets the request. None: the router chooses. While the rank is being
-                replaced, or if it is lost, another rank gets the request.
+            data_parallel_rank: the rank that gets the request. None: raycore chooses one by load and cached prefixes.
+                Another rank gets the request if the given one is being replaced or is lost.
 
         Raises:
             InvalidRequest: the prompt or a parameter is unusable. Raised at the first step of the iteration.
-            RequestFailed: the request failed alone.
-            EngineDeadError: the engine is gone; the message begins with the root cause.
+            RequestFailed: the request failed, but the engine didn't.
+            EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
         params = sampling_params or self.get_default_sampling_params()
         return self._streams.generate(
@@ -590,11 +608,11 @@ class AsyncLLM(_Engine):
         )
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
-        """Raise InvalidRequest if the request could never run. Runs nothing. Thread-safe."""
+        """Raise InvalidRequest if the request could never run. Doesn't submit it. Thread-safe."""
         self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)
 
     async def abort(self, request_id: str) -> None:
-        """Abort a request. Its iterator ends with `finish_reason="abort"`. Unknown ids are ignored."""
+        """Abort a request. Its iterator ends with an output whose `finish_reason` is `abort`. Ignores unknown ids."""
         self._client.abort([request_id], notify=True)
 
     async def __aenter__(self) -> AsyncLLM:

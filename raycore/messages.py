@@ -1,12 +1,12 @@
 """The messages between processes, as msgspec Structs. None carries a tensor.
 
-* client → engine: lists of `EngineRequest`; engine → client: `OutputBatch`, one per flush.
-* engine → workers: `StepPlan`, a delta; workers → engine: `StepResult`.
+* client → engine: lists of `EngineRequest`; engine → client: `OutputBatch`.
+* engine → workers: `StepPlan`; workers → engine: `StepResult`.
 
-A `seq_id` is the integer that identifies one sequence of a request. The client assigns it: its `client_index` in the
-upper 24 bits, a running number in the lower 40. A *slot* is a running request's row in the engine's and the workers'
-arrays, from its admission until it finishes or is preempted. Arrays are sent as the raw bytes of C-contiguous
-little-endian numpy arrays; each field states the element type.
+"Engine" means the engine of one data-parallel rank. A `seq_id` is the integer that identifies one sequence of a
+request. The client assigns it: the upper 24 bits are the client's index, the lower 40 a running number. A *slot* is a
+running sequence's row in the engine's and the workers' arrays, from its admission until it finishes or is preempted.
+Arrays are sent as the raw bytes of C-contiguous little-endian numpy arrays; each field states the element type.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _SeqIdsT = TypeVar("_SeqIdsT", int, "NDArray[np.int64]")
 
 
 def client_of(seq_id: _SeqIdsT) -> _SeqIdsT:
-    """The index of the client that assigned this id, or of each of an array of them."""
+    """The index of the client that assigned a seq_id. For an array of seq_ids, an array of indices."""
     return seq_id >> _CLIENT_SHIFT
 
 
 def first_seq_id(client_index: int) -> int:
-    """The first id that a client assigns. Later ones count up from it."""
+    """The first seq_id that a client assigns. Its later seq_ids count up from this one."""
     return client_index << _CLIENT_SHIFT
 
 
 class EngineRequest(msgspec.Struct, array_like=True):
-    """One sequence of a request, as a client submits it to an engine. The client expands `n`."""
+    """One sequence of a request, as a client submits it to an engine. A request with `n=3` becomes three of these."""
 
     seq_id: int
     request_id: str
@@ -49,20 +49,21 @@ class EngineRequest(msgspec.Struct, array_like=True):
     """Tokens that end the sequence, unless `params.ignore_eos`."""
     bad_words_token_ids: list[list[int]] = []
     output_token_ids: list[int] = []
-    """Tokens that another engine has already generated, if the request is replayed."""
+    """Tokens that another rank has already generated, if the request has moved to this rank."""
     priority: int = 0
-    """Lower runs first, under the `priority` policy."""
+    """Under the `priority` policy, requests with lower values run first."""
     flush_interval_s: float = 0.0
-    """New tokens are sent in batches, at most this late. The end of a request is sent at once."""
+    """How long, in seconds, the engine may hold back new tokens to send more at once. The end of a request is sent at
+    once."""
     cache_salt: str | None = None
     """The request shares cached prefixes only with requests of the same salt."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """Log probabilities at one position, natural logarithms.
+    """Log probabilities (natural logarithms) at one position.
 
-    The first entry is the actual token (sampled, or of the prompt), with its 1-based `rank` in the vocabulary. The
-    others are the most likely tokens, best first.
+    The first entry is the actual token, sampled or from the prompt. `rank` is that token's 1-based rank by probability
+    in the whole vocabulary. The other entries are the most likely tokens, best first.
     """
 
     token_ids: list[int]
@@ -71,7 +72,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class NewRequest(msgspec.Struct, array_like=True):
-    """Everything a worker needs to know of a request. Sent once, when the request gets its slot."""
+    """Everything a worker needs to know of a request. Sent when the request gets a slot, also after a preemption."""
 
     slot: int
     token_ids: bytes
@@ -103,9 +104,9 @@ class StepPlan(msgspec.Struct, array_like=True):
     freed_slots: list[int] = []
     new_requests: list[NewRequest] = []
     new_block_slots: bytes = b""
-    """int32[m]: the slot to which block `new_block_ids[j]` is appended. A slot may occur more than once."""
+    """int32[m]: element `j` is the slot to which block `new_block_ids[j]` is appended. A slot may occur repeatedly."""
     new_block_ids: bytes = b""
-    """int32[m]."""
+    """int32[m]: the blocks."""
 
 
 class StepResult(msgspec.Struct, array_like=True):
@@ -117,9 +118,10 @@ class StepResult(msgspec.Struct, array_like=True):
     logprobs: list[tuple[int, TokenLogprobs]] = []
     """(index into `slots`, logprobs of the sampled token), for requests with `logprobs`."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
-    """(index into `slots`, first position, one per position from there on), for requests with `prompt_logprobs`."""
+    """(index into `slots`, first position, logprobs of that position and of the following ones), for requests with
+    `prompt_logprobs`."""
     failed: list[tuple[int, str]] = []
-    """(index into `slots`, reason) of requests that fail, whatever token was sampled for them."""
+    """(index into `slots`, reason) of requests that fail. Their elements of `token_ids` mean nothing."""
     is_anyone_busy: bool = True
     """For ranks that share experts: whether any of them had tokens to compute in this step."""
 
@@ -131,7 +133,7 @@ class FinishedRequest(NamedTuple):
     finish_reason: str
     """`stop`, `length`, `abort`, `error` (refused) or `failed` (can't continue)."""
     stop_reason: int | str | None = None
-    """The token of `stop_token_ids` that ended it. For `error` and `failed`, the error's text."""
+    """The token of `stop_token_ids` that ended the sequence. For `error` and `failed`, the error's text."""
 
 
 class LoadView(msgspec.Struct, frozen=True, array_like=True):
@@ -142,7 +144,7 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     kv_usage: float
     """Share of the KV cache's blocks that running requests hold, 0 to 1."""
     num_preemptions: int = 0
-    """Preemptions of running requests. This and the other counters count from the rank's start."""
+    """Preemptions of running requests. This and the prefix cache's counters count from the rank's start."""
     prefix_cache_queries: int = 0
     """Tokens looked up in the prefix cache when their requests were first scheduled."""
     prefix_cache_hits: int = 0
@@ -155,32 +157,32 @@ NO_LOAD = LoadView(0, 0, 0.0)
 
 
 class SequenceNews(msgspec.Struct, array_like=True):
-    """Events of single sequences, apart from new tokens.
+    """Events of sequences, except new tokens.
 
     Every field is a list of tuples that begin with a seq_id. `append`, `clients` and `entries_of` handle all fields
-    alike, so a new field needs no change to them.
+    alike, so these methods need no change when a field is added.
     """
 
     started: list[tuple[int, int]] = []
     """(seq_id, num_cached_tokens) of requests that were scheduled for the first time."""
     queued: list[tuple[int, float]] = []
-    """(seq_id, seconds from the arrival in the engine to the first step) of the same requests."""
+    """(seq_id, seconds from the arrival in the engine to the first step) of the requests in `started`."""
     finished: list[FinishedRequest] = []
     """Finished sequences. Their last tokens are in the same message."""
     logprobs: list[tuple[int, TokenLogprobs]] = []
-    """(seq_id, logprobs of its next token), in token order."""
+    """(seq_id, logprobs of the sequence's next token), in token order."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
     """(seq_id, first position, one entry per position from there on). Each position is sent once."""
 
     def append(self, later: SequenceNews) -> None:
-        """Add the entries of `later`. Of a subclass, only the fields of this class are added."""
+        """Add the entries of `later`. Ignores fields that only a subclass has."""
         for field in SequenceNews.__struct_fields__:
             entries = getattr(later, field)
             if entries:
                 getattr(self, field).extend(entries)
 
     def clients(self) -> set[int]:
-        """The clients whose sequences occur here."""
+        """The indices of the clients whose sequences have an entry."""
         fields = SequenceNews.__struct_fields__
         return {client_of(entry[0]) for field in fields for entry in getattr(self, field)}
 
@@ -193,24 +195,25 @@ class SequenceNews(msgspec.Struct, array_like=True):
 
 
 class OutputBatch(SequenceNews, array_like=True):
-    """What one flush sends to one client: tokens in the order of generation, and events.
+    """One message to one client: its sequences' new tokens, in the order of generation, and their events.
 
-    A batch with only a load tells a client how other clients' requests load the rank.
+    A batch may have no tokens or events: its load then tells the client about other clients' requests.
     """
 
     seq_ids: bytes = b""
-    """int64[k]: the sequence of `token_ids[i]`. A seq_id may occur more than once."""
+    """int64[k]: element `i` is the sequence to which `token_ids[i]` belongs. A seq_id may occur repeatedly."""
     token_ids: bytes = b""
-    """int32[k]."""
+    """int32[k]: the tokens."""
     steps: list[tuple[int, float, float]] = []
-    """(tokens, age, duration) of each step in this batch, in order: the number of tokens it generated, each for another
-    seq_id; seconds from its end until the batch was sent; seconds from its plan to its result."""
+    """(tokens, age, duration) of each step in this batch, in order: the number of tokens that the step generated for
+    this client, at most one per sequence; seconds from the end of the step until the batch was sent; seconds from the
+    step's plan to its result."""
     load: LoadView = NO_LOAD
     """The rank's load when the batch was sent."""
 
 
 class EngineInfo(msgspec.Struct):
-    """What an engine reports about itself once it has started."""
+    """What the engine of a rank reports about itself once it has started."""
 
     dp_rank: int
     pid: int
@@ -227,5 +230,5 @@ class EngineInfo(msgspec.Struct):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that fit in the KV cache."""
+        """Number of tokens that fit in the rank's KV cache."""
         return self.num_blocks * self.block_size

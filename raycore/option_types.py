@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict
 
 
 class VllmOptions(TypedDict, total=False):
-    """Options of vLLM that have no effect. Values that ask for something are refused."""
+    """vLLM's options that raycore does not have. Values that ask for nothing are accepted, other values are refused."""
 
     pipeline_parallel_size: object
     decode_context_parallel_size: object

@@ -1,12 +1,13 @@
-"""Options are declared once, as annotated fields of the configuration's structs. Everything else is derived.
+"""Options are declared once, as annotated fields of the configuration's structs. Their uses are derived from that.
 
 ::
 
     class CacheConfig(msgspec.Struct, frozen=True):
         block_size: Annotated[int, msgspec.Meta(ge=1, le=1024), option("Tokens in a block of the KV cache.")] = 16
 
-`LLM(block_size=...)`, `--block-size` with its help, Ray Serve's `block_size`, their checks and error messages, the
-types in `option_types.py` and the page `docs/options.md` all come from this field. This module declares no options.
+`LLM(block_size=...)`, `--block-size` with its help text, Ray Serve's `block_size`, the checks and error messages, the
+types in `option_types.py` and the page `docs/options.md` all come from this field. This module itself declares no
+options: see `raycore.config` and `raycore.server.options`.
 """
 
 from __future__ import annotations
@@ -58,20 +59,22 @@ def option(
     is_secret: bool = False,
     is_http: bool = False,
 ) -> msgspec.Meta:
-    """Make a field an option. Goes into the field's `Annotated`, next to a `msgspec.Meta` with its range.
+    """Declare a field as an option. Put the result into the field's `Annotated`, next to a `msgspec.Meta` with the
+    field's range.
 
-    A field without a default is an option that users may omit (None). Its value is then computed from others.
+    If the field has no default and the user doesn't set the option, its value is computed from other options.
 
     Args:
         text: the help text, in full sentences.
-        name: the keyword argument's name. None: the field's name.
-        flags: the flags. Empty: the name with hyphens.
+        name: the name as a keyword argument. None: the field's name.
+        flags: the command-line flags. Empty: the name with hyphens.
         metavar: the placeholder for the value in the help text. None: derived from the type.
-        default: describes the default. None: its value is shown.
-        expected: describes the valid values. None: derived from type and range.
-        convert: applied to a value before it is checked. Its parameter's annotation is the type that users may pass.
+        default: a text that describes the default. None: the default value is shown.
+        expected: a text that describes the valid values. None: derived from type and range.
+        convert: applied to a value before the value is checked. The annotation of its parameter is the type that users
+            may pass.
         is_secret: the value must not appear in manifests and messages.
-        is_http: the option is only for servers that speak HTTP.
+        is_http: the option concerns only servers that speak HTTP, so `raycore run-batch` doesn't have it.
     """
     declared = _Declared(text, name, flags, metavar, default, expected, convert, is_secret, is_http)
     return msgspec.Meta(description=text, extra={_DECLARED: declared})
@@ -82,17 +85,17 @@ class Option:
 
     def __init__(self, field: msgspec.structs.FieldInfo, declared: _Declared, group: str) -> None:
         self.field = field.name
-        """Its name in the struct."""
+        """The option's name in the struct."""
         self.name = declared.name or field.name
-        """Its name as a keyword argument."""
+        """The option's name as a keyword argument."""
         self.group = group
-        """Title of the options that it is listed with."""
+        """The heading under which help texts and docs list the option."""
         self.help = declared.help
         self.flags = declared.flags or (f"--{self.name.replace('_', '-')}",)
         self.is_secret = declared.is_secret
         self.is_http = declared.is_http
         self.is_open = field.required
-        """Whether its value is computed from others if it isn't given."""
+        """Whether the value is computed from other options if the user doesn't set the option."""
         self.default: Any = None if field.required else field.default
         self._type = field.type
         self._kinds = list(_kinds(field.type))
@@ -100,7 +103,7 @@ class Option:
 
     @property
     def default_text(self) -> str | None:
-        """The default as text; None if none is shown."""
+        """The default as text; None if help texts show no default."""
         if self._declared.default is not None:
             return self._declared.default
         if self.default is None or self.default == ():
@@ -109,17 +112,17 @@ class Option:
 
     @property
     def takes_none(self) -> bool:
-        """Whether None is accepted, rather than replaced by the default value."""
+        """Whether None is kept as the option's value. Otherwise None is replaced by the default."""
         return self.is_open or self._has(NoneType)
 
     @property
     def is_bool(self) -> bool:
-        """Whether its value is a bool."""
+        """Whether the option's value is a bool."""
         return self._has(bool)
 
     @property
     def is_list(self) -> bool:
-        """Whether its value is a list."""
+        """Whether the option's value is a list."""
         return self._has(tuple)
 
     @property
@@ -138,7 +141,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """The valid values, as the end of a sentence: `a positive integer or None`."""
+        """The valid values as text, for the end of a sentence: `a positive integer or None`."""
         unit = " of seconds" if self.name.endswith("_s") else ""
         if self._declared.expected is not None:
             words = [self._declared.expected]
@@ -151,7 +154,7 @@ class Option:
 
     @property
     def annotation(self) -> Any:
-        """The type that users may pass, without its range."""
+        """The type of the values that users may pass, without the range."""
         kinds: list[Any] = [Literal[self.choices] if kind.names else kind.plain for kind in self._kinds]
         if self._declared.convert is not None:
             hints = get_type_hints(self._declared.convert)
@@ -159,10 +162,10 @@ class Option:
         return Union[(*kinds, None) if self.is_open else tuple(kinds)]  # noqa: UP007  # not known before
 
     def check(self, value: object) -> Any:
-        """Check a value, and convert it to the field's type. None means the default, unless None is a valid value.
+        """Check a value, and return it in the field's type. None becomes the default, unless None is a valid value.
 
         Raises:
-            InvalidConfig: it has the wrong type, or is out of range.
+            InvalidConfig: the value has the wrong type, or is out of range.
         """
         if value is None and (self.is_open or not self.takes_none):
             return self.default
@@ -212,10 +215,10 @@ def options_of(struct: type[msgspec.Struct], group: str) -> list[Option]:
 
 
 def check_options(options: Mapping[str, Option], given: Mapping[str, object]) -> dict[str, Any]:
-    """Check the values given, and return them by keyword.
+    """Check the given values, and return them by keyword argument.
 
     Raises:
-        InvalidConfig: an option is unknown, has the wrong type, or is out of range.
+        InvalidConfig: an option is unknown, or its value has the wrong type or is out of range.
     """
     for name in given:
         if name not in options:
@@ -224,13 +227,13 @@ def check_options(options: Mapping[str, Option], given: Mapping[str, object]) ->
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest known name, or where all are listed."""
+    """The end of a message about an unknown name: the most similar known name, or where all names are listed."""
     nearest = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {nearest[0]}?" if nearest else "; docs/options.md lists all options"
 
 
 def with_options(options: Mapping[str, Option]) -> Callable[[_FunctionT], _FunctionT]:
-    """Add options to the signature of a function that takes `**options`, for `help()` and editors."""
+    """Decorator for functions with `**options`. Adds the options to their signatures, for `help()` and editors."""
 
     def add(function: _FunctionT) -> _FunctionT:
         signature = inspect.signature(function)
@@ -254,7 +257,7 @@ def with_options(options: Mapping[str, Option]) -> Callable[[_FunctionT], _Funct
 
 
 class _Kind(NamedTuple):
-    """One of the types that a value may have, with its range."""
+    """One of the types that an option's value may have, with the range of the values of this type."""
 
     plain: Any
     names: tuple[str, ...] = ()
@@ -264,7 +267,7 @@ class _Kind(NamedTuple):
     at_most: float | None = None
 
     def expected(self, unit: str) -> list[str]:
-        """Descriptions of the valid values."""
+        """Descriptions of the valid values of this type. `unit` follows the word "number"."""
         if self.names:
             return [repr(name) for name in self.names]
         if self.plain is int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Logprob:
-    """One token's log probability (natural logarithm), its 1-based rank, and its text."""
+    """One token's log probability (natural logarithm), its 1-based rank by probability, and its text."""
 
     logprob: float
     rank: int | None = None
@@ -31,7 +31,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     """`stop`, `length` or `abort`; None until the sequence finishes."""
     stop_reason: int | str | None = None
-    """The stop string or stop token that ended the sequence; None for end-of-sequence."""
+    """The stop string, or the token of `stop_token_ids`, that ended the sequence; otherwise None."""
 
     def finished(self) -> bool:
         """Whether the sequence is complete."""
@@ -39,21 +39,22 @@ class CompletionOutput:
 
 
 MAX_TRACED_STEPS = 128
-"""Limit of steps with recorded times. Later ones are only counted."""
+"""Maximum number of steps of a request whose times are recorded. Later steps are only counted."""
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """Timings of a request's first sequence, on this process's clock."""
+    """Timings of a request's first sequence, in seconds on this process's monotonic clock."""
 
     dp_rank: int | None = None
     """The rank that runs the sequence, or ran it last."""
     queue_s: float | None = None
     """Seconds from the arrival in the engine to the first step."""
     num_steps: int = 0
-    """Steps that generated a token for the sequence."""
+    """Number of steps that generated a token for the sequence."""
     steps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """(begin, end) of the first `MAX_TRACED_STEPS` steps: from the engine's plan to the workers' result."""
+    """(begin, end) of the first `MAX_TRACED_STEPS` steps. A step lasts from the engine's plan to the workers' result.
+    """
 
     def add_step(self, begin_s: float, end_s: float) -> None:
         """Record a step that generated a token."""
@@ -64,7 +65,7 @@ class RequestTrace:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's output so far. It is cumulative, and complete once `finished`."""
+    """A request's whole output so far. The output is complete if `finished` is True."""
 
     request_id: str
     prompt: str | None
@@ -76,6 +77,6 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     """Prompt tokens that the prefix cache already held."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    """Seconds on this process's clock: `arrival_s`, `first_token_s`, `finished_s`."""
+    """Times in seconds on this process's monotonic clock: `arrival_s`, `first_token_s`, `finished_s`."""
     trace: RequestTrace | None = None
     """None unless requests are traced."""

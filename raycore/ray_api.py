@@ -39,19 +39,19 @@ class Endpoint(Protocol[P, R]):
     """An actor's method. It can be called directly in the actor's own process, and with `remote` from any other."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it in this process."""
+        """Call the method in this process."""
         ...
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
-        """Call it in the actor's process. Returns at once."""
+        """Call the method in the actor's process. Returns a ref to its result at once."""
         ...
 
 
 class ActorClass(Protocol[P, T_co]):
-    """A class whose actors Ray starts."""
+    """A class made by `actor_class`, whose instances are Ray actors."""
 
     def options(self, **options: Any) -> ActorClass[P, T_co]:
-        """This class with Ray's options for one actor, such as `name` and `num_cpus`."""
+        """This class with Ray's options for the actor to start, such as `name` and `num_cpus`."""
         ...
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
@@ -60,16 +60,20 @@ class ActorClass(Protocol[P, T_co]):
 
 
 def endpoint(group: str | None = None) -> Callable[[Callable[Concatenate[Any, P], R]], Endpoint[P, R]]:
-    """Make a method an actor's endpoint. The threads of concurrency group `group` run it. None: the default group."""
+    """Decorator that makes a method callable as an actor's endpoint.
+
+    `group`: the concurrency group whose threads run the method. None: the default group.
+    """
     return _ray.method(concurrency_group=group) if group is not None else _ray.method()
 
 
 def actor_class(plain: Callable[P, T], *, max_restarts: int = 0, **options: Any) -> ActorClass[P, T]:
-    """The class that Ray starts, with Ray's options for all of its actors.
+    """Turn a plain class into a class whose instances are Ray actors.
 
     Args:
         plain: the class with the endpoints. Ray's tools show its name.
         max_restarts: how often Ray restarts an actor that died. -1: without limit.
+        options: Ray's options for all actors of this class.
     """
     return _ray.remote(max_restarts=max_restarts, **options)(plain)
 
@@ -78,7 +82,7 @@ def get(ref: ObjectRef[R], timeout_s: float | None = None) -> R:
     """Wait for a call's result. `timeout_s=None` waits without limit.
 
     Raises:
-        RayTaskError: the call raised an exception, which this wraps. See `cause_of`.
+        RayTaskError: the call raised an exception, which the RayTaskError wraps. See `cause_of`.
         RayActorError: the actor has died.
         GetTimeoutError: the result did not arrive within `timeout_s`.
     """
@@ -91,12 +95,15 @@ def get_all(refs: Sequence[ObjectRef[R]], timeout_s: float | None = None) -> lis
 
 
 def wait(refs: Sequence[RefT], num_returns: int = 1, timeout_s: float | None = None) -> tuple[list[RefT], list[RefT]]:
-    """Wait until `num_returns` calls have completed or failed, at most `timeout_s`. Returns those and the others."""
+    """Wait until `num_returns` calls have completed or failed, at most `timeout_s` seconds.
+
+    Returns: at most `num_returns` refs of calls that have completed or failed, and all other refs.
+    """
     return _ray.wait(list(refs), num_returns=num_returns, timeout=timeout_s)
 
 
 def as_argument(ref: ObjectRef[R]) -> R:
-    """Pass a call's result to another call. Ray waits for the value and passes it instead of the ref."""
+    """A ref, typed as its value, to pass to another call. Ray waits for the value and passes it instead of the ref."""
     return cast(R, ref)
 
 
@@ -107,13 +114,13 @@ def cause_of(error: RayTaskError) -> BaseException:
 
 
 def stream(method: Endpoint[P, Iterator[R]], *args: P.args, **kwargs: P.kwargs) -> Iterator[ObjectRef[R]]:
-    """Call a generator method. Yields a ref for each item as soon as the item is available."""
+    """Call an actor's generator method. Yields a ref for each item as soon as the item is available."""
     untyped: Any = method
     return untyped.options(num_returns="streaming").remote(*args, **kwargs)
 
 
 def kill(actor: object) -> None:
-    """End an actor's process at once, without a restart. No error if the actor is dead already."""
+    """End an actor's process, and don't let Ray restart it. Does nothing if the actor is dead already."""
     _ray.kill(actor, no_restart=True)
 
 
@@ -148,12 +155,12 @@ def is_worker() -> bool:
 
 
 def own_actor() -> object:
-    """The handle of this process's actor."""
+    """The handle of the actor that runs in this process."""
     return _ray.get_runtime_context().current_actor
 
 
 def own_actor_id() -> str | None:
-    """The id of this process's actor, in hexadecimal. None if this process is not an actor."""
+    """The id, in hexadecimal, of the actor that runs in this process. None if the process runs no actor."""
     return _ray.get_runtime_context().get_actor_id()
 
 
@@ -163,13 +170,13 @@ def cluster_address() -> str:
 
 
 def logs_dir() -> Path:
-    """The directory of this node's log files."""
+    """The directory of Ray's log files on this node."""
     context = _ray.get_runtime_context()
     return Path(context.get_temp_dir(), context.get_session_name(), "logs")
 
 
 def metrics_port(node_id: str) -> int:
-    """The port at which a node exports metrics. 0 or less if it exports none or is not in the cluster."""
+    """The port at which a node exports metrics. 0 or less if the node exports none or is not in the cluster."""
     return next((node["MetricsExportPort"] for node in _ray.nodes() if node["NodeID"] == node_id), 0)
 
 
@@ -179,12 +186,15 @@ def node_id() -> str:
 
 
 def node_ip() -> str:
-    """The IP address at which other nodes reach this one."""
+    """The IP address at which other nodes reach this node."""
     return _ray.util.get_node_ip_address()
 
 
 def on_node(node_id: str, *, soft: bool = False) -> NodeAffinitySchedulingStrategy:
-    """Ray's `scheduling_strategy` for a node. `soft`: use another node if this one is gone or too small."""
+    """Ray's `scheduling_strategy` to start an actor on a node.
+
+    `soft`: start the actor on another node if this one is gone, or is too small even when idle.
+    """
     return NodeAffinitySchedulingStrategy(node_id, soft=soft)
 
 
@@ -195,5 +205,5 @@ def bundle_of(group: PlacementGroup, index: int) -> dict[str, float]:
 
 
 def in_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
-    """Ray's `scheduling_strategy` for one bundle of a placement group."""
+    """Ray's `scheduling_strategy` to start an actor in one bundle of a placement group."""
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)

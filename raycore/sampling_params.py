@@ -13,12 +13,12 @@ from raycore.errors import InvalidRequest
 from raycore.structured_outputs import StructuredOutputsParams
 
 MIN_INT, MAX_INT = -(2**63), 2**63 - 1
-"""Range of integers in engines: 64 bits."""
+"""Engines use 64-bit integers."""
 MAX_SEED = MAX_INT
 _MAX_N = 1 << 14
-"""A client creates all `n` sequences of a request at once."""
+"""Maximum of `n`, because a client creates all sequences of a request at once."""
 GREEDY_BELOW = 1e-5
-"""A temperature below this is greedy."""
+"""With a temperature below this, sampling is greedy."""
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -29,38 +29,41 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     n: int = 1
-    """Sequences to generate for the prompt."""
+    """Number of sequences to generate for the prompt."""
     temperature: float = 1.0
-    """Logits are divided by it. 0: greedy."""
+    """Logits are divided by the temperature. 0: greedy sampling."""
     top_p: float = 1.0
     """Sample from the smallest set of most likely tokens whose probabilities add up to at least this."""
     top_k: int = 0
-    """Sample from this many most likely tokens. 0 or -1: all."""
+    """Sample from the `top_k` most likely tokens. 0 or -1: all tokens."""
     min_p: float = 0.0
-    """Sample from tokens that are at least this likely, relative to the most likely one."""
+    """Sample from the tokens whose probability is at least `min_p` times that of the most likely token."""
     presence_penalty: float = 0.0
     """Subtracted from the logits of tokens that have been generated."""
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit once for each time it has been generated."""
     repetition_penalty: float = 1.0
-    """For tokens in the prompt or the output, positive logits are divided by it and negative ones multiplied."""
+    """For tokens in the prompt or the output, positive logits are divided by the penalty, and negative logits are
+    multiplied by it."""
     seed: int | None = None
     """The same seed, prompt and parameters give the same random numbers, regardless of other requests. None or -1:
     derived from the engine's seed."""
     stop: str | list[str] | None = None
-    """Strings that end the text."""
+    """Strings that end the sequence when they occur in its text."""
     stop_token_ids: list[int] | None = None
     """Tokens that end the sequence, in addition to the model's own end-of-sequence tokens."""
     ignore_eos: bool = False
     max_tokens: int | None = 16
-    """Limit of generated tokens. None: as many as the model's length leaves."""
+    """Maximum number of generated tokens. None: limited only by `max_model_len`."""
     min_tokens: int = 0
-    """Tokens to generate before end-of-sequence and `stop_token_ids` are allowed. A constrained output that is complete
-    ends earlier, because nothing can follow it."""
+    """Number of tokens to generate before end-of-sequence tokens and `stop_token_ids` can be sampled. A constrained
+    output may end earlier, when it is complete and nothing can follow it."""
     logprobs: int | None = None
-    """Return log probabilities of this many most likely tokens, in addition to the sampled one's. -1: all."""
+    """For each generated token, return the log probabilities of the `logprobs` most likely tokens and of the sampled
+    token. -1: of all tokens."""
     prompt_logprobs: int | None = None
-    """The same for prompt tokens."""
+    """For each prompt token, return the log probabilities of the `prompt_logprobs` most likely tokens and of the prompt
+    token. -1: of all tokens."""
     logit_bias: dict[int, float] | None = None
     """Added to logits, by token id. Clamped to [-100, 100]."""
     allowed_token_ids: list[int] | None = None
@@ -68,7 +71,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     bad_words: list[str] | None = None
     """Words that must not be generated."""
     structured_outputs: StructuredOutputsParams | None = None
-    """A constraint on the output: JSON, a pattern, a grammar. It takes precedence where other rules leave no token."""
+    """A constraint on the output, such as a JSON schema. If this constraint and the other parameters together leave no
+    token to sample, the constraint takes precedence."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -94,7 +98,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def early_end_ids(self, eos_token_ids: Sequence[int]) -> Sequence[int]:
         """The tokens that may end a complete constrained output before `min_tokens`. Empty without a constraint.
 
-        Unless `ignore_eos`, they are only the model's own: a stop token may also be a part of a constrained output.
+        These are the model's end-of-sequence tokens; with `ignore_eos`, they are the `stop_token_ids` instead. Stop
+        tokens are otherwise left out, because they may also be parts of a constrained output.
         """
         if self.structured_outputs is None:
             return ()
@@ -105,7 +110,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return msgspec.convert(msgspec.to_builtins(self), SamplingParams, strict=False)
 
     def snapshot(self) -> SamplingParams:
-        """A copy, checked again, that later changes to this object don't affect.
+        """A copy that later changes to this object don't affect. The copy's values are checked.
 
         Raises:
             InvalidRequest: a field was set to an invalid value.
@@ -209,7 +214,7 @@ def checked_int(name: str, value: object, low: int = MIN_INT, high: int = MAX_IN
     Raises:
         InvalidRequest: `value` is not an integer in [`low`, `high`]. The message begins with `name`.
     """
-    if type(value) is not int:  # rarely true
+    if type(value) is not int:  # rare
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise InvalidRequest(f"{name}={value!r} isn't an integer")
         value = int(value)
@@ -220,7 +225,7 @@ def checked_int(name: str, value: object, low: int = MIN_INT, high: int = MAX_IN
 
 
 def _checked_float(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
-    """`value` as a plain float; see `checked_int`."""
+    """`value` as a plain float, finite and in [`low`, `high`]. Otherwise like `checked_int`."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise InvalidRequest(f"{name}={value!r} isn't a number")

@@ -9,36 +9,36 @@ from typing import Literal
 RankState = Literal["starting", "serving", "restarting", "leaving", "gone"]
 
 COLUMNS = ("rank", "state", "node", "pid", "GPUs", "running", "waiting", "KV %", "restarts")
-"""Headings of a table of ranks."""
+"""Column headings of a table of ranks."""
 
 LEFT_ALIGNED = 3
-"""Number of columns with text. The others hold numbers."""
+"""How many of the columns, from the left, are left-aligned. The others are right-aligned."""
 
 _NODE_DIGITS = 8
-"""Digits of a node id to show."""
+"""How many digits of a node id are shown."""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """The status of a data-parallel rank, as last received by the driver."""
+    """The status of a data-parallel rank, as last known to the driver: the program that created the engine."""
 
     dp_rank: int
     state: RankState
-    """`restarting`: it was lost and is being replaced. `leaving`: it finishes its requests, then stops. `gone`: it was
-    given up, and the engine continues without it."""
+    """`starting`: not up yet. `serving`: takes requests. `restarting`: was lost and is being replaced. `leaving`:
+    finishes its requests, then stops. `gone`: was given up, and the engine continues without this rank."""
     node_ids: list[str]
-    """The nodes of its processes, without duplicates."""
+    """The ids of the nodes on which the rank's processes run, without duplicates."""
     pid: int | None = None
-    """Its engine process; None while there is none."""
+    """Process id of the rank's engine; None unless the rank is `serving` or `leaving`."""
     gpu_ids: list[str] = field(default_factory=list[str])
     """The GPU of each worker, as numbered on its node; empty on CPUs."""
     num_running: int = 0
     num_waiting: int = 0
-    """Requests that haven't started: they wait for room, or are deferred."""
+    """Requests that wait for a slot or for blocks of the KV cache, or for their grammars (`num_deferred`)."""
     kv_usage: float = 0.0
     """Share of the KV cache's blocks that running requests hold, 0 to 1."""
     num_restarts: int = 0
-    """Times that it was replaced since it was added."""
+    """How often the rank was replaced since it was added to the engine."""
     num_deferred: int = 0
     """Requests among `num_waiting` that wait for their grammars to be compiled."""
 
@@ -52,16 +52,16 @@ class EngineStatus:
     """The checkpoint's directory."""
     ranks: list[RankStatus]
     failure: str | None = None
-    """Why it can no longer serve; None if it can."""
+    """Why the engine has failed; None if it hasn't."""
 
 
 def describe_engine(status: EngineStatus) -> str:
-    """A headline and the table of its ranks."""
+    """An engine's status as text: a headline and a table of the ranks."""
     return f"engine {status.name}: {num_serving(status)}, model {status.model}\n{rank_table(status.ranks)}"
 
 
 def num_serving(status: EngineStatus) -> str:
-    """For example `2 of 3 ranks serving`."""
+    """How many ranks serve, as text: for example `2 of 3 ranks serving`."""
     return f"{sum(rank.state == 'serving' for rank in status.ranks)} of {len(status.ranks)} ranks serving"
 
 

@@ -1,7 +1,7 @@
 """Constraints on outputs. Names and meanings are vLLM's.
 
 This module checks only what needs no tokenizer: the kind of constraint and the type of its value. `raycore.grammar`
-checks whether outputs can follow it.
+compiles the constraint, which checks the rest.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ import msgspec
 from raycore.errors import InvalidRequest
 
 MAX_CHARACTERS = 1 << 18
-"""Limit of a constraint's text. The slowest of this size, with a few thousand patterns, took a second to compile."""
+"""Maximum length of a constraint as text. The slowest measured constraint of this length, with a few thousand patterns,
+took a second to compile."""
 MAX_TAG_CHARACTERS = 64
-"""Limit of the tag that closes the reasoning, which is searched for at every token."""
+"""Maximum length of a tag that ends the reasoning. Tags are searched for at every token."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _SHOWN = 100
-"""Limit of characters of a value in an error message."""
+"""How many characters of a value an error message shows."""
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Exactly one constraint, on the whole output or on the part after the reasoning. Needs llguidance:
-    `pip install 'raycore[structured]'`.
+    """A constraint on the whole output, or on the part after the reasoning. Exactly one kind of constraint is given.
+
+    Needs llguidance: `pip install 'raycore[structured]'`.
 
     Raises:
-        InvalidRequest: from the constructor, if none or several are given, or a value has the wrong type.
+        InvalidRequest: from the constructor, if no kind or several kinds are given, or a value has the wrong type.
     """
 
     json: str | dict[str, Any] | None = None
-    """The output is JSON that matches this schema, an object or text. The constructor converts it to text."""
+    """The output is JSON that matches this JSON schema, given as a dict or as text. The constructor converts a dict to
+    text."""
     regex: str | None = None
     """The whole output matches this pattern, in the syntax of Rust's `regex`: no look-around, no back-references."""
     choice: list[str] | None = None
@@ -41,14 +44,14 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     json_object: bool | None = None
     """True: the output is any JSON object."""
     disable_any_whitespace: bool = False
-    """True: JSON has no white space between its parts. False: up to 32 characters between two parts."""
+    """True: JSON has no white space between its parts. False: it may have up to 32 white-space characters there."""
 
     after: str | None = None
-    """The tag that closes the reasoning, such as `</think>`. The output is constrained only after the first one. None:
+    """The tag that closes the reasoning, such as `</think>`. The output is constrained after the first such tag. None:
     the whole output is constrained."""
     or_from: str | None = None
-    """With `after`: another tag that ends the reasoning. It is also the beginning of the constrained part, so it has no
-    effect if the constraint doesn't allow it there."""
+    """With `after`: another tag that ends the reasoning, such as `<tool_call>`. The constrained part begins with this
+    tag, so the tag has no effect if the constraint doesn't allow it as a beginning."""
 
     def __post_init__(self) -> None:
         if self.json_object is False:
@@ -69,7 +72,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise InvalidRequest(f"structured_outputs.{name}={value!r} isn't True or False")
 
     def __str__(self) -> str:
-        """The constraint as in error messages, shortened."""
+        """The constraint as error messages show it, shortened."""
         name = next(name for name in _KINDS if getattr(self, name) is not None)
         value = repr(getattr(self, name))
         return f"structured_outputs.{name}={value[:_SHOWN]}{'…' if len(value) > _SHOWN else ''}"
@@ -105,7 +108,11 @@ def _as_text(schema: dict[str, Any]) -> str:
 
 
 def _checked_text(name: str, value: object) -> str | None:
-    """`value` as a plain str."""
+    """`value` as a plain str, or None if it is None. `name` is the field's, for error messages.
+
+    Raises:
+        InvalidRequest: `value` isn't text, can't be encoded as UTF-8, or is too long.
+    """
     if value is None:
         return None
     if not isinstance(value, str):

@@ -1,6 +1,6 @@
-"""vLLM's options that raycore does not have. They are accepted with values that ask for nothing, and have no effect.
+"""vLLM's options that raycore does not have. A value that needs nothing to be done, such as the default, is accepted.
 
-Scripts and command lines that set such an option to its default run unchanged. Any other value raises InvalidConfig.
+So scripts and command lines that set such an option to its default run unchanged. Other values raise InvalidConfig.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class VllmOption(NamedTuple):
     reason: str
     """Why other values are refused, and what to use instead. Shown in the docs and in the error."""
     flags: tuple[str, ...] = ()
-    """Its flags. Empty: the name with hyphens."""
+    """The option's flags. Empty: the name with hyphens."""
 
     @property
     def is_bool(self) -> bool:
-        """Whether its flag takes no value."""
+        """Whether the option's flag takes no value."""
         return isinstance(self.values[0], bool)
 
     @property
@@ -35,7 +35,7 @@ class VllmOption(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> object:
-        """The value of a flag's text: a number, JSON, `none`, or the text itself."""
+        """The value that a flag's text stands for: None, True, False, decoded JSON, or else the text itself."""
         if text.lower() in ("none", "true", "false"):
             return {"none": None, "true": True, "false": False}[text.lower()]
         try:
@@ -44,7 +44,7 @@ class VllmOption(NamedTuple):
             return text
 
     def check(self, value: object) -> None:
-        """Raise InvalidConfig if the value is not accepted."""
+        """Raise InvalidConfig if raycore doesn't accept this value of the option."""
         if value is not None and not self.takes_any and value not in self.values:
             raise InvalidConfig(f"{self.name}={value!r}: {self.reason}{self._advice}")
 
@@ -161,7 +161,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("show_hidden_metrics_for_version", (None,), "there are no hidden metrics"),
     )
 }
-"""By keyword argument of vLLM's `LLM`."""
+"""The options, by keyword argument of vLLM's `LLM`."""
 
 VLLM_SERVER_FLAGS: Mapping[str, VllmOption] = {
     each.name: each
@@ -183,7 +183,7 @@ VLLM_SERVER_FLAGS: Mapping[str, VllmOption] = {
 
 
 def without_vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check vLLM's options, and return the other ones.
+    """Check the values of vLLM's options, and return only the other options.
 
     Raises:
         InvalidConfig: a vLLM option has a value that raycore does not support.
