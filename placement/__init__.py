@@ -1,5 +1,5 @@
-"""Placement of groups of processes on a Ray cluster: read the topology, plan, reserve.
+"""Places ranks, which are groups of processes, on the nodes of a Ray cluster.
 
-An independent package: it imports Ray and the standard library, never raycore. `topology` reads the cluster into a
-`ClusterView`, `plan` is pure and turns a view and a shape into rank plans, and only `reserve` changes the cluster.
+This package imports Ray and the standard library, but never raycore. `topology` reads the cluster into a `ClusterView`.
+`plan` assigns the ranks of an `EngineShape` to the nodes of that view, and is pure. Only `reserve` changes the cluster.
 """

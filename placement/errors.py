@@ -19,4 +19,4 @@ class ReservationCancelled(Exception):
 
 
 class InvalidPlacementGroup(ValueError):
-    """A placement group of the caller's can't hold a rank. The message says what it has and what it needs."""
+    """A placement group that the caller created can't hold a rank. The message says what the group lacks."""

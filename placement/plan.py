@@ -1,8 +1,8 @@
-"""Plans which node hosts each bundle of each rank. Pure: takes a view and a shape, returns rank plans.
+"""Plans which node hosts each bundle of each rank. Pure: turns a `ClusterView` and an `EngineShape` into `RankPlan`s.
 
-A *rank* is one engine: `world_size` worker bundles, then one bundle for the engine process itself (index `world_size`).
-An engine that hosts its only worker in its own process has `engine_cpus=0` and no bundle of its own: it runs in bundle
-0, the worker's.
+A *rank* is an engine process and its workers. Its bundles are those of the `world_size` workers, then one for the
+engine process (index `world_size`). If the engine process itself hosts the only worker, it has no bundle of its own
+(`engine_cpus=0`) and runs in bundle 0, the worker's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Strategy = Literal["strict", "fill", "span"]
 * `strict`: a rank never spans nodes, and every node in use holds the same number of ranks. Uses as many nodes as
   possible.
 * `fill`: a rank never spans nodes. Fills the first node, then the next.
-* `span`: as `fill` for a rank that fits one node. A larger rank is spread by tensor-parallel group; a group is split
-  only if no node can hold it whole.
+* `span`: a rank whose workers fit on one node is placed as with `fill`. Of a larger rank, each tensor-parallel group is
+  placed on one node if any node can hold the whole group; otherwise the group's workers are placed one by one.
 """
 
 _TOLERANCE = 1e-6
@@ -33,38 +33,39 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class EngineShape:
-    """The requested resources: `num_ranks` groups of the same bundles."""
+    """The resources that an engine requests: `num_ranks` ranks that each need the same bundles."""
 
     num_ranks: int
     world_size: int
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     engine_cpus: float = 1.0
-    """0: the engine hosts its worker and needs no bundle of its own."""
+    """CPUs of the engine process. 0: the engine process hosts the worker and needs no bundle of its own."""
     strategy: Strategy = "fill"
     tensor_parallel_size: int | None = None
-    """Workers per tensor-parallel group. A group's workers are consecutive in the rank. None: one group per rank."""
+    """Workers per tensor-parallel group. The workers of a group are consecutive in the rank. None: a rank is one group.
+    """
 
     @property
     def worker_bundle(self) -> Bundle:
-        """Resources of one worker."""
+        """The resources of one worker."""
         gpus = {"GPU": self.gpus_per_worker} if self.gpus_per_worker else {}
         return {"CPU": self.cpus_per_worker, **gpus}
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """The bundles of one rank: one per worker, then the engine's."""
+        """The bundles of one rank: one per worker, then the engine process's."""
         engine = ({"CPU": self.engine_cpus},) if self.engine_cpus else ()
         return (self.worker_bundle,) * self.world_size + engine
 
     @property
     def engine_bundle_index(self) -> int:
-        """Index of the bundle that hosts the engine."""
+        """Index of the bundle in which the engine process runs."""
         return self.world_size if self.engine_cpus else 0
 
     @property
     def num_cpus(self) -> float:
-        """CPUs of all ranks together."""
+        """Number of CPUs that all ranks need together."""
         return self.num_ranks * sum(bundle["CPU"] for bundle in self.bundles)
 
 
@@ -88,8 +89,8 @@ def plan_ranks(
     """Assign the ranks to the usable nodes.
 
     Args:
-        of: the resources to plan with: what is `available` now, or each node's `total`, which tells whether the ranks
-            could ever fit.
+        of: which resources of the nodes to plan with: those `available` now, or the `total`, which tells whether the
+            ranks would fit an idle cluster.
 
     Raises:
         PlacementShortage: the ranks don't fit. The message is the table of `describe_shortage()`.
@@ -103,7 +104,7 @@ def plan_ranks(
 
 
 def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
-    """What was requested and what each node has, as a table for people."""
+    """A message for people: what was requested, and a table of what each node has."""
     rule = {
         "strict": "each on one node, the same number on every node",
         "fill": "each on one node",
@@ -120,10 +121,10 @@ def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
 
 
 def describe_missing(view: ClusterView, shape: EngineShape, standing: Mapping[str, Collection[str]]) -> str:
-    """Which ranks are placed, what the others need, and what each node has.
+    """A message for people: which ranks are placed, what the missing ranks need, and a table of what each node has.
 
     Args:
-        standing: the node ids of each created group, by the group's name.
+        standing: the node ids of each created placement group, by the group's name.
     """
     places = [f"{name} on {', '.join(sorted({node[:8] for node in nodes}))}" for name, nodes in standing.items()]
     others = shape.bundles * (shape.num_ranks - len(standing))
@@ -143,7 +144,7 @@ class _Room:
         self._left = dict(resources)
 
     def fits(self, bundles: Sequence[Bundle]) -> bool:
-        """Whether `bundles` fit together."""
+        """Whether the node has room for all of `bundles` at the same time."""
         return all(self._left.get(name, 0.0) + _TOLERANCE >= amount for name, amount in _sum(bundles).items())
 
     def take(self, bundles: Sequence[Bundle]) -> tuple[str, ...]:
@@ -153,7 +154,7 @@ class _Room:
         return (self.node_id,) * len(bundles)
 
     def capacity(self, bundles: Sequence[Bundle]) -> int:
-        """How many times `bundles` fit."""
+        """How many times all of `bundles` fit on the node."""
         wanted = {name: amount for name, amount in _sum(bundles).items() if amount}
         return min(int((self._left.get(name, 0.0) + _TOLERANCE) // amount) for name, amount in wanted.items())
 
@@ -182,8 +183,8 @@ def _place_strict(rooms: list[_Room], shape: EngineShape) -> _Placed:
 
 
 def _place_span(rooms: list[_Room], shape: EngineShape) -> _Placed:
-    """Places the workers of all ranks first, since they are harder to place, then the engines, near their first
-    workers."""
+    """Place the workers of all ranks first, because they are harder to place. Then place each engine process, on the
+    node of its first worker if possible."""
     workers: list[tuple[str, ...]] = []
     for _ in range(shape.num_ranks):
         placed = _place_workers(rooms, shape)
@@ -205,7 +206,8 @@ def _place_span(rooms: list[_Room], shape: EngineShape) -> _Placed:
 def _place_workers(rooms: list[_Room], shape: EngineShape) -> tuple[str, ...] | None:
     """Place one rank's workers.
 
-    Tried in order: one node that also fits the engine; one node; a node per tensor-parallel group; a node per worker.
+    Tried in this order: one node that also has room for the engine process; one node for all workers; one node for each
+    tensor-parallel group; and for groups that fit on no node, a node for each worker.
     """
     workers = shape.bundles[: shape.world_size]
     room = _first_fit(rooms, shape.bundles) or _first_fit(rooms, workers)
@@ -237,8 +239,8 @@ def _sum(bundles: Sequence[Bundle]) -> dict[str, float]:
 
 
 def _table(view: ClusterView, shape: EngineShape) -> list[str]:
-    """One row per node: the free and total amount of each resource, and how many ranks would fit now and on an idle
-    node."""
+    """One row per node: the free and total amount of each resource, and how many ranks would fit on the node now and if
+    the node were idle."""
     names = list(_sum(shape.bundles))
     header = ["node", "address", *(f"{name} free/total" for name in names), "ranks now/ever"]
     rows = [

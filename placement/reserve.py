@@ -31,7 +31,7 @@ _NODE_ID_LABEL = "ray.io/node-id"
 """Label that Ray sets on every node. Tells nodes apart that share an address."""
 
 _ATTEMPT_TIMEOUT_S = 5.0
-"""Time to wait for planned groups. Then plan again: their resources may have been taken after planning."""
+"""How long to wait for planned groups to be created. Then plan again: other jobs may have taken the resources."""
 
 _POLL_INTERVAL_S = 0.05
 _NODE_POLL_INTERVAL_S = 0.25
@@ -40,7 +40,7 @@ _NODE_POLL_INTERVAL_S = 0.25
 _LOG_INTERVAL_S = 10.0
 _RELEASE_TIMEOUT_S = 5.0
 _SETTLE_TIMEOUT_S = 2.0
-"""Time that `release()` waits for groups that are still being created, all of them together."""
+"""How long `release()` waits in total for groups that are still being created."""
 
 
 def reserve(
@@ -52,23 +52,24 @@ def reserve(
     asks_for_nodes: bool = False,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[PlacementGroup]:
-    """Create one placement group per rank, and wait until all are created.
+    """Create one placement group per rank, and wait until all of them are created.
 
-    Waits, logging the shortage, while others hold the resources. The groups belong to the caller, who releases them.
-    Ray removes them when this process ends.
+    While other jobs hold the resources, this waits and logs the shortage. The caller removes the groups with
+    `release()`. Otherwise Ray removes them when the Ray job ends.
 
     Args:
         names: the groups' names, one per rank; empty for groups without names.
         avoid: ids of nodes not to use.
         timeout_s: seconds to wait for the resources.
-        asks_for_nodes: create the groups even if they don't fit now. An autoscaler sees the pending groups and adds
-            nodes for them. Groups that are created meanwhile hold their resources. With the strategy `strict`, nodes
-            may end up with unequal numbers of ranks; the ranks are then placed again on the existing nodes.
+        asks_for_nodes: request the groups from Ray even if they don't fit now. An autoscaler sees the pending groups
+            and adds nodes for them. Groups that are created earlier than others already hold their resources. With the
+            strategy `strict`, nodes may end up with unequal numbers of ranks. In that case the groups are removed, and
+            the ranks are placed again on the nodes that exist then.
         is_wanted: called while waiting. If it returns False, the reservation is cancelled.
 
     Raises:
-        PlacementShortage: at once if the shape can never fit this cluster and `asks_for_nodes` is False; after
-            `timeout_s` if it still doesn't fit. Nothing stays reserved.
+        PlacementShortage: at once if the ranks don't fit even the idle cluster and `asks_for_nodes` is False; after
+            `timeout_s` if they still don't fit. Nothing stays reserved.
         ReservationCancelled: `is_wanted()` returned False. Nothing stays reserved.
     """
     waiting = _Waiting(shape, timeout_s, is_wanted)
@@ -87,9 +88,9 @@ def reserve(
 
 
 def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOUT_S) -> None:
-    """Remove groups and kill whatever still runs in them.
+    """Remove placement groups. Ray kills the actors and tasks that still run in them.
 
-    Returns when Ray has removed them. Logs a warning if that takes longer than `timeout_s`.
+    Returns when Ray has removed the groups, or after `timeout_s` seconds, with a warning in the log.
     """
     settled_s = time.monotonic() + _SETTLE_TIMEOUT_S
     for group in groups:
@@ -108,7 +109,7 @@ def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOU
 
 
 def groups_named(prefix: str) -> list[PlacementGroup]:
-    """The cluster's groups whose names begin with `prefix`, whoever created them, except removed ones."""
+    """All placement groups of the cluster whose names begin with `prefix`, except removed ones."""
     table: dict[str, dict[str, Any]] = placement_group_table()
     return [
         PlacementGroup(PlacementGroupID(bytes.fromhex(group_id)))
@@ -118,13 +119,13 @@ def groups_named(prefix: str) -> list[PlacementGroup]:
 
 
 def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float = 60.0) -> None:
-    """Check that the caller's own group can hold one rank of `shape`. Waits up to `timeout_s` for a pending group.
+    """Check that a placement group that the caller created can hold one rank of `shape`.
 
-    Bundles 0 to `world_size - 1` are for the workers, the next one for the engine. A group may have more bundles and
-    resources than needed, also a bundle for an engine that needs none.
+    Waits up to `timeout_s` seconds for Ray to create a pending group. Bundles 0 to `world_size - 1` are for the
+    workers, the next one is for the engine process. A group may have more bundles and resources than the rank needs.
 
     Raises:
-        InvalidPlacementGroup: the group has too few or too small bundles, or isn't created in time.
+        InvalidPlacementGroup: the group has too few or too small bundles, or Ray doesn't create it in time.
     """
     label = f"placement group {group.id.hex()[:12]}"
     needed = shape.bundles
@@ -150,13 +151,13 @@ def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float =
 
 
 def bundle_nodes(group: PlacementGroup) -> list[str]:
-    """The node id of each bundle of a created group, in bundle order."""
+    """The node id of each bundle of a created placement group, in bundle order."""
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     return [nodes[index] for index in sorted(nodes)]
 
 
 class _Waiting:
-    """The deadline of a reservation, and its log lines while it waits."""
+    """Waits for a reservation: keeps its deadline, and logs what is missing."""
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class _Waiting:
         self._is_wanted = is_wanted
         self._clock = clock
         self._started_s = clock()
-        # no line at first: resources that another engine has just released show up within a second
+        # log nothing in the first second: Ray takes up to a second to show resources that another engine has released
         self._next_log_s = self._started_s + 1.0
 
     def left_s(self) -> float:
@@ -181,7 +182,7 @@ class _Waiting:
         """Sleep for one poll interval. Raises if the deadline has passed or the reservation was cancelled.
 
         Args:
-            standing: given while waiting for nodes: the node ids of each created group, by its name.
+            standing: while waiting for an autoscaler: the node ids of each created group, by the group's name.
         """
         if not self._is_wanted():
             raise ReservationCancelled("the reservation was cancelled while it waited for resources")
@@ -206,7 +207,7 @@ def _plan_if_free(view: ClusterView, shape: EngineShape) -> list[RankPlan] | Non
 
 
 def _create(plans: Sequence[RankPlan], names: Sequence[str], timeout_s: float) -> list[PlacementGroup] | None:
-    """Create all groups or none. None: a group wasn't created in time."""
+    """Create the planned placement groups. If one isn't created in time, removes all of them and returns None."""
     deadline_s = time.monotonic() + min(timeout_s, _ATTEMPT_TIMEOUT_S)
     groups: list[PlacementGroup] = []
     with ExitStack() as undo:
@@ -222,7 +223,10 @@ def _create(plans: Sequence[RankPlan], names: Sequence[str], timeout_s: float) -
 def _ask(
     shape: EngineShape, names: Sequence[str], avoid: Collection[str], waiting: _Waiting
 ) -> list[PlacementGroup] | None:
-    """Create groups on nodes of Ray's choice, once all fit. None if the outcome breaks the strategy `strict`."""
+    """Create placement groups on nodes that Ray chooses, and wait until all of them are created.
+
+    If the strategy is `strict` and Ray put unequal numbers of ranks on the nodes, removes the groups and returns None.
+    """
     # Ray itself avoids the nodes that it knows to be dead
     avoid = [node.node_id for node in read_cluster().nodes if node.alive and node.node_id in avoid]
     groups: list[PlacementGroup] = []
@@ -251,7 +255,7 @@ def _create_anywhere(shape: EngineShape, avoid: Collection[str], name: str) -> P
 
 
 def _created_nodes(groups: Sequence[PlacementGroup], names: Sequence[str]) -> dict[str, list[str]]:
-    """The node ids of each created group, by its name (its id if it has none)."""
+    """The node ids of each group that has been created, by the group's name, or by its id if it has no name."""
     labels = names or [group.id.hex()[:12] for group in groups]
     return {
         label: bundle_nodes(group) for label, group in zip(labels, groups, strict=True) if _state(group) == "CREATED"
@@ -264,7 +268,7 @@ def _are_even(nodes_of_ranks: Iterable[Sequence[str]]) -> bool:
 
 
 def _is_created_within(group: PlacementGroup, label: str, timeout_s: float) -> bool:
-    """Whether the group is created within `timeout_s`. Logs while it waits."""
+    """Wait up to `timeout_s` seconds, with log lines, for Ray to create the group. Returns whether it did."""
     deadline_s = time.monotonic() + timeout_s
     # Ray raises a bare Exception from wait() if the group was removed
     while _state(group) != "REMOVED":

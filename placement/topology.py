@@ -1,6 +1,6 @@
-"""The cluster's current state: its nodes, their resources, and which of these are free.
+"""The cluster's current state: its nodes, their resources, and how much of these is free.
 
-Only the functions here query the cluster. Everything else takes the `ClusterView` that `read_cluster()` returns.
+`read_cluster()` queries the cluster. Planning works on the `ClusterView` that it returns.
 """
 
 # ray's own types are partial:
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node, as Ray reports it. `total` and `available` are amounts by resource name (`CPU`, `GPU`, custom ones)."""
+    """One node, as Ray reports it. `total` and `available` map resource names, such as `CPU`, to amounts."""
 
     node_id: str
     ip: str
@@ -29,30 +29,31 @@ class NodeView:
 
     @property
     def usable(self) -> bool:
-        """Whether new groups may be placed on this node."""
+        """Whether new placement groups may be placed on this node."""
         return self.alive and not self.draining
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The nodes in the order in which they are filled: this process's own first, then by address."""
+    """The nodes of a cluster, in the order in which ranks fill them: this process's node, then the others by address.
+    """
 
     nodes: tuple[NodeView, ...] = field(default=())
 
     def without(self, node_ids: Collection[str]) -> ClusterView:
-        """The view without these nodes."""
+        """This view without the given nodes."""
         return ClusterView(tuple(node for node in self.nodes if node.node_id not in node_ids))
 
     @property
     def usable_nodes(self) -> tuple[NodeView, ...]:
-        """The nodes on which new groups may be placed."""
+        """The nodes on which new placement groups may be placed."""
         return tuple(node for node in self.nodes if node.usable)
 
 
 def read_cluster() -> ClusterView:
-    """Read the view from the Ray cluster that this process is connected to. Takes a few milliseconds.
+    """Read the nodes of the Ray cluster that this process is connected to. Takes a few milliseconds.
 
-    The available amounts may be slightly out of date, so a plan that fits the view can still fail.
+    The available amounts may be slightly out of date, so a plan made from them can turn out not to fit.
     """
     # imported here, so that planning doesn't need Ray
     import ray
@@ -79,7 +80,7 @@ def read_cluster() -> ClusterView:
 
 
 def draining_nodes() -> set[str]:
-    """The ids of the nodes that are being drained. Cheaper than `read_cluster()`."""
+    """The ids of the nodes that Ray is draining. Takes less time than `read_cluster()`."""
     from ray._private.state import state
 
     draining: dict[str, int] = state.get_draining_nodes()
@@ -87,7 +88,10 @@ def draining_nodes() -> set[str]:
 
 
 def answers(node: NodeView, timeout_s: float = 1.0) -> bool:
-    """Whether a node's raylet accepts connections. Ray itself takes 10 seconds or more to notice a crashed node."""
+    """Whether a node's raylet accepts connections. True if the raylet's port is unknown.
+
+    Ray itself takes 10 seconds or more to notice a crashed node.
+    """
     if not node.port:
         return True
     try:
@@ -98,5 +102,5 @@ def answers(node: NodeView, timeout_s: float = 1.0) -> bool:
 
 
 def _plain(resources: Mapping[str, float]) -> dict[str, float]:
-    """The resources without those that Ray creates for each node and for the bundles of groups."""
+    """The resources without those that Ray itself creates for each node and for each bundle of a placement group."""
     return {name: amount for name, amount in resources.items() if "_group_" not in name and ":" not in name}

@@ -1,4 +1,4 @@
-"""Resolves `device="auto"`, once for an engine, from the resources of its Ray cluster."""
+"""Resolves `device="auto"` when an engine starts. Looks at the GPUs of the engine's Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_device(view: ClusterView) -> Literal["cpu", "cuda"]:
-    """Return `cpu`, because raycore's GPU support is untested. Warns if the cluster has GPUs."""
+    """Return `cpu`, because raycore's GPU support is untested. Logs a warning if the cluster has GPUs."""
     num_gpus = sum(node.total.get("GPU", 0.0) for node in view.usable_nodes)
     if num_gpus:
         logger.warning(

@@ -11,7 +11,7 @@ from raycore.messages import EngineInfo
 from raycore.ray_api import cause_of
 
 _BOILERPLATE = re.compile(r"^(The actor (died|experienced)\b|(class_name|actor_id|name|namespace|pid|ip): )")
-"""Lines of Ray's message that don't concern the cause."""
+"""Matches the lines of Ray's message that don't concern the cause."""
 
 _PREAMBLE = re.compile(r"^The actor is dead because (its worker process has died\. )?")
 _EXIT = re.compile(r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes include: .*)?$")
@@ -19,7 +19,7 @@ _PID = re.compile(r"^\tpid: (\d+)$", re.MULTILINE)
 _SILENT_EXIT = "End of file"
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^[ ^~]*[\^~]\n", re.MULTILINE)
-"""Colour codes, and the lines of carets that Ray leaves in tracebacks when it removes its own frames."""
+"""Matches color codes, and the lines of carets that Ray leaves in tracebacks when it removes its own frames."""
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -30,7 +30,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def describe_death(error: BaseException) -> str:
-    """Describe a failure without Ray's wrapping. The first line is the cause; a traceback may follow.
+    """Describe a failure, without the text that Ray adds. The first line is the cause; a traceback may follow.
 
     An exception raised by an actor is described by its type, message and traceback. The death of a process is described
     by Ray's exit type and detail.
@@ -54,7 +54,7 @@ def describe_rank(info: EngineInfo | None, dp_rank: int) -> str:
 
 
 def describe_loss(error: BaseException | None, info: EngineInfo | None, dp_rank: int) -> str:
-    """Describe the loss of a rank to its callers. `error`: of its `run_ref`; None if `run()` returned."""
+    """Describe why a rank was lost. `error`: the exception of the rank's `run_ref`; None if `run()` returned."""
     rank = describe_rank(info, dp_rank)
     if error is None:
         return f"{rank}: run() returned without a request to stop"
@@ -65,7 +65,7 @@ def describe_loss(error: BaseException | None, info: EngineInfo | None, dp_rank:
 
 
 def dead_process(error: BaseException | None, info: EngineInfo | None) -> tuple[int | None, str | None]:
-    """The pid and node id of the process whose death caused a rank's `error`; (None, None) if there is none."""
+    """The pid and node id of the process whose death caused a rank's `error`; (None, None) if no process died."""
     died = root_cause(error) if error is not None else None
     if isinstance(died, WorkerDied):
         return died.pid, died.node
@@ -75,7 +75,7 @@ def dead_process(error: BaseException | None, info: EngineInfo | None) -> tuple[
 
 
 def pid_of_dead_actor(error: RayError) -> int | None:
-    """The pid of the dead actor that `error` reports, if Ray's message has it."""
+    """The pid of the dead actor that `error` reports; None if `error` doesn't report one, or without its pid."""
     told = _PID.search(str(error)) if isinstance(error, RayActorError) else None
     return int(told[1]) if told is not None else None
 

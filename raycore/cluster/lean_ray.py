@@ -1,10 +1,11 @@
 """Starts a local Ray without the processes that only clusters need.
 
-`ray.init()` waits for a dashboard process even with `include_dashboard=False`, and starts an autoscaler. With their
-imports in this process and in Ray's agent, the two cost 40 % of the 8 CPU seconds that Ray 2.60 takes to start. Most of
-that delays the first token. Ray has no option to leave them out, so three of its functions are replaced while
-`ray.init()` runs. Two more are replaced to keep the program's signals from Ray's processes (`own_processes`). The local
-Ray therefore lacks metrics, the state API and usage reports.
+`ray.init()` waits for a dashboard process even with `include_dashboard=False`, and starts an autoscaler. The two, with
+the modules that they make this process and Ray's agent import, cost 40 % of the 8 CPU seconds that Ray 2.60 takes to
+start. Most of that delays the first token. Ray has no option to leave the two out, so three of Ray's functions are
+replaced while `ray.init()` runs. As a result, the local Ray has no metrics, no state API and no usage reports.
+
+Two more functions are replaced to keep the program's signals from Ray's processes: see `own_processes`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from raycore.cluster import own_processes
 _ENVIRONMENT = {
     # Ray's default niceness of 15 would let any other process on the machine run before the workers
     "RAY_worker_niceness": "0",
-    # otherwise every process warns how a later Ray will set the device variables of actors without GPUs
+    # otherwise every process warns that a later Ray will set the device variables of actors without GPUs differently
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Ray's node daemon tries to connect to its object store before that listens, and sleeps before it retries: by
-    # default 1 s
+    # Ray's node daemon tries to connect to its object store before the store listens. It sleeps before each retry, by
+    # default for 1 s.
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
 }
@@ -35,11 +36,12 @@ _OBJECT_STORE_BYTES = 256 << 20
 """Size of a local Ray's object store. It holds the channels, a few MiB for each worker, and no tensors."""
 
 _SPARE_CPUS = 16
-"""Logical CPUs declared in addition to the first engine's, for other actors and tasks of the program."""
+"""Minimum number of logical CPUs declared in addition to those of the first engine, for the program's other actors and
+tasks."""
 
 
 def start_lean_ray(num_cpus: int, **options: Any) -> None:
-    """Start a local Ray with `num_cpus` logical CPUs and some spare ones. `options` go to `ray.init()`."""
+    """Start a local Ray with `num_cpus` logical CPUs and some spare ones. `options` are passed to `ray.init()`."""
     with _environment(_ENVIRONMENT), _without_cluster_processes(), _with_own_processes():
         ray.init(  # pyright: ignore[reportUnknownMemberType]  # its annotations have gaps
             address="local",
@@ -54,7 +56,7 @@ def start_lean_ray(num_cpus: int, **options: Any) -> None:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Generator[None, None, None]:
-    """Set those variables that aren't set, while the block runs. Processes started in it inherit them."""
+    """While the block runs, set those environment variables that aren't set already. Ray's processes inherit them."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -67,7 +69,7 @@ def _environment(values: dict[str, str]) -> Generator[None, None, None]:
 @contextmanager
 def _without_cluster_processes() -> Generator[None, None, None]:
     def start_monitor(node: Node) -> None:
-        """No autoscaler."""
+        """Start no autoscaler."""
 
     def start_api_server(node: Any, **_: object) -> None:
         node._webui_url = ""

@@ -1,6 +1,7 @@
 """Connects this process to Ray: to an existing cluster, or to a local Ray that raycore starts.
 
-Keeps track of who started Ray, because only that one stops it. Existing clusters are left as they are.
+When the last engine of the process ends, raycore shuts down a local Ray that it started. An existing cluster keeps
+running.
 """
 
 # ray's own types are partial:
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 _PROBE_TIMEOUT_S = 1.0
 
 _CANCEL_TIMEOUT_S = 5.0
-"""How long the interpreter's exit waits for engines that are still starting. A local Ray takes 1 to 2 s to start."""
+"""How long the interpreter's exit waits for engines whose start was cancelled. A local Ray takes 1 to 2 s to start."""
 
 _lock = threading.RLock()
 _num_users = 0
@@ -50,10 +51,11 @@ _is_exiting = False
 def acquire_ray(num_cpus: float) -> bool:
     """Connect this process to Ray if it isn't connected, and count one more user of the connection.
 
-    Joins the cluster named by `RAY_ADDRESS` or by the last `ray start` on this machine. Without one, starts a local Ray
-    with `num_cpus` logical CPUs and some spare ones. Every call needs a `release_ray()`.
+    Joins the cluster that `RAY_ADDRESS` names, or else the cluster that the last `ray start` on this machine started.
+    If there is neither, starts a local Ray with `num_cpus` logical CPUs and some spare ones. For each call,
+    `release_ray()` must be called once.
 
-    Returns: whether raycore started this Ray.
+    Returns: whether raycore started the Ray that this process is connected to.
 
     Raises:
         InitializationError: the cluster can't be joined, Ray Client is in use, or the interpreter is exiting.
@@ -71,7 +73,7 @@ def acquire_ray(num_cpus: float) -> bool:
 
 
 def release_ray() -> None:
-    """Count one user less. After the last one, shut Ray down if `acquire_ray()` started it."""
+    """Count one user fewer. If no user is left, shut down Ray, provided that `acquire_ray()` started it."""
     global _num_users, _is_ours
     with _lock:
         _num_users = max(0, _num_users - 1)
@@ -84,8 +86,8 @@ def release_ray() -> None:
 def end_before_ray(end: finalize[..., Any]) -> None:
     """Have `end` called before Ray ends: at `ray.shutdown()`, or at the interpreter's exit.
 
-    A thread that still used Ray after that would start another Ray with its next call, and end the program a minute
-    later.
+    `end` must stop the threads that use Ray. A thread that calls Ray after Ray has ended starts another Ray, and that
+    ends the program a minute later.
     """
     with _lock:
         _ends[:] = [other for other in _ends if other.alive]
@@ -95,10 +97,10 @@ def end_before_ray(end: finalize[..., Any]) -> None:
 
 @contextmanager
 def cancelled_at_exit(cancel: Callable[[], object]) -> Generator[None, None, None]:
-    """If the interpreter exits during the block, have it call `cancel` and wait for the end of the block.
+    """If the interpreter exits while the block runs, call `cancel`, and delay the exit until the block ends, up to 5 s.
 
-    Only blocks on daemon threads can be running then. Such a thread never leaves the block: its exceptions would only
-    be printed, because nothing handles them.
+    At exit only daemon threads still run. A daemon thread that reaches the end of the block then sleeps there until the
+    process ends. If it went on, Python would print the exception that `cancel` caused, because nothing handles it.
     """
     has_ended = threading.Event()
     _starts[has_ended] = cancel
@@ -118,10 +120,11 @@ def is_exiting() -> bool:
 
 @atexit.register
 def _end_at_exit() -> None:
-    """End the users of Ray before Ray itself. Exit hooks run in reverse order, and Ray registered its own at import.
+    """End the users of Ray before Ray itself ends.
 
-    The exit hook of `weakref.finalize` can't be used: it is registered with the program's first `finalize`. If that was
-    before Ray's import, the hook runs after Ray's.
+    Exit hooks run in reverse order of their registration. Ray registered its own hook when it was imported, so this
+    hook runs before Ray's. The exit hook of `weakref.finalize` might run after Ray's: it is registered with the
+    program's first `finalize`, which may have been before Ray was imported.
     """
     global _is_exiting
     _is_exiting = True
@@ -151,7 +154,8 @@ def _connect(num_cpus: float) -> bool:
     started_here = None if address else _address_of_last_start()
     if started_here is not None:
         if is_listening(started_here):
-            # given an address, Ray wouldn't look for this machine's token, which the cluster may require
+            # "auto", because Ray doesn't look for this machine's token, which the cluster may require, if given an
+            # address
             _join("auto", f"the cluster that `ray start` left at {started_here}")
             return False
         logger.warning(
@@ -175,11 +179,11 @@ def _join(address: str, source: str) -> None:
 
 
 def _init(start: Callable[..., Any], **options: Any) -> None:
-    """Connect without Ray's log lines, and keep the caller's SIGTERM handler."""
+    """Connect to Ray by `start(**options)`, without Ray's log lines, and keep the program's SIGTERM handler."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
     start(logging_level=logging.ERROR, **options)
-    # ERROR hides the messages of the start; later warnings concern this run
+    # only the messages of Ray's start are hidden: later warnings concern this program
     logging.getLogger("ray").setLevel(logging.WARNING)
     if callable(handler):
         signal.signal(signal.SIGTERM, handler)
@@ -192,7 +196,7 @@ def _address_of_last_start() -> str | None:
 
 
 def is_listening(address: str) -> bool:
-    """Whether something listens at `host:port`. Checked first because Ray would try to connect for many seconds."""
+    """Whether something listens at `address` (`host:port`). Ray itself would try to connect for many seconds."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()

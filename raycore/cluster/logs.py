@@ -1,8 +1,8 @@
 """Reads the last lines that a process logged before it died.
 
-Ray keeps the standard error and output of each of its processes in files. Files on this node are read directly, others
-through Ray's state API, which needs the cluster's dashboard. Lines that can't be read are left out, so that the report
-of a failure never fails itself.
+Ray keeps the standard error and output of each of its processes in files. Files on this node are read directly, files
+on other nodes through Ray's state API, which needs the cluster's dashboard. Files that can't be read are left out, so
+that reporting a failure never fails.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SUFFIXES = ("err", "out")
 
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _RAYS_OWN = re.compile(r":(job_id|actor_name|task_name):")
-"""Lines by which Ray marks the author of the following ones."""
+"""Matches Ray's marker lines, which name the job, actor or task that wrote the following lines."""
 
 
 def with_last_lines(cause: str, pid: int | None, node_id: str | None) -> str:
-    """`cause`, followed by the last lines of the dead process if it is known and its log can be read.
+    """`cause`, followed by the last log lines of the dead process, if that process is known and its log can be read.
 
     Takes about a millisecond for a process on this node, otherwise at most a second.
     """
@@ -66,7 +66,7 @@ def read_log(logs_dir: Path, pid: int) -> list[str]:
 
 
 def clean(text: str) -> list[str]:
-    """The last non-empty lines of `text`, without colours, overwritten progress bars and Ray's marker lines."""
+    """The last non-empty lines of `text`, without color codes, overwritten progress bars and Ray's marker lines."""
     shown = (_ESCAPE.sub("", line).rstrip().rpartition("\r")[2] for line in text.split("\n"))
     lines = [line for line in shown if line and not _RAYS_OWN.match(line)]
     return [f"{line[:_MAX_LINE_CHARS]}…" if len(line) > _MAX_LINE_CHARS else line for line in lines[-_NUM_LINES:]]
@@ -101,7 +101,7 @@ def _ask_ray(address: str, pid: int, node_id: str) -> list[str]:
         except Exception as error:  # Ray's API, its web client and a failing cluster raise many types
             logger.debug("can't read the last lines of process %d on node %s: %s", pid, node_id, error)
 
-    # on a thread, to limit the time: without a dashboard, Ray keeps asking its store for one
+    # on a thread, to limit the time: if there is no dashboard, Ray keeps asking the GCS for its address
     thread = threading.Thread(target=ask, name="raycore-last-lines", daemon=True)
     thread.start()
     thread.join(_TIMEOUT_S)

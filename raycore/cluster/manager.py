@@ -48,10 +48,10 @@ logger = logging.getLogger(__name__)
 OnProgress = Callable[[float], object]
 
 _PROGRESS_S = 0.25
-"""How often the progress of a start is reported."""
+"""Interval, in seconds, at which the progress of a start is reported."""
 
 _KILLED_TIMEOUT_S = 5.0
-"""How long to wait for killed processes to end. They take milliseconds unless they or the machine are stuck."""
+"""How long to wait for killed processes to end. That takes milliseconds, unless they or the machine are stuck."""
 
 _NEXT_STANDBY_S = 0.5
 """The longest delay before standbys are started after ranks were replaced or added."""
@@ -84,19 +84,19 @@ class CoreEngineActorManager:
         """Create a manager. `start()` starts the ranks.
 
         Args:
-            placement_groups: the caller's own, one for each rank, used as they are and never removed. None: raycore
-                creates and removes its own.
+            placement_groups: one for each rank, created by the caller and never removed by raycore. None: raycore
+                creates and removes placement groups itself.
             actor_cls: the Ray actor class of the ranks.
         """
         self.engine_id = secrets.token_hex(4)
         self.ranks: dict[int, Rank] = {}
-        """By dp_rank: the ranks that are up or starting."""
+        """The ranks that are up or starting, by dp_rank."""
         self._config = config
         self._shape = shape_of(config)
         self._actor_cls = actor_cls
         self.reservations = Reservations(config, self.engine_id, placement_groups)
         self.node = ""
-        """The id of this process's node; empty before `start()`."""
+        """The id of the node on which this process runs; empty before `start()`."""
         self._num_created = 0
         self._uses_ray = False
         self._lock = threading.RLock()
@@ -106,15 +106,15 @@ class CoreEngineActorManager:
     def start(
         self, on_progress: OnProgress | None = None, is_wanted: Callable[[], bool] = lambda: True
     ) -> list[EngineInfo]:
-        """Place, create and initialise all ranks, in parallel, and start their loops.
+        """Place, create and initialize all ranks, in parallel, and start their loops.
 
         Args:
             on_progress: called a few times a second with the share of the weights that is loaded, 0 to 1.
-            is_wanted: called several times a second. If it returns False, the start is given up.
+            is_wanted: called several times a second. If it returns False, the start is cancelled.
 
         Raises: after everything that was started has been removed:
-            InitializationError: a rank failed to start, with its traceback; or Ray can't be used; or the start was
-                given up.
+            InitializationError: a rank failed to start (the message has its traceback), Ray can't be used, or the start
+                was cancelled.
             InvalidInput: a rank found the caller's input invalid.
             PlacementShortage: the cluster can't fit the ranks.
             InvalidConfig: the caller's placement groups can't fit the ranks.
@@ -133,7 +133,7 @@ class CoreEngineActorManager:
         return self.infos
 
     def cancel(self) -> None:
-        """Have a `start()` in progress on another thread raise InitializationError soon."""
+        """Cancel a `start()` in progress on another thread, which then raises InitializationError."""
         self._is_shut_down = True
         self.reservations.cancel()
 
@@ -148,7 +148,10 @@ class CoreEngineActorManager:
         on_progress: OnProgress | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Wait until new ranks are up, and start their loops. Raises as `start()` does, but doesn't stop the ranks."""
+        """Wait until new ranks are up, and start their loops.
+
+        Raises the errors of `start()`, but leaves the ranks' processes running.
+        """
         waiting = {rank.init_ref: rank for rank in ranks}
         timeout_s = self._config.executor.init_timeout_s
         deadline_s = time.monotonic() + timeout_s
@@ -180,22 +183,22 @@ class CoreEngineActorManager:
             # standbys can't replace ranks that span nodes
             nodes = {rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node}
             first_s = self._config.recovery.standby_delay_s or 0.0
-            # after a failure another one is likelier, so don't wait the full delay
+            # after one failure, another one is more likely, so don't wait for the full delay
             is_first = self._num_created <= self._shape.num_ranks
             self._standbys.keep(nodes, self.node, first_s if is_first else min(first_s, _NEXT_STANDBY_S))
 
     def replace(self, dp_ranks: Sequence[int], is_wanted: Callable[[], bool] = lambda: True) -> list[Rank]:
-        """Kill these ranks if they are alive, and create their successors. Call `confirm()` on those.
+        """Kill these ranks if they are alive, and create their successors. Call `confirm()` with the returned ranks.
 
-        A successor keeps its rank's placement group while the group's nodes are alive. Otherwise this reserves another
-        group, and waits for it.
+        A successor gets the placement group of the rank that it replaces, if all nodes of that group are alive.
+        Otherwise this reserves another group, and waits for it.
 
         Args:
-            is_wanted: called while waiting for a group. If it returns False, the replacement is given up.
+            is_wanted: called while waiting for a group. If it returns False, the replacement is cancelled.
 
         Raises:
-            PlacementShortage: the cluster couldn't fit all of them in time. None was created.
-            InitializationError: the replacement was given up.
+            PlacementShortage: the cluster couldn't fit all successors in time. No successor was created.
+            InitializationError: the replacement was cancelled.
         """
         with self._lock:
             old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
@@ -204,27 +207,33 @@ class CoreEngineActorManager:
         return self._create_in(self.reservations.for_successors(old, is_wanted))
 
     def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
-        """Create additional ranks. Call `confirm()` on them.
+        """Create additional ranks. Call `confirm()` with the returned ranks.
 
         Raises: with nothing changed:
-            PlacementShortage: the cluster can't fit them. Raised at once if it never can; otherwise after a wait for
-                resources, or for nodes with `wait_for_nodes_s`.
-            InitializationError: the engine was shut down meanwhile.
+            PlacementShortage: the cluster can't fit the additional ranks. Raised at once if even the idle cluster can't
+                fit them, otherwise after a wait of 10 s for resources. If `wait_for_nodes_s` is set, raised after a
+                wait of that time for nodes.
+            InitializationError: the engine was shut down during the call.
         """
         return self._create_in(self.reservations.for_growth(dp_ranks))
 
     def prepare(self, num_ranks: int) -> Groups:
-        """Placement groups for `num_ranks` ranks, including the existing ones, for `restart()`.
+        """Reserve the placement groups that `num_ranks` ranks need in addition to the existing groups.
+
+        Returns: the existing and the new groups, for `restart()`.
 
         Raises:
-            PlacementShortage, InitializationError: as `grow()`.
+            PlacementShortage, InitializationError: as in `grow()`.
         """
         standing = {dp_rank: rank.group for dp_rank, rank in self.ranks.items() if rank.group is not None}
         added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in standing]
         return standing | self.reservations.for_growth(added)
 
     def restart(self, groups: Groups, num_ranks: int) -> list[Rank]:
-        """Kill all ranks and start `num_ranks` in the first of these groups. Removes the other groups."""
+        """Kill all ranks, and create ranks 0 to `num_ranks - 1` in their `groups`. Removes all other groups.
+
+        Call `confirm()` with the returned ranks.
+        """
         with self._lock:
             for rank in self.ranks.values():
                 rank.kill(self.node)
@@ -235,23 +244,25 @@ class CoreEngineActorManager:
             return self._create({dp_rank: groups[dp_rank] for dp_rank in range(num_ranks)})
 
     def shrink(self, dp_ranks: Sequence[int], timeout_s: float = 0.0) -> None:
-        """Stop ranks for good and remove their groups. After `timeout_s`, ranks that still run are killed."""
+        """Stop ranks for good, and remove their placement groups. Ranks that still run after `timeout_s` are killed."""
         with self._lock:
             leaving = [self.ranks.pop(dp_rank) for dp_rank in dp_ranks if dp_rank in self.ranks]
         self._stop(leaving, timeout_s)
         self.reservations.release(rank.group for rank in leaving if rank.group is not None)
 
     def kill(self, dp_rank: int) -> None:
-        """Kill a rank's processes. Its `run_ref` then completes."""
+        """Kill a rank's processes. The rank's `run_ref` then completes."""
         with self._lock:
             if dp_rank in self.ranks:
                 self.ranks[dp_rank].kill(self.node)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """Stop all ranks, remove their groups and release Ray. Idempotent. Also undoes a failed `start()`.
+        """Stop all ranks, remove the placement groups that raycore created, and release Ray. Idempotent.
+
+        Also cleans up after a failed `start()`.
 
         Args:
-            timeout_s: how long to wait for ranks to stop before they are killed; None: `shutdown_timeout_s`.
+            timeout_s: seconds to wait for ranks to stop before they are killed; None: the option `shutdown_timeout_s`.
         """
         with self._lock:
             self.stop_ranks(timeout_s)
@@ -287,7 +298,7 @@ class CoreEngineActorManager:
             dp_rank: self._actor(dp_rank, group, nodes[dp_rank], self._num_local_workers(nodes[dp_rank][0], standing))
             for dp_rank, group in groups.items()
         }
-        # the first rank provides the rendezvous; Ray passes it to all ranks
+        # the first rank provides the rendezvous address; Ray passes it to all ranks
         meeting = None
         if self._config.parallel.is_lockstep:
             meeting = as_argument(next(iter(actors.values())).rendezvous.remote())
@@ -317,13 +328,16 @@ class CoreEngineActorManager:
         ).remote(self._config.encode(), RankIdentity(dp_rank, num_local_workers), group, name)
 
     def _decide_device(self) -> None:
-        """Resolve `device="auto"` in the ranks' configuration. Needs Ray."""
+        """Resolve `device="auto"` in the ranks' configuration. Needs a connection to Ray."""
         if self._config.device == "auto":
             self._config = msgspec.structs.replace(self._config, device=choose_device(read_cluster()))
             self._shape = shape_of(self._config)
 
     def _make_standbys(self) -> Standbys | None:
-        """None if standbys are disabled or unsupported: they get no GPU, and ranks in lockstep start together."""
+        """Create the engine's `Standbys`, without any processes. Returns None if standbys are disabled or unsupported.
+
+        A standby gets no GPU, so a rank on GPUs can't use one. Ranks in lockstep can only start all together.
+        """
         if (
             self._config.recovery.standby_delay_s is None
             or self._config.device == "cuda"
@@ -340,13 +354,13 @@ class CoreEngineActorManager:
         return Standbys(make_actor)
 
     def _name(self, what: str) -> str:
-        """A name for a new actor. Successors get new names, because Ray may not have released the old ones."""
+        """A name for a new actor. A successor gets another name, because Ray may not have released the old name yet."""
         self._num_created += 1
         name = f"raycore_{self.engine_id}_{what}"
         return name if self._num_created <= self._shape.num_ranks else f"{name}_{self._num_created}"
 
     def _num_local_workers(self, node: str, nodes_of_ranks: dict[int, list[str]]) -> int:
-        """Number of workers of all ranks on a node. They share its cores."""
+        """Number of workers of all ranks on a node. These workers share the node's cores."""
         return sum(nodes[: self._shape.world_size].count(node) for nodes in nodes_of_ranks.values())
 
     def _stop(self, ranks: Sequence[Rank], timeout_s: float) -> None:
@@ -367,7 +381,7 @@ class CoreEngineActorManager:
 
 
 def _report_progress(actors: Sequence[DPEngineCoreActor], on_progress: OnProgress) -> None:
-    # ranks whose processes haven't started don't answer yet; failed ones are reported by their init refs
+    # ranks whose processes haven't started don't answer yet; failures are reported by the ranks' init refs
     asked = [actor.load_progress.remote() for actor in actors]
     answered, _ = wait(asked, num_returns=len(asked), timeout_s=_PROGRESS_S)
     shares: list[float] = []

@@ -1,10 +1,10 @@
-"""Starts the processes of a local Ray so that the program's signals don't reach them, and so that they end with it.
+"""Shields the processes of a local Ray from the program's signals, and makes them end when the program ends.
 
 Ray starts its node daemon (raylet) and its store (GCS) in the program's process group. Terminals, `timeout` and service
 managers signal the whole group. That would end Ray while the program still drains its requests, and without Ray the
-program hangs for a minute. Therefore each process gets its own session, shared by its children, with the termination
-signals blocked. When the program ends, the kernel kills the processes that Ray started, and a reaper kills their
-children. Linux only; on other systems Ray's own mechanisms apply.
+program hangs for a minute. Therefore each of Ray's processes gets its own session, which its children share, and has
+the termination signals blocked. When the program ends, the kernel kills the processes that it started for Ray. A reaper
+process kills the raylet's children. Linux only: on other systems, Ray's processes run as Ray starts them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from raycore.cluster import session_reaper
 ARE_SUPPORTED = sys.platform == "linux"
 
 _BLOCKED = {signal.SIGTERM, signal.SIGHUP}
-"""Service managers send SIGTERM to every process of a service. Ray itself blocks SIGINT."""
+"""The signals that are blocked in Ray's processes, because service managers send SIGTERM to every process of a service.
+Ray itself blocks SIGINT."""
 
 
 class OwnProcess(services.ConsolePopen):
-    """A process of a local Ray, in its own session, with termination signals blocked. A raylet gets a reaper."""
+    """A process of a local Ray, in its own session, with termination signals blocked. A raylet also gets a reaper."""
 
     reaper: OwnProcess | None = None
 
@@ -44,30 +45,31 @@ class OwnProcess(services.ConsolePopen):
         def start() -> None:
             super(OwnProcess, self).__init__(command, *args, preexec_fn=prepare, start_new_session=True, **options)
             if command[0] == services.RAYLET_EXECUTABLE:
-                # here, where no signal can come between the two
+                # started on the starter's thread, where no signal can interrupt between the two starts
                 self.reaper = _Reaper(self.pid)
 
         _starter.run(start)
 
     def terminate(self) -> None:
-        """Kill the process. SIGTERM is blocked in it, and it has nothing to save."""
+        """Kill the process with SIGKILL, because SIGTERM is blocked. The process has nothing to save."""
         self.kill()
 
 
 class _Reaper(OwnProcess):
-    """Kills a raylet's children once the raylet has ended."""
+    """A process that kills a raylet's children once the raylet has ended."""
 
     def __init__(self, leader: int) -> None:
         super().__init__([sys.executable, "-I", "-S", session_reaper.__file__, str(leader)])
 
     def terminate(self) -> None:
-        """Do nothing: the reaper ends by itself after it has killed the session."""
+        """Do nothing: the reaper ends by itself after it has killed the raylet's children."""
 
 
 class _Starter:
     """Starts processes on a thread that lives as long as the program.
 
-    The kernel kills them when the thread that started them ends, and the caller's thread may end before the program.
+    The kernel kills each of these processes when the thread that started the process ends. The caller's thread may end
+    before the program does.
     """
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class _Starter:
         self._thread: threading.Thread | None = None
 
     def run(self, start: Callable[[], None]) -> None:
-        """Call `start` on the thread and wait for it. Raises its exceptions."""
+        """Call `start` on the starter's thread, and wait until it returns. Raises what `start` raises."""
         if threading.current_thread() is self._thread:
             start()
             return
@@ -110,7 +112,10 @@ _start_raylet = Node.start_raylet
 
 
 def start_raylet_and_reaper(node: Node, *args: Any, **options: Any) -> None:
-    """Replacement for `Node.start_raylet` that also has Ray wait for the reaper at its shutdown."""
+    """Replacement for `Node.start_raylet` that also registers the raylet's reaper with Ray.
+
+    Ray's shutdown then waits for the reaper to end.
+    """
     _start_raylet(node, *args, **options)
     processes = cast("dict[str, list[Any]]", node.all_processes)  # pyright: ignore[reportUnknownMemberType]
     raylet = processes[PROCESS_TYPE_RAYLET][0]

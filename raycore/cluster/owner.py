@@ -1,12 +1,13 @@
 """Cleans up an engine that an actor or a task created, when that actor or task ends.
 
-Ray removes placement groups when the job that created them ends. An engine created by an actor or a task ends earlier,
-with its process, and Ray ends its ranks too, because that process owns them. Their placement groups would keep their
-CPUs and GPUs until the job ends. A `Reaper` removes them: a detached actor, which outlives the process.
+Ray removes placement groups when the job that created them ends. But an engine that an actor created ends earlier, with
+the actor's process: Ray then ends the ranks, because that process owns them. The ranks' placement groups would keep
+their CPUs and GPUs until the job ends. A `Reaper` removes these groups. The reaper is a detached actor, so it outlives
+the process.
 
-Two kinds of owner end without their process ending, so the engine is shut down in that process. After a task, Ray
-reuses the process. After an actor's `__init__` has raised, Ray waits until nothing refers to the actors that the
-process created, and keeps the actor's instance, with its engine, meanwhile.
+In two cases the owner ends but its process doesn't, so the engine is shut down in that process. After a task, Ray
+reuses the process. After an actor's `__init__` has raised an error, Ray keeps the actor's instance, with its engine,
+until nothing refers to the actors that the process created.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from raycore.ray_api import actor_class, is_worker, kill, node_id, on_node, own_
 logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.5
-"""How often to check whether the owner is alive."""
+"""Interval, in seconds, between checks whether the owner, the process that created the engine, is alive."""
 
 
 class Reaper:
-    """Waits for one process to end, removes the placement groups that it created for an engine, and ends itself.
+    """Waits for a process to end, removes the placement groups that the process created for an engine, and ends itself.
 
     Ray restarts the reaper if it dies, on another node if necessary.
     """
@@ -42,11 +43,11 @@ class Reaper:
         """Watch a process.
 
         Args:
-            name: of the reaper, for logs.
-            node_id: the node of the process.
-            pid: the process.
-            actor_id: the actor that the process hosts; None for a task.
-            prefix: the names of the placement groups to remove begin with it.
+            name: the reaper's name, for logs.
+            node_id: the id of the node on which the process runs.
+            pid: the process's id.
+            actor_id: the id of the actor that the process hosts; None if the process runs tasks.
+            prefix: the placement groups whose names begin with `prefix` are removed.
         """
         self._name = name
         self._node_id = node_id
@@ -81,7 +82,7 @@ class Reaper:
     def _process_runs(self) -> bool:
         if node_id() == self._node_id:
             return is_running(self._pid)
-        # the reaper started on the owner's node: if it runs elsewhere, that node probably failed
+        # the reaper was started on the process's node: if it now runs elsewhere, that node has probably failed
         return any(node.node_id == self._node_id and node.alive for node in read_cluster().nodes)
 
     def _actor_is_dead(self) -> bool:
@@ -100,15 +101,15 @@ REAPER = actor_class(Reaper, max_restarts=-1, num_cpus=0)
 def start_reaper(name: str, prefix: str) -> Reaper | None:
     """Have the placement groups whose names begin with `prefix` removed when this process ends.
 
-    Returns: the reaper, to be ended with `kill()` when no groups are left; None in a job's driver, because Ray removes
-    the driver's groups at its end.
+    Returns: the reaper, to be ended with `kill()` when no groups are left. None if this process is a job's driver,
+    because Ray removes a driver's groups when the driver ends.
     """
     if not is_worker():
         return None
     own_node = node_id()
     return REAPER.options(
         lifetime="detached",
-        # only there it can see the process
+        # the reaper can see this process only on this node
         scheduling_strategy=on_node(own_node, soft=True),
     ).remote(name, own_node, os.getpid(), own_actor_id(), prefix)
 
@@ -146,5 +147,8 @@ def _wait_for_task(task_id: object, end: finalize[..., Any]) -> None:
 
 
 def _running_task_id() -> object:
-    """The id of the process's task, None if it runs none. The public `get_task_id()` sees only the calling thread's."""
+    """The id of the task that this process runs; None if it runs none.
+
+    Ray's public `get_task_id()` only sees the task of the calling thread.
+    """
     return _raylet.current_task_id  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]

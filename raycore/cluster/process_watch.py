@@ -1,8 +1,9 @@
-"""Detects the end of ranks, by their run refs and, on this node, by their processes.
+"""Detects that ranks have ended, by their run refs and, on this node, by their processes.
 
-A lifeline shows the end of a process within a millisecond. A process descriptor (pidfd), used as well, takes tens of
-milliseconds. Ray takes longer, but it reports the cause, and it is the only source for other nodes. So the end of a
-process counts at once, and Ray's explanation follows.
+A process holds its *lifeline*, a mutex, until it ends: see `raycore.node.lifeline`. Lifelines show the end of a process
+within a millisecond. Process descriptors (pidfds), which are also watched, take tens of milliseconds. Ray takes longer,
+but it reports the cause, and on other nodes it is the only source. So a rank counts as lost as soon as the end of one
+of its processes is noticed. Ray's explanation is added later.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from raycore.errors import EngineDeadError
 from raycore.node.lifeline import Watch
 
 _EXPLANATION_S = 1.0
-"""How long to wait for Ray's explanation of an end. It usually takes 20 to 50 ms."""
+"""How long to wait for Ray's explanation of why a rank ended. That usually takes 20 to 50 ms."""
 
 
 class Ends:
-    """Watches a failure domain's ranks for their end. Must be closed."""
+    """Watches a failure domain's ranks until one of them ends. `close()` must be called afterwards."""
 
     def __init__(self, ranks: Sequence[Rank], own_node: str) -> None:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -55,7 +56,7 @@ class Ends:
                     self._lifelines.append(lifeline)
 
     def wait(self, timeout_s: float) -> EngineDeadError | None:
-        """Wait for the end of any rank. Returns it as an error, or None after `timeout_s`."""
+        """Wait until any of the ranks ends. Returns an error that says which one, or None after `timeout_s` seconds."""
         ready, _, _ = select.select([self._wake_r, *self._processes], [], [], timeout_s)
         if not ready:
             return None
@@ -68,9 +69,12 @@ class Ends:
         return EngineDeadError(text, pid=pid, node=self._own_node)
 
     def explain(self, error: EngineDeadError) -> EngineDeadError:
-        """Ray's explanation of `error`, a result of `wait()`; `error` itself if Ray gives none within a second."""
+        """Return an error with Ray's explanation for `error`, a result of `wait()`.
+
+        Returns `error` itself if Ray gives no explanation within a second.
+        """
         explained = self._explained(_EXPLANATION_S) or error
-        if explained.pid is None:  # Ray may report a consequence: another rank that lost a peer
+        if explained.pid is None:  # Ray may report a consequence: the failure of another rank, which lost a peer
             explained.pid, explained.node = error.pid, error.node
         return explained
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Rank:
-    """A rank from its creation to its end. Its successor is another `Rank` with the same `dp_rank`."""
+    """A rank from its creation to its end. The rank that replaces it is another `Rank` with the same `dp_rank`."""
 
     dp_rank: int
     group: PlacementGroup | None
-    """None once the group was removed."""
+    """The rank's placement group; None after its removal."""
     nodes: list[str]
-    """The node id of each of the group's bundles."""
+    """The node id of each bundle of the placement group."""
     actor: DPEngineCoreActor
     init_ref: ObjectRef[bytes]
     """Completes when the rank is up, or has failed to start."""
@@ -37,24 +37,24 @@ class Rank:
 
     @property
     def is_on_one_node(self) -> bool:
-        """Whether the engine and all its workers are on the same node."""
+        """Whether the rank's engine and all its workers are on the same node."""
         return len(set(self.nodes)) == 1
 
     def pids_on(self, node_id: str) -> list[int]:
-        """The ids of its processes if the whole rank is on this node; empty otherwise, and before it is up."""
+        """The ids of the rank's processes, if the rank is up and all of it is on this node; otherwise empty."""
         if self.info is None or set(self.nodes) != {node_id}:
             return []
         return sorted({self.info.pid, *self.info.worker_pids})
 
     def end(self) -> None:
-        """Have Ray end the rank's processes. Doesn't wait for their end."""
+        """Have Ray end the rank's processes. Doesn't wait until they have ended."""
         kill(self.actor)
 
     def kill(self, node_id: str) -> None:
-        """Kill the rank's processes: with SIGKILL if the rank is on `node_id`, the caller's node, and through Ray.
+        """Kill the rank's processes through Ray, and with SIGKILL too if the rank is on `node_id`, the caller's node.
 
-        Ray asks a process to exit before it kills it. A stopped process doesn't react, and the workers of a failed
-        engine react late, while the rank's successor waits for their resources.
+        Ray alone is slow, because it first asks a process to exit. A process stopped by SIGSTOP doesn't react, and the
+        workers of a failed engine react late, while the rank's successor waits for their resources.
         """
         self.end()
         send_signal(self.pids_on(node_id), signal.SIGKILL)

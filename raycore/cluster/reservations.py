@@ -1,6 +1,7 @@
 """Reserves placement groups for an engine's ranks, replaces them when nodes fail, and removes them at the end.
 
-Groups are also removed if the engine's process ends first: see `owner.py`. The manager runs the ranks in them.
+Groups are also removed if the process that created the engine ends first: see `owner.py`. The manager starts the ranks
+in the groups.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _REPLAN_S = 2.0
 """Timeout of one attempt to reserve a successor's group. The next attempt uses the nodes that are alive then."""
 
 _POLL_INTERVAL_S = 0.5
-"""The pause between two attempts."""
+"""The pause between two attempts to reserve a successor's group."""
 
 _GROW_S = 10.0
-"""How long growth waits for resources, because Ray shows released ones with a delay."""
+"""How long growth waits for resources. It waits at all because Ray shows released resources with a delay."""
 
 Groups = dict[int, PlacementGroup]
-"""By dp_rank."""
+"""Placement groups, by dp_rank."""
 
 
 class Reservations:
@@ -47,7 +48,7 @@ class Reservations:
         """Create reservations without any groups.
 
         Args:
-            brought_groups: the caller's own, one for each rank, used as they are and never removed.
+            brought_groups: placement groups that the caller created, one for each rank. raycore never removes them.
         """
         self.crashed_nodes: set[str] = set()
         """Ids of nodes that don't answer, even if Ray still counts them as alive."""
@@ -61,7 +62,7 @@ class Reservations:
         self._reaper: Reaper | None = None
         self._lock = threading.Lock()
         self._made: list[PlacementGroup] = []
-        """The groups that were created here and haven't been removed."""
+        """The groups that this object created and hasn't removed."""
         self._is_cancelled = False
 
     def open(self, shape: EngineShape, own_node: str, *, is_ray_ours: bool) -> None:
@@ -69,8 +70,9 @@ class Reservations:
 
         Args:
             shape: the resources that the ranks need.
-            own_node: the id of this process's node.
-            is_ray_ours: whether raycore started this Ray. It then never gets more nodes, so none are waited for.
+            own_node: the id of the node on which this process runs.
+            is_ray_ours: whether raycore started this Ray. Such a Ray never gets more nodes, so `wait_for_nodes_s` is
+                ignored.
         """
         self._shape = shape
         self._own_node = own_node
@@ -81,34 +83,36 @@ class Reservations:
             self._reaper = start_reaper(f"{self._prefix}reaper", f"{self._prefix}dp")
 
     def for_new_engine(self, is_wanted: Callable[[], bool] = lambda: True) -> Groups:
-        """Groups for all ranks of a new engine.
+        """Reserve groups for all ranks of a new engine, or check the groups that the caller brought.
 
         Args:
-            is_wanted: called while waiting. If it returns False, the wait is given up.
+            is_wanted: called while waiting. If it returns False, the reservation is cancelled.
 
         Raises:
             PlacementShortage: the cluster can't fit the ranks.
-            InvalidConfig: the caller's own groups can't fit the ranks.
-            InitializationError: the wait was given up.
+            InvalidConfig: the caller's groups can't fit the ranks.
+            InitializationError: the reservation was cancelled.
         """
         if self._brought_groups is not None:
             return dict(enumerate(self._validated(self._brought_groups)))
         return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
 
     def for_growth(self, dp_ranks: Sequence[int]) -> Groups:
-        """Groups for additional ranks.
+        """Reserve groups for additional ranks.
 
         Raises:
-            PlacementShortage: the cluster can't fit them. Raised at once if it never can; otherwise after a wait for
-                resources, or for nodes with `wait_for_nodes_s`.
-            InitializationError: the engine was shut down meanwhile.
+            PlacementShortage: the cluster can't fit the additional ranks. Raised at once if even the idle cluster can't
+                fit them, otherwise after a wait of 10 s for resources. If `wait_for_nodes_s` is set, raised after a
+                wait of that time for nodes.
+            InitializationError: the engine was shut down during the call.
         """
         return self._reserve(dp_ranks, self._wait_for_nodes_s or _GROW_S)
 
     def for_successors(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Groups:
         """Groups for the successors of these ranks.
 
-        A group is kept while its nodes are alive. Otherwise this reserves another one, and waits for it.
+        A successor gets the group of the rank that it replaces, if all nodes of that group are alive. Otherwise this
+        removes that group, reserves another one, and waits for it.
 
         Raises:
             PlacementShortage: the cluster couldn't fit all successors in time.
@@ -126,7 +130,7 @@ class Reservations:
             time.sleep(_POLL_INTERVAL_S)
 
     def find_crashed(self, node_ids: Iterable[str]) -> set[str]:
-        """Those of `node_ids` that no longer answer."""
+        """The nodes among `node_ids` that have left the cluster or don't answer. Never includes this process's node."""
         suspects = set(node_ids) - {self._own_node}
         if suspects:
             nodes = {node.node_id: node for node in read_cluster().nodes}
@@ -136,7 +140,7 @@ class Reservations:
         return suspects & self.crashed_nodes
 
     def release(self, groups: Iterable[PlacementGroup]) -> None:
-        """Remove those of `groups` that were created here, and the actors that still run in them."""
+        """Remove those of `groups` that this object created, and kill the actors that still run in them."""
         given = list(groups)
         with self._lock:
             leaving = [group for group in self._made if group in given]
@@ -144,11 +148,11 @@ class Reservations:
         release(leaving)
 
     def cancel(self) -> None:
-        """Give up waits in progress, and refuse further reservations."""
+        """Cancel reservations in progress, and refuse further ones."""
         self._is_cancelled = True
 
     def close(self) -> None:
-        """Remove every group that was created here. Idempotent. Needs Ray."""
+        """Remove every group that this object created. Idempotent. Needs a connection to Ray."""
         self.cancel()
         self.release(list(self._made))
         reaper, self._reaper = self._reaper, None
@@ -198,7 +202,7 @@ class Reservations:
         return groups
 
     def _kept(self, ranks: Sequence[Rank]) -> Groups:
-        """The groups whose nodes are alive. Removes the others, unless they are the caller's."""
+        """The groups, among those of these ranks, whose nodes are all alive. Removes the others, except the caller's."""
         usable = {node.node_id for node in read_cluster().usable_nodes}
         usable -= self.find_crashed(node for rank in ranks for node in rank.nodes)
         kept: Groups = {}
@@ -210,7 +214,7 @@ class Reservations:
                     self.release([rank.group])
                     rank.group = None
                     continue
-                # the caller's group can't be replaced, but Ray may move it to other nodes
+                # raycore can't replace the caller's group, but Ray may move the group to other nodes
                 try:
                     validate_group(rank.group, self._shape, _REPLAN_S)
                 except InvalidPlacementGroup as error:

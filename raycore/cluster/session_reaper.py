@@ -1,8 +1,8 @@
 """Kills the processes left in a session after its leader has ended. Run as `python session_reaper.py PID`.
 
-A local Ray's node daemon leads a session, and the kernel kills it together with the program that started it. The
-daemon's children, agents and workers, take up to a minute to notice. This program watches the daemon and kills them. It
-imports only a little of the standard library, so it starts in 20 ms.
+A local Ray's node daemon leads a session. When the program that started Ray ends, the kernel kills the daemon. The
+daemon's children (agents and workers) take up to a minute to notice. This script watches the daemon, and kills the
+children when the daemon has ended. It imports only a little of the standard library, so it starts in 20 ms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 
 _POLL_INTERVAL_S = 0.2
-"""How often to look for the leader if the kernel has no pidfds (Linux before 5.3)."""
+"""Interval, in seconds, between checks whether the leader runs, if the kernel has no pidfds (Linux before 5.3)."""
 
 _RETRY_S = 0.01
 _TIMEOUT_S = 10.0

@@ -1,9 +1,9 @@
 """Standbys: processes that have imported everything a rank needs, ready to replace a rank that dies.
 
-Most of a rank's start-up time goes into starting Python and importing Ray and torch. A standby is a rank's actor with
-its workers that has done so and waits to become a rank. It reserves no cluster resources: those of the rank that it
-replaces stay reserved in that rank's placement group. On the driver's node, its processes are stopped (SIGSTOP) while
-they wait, so that they cost only memory.
+Most of a rank's start-up time goes into starting Python and importing Ray and torch. A standby is an engine actor with
+its workers. They have done this already, and wait to become a rank. A standby reserves no cluster resources: when it
+replaces a rank, it uses those that the rank's placement group still holds. On the driver's node, the processes of a
+standby are stopped (SIGSTOP) while they wait, so that they use memory but no CPU.
 """
 
 from __future__ import annotations
@@ -29,34 +29,37 @@ _READY_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
 
 MakeActor = Callable[[dict[str, Any]], DPEngineCoreActor]
-"""Creates a rank actor that isn't any rank yet, with these Ray options."""
+"""Creates, with the given Ray options, an engine actor that isn't any rank yet."""
 
 
 class Standby:
-    """One standby."""
+    """One standby: an engine actor, with its workers, that waits to become a rank."""
 
     def __init__(self, actor: DPEngineCoreActor, node_id: str) -> None:
         self.actor = actor
         self.node_id = node_id
         self._ready_ref: ObjectRef[list[int]] = actor.stand_by.remote()
         self._pids: list[int] = []
-        """Its stopped processes, which are on this node; empty on other nodes."""
+        """The ids of the standby's stopped processes. Empty if they weren't stopped, as on other nodes."""
 
     def wait_until_ready(self) -> list[int]:
-        """Wait until it is ready. Returns its process ids. Raises RayError if it fails or isn't ready in 60 s."""
+        """Wait until the standby is ready, and return its process ids.
+
+        Raises RayError if the standby fails or isn't ready within 60 s.
+        """
         return get(self._ready_ref, timeout_s=_READY_TIMEOUT_S)
 
     def rest(self, pids: list[int]) -> None:
-        """Stop its processes with SIGSTOP. They must be on this node."""
+        """Stop the standby's processes, `pids`, with SIGSTOP. They must be on this node."""
         self._pids = pids
         send_signal(self._pids, signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Continue its stopped processes."""
+        """Let the stopped processes continue."""
         send_signal(self._pids, signal.SIGCONT)
 
     def end(self) -> None:
-        """End it. Wakes its processes first, because a stopped process doesn't react to Ray's request to exit."""
+        """End the standby. Wakes its processes first: a stopped process doesn't react to Ray's request to exit."""
         self.wake()
         kill(self.actor)
         if wait_until_gone(self._pids, _END_TIMEOUT_S):
@@ -70,13 +73,17 @@ class Standbys:
         self._make_actor = make_actor
         self._lock = threading.Lock()
         self._ready: dict[str, Standby] = {}
-        """By node id."""
+        """Standbys that have started, by node id."""
         self._starting: dict[str, Standby] = {}
+        """Standbys that are still starting, by node id."""
         self._timer: threading.Timer | None = None
         self._is_closed = False
 
     def keep(self, node_ids: Collection[str], own_node: str, delay_s: float) -> None:
-        """Start a standby on each of these nodes that has none, after `delay_s`, to leave the CPUs to urgent work."""
+        """Start a standby on each of these nodes that has none, after `delay_s` seconds.
+
+        The delay leaves the CPUs to more urgent work. A new call replaces a call whose delay hasn't passed.
+        """
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -89,7 +96,7 @@ class Standbys:
     def take(self, node_id: str) -> DPEngineCoreActor | None:
         """Remove the standby on this node, wake it, and return its actor; None if the node has no standby.
 
-        The standby may still be starting. It then executes later calls after that.
+        If the standby is still starting, its actor executes new calls after it has started.
         """
         with self._lock:
             standby = self._ready.pop(node_id, None) or self._starting.pop(node_id, None)
@@ -132,7 +139,7 @@ class Standbys:
                 self._ready[standby.node_id] = standby
 
     def _give_back(self, standby: Standby) -> bool:
-        """Remove a standby that is starting. Returns False if it was taken or closed before."""
+        """Remove a standby from those that are starting. Returns False if `take()` or `close()` already removed it."""
         with self._lock:
             return self._starting.pop(standby.node_id, None) is not None
 

@@ -1,7 +1,8 @@
 """Keeps ranks running: replaces a rank that has died or stalled, or whose node is being drained.
 
-Each failure domain has its own thread, so that one slow restart doesn't delay others. The supervisor doesn't handle
-requests: the listener moves those of a lost rank.
+A *failure domain* is a rank, or all ranks that share experts, which can only be replaced together. Each failure domain
+has its own thread, so that one slow restart doesn't delay others. The supervisor doesn't handle requests: its
+`RankListener` moves the requests of a lost rank.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.5
-"""How often a thread checks for stalls, drained nodes, and whether to end. The end of a rank wakes it at once."""
+"""Interval, in seconds, at which a thread checks for stalls, drained nodes, and whether to end. The end of a rank wakes
+the thread at once."""
 
 _DRAIN_POLL_INTERVAL_S = 2.0
 _GET_TIMEOUT_S = 5.0
@@ -63,7 +65,7 @@ class RestartBudget:
         self._starts_s: deque[float] = deque()
 
     def next_delay_s(self, now_s: float) -> float | None:
-        """Count a restart and return the seconds to wait before it; None if there were too many."""
+        """Count a restart, and return the seconds to wait before it. None if there were too many restarts already."""
         window_s = self._config.restart_window_s
         while self._starts_s and self._starts_s[0] < now_s - window_s:
             self._starts_s.popleft()
@@ -71,13 +73,13 @@ class RestartBudget:
             return None
         num_recent = sum(start_s > now_s - self._config.crash_loop_s for start_s in self._starts_s)
         self._starts_s.append(now_s)
-        # no delay if the rank served for a while before it died: only crash loops need a back-off
+        # no delay if the rank had served for a while before it died: only crash loops need a back-off
         first_s = self._config.restart_backoff_s
         return min(self._config.max_restart_backoff_s, first_s * 2 ** (num_recent - 1)) if num_recent else 0.0
 
 
 class Watchdog:
-    """Checks that a busy rank makes progress. Polls it only while it has work."""
+    """Checks that a rank makes progress. Polls the rank only while the rank has work."""
 
     def __init__(self, actor: DPEngineCoreActor, step_timeout_s: float) -> None:
         self._actor = actor
@@ -86,7 +88,7 @@ class Watchdog:
         self._asked_s = 0.0
 
     def look(self, is_busy: bool) -> str | None:
-        """Poll the rank. Returns why it counts as stalled, or None. Never blocks."""
+        """Poll the rank if it is busy. Returns why the rank counts as stalled, or None if it doesn't. Never blocks."""
         now_s = time.monotonic()
         if self._asked is None:
             if is_busy:
@@ -105,11 +107,7 @@ class Watchdog:
 
 
 class Supervisor:
-    """Watches all ranks of an engine.
-
-    Ranks that share experts can only be replaced together: they form one *failure domain*. Otherwise each rank is its
-    own failure domain.
-    """
+    """Watches all ranks of an engine, and replaces or scales them."""
 
     def __init__(self, manager: CoreEngineActorManager, listener: RankListener, config: EngineConfig) -> None:
         self._manager = manager
@@ -118,7 +116,7 @@ class Supervisor:
         self._is_lockstep = config.parallel.is_lockstep
         self._losses = itertools.count(1)
         self._monitors: dict[int, _RankMonitor] = {}
-        """By dp_rank."""
+        """The monitor of each rank's failure domain, by dp_rank."""
         self._scaling = threading.Lock()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -126,11 +124,14 @@ class Supervisor:
         self._cause: EngineDeadError | None = None
 
     def start(self) -> None:
-        """Announce the ranks that are up to the listener, and start to watch them."""
+        """Tell the listener which ranks are up, and start to watch them."""
         self._watch(list(self._manager.ranks.values()))
 
     def wait(self, timeout_s: float | None = None) -> EngineDeadError | None:
-        """Wait until the engine has ended, at most `timeout_s`. Returns why it failed; None if it didn't fail."""
+        """Wait until the engine has failed or was stopped, at most `timeout_s` seconds.
+
+        Returns: why the engine failed; None if it hasn't failed.
+        """
         self._ended.wait(timeout_s)
         return self._cause
 
@@ -140,7 +141,7 @@ class Supervisor:
         return self._ended.is_set()
 
     def report(self, dp_rank: int, reason: str) -> None:
-        """Report a misbehaving rank. It is killed and replaced."""
+        """Have a misbehaving rank killed and replaced, with its failure domain, for the given reason."""
         monitor = self._monitors.get(dp_rank)
         if monitor is not None and not self._stopping.is_set():
             monitor.suspect(dp_rank, reason)
@@ -153,10 +154,11 @@ class Supervisor:
         }
 
     def scale(self, num_ranks: int, drain_timeout_s: float | None = None) -> list[EngineInfo]:
-        """Change the number of ranks to `num_ranks`. On return, new ranks are up, and surplus ones have stopped.
+        """Change the number of ranks to `num_ranks`. On return, new ranks are up, and surplus ranks have stopped.
 
-        The highest ranks are stopped. They get `drain_timeout_s` (None: as configured) to finish their requests. Ranks
-        that share experts are all restarted with a new distribution of experts, and their requests continue.
+        The ranks with the highest numbers are stopped. They have `drain_timeout_s` seconds (None: the option
+        `drain_timeout_s`) to finish their requests. Ranks that share experts are all restarted with a new distribution
+        of experts, and their requests continue.
 
         Raises:
             InvalidConfig: the engine can't have this number of ranks.
@@ -181,14 +183,14 @@ class Supervisor:
             return self._manager.infos
 
     def stop(self) -> None:
-        """Stop watching, so that the ranks can be stopped without being replaced. Idempotent."""
+        """Stop watching the ranks, so that they aren't replaced when they are stopped. Idempotent."""
         self._stopping.set()
         self._ended.set()
         for monitor in self._all_monitors():
             monitor.leave()
 
     def join(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for the threads to end, after `stop()`."""
+        """After `stop()`: wait up to `timeout_s` seconds for the threads to end."""
         deadline_s = time.monotonic() + timeout_s
         for monitor in self._all_monitors():
             monitor.join(max(0.0, deadline_s - time.monotonic()))
@@ -273,7 +275,7 @@ class Supervisor:
 
 
 class _RankMonitor:
-    """One failure domain's thread."""
+    """The thread that watches one failure domain and replaces its ranks."""
 
     def __init__(
         self,
@@ -284,7 +286,7 @@ class _RankMonitor:
         give_up: Callable[[_RankMonitor, EngineDeadError], None],
         next_loss: Callable[[], int],
     ) -> None:
-        """`next_loss`: returns the number of the next loss."""
+        """`next_loss`: returns a new number, by which `RanksLost` and `LossExplained` name a loss."""
         self.has_given_up = False
         self.num_restarts = 0
         self._ranks = list(ranks)
@@ -295,7 +297,7 @@ class _RankMonitor:
         self._give_up = give_up
         self._next_loss = next_loss
         self._unexplained: int | None = None
-        """The number of the latest loss, until it is explained to the listener."""
+        """The number of the latest loss, until the listener gets the explanation; otherwise None."""
         self._budget = RestartBudget(config)
         self._leaving = threading.Event()
         self._suspicion: tuple[int, str] | None = None
@@ -311,7 +313,7 @@ class _RankMonitor:
         self._leaving.set()
 
     def suspect(self, dp_rank: int, reason: str) -> None:
-        """Have a rank killed and replaced for the given reason."""
+        """Have the failure domain killed and replaced, because of `reason`, which concerns `dp_rank`."""
         self._suspicion = dp_rank, reason
 
     def join(self, timeout_s: float | None) -> None:
@@ -344,16 +346,16 @@ class _RankMonitor:
         return EngineDeadError(f"a node that runs dp_ranks {self._dp_ranks} is being drained")
 
     def _tell(self, explain: Callable[[], EngineDeadError]) -> Callable[[], EngineDeadError]:
-        """Report the ranks' end to the listener and the log. Returns a function that gives the full explanation."""
+        """Report the loss of the ranks to the listener and the log. Returns a function that returns the explanation."""
         loss = self._tell_of_loss()
-        explain()  # before the manager kills the rest of the ranks: Ray would report that as the cause
+        explain()  # called before the manager kills the domain's other ranks, which Ray would report as the cause
         lost = cache(partial(_with_last_lines, explain))
 
         def tell_why() -> None:
             logger.error("%s", lost())
             self._explain_loss(loss, lost())
 
-        # on a thread: the replacement must not wait for logs from another node
+        # on a thread, because the replacement must not wait for log lines from another node
         threading.Thread(target=tell_why, name="raycore-last-lines", daemon=True).start()
         return lost
 
@@ -370,9 +372,10 @@ class _RankMonitor:
     # ---- while they run
 
     def _wait_for_end(self, ends: Ends) -> Callable[[], EngineDeadError] | None:
-        """Wait until a rank ends or stalls. Returns a function that explains why.
+        """Wait until a rank ends or stalls. Returns a function that returns the reason.
 
-        Returns None if the ranks have left a node that is being drained, or if the monitor must end.
+        Returns None if a node of the ranks is being drained, after the ranks' requests have finished or moved. Also
+        returns None if the monitor must end.
         """
         watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
         while not self._leaving.is_set():
@@ -382,7 +385,7 @@ class _RankMonitor:
             stalled = self._suspicion or self._ask(watchdogs)
             if stalled is not None:
                 dp_rank, reason = stalled
-                # return without waiting for Ray to see their deaths, which may take long
+                # don't wait until Ray notices that they are dead, which may take long
                 for rank in self._ranks:
                     self._manager.kill(rank.dp_rank)
                 info = self._ranks[self._dp_ranks.index(dp_rank)].info
@@ -396,8 +399,8 @@ class _RankMonitor:
         return None
 
     def _ask(self, watchdogs: dict[int, Watchdog]) -> tuple[int, str] | None:
-        """(dp_rank, reason) of a stalled rank; None if all make progress."""
-        # ranks in lockstep step together, so one busy rank means that all of them must step
+        """(dp_rank, reason) of a stalled rank; None if no rank has stalled."""
+        # ranks in lockstep run every step together: if one of them has work, all of them must make progress
         is_busy = any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
         for dp_rank, watchdog in watchdogs.items():
             reason = watchdog.look(is_busy)
@@ -416,7 +419,10 @@ class _RankMonitor:
     # ---- when they have ended
 
     def _replace(self, lost: Callable[[], EngineDeadError]) -> bool:
-        """Replace the ranks, in several attempts if necessary. False if they are given up or the monitor must end."""
+        """Replace the ranks, in several attempts if necessary.
+
+        Returns False if the ranks were given up, or if the monitor must end.
+        """
         failed: EngineDeadError | None = None
         started_s = time.monotonic()
         while not self._leaving.is_set():
@@ -439,7 +445,7 @@ class _RankMonitor:
                     logger.error("an attempt to restart dp_ranks %s failed: %s", self._dp_ranks, error)
                 failed = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} were being restarted after: {lost()}")
                 continue
-            self._suspicion = None  # it concerned the previous ranks
+            self._suspicion = None  # concerned the previous ranks
             self.num_restarts += 1
             _announce(self._listener, self._ranks)
             took_s = time.monotonic() - started_s
