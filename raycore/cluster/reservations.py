@@ -202,7 +202,7 @@ class Reservations:
         return groups
 
     def _kept(self, ranks: Sequence[Rank]) -> Groups:
-        """The groups, among those of these ranks, whose nodes are all alive. Removes the others, except the caller's."""
+        """Those of the ranks' groups whose nodes are all alive. Removes the other groups, except the caller's."""
         usable = {node.node_id for node in read_cluster().usable_nodes}
         usable -= self.find_crashed(node for rank in ranks for node in rank.nodes)
         kept: Groups = {}
