@@ -35,7 +35,7 @@ class NodeView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The nodes of a cluster, in the order in which ranks fill them: this process's node, then the others by address."""
+    """The nodes of a cluster, in the order in which ranks fill them: first this process's node, then by address."""
 
     nodes: tuple[NodeView, ...] = field(default=())
 

@@ -1,9 +1,10 @@
-"""A client of the engine: accepts requests, routes them to ranks, and turns their outputs into text.
+"""A client of the engine: accepts requests, routes them to ranks, and turns the ranks' outputs into text.
 
 When a rank is lost, its requests move to other ranks with their prompts and the tokens generated so far, and their
-streams continue where they stopped. While no rank serves, requests wait for one. `RequestTable` holds the requests and
+streams continue where they stopped. While no rank serves, requests wait. `RequestTable` holds the requests and
 `RankConnections` the connections to ranks; `EngineClient` guards both with one lock. One thread for each rank delivers
-outputs, callers' threads submit and abort, and the supervisor's threads report rank events. Does not depend on Ray.
+outputs, callers' threads submit and abort, and the supervisor's threads report rank events. Only `RankConnections`
+uses Ray.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class EngineClient:
     def __init__(
         self, config: EngineConfig, tokenizer: Tokenizer, client_index: int = 0, limits: EngineInfo | None = None
     ) -> None:
-        """Create a client without ranks. Requests wait for the first `RankUp`.
+        """Create a client that isn't connected to any rank yet. A `RankUp` event connects it.
 
-        `limits`: the `EngineInfo` against which requests are checked until then. Without it, nothing can be submitted
-        before the first `RankUp`.
+        `limits`: requests are checked against this `EngineInfo` before the first `RankUp`, and wait for that rank.
+        Without `limits`, nothing can be submitted before the first `RankUp`.
         """
         self.tokenizer = tokenizer
         self._lock = threading.Lock()
@@ -95,11 +96,12 @@ class EngineClient:
         """Check requests, route them, and send them to their ranks, one message per rank.
 
         Args:
-            sink: receives updates: with `stream`, whenever a request has new tokens; otherwise once, at its end.
+            sink: receives updates: with `stream`, whenever a request has new tokens; otherwise once, at the request's
+                end.
             flush_interval_s: how long, in seconds, a rank may hold tokens back to send more at once.
             priorities: one for each request; lower values run first.
-            data_parallel_rank: the rank that gets the requests. Other ranks get them while it is being replaced, and
-                after it is lost.
+            data_parallel_rank: the rank that gets the requests. Other ranks get them if the given one is being replaced
+                or is lost. None: the router chooses a rank for each request.
 
         Returns: the request ids, in order.
 
@@ -116,7 +118,7 @@ class EngineClient:
         for prompt, param in zip(prompts, params, strict=True):
             self.check(prompt, param)
             self.check_structured_outputs(param)
-        # outside of the lock: tokenisation under it would delay the outputs of all ranks
+        # before the lock is taken: tokenization with the lock held would delay the outputs of all ranks
         bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
         with self._serving():
             if self._is_draining:
@@ -145,7 +147,7 @@ class EngineClient:
         return ids
 
     def check_structured_outputs(self, params: SamplingParams) -> None:
-        """Check that the constraint can be compiled. May take a second for one that isn't cached.
+        """Check that the constraint in `params` can be compiled. May take a second if the constraint isn't cached.
 
         Raises:
             InvalidRequest: the constraint is invalid; the message says why.
@@ -154,19 +156,24 @@ class EngineClient:
             self._grammars.check(params.structured_outputs)
 
     def check(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
-        """Raises InvalidRequest if the request could never run."""
+        """Raise InvalidRequest if the request could never run."""
         assert self._tightest is not None, "there has been no rank yet"
         RequestLimits.of(self._tightest, self._vocab_size).check(prompt.token_ids, params)
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
-        """Abort requests. Ignores finished ones. With `notify`, their sinks get a last output, finished by `abort`."""
+        """Abort requests. Ignores finished ones.
+
+        With `notify`, the requests' sinks get a last output with the finish reason `abort`.
+        """
         with self._lock:
             news = self._abort(request_ids)
         if notify:
             _tell(news)
 
     def utility(self, method: str, args: tuple[Any, ...], timeout_s: float = UTILITY_TIMEOUT_S) -> list[Any]:
-        """Call a utility on every rank in service. Returns the results in rank order.
+        """Call a utility, a method `utility_…` of `EngineCore`, on every rank in service.
+
+        Returns: the results, in rank order.
 
         Raises: what any rank raised; EngineDeadError if a rank is lost before it answers.
         """
@@ -180,7 +187,7 @@ class EngineClient:
 
     @property
     def max_model_len(self) -> int:
-        """Limit on the tokens of a prompt and its output together."""
+        """Maximum number of tokens of a prompt and its output together."""
         assert self._tightest is not None, "there has been no rank yet"
         return self._tightest.max_model_len
 
@@ -191,7 +198,7 @@ class EngineClient:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens received since the start, of all requests."""
+        """Number of output tokens received since the client's start, for all requests."""
         return self._requests.num_output_tokens
 
     @property
@@ -202,13 +209,16 @@ class EngineClient:
         return DRAINING if self._is_draining else None
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait up to `timeout_s` for unfinished ones. Returns whether all of them finished."""
+        """Refuse new requests, and wait up to `timeout_s` seconds for the unfinished ones.
+
+        Returns: whether all of them finished in that time.
+        """
         with self._lock:
             self._is_draining = True
             return self._drained.wait_for(lambda: not len(self._requests), timeout_s)
 
     def abort_all(self) -> None:
-        """Abort all requests. Callers get their output so far, with the finish reason `abort`."""
+        """Abort all requests of this client. Callers get the output so far, with the finish reason `abort`."""
         with self._lock:
             request_ids = self._requests.request_ids()
         self.abort(request_ids, notify=True)
@@ -227,7 +237,7 @@ class EngineClient:
         self._requests.trace_requests()
 
     def counts(self) -> dict[int, RankCounts]:
-        """Counts for each rank since the start, by dp_rank, including ranks that are gone."""
+        """This client's counts for each rank since the client's start, by dp_rank, including ranks that are gone."""
         with self._lock:
             return self._requests.counts()
 
@@ -247,7 +257,7 @@ class EngineClient:
             self._connections.forget_client(client_index)
 
     def close(self, reason: BaseException) -> None:
-        """Fail unfinished and future requests with `reason`. The ranks' output streams end when the ranks do."""
+        """Fail all unfinished and future requests with `reason`. The ranks' output streams end when the ranks end."""
         self._fail(reason)
 
     def abandon(self) -> None:
@@ -284,7 +294,10 @@ class EngineClient:
                 self._fail(event.error)
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """Send the ranks no new requests, wait up to `timeout_s` for theirs, and move the rest to other ranks."""
+        """Send no new requests to these ranks, and wait up to `timeout_s` seconds until their requests have finished.
+
+        Requests that haven't finished then move to other ranks.
+        """
         with self._lock:
             self._requests.close_ranks(dp_ranks, for_good=True)
             self._drained.wait_for(lambda: not self._requests.on_ranks(dp_ranks), timeout_s)
@@ -292,7 +305,7 @@ class EngineClient:
         with self._lock:
             submissions, aborts = self._requests.take_back(dp_ranks)
             for connection in left:
-                # without an abort, the rank would keep computing them until it is stopped
+                # without an abort, the rank would keep computing these requests until it is stopped
                 connection.actor.abort.remote(list(aborts.get(connection.dp_rank, ())))
             self._connections.submit(submissions)
 
@@ -309,7 +322,7 @@ class EngineClient:
             self._connections.submit(self._requests.add_rank(event.dp_rank))
 
     def _disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
-        """Stop receiving from these ranks. On return, the callers have got every output received before."""
+        """Stop receiving from these ranks. On return, callers have got every output that was received before."""
         with self._lock:
             self._requests.close_ranks(dp_ranks)
             connections = self._connections.disconnect(dp_ranks)
@@ -321,7 +334,7 @@ class EngineClient:
     # ---- details
 
     def _deliver(self, connection: RankConnection, batch: OutputBatch) -> None:
-        """Called on the rank's receiver thread."""
+        """Process a batch and pass the updates to the callers. Called on the rank's receiver thread."""
         with connection.delivering:
             with self._lock:
                 if not self._connections.is_current(connection):
@@ -334,7 +347,7 @@ class EngineClient:
                 sink(updates)
 
     def _abort(self, request_ids: Sequence[str]) -> News:
-        """Called with the lock held. Returns the updates for the callers."""
+        """Abort requests, with the lock held by the caller. Returns the updates for the requests' sinks."""
         news, aborts = self._requests.abort(request_ids)
         self._connections.abort(aborts)
         self._drained.notify_all()
@@ -361,7 +374,7 @@ class EngineClient:
         if self._is_abandoned and threading.current_thread().daemon:
             threading.Event().wait()
         if self._failure is not None:
-            raise self._failure.with_traceback(None)  # raised for many callers, it would collect all their frames
+            raise self._failure.with_traceback(None)  # otherwise the error would collect the frames of all callers
 
 
 def _checked_ids(request_ids: Sequence[str]) -> list[str]:
@@ -375,8 +388,8 @@ def _checked_ids(request_ids: Sequence[str]) -> list[str]:
 def _known_load(said: LoadView, num_own: int | None) -> LoadView:
     """The load that a rank last reported, corrected by the number of this client's requests on it.
 
-    Reports come with outputs, so they may be old. `num_own` is None if the rank takes no requests; the load is then
-    returned as reported.
+    Ranks report their load with outputs, so a report may be old. If `num_own` is None, because the rank takes no
+    requests, the load is returned as reported.
     """
     if num_own is None:
         return said

@@ -1,4 +1,4 @@
-"""Collects the updates of one blocking call. Thread-safe; knows no Ray."""
+"""Collects the updates for the requests of one blocking call. Thread-safe. Does not depend on Ray."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from raycore.errors import RequestFailed
 from raycore.outputs import RequestOutput
 
 _WAIT_S = 1.0
-"""A blocked caller wakes up this often to take signals. Results and failures wake it at once."""
+"""Interval, in seconds, at which a blocked caller wakes up to handle signals. Results and failures wake it at once."""
 
 
 class Collector:
-    """The outputs and errors of some requests, until all of them have ended."""
+    """Waits until all requests of a call have ended, and holds their outputs and errors."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -25,7 +25,7 @@ class Collector:
         self._error: BaseException | None = None
 
     def put(self, updates: list[Update]) -> None:
-        """Take updates, on the client's threads."""
+        """Store updates. Called on the client's threads."""
         with self._changed:
             for update in updates:
                 if isinstance(update.error, RequestFailed):
@@ -37,9 +37,9 @@ class Collector:
             self._changed.notify()
 
     def wait(self, count: int, bar: RequestBar, num_tokens: Callable[[], int]) -> None:
-        """Block until `count` requests have ended. Raises the first error that is not one request's own.
+        """Block until `count` requests have ended. Raises the first error that isn't a RequestFailed.
 
-        `num_tokens` returns the number of output tokens of the engine so far, for the bar.
+        `num_tokens`: returns the number of output tokens of all requests so far, for the progress bar.
         """
         started_s, num_before = time.perf_counter(), num_tokens()
         while True:
@@ -58,7 +58,7 @@ class Collector:
                 return
 
     def outputs(self, request_ids: Sequence[str]) -> list[RequestOutput]:
-        """The outputs of these requests, which have ended. Raises RequestFailed if one failed, with the others."""
+        """The outputs of these requests, all of which have ended. Raises RequestFailed if any of them failed."""
         if self._failed:
             error = next(iter(self._failed.values()))
             error.outputs = [self._finished.get(request_id) for request_id in request_ids]

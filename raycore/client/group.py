@@ -1,7 +1,7 @@
-"""All clients of one engine: the one in the engine's own process, and those in other processes.
+"""All clients of one engine: the client in the program that created the engine, and those in API server processes.
 
-The supervisor talks to the `ClientGroup` alone, which passes rank events on to all clients and combines their answers.
-`RemoteClient`s stand for clients in other processes and never block. Does not depend on Ray.
+The supervisor talks only to the `ClientGroup`, which passes rank events on to all clients and combines their answers.
+A `RemoteClient` stands for a client in another process. Its methods never block.
 """
 
 from __future__ import annotations
@@ -22,39 +22,46 @@ from raycore.metrics.counts import RankCounts, total
 logger = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0
-"""Grace period for a remote client's answer, on top of the timeout of the call."""
+"""How long, in seconds, to wait for a remote client's answer after the timeout of the call has passed."""
 
 
 class RemoteClient(Protocol):
-    """A client in another process. No call blocks. The client receives events in the order of the calls."""
+    """A client in another process. No method blocks. The client receives messages in the order of the method calls."""
 
     client_index: int
-    """Unique among all clients that the engine ever has."""
+    """Unique among all clients that the engine ever had."""
 
     def on_rank_event(self, event: RankEvent) -> None:
-        """Pass a rank event on."""
+        """Send a rank event to the client."""
         ...
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[Any]:
-        """The ranks are about to be stopped. The future is done once this client no longer needs them."""
+        """Tell the client that these ranks are about to be stopped.
+
+        The future is done once the client no longer needs the ranks. Requests that the ranks don't finish within
+        `timeout_s` seconds move to other ranks.
+        """
         ...
 
     def drain(self, timeout_s: float) -> Future[bool]:
-        """Refuse new requests and wait for unfinished ones. The future tells whether all finished in `timeout_s`."""
+        """Have the client refuse new requests, and wait up to `timeout_s` seconds for the unfinished ones.
+
+        The future's result is whether all of them finished in that time.
+        """
         ...
 
     def abort_all(self) -> None:
-        """Abort all requests. Callers get their output so far."""
+        """Abort all requests of this client. Callers get the output so far, with the finish reason `abort`."""
         ...
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Number of unfinished requests, as last reported."""
+        """Number of the client's unfinished requests, as last reported."""
         ...
 
     @property
     def num_waiting_for_rank(self) -> int:
-        """Number of requests that no rank has, as last reported."""
+        """Number of the client's requests that wait because no rank serves, as last reported."""
         ...
 
     def counts(self) -> dict[int, RankCounts]:
@@ -66,25 +73,25 @@ class RemoteClient(Protocol):
         ...
 
     def load(self, dp_rank: int) -> LoadView:
-        """The rank's load, as the client last heard it."""
+        """A rank's load, as last reported by the rank to the client and by the client to this process."""
         ...
 
 
 class ClientGroup:
-    """The supervisor's `RankListener`. Thread-safe."""
+    """All clients of an engine, as one `RankListener` for the supervisor. Thread-safe."""
 
     def __init__(self, own: EngineClient) -> None:
         self._own = own
         self._lock = threading.Lock()
         self._remote: list[RemoteClient] = []
         self._ranks: dict[int, RankUp] = {}
-        """The ranks in service, by dp_rank, to announce to clients that join."""
+        """The events of the ranks in service, by dp_rank, for clients that join later."""
         self._end: EngineLost | None = None
         self._counts_of_gone: dict[int, RankCounts] = {}
         self._is_draining = False
 
     def join(self, client: RemoteClient) -> None:
-        """Add a client: announce the ranks in service to it, and all later events."""
+        """Add a client. It gets the events of the ranks in service, and all later events."""
         with self._lock:
             self._remote.append(client)
             for event in self._ranks.values():
@@ -121,7 +128,10 @@ class ClientGroup:
         self._own.on_rank_event(event)
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """Return once no client needs the ranks, at the latest a few seconds after `timeout_s`."""
+        """Tell all clients that these ranks are about to be stopped.
+
+        Returns once no client needs the ranks, but at the latest 5 s after `timeout_s`.
+        """
         with self._lock:
             self._remove(dp_ranks)
             waiting = [client.ranks_leaving(dp_ranks, timeout_s) for client in self._remote]
@@ -141,9 +151,9 @@ class ClientGroup:
         return self._own.num_unfinished_requests + sum(client.num_unfinished_requests for client in self._remotes())
 
     def drain(self, timeout_s: float) -> bool:
-        """Have all clients refuse new requests, and wait for unfinished ones.
+        """Have all clients refuse new requests, and wait up to `timeout_s` seconds for the unfinished ones.
 
-        Returns: whether all of them finished.
+        Returns: whether all of them finished in that time.
         """
         with self._lock:
             self._is_draining = True
@@ -153,7 +163,7 @@ class ClientGroup:
         return all([own_is_done, *_wait(waiting, deadline_s)])
 
     def abort_all(self) -> None:
-        """Abort the requests of all clients. Callers get their output so far, with the finish reason `abort`."""
+        """Abort the requests of all clients. Callers get the output so far, with the finish reason `abort`."""
         for client in self._remotes():
             client.abort_all()
         self._own.abort_all()
@@ -187,11 +197,14 @@ class ClientGroup:
 
 
 def _combined(loads: Sequence[LoadView]) -> LoadView:
-    """The largest of the loads known to several clients: a client without requests on the rank has an old one."""
+    """The largest of the loads that several clients know of one rank.
+
+    A client without requests on the rank gets no outputs with a new load, so the load that it knows may be too small.
+    """
     return max(loads, key=lambda load: load.num_running + load.num_waiting, default=NO_LOAD)
 
 
 def _wait(waiting: Sequence[Future[Any]], deadline_s: float) -> list[Any]:
-    """The results; False for clients that failed or didn't answer in time."""
+    """The futures' results. False for a client that failed or didn't answer before the deadline."""
     futures.wait(waiting, max(0.0, deadline_s - time.monotonic()))
     return [future.done() and future.exception() is None and future.result() for future in waiting]

@@ -1,4 +1,7 @@
-"""Normalises and checks the prompts, request ids and priorities that users pass. Pure; checks no engine's limits."""
+"""Normalizes and checks the prompts, request ids and priorities that users pass.
+
+Pure. Whether a request exceeds the engine's limits is checked elsewhere (`RequestLimits`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _EMPTY_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
-"""Keys of vLLM's prompts. Accepted if empty; otherwise refused."""
+"""Keys of vLLM's prompts that raycore doesn't support. Accepted if their value is empty, otherwise refused."""
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def parse_prompts(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, add_special_tokens: bool = True
 ) -> list[ParsedPrompt]:
-    """Check prompts, and tokenise those given as text in one batch.
+    """Check prompts, and tokenize all those that are given as text in one batch.
 
     Raises:
         InvalidRequest: a prompt is invalid; the message names its index.
@@ -62,7 +65,7 @@ def parse_prompts(
 
 
 def _split(index: int, prompt: Any) -> ParsedPrompt:
-    """The prompt before tokenisation: `token_ids` is empty if only text was given."""
+    """Check a prompt without tokenizing it: `token_ids` of the result is empty if only text was given."""
     if not isinstance(prompt, Mapping):
         return _text_or_ids(index, prompt)
     fields = cast(Mapping[Any, Any], prompt)
@@ -142,7 +145,7 @@ def checked_request_id(request_id: object) -> str:
     """`request_id` as a plain str.
 
     Raises:
-        InvalidRequest: it isn't a string, or can't be encoded as UTF-8.
+        InvalidRequest: `request_id` isn't a string, or can't be encoded as UTF-8.
     """
     if not isinstance(request_id, str):
         raise InvalidRequest(f"request_id={request_id!r} isn't a string")
@@ -171,10 +174,10 @@ def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int]
 
 
 def params_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
-    """The sampling parameters of `count` prompts.
+    """The sampling parameters of each of `count` prompts.
 
     Raises:
-        InvalidRequest: there is neither one for all of them nor one for each.
+        InvalidRequest: `params` is a list of another length than `count`.
     """
     if isinstance(params, SamplingParams):
         return [params] * count

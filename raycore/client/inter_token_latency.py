@@ -1,4 +1,4 @@
-"""The time between consecutive tokens of a sequence, measured for all sequences of a step at once. Pure."""
+"""Measures the time between consecutive tokens of a sequence, usually for all sequences of a step at once. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ class InterTokenLatency:
     """Remembers when each running sequence got its last token, by seq_id.
 
     In steady decode, each of a rank's steps makes one token for each of the same sequences, in the same order. All
-    tokens of such a step have the same latency, so it is counted once for the step. Other steps are counted token by
-    token.
+    tokens of such a step have the same latency, so the histogram is updated once for the whole step. For other steps,
+    it is updated token by token.
     """
 
     def __init__(self) -> None:
         self._last_s: dict[int, float] = {}
         self._latest: dict[int, tuple[list[int], float]] = {}
-        """By dp_rank: the seq_ids and the time of its latest step, not yet in `_last_s`."""
+        """By dp_rank: the seq_ids and the time of the rank's latest step, which `_last_s` doesn't contain yet."""
 
     def __len__(self) -> int:
         self._settle()
         return len(self._last_s)
 
     def observe(self, dp_rank: int, seq_ids: list[int], made_s: float, histogram: Histogram) -> None:
-        """Count, for each token of a rank's step, the time since the sequence's previous token. First tokens have none.
+        """Add the latency of each token of a rank's step to `histogram`: the time since the sequence's previous token.
+
+        A sequence's first token has no latency.
 
         Args:
-            seq_ids: the sequences that got a token, without repetition.
+            seq_ids: the sequences that got a token in this step, without repetition.
             made_s: when the tokens were made.
         """
         latest = self._latest.get(dp_rank)
@@ -48,7 +50,7 @@ class InterTokenLatency:
             self._last_s.pop(seq_id, None)
 
     def rebind(self, seq_id: int, new_seq_id: int) -> None:
-        """A sequence continues under another seq_id."""
+        """Note that a sequence continues under another seq_id."""
         self._settle()
         if seq_id in self._last_s:
             self._last_s[new_seq_id] = self._last_s.pop(seq_id)

@@ -1,4 +1,4 @@
-"""Turns the engine's output batches into the outputs that callers get. Does not depend on Ray.
+"""Turns the output batches of ranks into the outputs that callers get. Does not depend on Ray.
 
 Most requests need their text only at the end. Their tokens are collected, one list append each, and decoded once. Only
 requests that stream or have stop strings are processed after every batch.
@@ -26,25 +26,25 @@ class Arrival(NamedTuple):
     """The tokens of one engine step."""
 
     seq_ids: list[int]
-    """The sequences that got a token, without repetition. Leaves out sequences that are no longer known here."""
+    """The sequences that got a token, without repetition. Leaves out sequences that this client no longer knows."""
     made_s: float
-    """When the tokens were made, on this process's clock. Neglects the time to send them."""
+    """When the tokens were made, on this process's clock. The time that it took to send them is neglected."""
     duration_s: float
-    """How long the step took."""
+    """How long the step took, in seconds."""
 
 
 @dataclass(slots=True)
 class ProcessedOutputs:
-    """The results of processing one batch."""
+    """The result of processing one batch."""
 
     now_s: float
     """When the batch arrived, on this process's clock."""
     updates: list[Update] = field(default_factory=list[Update])
     """One for each request that finished, failed, or streams and has new tokens."""
     aborts: list[int] = field(default_factory=list[int])
-    """The seq_ids that the engine must abort, because a stop string or an error ended them here."""
+    """The seq_ids that the rank must abort, because this client ended them after a stop string or an error."""
     arrivals: list[Arrival] = field(default_factory=list[Arrival])
-    """The tokens, step by step."""
+    """The new tokens, step by step."""
     first_tokens: list[SequenceState] = field(default_factory=list[SequenceState])
     """Sequences that got their first token."""
     ended: list[SequenceState] = field(default_factory=list[SequenceState])
@@ -61,11 +61,11 @@ class OutputProcessor:
         self._sequences: dict[int, SequenceState] = {}
         """Unfinished sequences by seq_id."""
         self._token_ids: dict[int, list[int]] = {}
-        """By seq_id: the sequence's own `token_ids` list. Saves an attribute look-up for each token."""
+        """By seq_id: the list `SequenceState.token_ids` itself. Saves an attribute look-up for each token."""
         self._watched: set[int] = set()
-        """The seq_ids to process after every batch."""
+        """The seq_ids of sequences that are processed after every batch, not only at their end."""
         self._tokenless: set[int] = set()
-        """The seq_ids without a token so far."""
+        """The seq_ids of sequences that haven't got a token yet."""
         self._traced: set[int] = set()
         """The first seq_id of each traced request."""
         self.is_tracing = False
@@ -83,9 +83,9 @@ class OutputProcessor:
         seq_ids: Sequence[int],
         stream: bool = False,
     ) -> None:
-        """Add a request, whose `params.n` sequences the engine knows by `seq_ids`.
+        """Add a request. `seq_ids` identify its `params.n` sequences.
 
-        With `stream`, the request gets an update whenever it has new tokens; otherwise one at its end.
+        With `stream`, there is an update whenever the request has new tokens, otherwise only one at its end.
         """
         assert request_id not in self._requests, f"request {request_id!r} exists already"
         assert len(seq_ids) == params.n, f"{len(seq_ids)} seq_ids for n={params.n}"
@@ -107,7 +107,7 @@ class OutputProcessor:
             self._traced.add(seq_ids[0])
 
     def abort(self, request_id: str) -> RequestOutput:
-        """Remove a request. Returns its output so far; sequences that hadn't finished get the reason `abort`."""
+        """Remove a request. Returns its output so far. Unfinished sequences get the finish reason `abort`."""
         request = self._requests[request_id]
         for sequence in request.sequences:
             if sequence.finish_reason is None:
@@ -136,7 +136,7 @@ class OutputProcessor:
         return [sequence.index for sequence in request.sequences if sequence.finish_reason is None]
 
     def process(self, batch: OutputBatch) -> ProcessedOutputs:
-        """Process a rank's batch. Ignores sequences that are unknown here, because they ended or were aborted."""
+        """Process a rank's batch. Ignores unknown sequences: they have ended or were aborted."""
         step = ProcessedOutputs(self._clock())
         seq_ids: list[int] = np.frombuffer(batch.seq_ids, np.int64).tolist()
         self._note_starts(batch)
@@ -158,7 +158,7 @@ class OutputProcessor:
     def _note_starts(self, batch: OutputBatch) -> None:
         for seq_id, num_cached_tokens in batch.started:
             sequence = self._sequences.get(seq_id)
-            # a request that moved to another rank starts there again: only its first start counts
+            # a request that has moved to another rank starts again on that rank: only its first start counts
             if sequence is not None and sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = num_cached_tokens
                 if sequence.index == 0:

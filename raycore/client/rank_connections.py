@@ -1,6 +1,7 @@
 """The connections from one client to the ranks of an engine: they carry requests, outputs and calls.
 
-One thread for each rank receives its outputs and passes them to the client. `RequestTable` keeps track of requests.
+One thread for each rank receives the rank's outputs and passes them to the client. `RequestTable` keeps track of
+requests.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CAUSE_GRACE_S = 2.0
-"""When an output stream breaks, how long to wait for the supervisor to report the rank lost."""
+"""How long to wait, after an output stream has broken, for the supervisor to report the rank lost."""
 
 _STREAM_POLL_INTERVAL_S = 0.01
 
@@ -44,7 +45,8 @@ class RankConnection:
 
 
 class RankConnections:
-    """The connections by dp_rank. The client calls every method under its lock unless the method says otherwise."""
+    """A client's connections to ranks. The client holds its lock while it calls a method, unless the method says
+    otherwise."""
 
     def __init__(self, client_index: int, deliver: Callable[[RankConnection, OutputBatch], None]) -> None:
         """`deliver`: receives a rank's outputs, in order, on that rank's thread."""
@@ -57,7 +59,7 @@ class RankConnections:
         self._is_closed = False
 
     def connect(self, dp_rank: int, actor: DPEngineCoreActor, info: EngineInfo) -> None:
-        """Add a rank and start to receive its outputs."""
+        """Connect to a rank, and start to receive its outputs."""
         connection = self._by_rank[dp_rank] = RankConnection(dp_rank, actor, info)
         name = f"raycore-outputs-dp{dp_rank}"
         receiver = threading.Thread(target=self.receive, args=(connection,), name=name, daemon=True)
@@ -65,23 +67,26 @@ class RankConnections:
         receiver.start()
 
     def disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
-        """Stop receiving from these ranks. Returns their connections, without those that didn't exist."""
+        """Stop receiving from these ranks. Returns the connections of those ranks that were connected."""
         found = [self._by_rank.pop(dp_rank, None) for dp_rank in dp_ranks]
         return [connection for connection in found if connection is not None]
 
     def close(self) -> None:
-        """Stop receiving from all ranks and send them nothing more, because the engine is gone."""
+        """Stop receiving from all ranks, and send them nothing more, because the engine has ended."""
         self._is_closed = True
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until all output streams have ended. Returns whether that was so in time. Needs no lock."""
+        """Wait up to `timeout_s` seconds until all output streams have ended. Returns whether they have.
+
+        May be called without the lock.
+        """
         deadline_s = time.monotonic() + timeout_s
         for receiver in self._receivers:
             receiver.join(max(0.0, deadline_s - time.monotonic()))
         return not any(receiver.is_alive() for receiver in self._receivers)
 
     def is_current(self, connection: RankConnection) -> bool:
-        """Whether the connection is still in use. Needs no lock."""
+        """Whether the connection is still in use. May be called without the lock."""
         return not self._is_closed and self._by_rank.get(connection.dp_rank) is connection
 
     def all(self) -> list[RankConnection]:
@@ -118,13 +123,13 @@ class RankConnections:
         except RayError as error:
             self._on_stream_lost(connection, error)
         except Exception as error:
-            # This thread ends, so nothing more would be received. The rank's requests need another rank.
+            # This thread ends, so no more outputs of the rank are received. The rank's requests need another rank.
             logger.exception("can't process the outputs of dp_rank %d", connection.dp_rank)
             reason = f"its outputs can't be processed: {type(error).__name__}: {error}"
             self.on_broken_stream(connection.dp_rank, reason)
 
     def _on_stream_lost(self, connection: RankConnection, error: RayError) -> None:
-        """Wait for the supervisor to report the rank lost, which is the usual cause. Otherwise report the stream."""
+        """Wait for the supervisor to report the rank lost, which is the usual cause. Else report the broken stream."""
         deadline_s = time.monotonic() + CAUSE_GRACE_S
         while self.is_current(connection):
             if time.monotonic() > deadline_s:
@@ -136,7 +141,9 @@ class RankConnections:
 def call_utility(
     connections: Sequence[RankConnection], method: str, args: tuple[Any, ...], timeout_s: float
 ) -> list[Any]:
-    """Call a utility on ranks in parallel. Returns the results in the order of `connections`.
+    """Call a utility, a method `utility_…` of `EngineCore`, on several ranks in parallel.
+
+    Returns: the results, in the order of `connections`.
 
     Raises: what any rank raised; EngineDeadError if a rank is lost before it answers.
     """

@@ -1,6 +1,6 @@
-"""Updates the metrics of each rank, once per output batch. Not thread-safe. Does not depend on Ray.
+"""Counts what a client's requests do on each rank, for metrics. Not thread-safe. Does not depend on Ray.
 
-A rank reports its running and waiting requests itself: see `raycore.messages.LoadView`.
+The numbers of running and waiting requests are not counted here: ranks report them in `raycore.messages.LoadView`.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ class Recorder:
         self._gaps = InterTokenLatency()
 
     def add_rank(self, dp_rank: int) -> None:
-        """Start counting for this rank. Existing counts are kept."""
+        """Start counting for this rank. Continues with the rank's existing counts if there are any."""
         if dp_rank not in self._ranks:
             self._ranks[dp_rank] = RankCounts.empty(self._max_model_len)
 
     def counts(self) -> dict[int, RankCounts]:
-        """Copies of the present counts, by dp_rank, including ranks that are gone."""
+        """Copies of the current counts, by dp_rank, including ranks that are gone."""
         return {dp_rank: counts.copy() for dp_rank, counts in sorted(self._ranks.items())}
 
     def num_tokens(self) -> int:
-        """Prompt and output tokens of all ranks. A cheap way to see whether the counts have changed."""
+        """Number of prompt and output tokens of all ranks. A cheap way to see whether the counts have changed."""
         return sum(counts.num_prompt_tokens + counts.num_output_tokens for counts in self._ranks.values())
 
     def take(self, dp_rank: int, before: LoadView, load: LoadView, step: ProcessedOutputs) -> None:
-        """Count the contents of a batch.
+        """Add the contents of a rank's batch to the counts.
 
         Args:
-            before: the load in the previous batch of the same rank process; `NO_LOAD` for its first batch.
+            before: the load in the previous batch from the same process of the rank; `NO_LOAD` for its first batch.
             load: the load in this batch.
+            step: the result of processing this batch.
         """
         counts = self._ranks[dp_rank]
         prompts = _prompt_tokens(step.first_tokens)
@@ -63,13 +64,14 @@ class Recorder:
                 _count_request(counts, request)
 
     def drop(self, dp_rank: int | None, seq_ids: list[int], output: RequestOutput, reason: str) -> None:
-        """Count a request that was aborted or that failed.
+        """Count the unfinished sequences of a request that was aborted or that failed.
 
         Args:
-            dp_rank: the rank that had it; None if no rank had it. It is then not counted.
-            seq_ids: of all its sequences.
-            output: its last output. Sequences that had finished before the end of the request are not counted again.
-            reason: the finish reason to count.
+            dp_rank: the rank that had the request. None if no rank had it: nothing is counted then.
+            seq_ids: the ids of all sequences of the request.
+            output: the request's last output. Only sequences with the finish reason `abort` in it are counted, because
+                the others were counted when they finished.
+            reason: the finish reason under which the sequences are counted.
         """
         self._gaps.forget(seq_ids)
         if dp_rank is not None:
@@ -77,12 +79,12 @@ class Recorder:
             self._ranks[dp_rank].num_finished[reason] += num_cut_short
 
     def rebind(self, seq_id: int, new_seq_id: int) -> None:
-        """A sequence continues on another rank under another seq_id."""
+        """Note that a sequence continues on another rank, under another seq_id."""
         self._gaps.rebind(seq_id, new_seq_id)
 
 
 def _prompt_tokens(first_tokens: list[SequenceState]) -> Counter[float | None]:
-    """Prompt tokens of the sequences that got their first token, summed by the time of that token."""
+    """For each time at which sequences got their first token: the number of prompt tokens of these sequences."""
     prompts: Counter[float | None] = Counter()
     for sequence in first_tokens:
         prompts[sequence.first_token_s] += len(sequence.request.prompt_token_ids)

@@ -14,7 +14,7 @@ from raycore.text.tokenizer import Tokenizer
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One request; `sequences` are its `n` outputs."""
+    """The state of one request, with a `SequenceState` for each of its `n` sequences."""
 
     request_id: str
     prompt: str | None
@@ -51,7 +51,7 @@ class RequestState:
 
 
 class SequenceState:
-    """One of a request's `n` sequences, which the engine knows by its seq_id."""
+    """The state of one of a request's `n` sequences. Ranks identify the sequence by its seq_id."""
 
     def __init__(self, index: int, seq_id: int, request: RequestState, tokenizer: Tokenizer) -> None:
         self.index = index
@@ -63,9 +63,9 @@ class SequenceState:
         self.num_cached_tokens: int | None = None
         """Prompt tokens found in the prefix cache; None until known."""
         self.queue_s: float | None = None
-        """Seconds from its arrival in the engine to its first step; None until known."""
+        """Seconds from the sequence's arrival in the engine to its first step; None until known."""
         self.first_token_s: float | None = None
-        """When its first token was made, on this process's clock; None before."""
+        """When the sequence's first token was made, on this process's clock; None before."""
         self._tokenizer = tokenizer
         params = request.params
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
@@ -88,7 +88,7 @@ class SequenceState:
     def follow_text(self, ends_with_stop_token: bool = False) -> bool:
         """Decode the new tokens. Returns whether a stop string was found, which finishes the sequence.
 
-        A stop token at the end is not part of the text, unless `include_stop_str_in_output`.
+        If the last token is a stop token, it is not part of the text, unless `include_stop_str_in_output` is set.
         """
         if self._text is None:
             return False
@@ -102,7 +102,7 @@ class SequenceState:
         del self.token_ids[self._num_in_text :]
         if self._logprobs is not None:
             del self._logprobs[self._num_in_text :]
-            # summed again: subtraction doesn't work with infinite log probabilities
+            # summed again instead of subtracting, because log probabilities may be infinite
             self._cumulative_logprob = sum(
                 entry[token_id].logprob for token_id, entry in zip(self.token_ids, self._logprobs, strict=True)
             )

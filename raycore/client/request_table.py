@@ -1,4 +1,4 @@
-"""One client's unfinished requests: which rank has which, and what another rank needs to continue one.
+"""Keeps one client's unfinished requests: which rank has each request, and what another rank needs to continue it.
 
 Does no I/O: methods return what has to be sent to ranks and callers. Not thread-safe. Does not depend on Ray.
 """
@@ -25,13 +25,13 @@ from raycore.sampling_params import MAX_SEED, SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
 
 Submissions = Mapping[int, Sequence[EngineRequest]]
-"""By dp_rank: the sequences to send to the rank."""
+"""By dp_rank: the sequences that have to be sent to the rank."""
 
 Aborts = Mapping[int, Sequence[int]]
-"""By dp_rank: the seq_ids to abort on the rank."""
+"""By dp_rank: the seq_ids that the rank has to abort."""
 
 News = list[tuple[Sink, Update]]
-"""Updates to deliver to callers."""
+"""Updates that have to be delivered to callers, each with the caller's sink."""
 
 
 @dataclass(slots=True)
@@ -40,18 +40,18 @@ class _Underway:
 
     sink: Sink
     sequences: list[EngineRequest]
-    """One for each of its `n` sequences."""
+    """One for each of the request's `n` sequences."""
     cache_salt: str | None = None
     wanted_rank: int | None = None
-    """The rank that the caller asked for. Another one gets the request while this one isn't in service."""
+    """The rank that the caller asked for, if any. While that rank isn't in service, another rank gets the request."""
     dp_rank: int | None = None
-    """The rank that has it; None while none has."""
+    """The rank that has the request; None while no rank has it."""
     num_failures: int = 0
     """How often a rank failed while it had the request."""
 
     @property
     def seq_ids(self) -> list[int]:
-        """The seq_ids of all its sequences, including finished ones."""
+        """The seq_ids of all sequences of the request, including finished ones."""
         return [sequence.seq_id for sequence in self.sequences]
 
 
@@ -59,9 +59,12 @@ class RequestTable:
     """Unfinished requests, and the rank that each is on."""
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer, client_index: int, max_replays: int) -> None:
-        """`max_replays`: how many rank failures a request survives. The next one fails it."""
+        """`max_replays`: how often a request may move to another rank because the rank that had it failed.
+
+        At the next failure of a rank that has it, the request fails.
+        """
         self.num_output_tokens = 0
-        """Tokens received since the start, of all requests."""
+        """Number of output tokens received since the client's start, for all requests."""
         self.router = Router()
         self._config = config
         self._max_replays = max_replays
@@ -69,11 +72,12 @@ class RequestTable:
         self._recorder = Recorder(config.max_model_len)
         self._underway: dict[str, _Underway] = {}
         self._parked: dict[str, None] = {}
-        """The ids of requests without a rank, in order of arrival."""
+        """The ids of requests that wait because no rank serves, in order of arrival."""
         self._unexplained: dict[int, list[tuple[str, _Underway, int]]] = {}
-        """By loss number: (request_id, request, dp_rank) of requests that fail when the loss is explained."""
+        """By the number of a loss (`RanksLost.loss`): (request_id, request, dp_rank) of the requests that fail when the
+        loss is explained."""
         self._dp_ranks: set[int] = set()
-        """The ranks in service, and lost ones that may be replaced."""
+        """The ranks in service, and lost ranks that may be replaced."""
         self._seq_ids = itertools.count(first_seq_id(client_index))
 
     def __contains__(self, request_id: str) -> bool:
@@ -100,7 +104,7 @@ class RequestTable:
         return Counter(request.dp_rank for request in self._underway.values() if request.dp_rank is not None)
 
     def counts(self) -> dict[int, RankCounts]:
-        """Counts for each rank since the start, by dp_rank, including ranks that are gone."""
+        """This client's counts for each rank since the client's start, by dp_rank, including ranks that are gone."""
         return self._recorder.counts()
 
     def trace_requests(self) -> None:
@@ -130,7 +134,7 @@ class RequestTable:
         priority: int,
         wanted_rank: int | None,
     ) -> None:
-        """Add a request. `dispatch()` assigns it to a rank."""
+        """Add a request. A later `dispatch()` assigns it to a rank."""
         seq_ids = [next(self._seq_ids) for _ in range(params.n)]
         first = EngineRequest(
             seq_id=seq_ids[0],
@@ -155,7 +159,7 @@ class RequestTable:
         self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream)
 
     def dispatch(self, request_ids: Iterable[str]) -> Submissions:
-        """Assign requests to ranks. Requests wait while no rank serves."""
+        """Assign requests to ranks. While no rank serves, requests wait instead."""
         submissions: dict[int, list[EngineRequest]] = defaultdict(list)
         for request_id in request_ids:
             request = self._underway[request_id]
@@ -171,7 +175,7 @@ class RequestTable:
         return submissions
 
     def abort(self, request_ids: Iterable[str]) -> tuple[News, Aborts]:
-        """Remove requests; unknown ones are ignored. The news hold their last outputs."""
+        """Remove requests; unknown ids are ignored. The returned updates have the requests' last outputs."""
         news: News = []
         aborts: dict[int, list[int]] = defaultdict(list)
         for request_id in request_ids:
@@ -187,10 +191,10 @@ class RequestTable:
         return news, aborts
 
     def take(self, dp_rank: int, before: LoadView, batch: OutputBatch) -> tuple[dict[Sink, list[Update]], Aborts]:
-        """Process a rank's batch. Returns the updates by sink, and the sequences to abort.
+        """Process a rank's batch. Returns the updates for each sink, and the sequences that the rank has to abort.
 
         Args:
-            before: the load in the previous batch of the same rank process.
+            before: the load in the previous batch from the same process of the rank.
         """
         step = self._outputs.process(batch)
         self._recorder.take(dp_rank, before, batch.load, step)
@@ -210,7 +214,7 @@ class RequestTable:
         return by_sink, {dp_rank: step.aborts}
 
     def fail_all(self, error: BaseException) -> News:
-        """Remove all requests. The news fail them with `error`."""
+        """Remove all requests. The returned updates fail them with `error`."""
         news: News = []
         for request_id, request in self._underway.items():
             self._recorder.drop(request.dp_rank, request.seq_ids, self._outputs.abort(request_id), "error")
@@ -230,16 +234,19 @@ class RequestTable:
         return self.dispatch(list(self._parked))
 
     def close_ranks(self, dp_ranks: Sequence[int], *, for_good: bool = False) -> None:
-        """Assign no more requests to these ranks. `for_good`: they won't be replaced, so requests can't name them."""
+        """Assign no more requests to these ranks.
+
+        `for_good`: the ranks won't be replaced, so `checked_rank()` refuses them from now on.
+        """
         for dp_rank in dp_ranks:
             self.router.remove(dp_rank)
         if for_good:
             self._dp_ranks.difference_update(dp_ranks)
 
     def lose_ranks(self, dp_ranks: Sequence[int], loss: int) -> Submissions:
-        """Move the requests of closed ranks that were lost to other ranks.
+        """Move requests from lost ranks to other ranks. Call `close_ranks()` first.
 
-        Requests that exceed `max_replays` are not moved: `explain_loss()` fails them.
+        A request that has already been moved `max_replays` times is not moved: `explain_loss()` fails it.
         """
         failing: list[tuple[str, _Underway, int]] = []
         moving: list[str] = []
@@ -257,7 +264,7 @@ class RequestTable:
         return self._move(moving)
 
     def explain_loss(self, loss: int, error: EngineDeadError) -> News:
-        """Fail the requests that `lose_ranks()` didn't move, with the cause of the loss."""
+        """Fail the requests that `lose_ranks()` didn't move. `error` is the cause of the loss."""
         news: News = []
         for request_id, request, dp_rank in self._unexplained.pop(loss, []):
             if self._underway.get(request_id) is request:
@@ -267,7 +274,10 @@ class RequestTable:
         return news
 
     def take_back(self, dp_ranks: Sequence[int]) -> tuple[Submissions, Aborts]:
-        """Move the unfinished requests of closed ranks that still run to other ranks."""
+        """Move unfinished requests away from ranks that are about to be stopped. Call `close_ranks()` first.
+
+        Returns: what to send to the other ranks, and what these ranks have to abort.
+        """
         left = self.on_ranks(dp_ranks)
         aborts: dict[int, list[int]] = defaultdict(list)
         for request in (self._underway[request_id] for request_id in left):
@@ -278,13 +288,13 @@ class RequestTable:
     # ---- details
 
     def _move(self, request_ids: Sequence[str]) -> Submissions:
-        """Dispatch requests to other ranks, which continue after the tokens received so far."""
+        """Dispatch requests to other ranks, which continue them after the tokens received so far."""
         for request_id in request_ids:
             request = self._underway[request_id]
             request.dp_rank = None
             for index in self._outputs.unfinished(request_id):
                 old = request.sequences[index]
-                # a new seq_id: late outputs of the old rank carry the old one and are ignored
+                # a new seq_id, so that late outputs of the old rank, which have the old seq_id, are ignored
                 seq_id = next(self._seq_ids)
                 tokens = self._outputs.rebind(old.seq_id, seq_id)
                 self._recorder.rebind(old.seq_id, seq_id)

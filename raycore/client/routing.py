@@ -1,7 +1,7 @@
 """Routes requests to ranks: to the least loaded one, with affinity for ranks whose prefix cache holds the prompt.
 
-`choose_rank()` is the whole policy and is pure. `Router` keeps its inputs: this client's unfinished requests, each
-rank's last reported load, and which prompts went to which rank.
+`choose_rank()` is the whole policy and is pure. `Router` keeps what `choose_rank()` needs: this client's unfinished
+requests, each rank's last reported load, and which prompts went to which rank.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from raycore.messages import LoadView
 
 _WAITING_WEIGHT = 4.0
-"""A waiting request counts as this many running ones, because it means that the rank is full."""
+"""A waiting request counts as this many running requests, because waiting requests mean that the rank is full."""
 
 _TOKENS_PER_REQUEST = 512
-"""Prompt tokens that weigh as much as one more running request."""
+"""This many prompt tokens count as one more running request."""
 
 _MAX_AFFINITY = 4.0
-"""Cached tokens make up for at most this much additional load, in requests."""
+"""Cached tokens make up for the load of at most this many running requests."""
 
 _CHUNK_TOKENS = 64
 _MAX_CHUNKS = 64
@@ -35,11 +35,11 @@ class RankLoad:
     num_waiting: int = 0
     """Those of `num_requests` that wait in the rank's queue."""
     num_prompt_tokens: float = 0.0
-    """Prompt tokens of this client's own unfinished requests, estimated."""
+    """Estimated number of prompt tokens of this client's own unfinished requests on the rank."""
 
     @property
     def score(self) -> float:
-        """In units of running requests."""
+        """The load as one number, in units of the load of one running request."""
         waiting = min(self.num_waiting, self.num_requests)
         return self.num_requests + (_WAITING_WEIGHT - 1) * waiting + self.num_prompt_tokens / _TOKENS_PER_REQUEST
 
@@ -49,10 +49,11 @@ def choose_rank(loads: Sequence[RankLoad], matched_tokens: Sequence[int] | None 
 
     Args:
         loads: one for each rank.
-        matched_tokens: how many leading tokens of the prompt each rank's prefix cache likely holds; None: none.
+        matched_tokens: for each rank, how many leading tokens of the prompt its prefix cache likely holds. None: no
+            rank's prefix cache holds any.
 
-    Returns: the index of the rank with the lowest load. Cached tokens reduce the load, up to a limit. The first of
-        equally loaded ranks wins.
+    Returns: the index in `loads` of the rank with the lowest load, or of the first such rank. Cached tokens reduce a
+    rank's load, up to a limit.
     """
     matched = matched_tokens or [0] * len(loads)
     scores = [
@@ -63,7 +64,10 @@ def choose_rank(loads: Sequence[RankLoad], matched_tokens: Sequence[int] | None 
 
 
 class PrefixAffinity:
-    """Remembers which ranks got which prompt prefixes, in chunks of 64 tokens. Evicts the least recently routed."""
+    """Remembers which ranks got which prompt prefixes, in chunks of 64 tokens.
+
+    Holds at most `max_chunks` prefixes. Forgets those that were routed longest ago.
+    """
 
     def __init__(self, max_chunks: int = _MAX_REMEMBERED_CHUNKS) -> None:
         self._max_chunks = max_chunks
@@ -71,7 +75,10 @@ class PrefixAffinity:
         """By the hash of a prompt prefix: a bit mask of the ranks that have got it."""
 
     def match(self, chunks: Sequence[int], ranks: Sequence[int]) -> list[int]:
-        """For each of `ranks`, how many leading tokens of the prompt with these `prompt_chunks()` it has got before."""
+        """For each of `ranks`: how many leading tokens of a prompt were sent to that rank before.
+
+        `chunks`: the prompt's `prompt_chunks()`.
+        """
         matched = [0] * len(ranks)
         seen = -1
         for chunk in chunks:
@@ -83,7 +90,7 @@ class PrefixAffinity:
         return matched
 
     def add(self, chunks: Sequence[int], rank: int) -> None:
-        """Note that the prompt with these chunks went to `rank`."""
+        """Note that the prompt with these `prompt_chunks()` was sent to `rank`."""
         for chunk in chunks:
             self._ranks[chunk] = self._ranks.get(chunk, 0) | 1 << rank
             self._ranks.move_to_end(chunk)
@@ -91,13 +98,13 @@ class PrefixAffinity:
             self._ranks.popitem(last=False)
 
     def forget(self, rank: int) -> None:
-        """Drop a rank, whose cache is gone."""
+        """Forget which prompts were sent to `rank`, because its prefix cache is gone."""
         for chunk in self._ranks:
             self._ranks[chunk] &= ~(1 << rank)
 
 
 def prompt_chunks(token_ids: Sequence[int], cache_salt: str | None = None) -> list[int]:
-    """Hashes of the prompt's prefixes of 1, 2, ... whole chunks, at most 64. Each hash includes the salt."""
+    """Hashes of the prompt's first 64, 128, ... tokens, at most 64 hashes. Each hash includes the salt."""
     chunks: list[int] = []
     value = hash(cache_salt)
     for start in range(0, min(len(token_ids) // _CHUNK_TOKENS, _MAX_CHUNKS) * _CHUNK_TOKENS, _CHUNK_TOKENS):
@@ -111,9 +118,13 @@ class _Counts:
     """A router's counts for one rank."""
 
     own: int = 0
+    """This client's unfinished requests."""
     own_tokens: float = 0.0
+    """Estimated number of prompt tokens of this client's unfinished requests."""
     others: int = 0
+    """Unfinished requests of other clients, as of the last report."""
     waiting: int = 0
+    """Requests that wait in the rank's queue, as of the last report."""
 
 
 class Router:
@@ -134,42 +145,45 @@ class Router:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether requests can be assigned to any rank."""
+        """Whether there is at least one rank to which requests can be assigned."""
         return bool(self._counts)
 
     def assign(
         self, prompts: Sequence[Sequence[int]], *, cache_salt: str | None = None, rank: int | None = None
     ) -> list[int]:
-        """Assign a rank to each prompt. Each prompt counts as a request on its rank until `finish()`.
+        """Assign each prompt to a rank. Each prompt counts as a request on its rank until `finish()`.
 
-        Needs at least one rank: see `has_ranks`.
+        There must be at least one rank: see `has_ranks`.
 
         Args:
-            prompts: token ids.
+            prompts: the prompts' token ids.
             cache_salt: the prompts' salt.
-            rank: the rank that gets them, if requests are assigned to it; otherwise one is chosen.
+            rank: the rank that gets all prompts, if it is in service. Otherwise a rank is chosen for each prompt.
+
+        Returns: the rank of each prompt.
         """
         return [self._assign_one(prompt, cache_salt, rank) for prompt in prompts]
 
     def observe(self, rank: int, load: LoadView | None) -> None:
-        """Take a rank's reported load. Requests in excess of this client's own are attributed to other clients."""
+        """Store the load that a rank has reported. If that includes more requests than this client has on the rank, the
+        others are attributed to other clients."""
         counts = self._counts.get(rank)
         if load is not None and counts is not None:
             counts.others = max(0, load.num_waiting + load.num_running - counts.own)
             counts.waiting = load.num_waiting
 
     def finish(self, rank: int) -> None:
-        """One of this client's requests on `rank` has ended, or left the rank."""
+        """Note that one of this client's requests on `rank` has ended, or has moved to another rank."""
         counts = self._counts.get(rank)
         if counts is None:
             return  # the rank was removed with its counts
         assert counts.own > 0, f"rank {rank} has no requests of this client"
-        # the request is taken to have had the average prompt length: exact accounting isn't worth its cost
+        # assumes that the request's prompt had the average length: exact accounting isn't worth its cost
         counts.own_tokens *= (counts.own - 1) / counts.own
         counts.own -= 1
 
     def num_own(self, rank: int) -> int | None:
-        """Number of this client's requests on a rank; None if requests aren't assigned to it."""
+        """Number of this client's requests on a rank; None if no requests are assigned to this rank any more."""
         counts = self._counts.get(rank)
         return None if counts is None else counts.own
 

@@ -1,7 +1,7 @@
 """Requests as async iterators, on the callers' event loops. Does not depend on Ray.
 
-A batch from a rank wakes each event loop once, regardless of the number of streams on it. Each stream holds only its
-newest update. Outputs are cumulative, so a slow reader loses nothing and costs no memory.
+A batch from a rank wakes each event loop once, regardless of the number of streams on that loop. A stream holds only
+the newest update that hasn't been read. Outputs are cumulative, so a slow reader misses no text and costs no memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raycore.text.tokenizer import Tokenizer
 
 
 class Submitter(Protocol):
-    """The methods of a client that streams use."""
+    """What `Streams` needs of a client."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -68,7 +68,7 @@ class Streams:
         streams = self._of_this_loop()
         request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
         if params.structured_outputs is not None:
-            # compile in a thread, so that the event loop isn't blocked; submit() then finds it compiled
+            # compile in a thread, so that the event loop isn't blocked; submit() then finds the compiled grammar cached
             await asyncio.to_thread(self._client.check_structured_outputs, params)
         if request_id in streams:
             raise InvalidRequest(f"request_id={request_id!r} is already in use")
@@ -111,7 +111,7 @@ class _LoopStreams:
     """The streams on one event loop. Only `put` may be called from other threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # weak: this object is a value in a dictionary with the loop as its weak key, and must not keep it alive
+        # weak, because `Streams._loops` has the loop as a weak key for this object, which must not keep the loop alive
         self._loop = weakref.ref(loop)
         self._streams: dict[str, _Stream] = {}
 
@@ -129,7 +129,7 @@ class _LoopStreams:
     def open(self, request_id: str) -> _Stream:
         """Open the stream of a submitted request.
 
-        Call it before control returns to the event loop, which would otherwise drop the first updates.
+        Call this before control returns to the event loop. Updates that arrive before the stream is open are dropped.
         """
         stream = self._streams[request_id] = _Stream()
         return stream

@@ -9,10 +9,11 @@ from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 
 COALESCE_S = 0.1
-"""How long a rank may hold back tokens of requests that don't stream, to send more at once."""
+"""How long, in seconds, a rank may hold back tokens of requests that don't stream, to send more at once."""
 
 STOP_STRING_COALESCE_S = 0.01
-"""The same for requests with stop strings. Shorter, because every token computed past a stop string is wasted."""
+"""Replaces `COALESCE_S` for requests with stop strings. Shorter, because tokens computed after a stop string are
+wasted."""
 
 
 @dataclass(slots=True)
