@@ -1,4 +1,4 @@
-"""Progress of a batch: a bar on a terminal, lines in a log."""
+"""Shows the progress of a batch: as a bar on a terminal, as lines in a log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from raycore.server.batch.files import Result
 
 _REPORT_S = 10.0
-"""Minimum interval of progress lines in a log."""
+"""Minimum interval between progress lines in a log, in seconds."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Progress:
         )
 
     def show(self) -> None:
-        """Update the display after a change of the tally."""
+        """Update the display after the tally has changed."""
         now_s, tally = time.monotonic(), self._tally
         speed = f"{tally.num_output_tokens / (now_s - self._started_s):.1f} tokens/s"
         if not self._bar.disable:

@@ -20,7 +20,7 @@ PACKAGES = (
 )
 
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
-"""Features of x86 and ARM processors by which kernels are chosen."""
+"""Names of features of x86 and ARM processors that decide which kernels libraries use."""
 
 _GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader")
 _GPU_TIMEOUT_S = 20.0
@@ -43,7 +43,7 @@ def _collect_env(args: argparse.Namespace) -> int:
 
 
 def describe_machine() -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of each line."""
+    """Yield the name and the value of each fact about this machine."""
     yield "raycore", __version__
     yield "python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     for package in PACKAGES:
@@ -59,7 +59,7 @@ def describe_machine() -> Iterator[tuple[str, str]]:
 
 
 def cpu_of(cpuinfo: str) -> tuple[str, list[str]]:
-    """The CPU's model name and its `_CPU_FEATURES`, from the text of /proc/cpuinfo."""
+    """The CPU's model name, and which of `_CPU_FEATURES` it has. `cpuinfo`: the text of /proc/cpuinfo."""
     model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
     found = set(flags.group(1).split()) if flags else set[str]()
@@ -67,7 +67,7 @@ def cpu_of(cpuinfo: str) -> tuple[str, list[str]]:
 
 
 def cpu_quota(cpu_max: str) -> float | None:
-    """The limit in cores, from the text of a control group's cpu.max; None: no limit."""
+    """The limit that a control group's cpu.max file sets, in cores; None if there is no limit. `cpu_max`: its text."""
     quota, _, period = cpu_max.strip().partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 

@@ -11,7 +11,7 @@ from raycore.cli.parser import Parser
 
 _SHELLS = ("bash", "zsh", "fish")
 _PATHS = ("DIR", "FILE", "FILE_OR_TEXT")
-"""Metavars of values that are completed as paths."""
+"""Metavars of arguments whose values the shell completes as paths."""
 
 _DESCRIPTION = """\
 Print a script that enables shell completion of raycore's commands and flags.
@@ -23,7 +23,7 @@ fish:  raycore completion fish | source
 
 
 def add_completion_command(commands: Any, parser: Parser) -> None:
-    """Add `completion` to the commands of `parser`. Commands may still be added to it later."""
+    """Add `completion` to the commands of `parser`. Commands that are added to `parser` later are completed, too."""
     command = commands.add_parser(
         "completion",
         help="print a shell completion script",

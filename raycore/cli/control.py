@@ -1,4 +1,4 @@
-"""`raycore status` and `raycore scale`: control of an engine that another process runs."""
+"""`raycore status` and `raycore scale`, which show and scale an engine that another process runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raycore.control.remote import RemoteEngine
 
 _REFRESH_S = 1.0
-"""Interval at which engines publish their status."""
+"""Seconds between refreshes of `--watch`: the interval at which engines publish their status."""
 
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -79,7 +79,7 @@ def _status(args: argparse.Namespace) -> int:
         ended = threading.Event()
 
         def end(number: int, frame: FrameType | None) -> None:
-            ended.set()  # an exception would be lost if it was raised in a callback of Ray
+            ended.set()  # raises no exception: it would be lost if the signal arrived during a callback of Ray
 
         before = signal.signal(signal.SIGINT, end)
         try:

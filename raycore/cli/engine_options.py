@@ -1,4 +1,7 @@
-"""Flags for the options of engines and servers, derived from the declarations of the options."""
+"""Adds flags for the options of engines and servers, and reads them from parsed arguments.
+
+The flags are derived from the declarations of the options: see `raycore.options`.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from raycore.server.options import SERVER_OPTIONS, ServerOptions, server_options
 from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, VllmOption
 
 _ENGINE, _SERVER, _VLLM = "engine.", "server.", "vllm."
-"""Prefixes of options in parsed arguments. They avoid collisions with flags that a command itself defines."""
+"""Prefixes of options' names in parsed arguments. They avoid collisions with flags that a command itself defines."""
 
 
 def add_engine_options(command: Parser, without: Collection[str] = ()) -> None:
     """Add a flag for each option of an engine.
 
     Args:
-        without: flags to leave out, because this command defines them itself.
+        without: flags to leave out, such as `--seed`, because the command defines them itself.
     """
     command.add_config_flag()
     _add_groups(command, ENGINE_OPTIONS.values(), _ENGINE, without)
@@ -51,7 +54,7 @@ def add_server_options(command: Parser, has_http: bool) -> None:
 
 
 def chosen_engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine options given, as keyword arguments of `LLM` and `AsyncLLM`. The default model is the bundled one.
+    """The engine options given on the command line, as keyword arguments of `LLM`. Default model: the bundled one.
 
     Raises:
         InvalidConfig: a vLLM flag has a value that raycore does not support.
@@ -62,7 +65,7 @@ def chosen_engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def chosen_server_options(args: argparse.Namespace, model: str, **defaults: Any) -> ServerOptions:
-    """The server options for `model`: those given on the command line take precedence over `defaults`.
+    """The server options for `model`. Those given on the command line take precedence over `defaults`.
 
     Raises:
         InvalidConfig: an option is invalid.
@@ -78,7 +81,7 @@ class FlagType:
         self._option = option
 
     def __call__(self, text: str) -> Any:
-        """Convert and check `text`. Raises ArgumentTypeError, which argparse shows."""
+        """Convert `text` to the option's value, and check it. Raises ArgumentTypeError, which argparse shows."""
         try:
             return self._option.parse(text)
         except InvalidConfig as error:

@@ -1,4 +1,4 @@
-"""The entry point of the command line, and `raycore generate`. Other commands have modules of their own."""
+"""The entry point of the command line, and `raycore generate`. Each other command has a module of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> Parser:
-    """The parser of all commands. It stores the function that runs the command as `command`."""
+    """The parser of all commands. In parsed arguments, `command` is the function that runs the chosen command."""
     parser = Parser(prog="raycore", description="Large-language-model inference as Ray actors.")
     parser.add_argument("--version", action="version", version=f"raycore {__version__}")
     parser.add_argument("--log-level", default="warning", choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP)
@@ -63,7 +63,7 @@ def build_parser() -> Parser:
     add_collect_env_command(commands)
     add_completion_command(commands, parser)
     for command in commands.choices.values():
-        # no default here: it would override a --log-level before the command
+        # without a default, which would override a --log-level that precedes the command
         command.add_argument("--log-level", default=argparse.SUPPRESS, choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP)
     return parser
 

@@ -1,4 +1,4 @@
-"""An argument parser that suggests close matches, accepts underscores in flags, and reads flags from a file."""
+"""An argument parser that suggests known flags for unknown ones, accepts `--some_flag`, and reads flags from a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONFIG = "--config"
 
 
 class Parser(argparse.ArgumentParser):
-    """Accepts flags with hyphens or underscores, not abbreviated. Errors about unknown flags suggest a known one."""
+    """Accepts flags with hyphens or underscores, but not abbreviated. Suggests a known flag for an unknown one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -29,11 +29,11 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def actions(self) -> list[argparse.Action]:
-        """The actions of its flags and arguments."""
+        """The argparse actions of the parser's flags and arguments."""
         return self._actions
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Like argparse's, which calls it for each command, but exits with an error on unknown arguments."""
+        """As argparse's method, which argparse also calls for each subcommand, but unknown arguments are an error."""
         given = _hyphenated(sys.argv[1:] if args is None else args)
         if _CONFIG in self._option_string_actions:
             given = [*self._from_file(given), *given]
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
             if action is None or flag == _CONFIG:
                 self.error(f"{path}: unknown flag {key!r}{self._nearest(flag, '--').replace('--', '')}")
             flags += _as_flags(flag, value, action)
-        # ends with a flag, so that a list in the file doesn't take the user's positional arguments
+        # the last flag takes no more values, so a list in the file doesn't take the user's positional arguments
         return [*flags, f"{_CONFIG}={path}"]
 
     def _read(self, path: str) -> dict[Any, Any]:
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _hyphenated(args: Sequence[str]) -> list[str]:
-    """Replace underscores in the names of flags by hyphens, up to `--`."""
+    """Replace underscores in the names of flags by hyphens. Arguments after `--` stay as they are."""
     end = list(args).index("--") if "--" in args else len(args)
     return [*map(_hyphenated_flag, args[:end]), *args[end:]]
 
@@ -109,7 +109,7 @@ def _value_of(flag: str, args: Sequence[str]) -> str | None:
 
 
 def _as_flags(flag: str, value: Any, action: argparse.Action) -> list[str]:
-    """A flag from a file as command-line arguments. None means the option's default, unless None is a valid value."""
+    """A flag from a file, as command-line arguments. If None isn't a valid value, None leaves the flag out."""
     if action.nargs == 0:
         if isinstance(action, argparse.BooleanOptionalAction) and value is False:
             return [f"--no-{flag[2:]}"]

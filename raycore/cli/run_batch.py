@@ -121,7 +121,7 @@ def _run_batch(args: argparse.Namespace) -> int:
 
 
 def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile, tally: Tally) -> int | None:
-    """Answer the remaining lines. Returns the signal that stopped the batch, or None."""
+    """Answer the remaining lines of the file. Returns the signal that stopped the batch, or None."""
     from raycore.cli.batch_progress import Progress
     from raycore.llm import AsyncLLM
     from raycore.server.batch.runner import run_lines
@@ -155,5 +155,5 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
 
 
 def _default_concurrency(engine: AsyncLLM) -> int:
-    """Twice the number of sequences that run concurrently, so that a request waits whenever one finishes."""
+    """Twice the number of sequences that all ranks run concurrently: when one finishes, the next is already waiting."""
     return 2 * engine.config.scheduler.max_num_seqs * engine.config.parallel.data_parallel_size

@@ -130,13 +130,13 @@ def _say(text: str) -> None:
 
 
 def _trace_options(endpoint: str | None) -> TraceOptions | None:
-    """Options for tracing to `endpoint`. Raises InvalidConfig if it isn't a URL or packages are missing."""
+    """Options for sending traces to `endpoint`. Raises InvalidConfig if that isn't a URL or packages are missing."""
     if endpoint is None:
         return None
     if not endpoint.startswith(("http://", "https://")):
         raise InvalidConfig(f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317")
     try:
-        importlib.import_module("raycore.server.tracing")  # fails here, in the process that the user started
+        importlib.import_module("raycore.server.tracing")  # so that it fails in the process that the user started
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[otel]'") from error
     return TraceOptions(endpoint, {name: value for name, value in os.environ.items() if name.startswith("OTEL_")})
@@ -144,7 +144,7 @@ def _trace_options(endpoint: str | None) -> TraceOptions | None:
 
 @contextmanager
 def _tracing(traces: TraceOptions | None) -> Generator[TracerProvider | None, None, None]:
-    """The provider that exports this process's spans; None without `traces`. The last spans are sent on exit."""
+    """Yield the provider that exports this process's spans; None without `traces`. Sends the last spans at the end."""
     if traces is None:
         yield None
         return

@@ -1,4 +1,7 @@
-"""SIGTERM and SIGHUP while a program has no requests to finish: they end it like Ctrl-C."""
+"""Makes SIGTERM and SIGHUP end a command as Ctrl-C does, while the command has no requests to finish.
+
+A signal can arrive twice: see `raycore.node.signals`. The duplicate is called an echo.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ from raycore.node.signals import ending_signals, forget_signals, is_echo
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP arrived while there was nothing to finish."""
+    """SIGTERM or SIGHUP arrived while the command had no requests to finish."""
 
 
 _came: int | None = None
-"""The signal for which `Terminated` was raised; None if it wasn't."""
+"""The signal for which `Terminated` was raised; None if it wasn't raised."""
 
 
 def interrupted_by() -> int:
-    """The signal that caused a KeyboardInterrupt. Ray may replace a `Terminated` by a plain KeyboardInterrupt."""
+    """The number of the signal that caused a KeyboardInterrupt.
+
+    The exception's type doesn't tell, because Ray may replace a `Terminated` by a plain KeyboardInterrupt.
+    """
     return signal.SIGINT if _came is None else _came
 
 
@@ -32,7 +38,8 @@ def raising_on_signals(*, exits_then: bool) -> Generator[None, None, None]:
     Does nothing outside the main thread, because only that thread can handle signals.
 
     Args:
-        exits_then: the process exits after the block. After a signal, its echoes are then ignored until the end.
+        exits_then: whether the process exits after the block. If a signal has ended the block, echoes of that signal
+            are then ignored until the process ends.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Output to a terminal that may close while the program is still finishing requests."""
+"""Lets a program go on writing to a terminal that has closed, while the program still finishes requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Terminal(io.FileIO):
-    """A terminal. Output after it has closed is discarded."""
+    """A terminal. Output that is written after the terminal has closed is discarded."""
 
     def write(self, data: Any, /) -> int | None:
         try:
@@ -21,7 +21,7 @@ class _Terminal(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Discard output to a terminal that has closed, instead of raising OSError."""
+    """Make stdout and stderr discard output to a terminal that has closed, instead of raising OSError."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is not None and stream.isatty():

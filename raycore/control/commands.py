@@ -1,4 +1,4 @@
-"""Messages between an engine's program and processes that inspect or scale it, and the names of control actors."""
+"""Messages between an engine's program and the processes that scale the engine, and the names of control actors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACTOR_PREFIX = "engine-"
 
 
 class ScaleCommand(msgspec.Struct, frozen=True):
-    """Change the number of ranks; see `LLM.scale`."""
+    """A command to change the number of ranks; see `LLM.scale`."""
 
     data_parallel_size: int
     drain_timeout_s: float | None = None

@@ -1,8 +1,9 @@
 """The Ray actor through which other processes of the cluster find and reach an engine.
 
-The program that starts an engine supervises its ranks, and it isn't an actor. It publishes the ranks' status here and
-long-polls for commands from other processes. Messages pass through without being decoded, and imports are kept few:
-this process lives as long as the engine.
+The program that created an engine supervises the ranks. Other processes can't call this program, because it isn't an
+actor. So the program publishes the engine's status to the control actor, and long-polls the actor for commands from
+other processes. The actor passes messages on without decoding them. It imports little, because its process lives as
+long as the engine.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import time
 from raycore.ray_api import actor_class, endpoint
 
 _POLL_INTERVAL_S = 1.0
-"""Waiting threads check the clock at this interval; a notification wakes them at once."""
+"""Interval, in seconds, at which waiting threads check the clock. A notification wakes them at once."""
 
 _SILENCE_S = 10.0
-"""Grace period after which a missed poll means that the program is gone."""
+"""If the program's next poll is this many seconds late, the program is taken to have ended."""
 
 
 class EngineControl:
@@ -34,7 +35,7 @@ class EngineControl:
         self._outcomes: dict[int, bytes | None] = {}
         """Outcomes of the commands whose callers wait, by number; None until known."""
         self._due_s = time.monotonic()
-        """When the program's next call is due at the latest."""
+        """The time by which the program has to poll again."""
 
     def __repr__(self) -> str:
         return self._name
@@ -66,7 +67,7 @@ class EngineControl:
 
     @endpoint("publish")
     def finish(self, number: int, outcome: bytes, status: bytes) -> None:
-        """Store a command's encoded `Outcome`, and the engine's status after it."""
+        """Store the encoded `Outcome` of a command, and the encoded `EngineStatus` after the command."""
         self._status = status
         with self._changed:
             if number in self._outcomes:
@@ -77,14 +78,15 @@ class EngineControl:
 
     @endpoint("status")
     def status(self) -> tuple[bytes | None, bool]:
-        """(encoded `EngineStatus`, None before the first; whether the program still polls for commands)."""
+        """(the last encoded `EngineStatus`, None if none was published yet; whether the program polls for commands)."""
         return self._status, not self._is_silent()
 
     @endpoint("command")
     def execute(self, command: bytes) -> bytes | None:
-        """Have the program execute an encoded command. Returns its encoded `Outcome`.
+        """Have the program execute an encoded command. Returns the command's encoded `Outcome`.
 
-        None if the program doesn't poll, or stops polling. A command that it has already taken may still be executed.
+        Returns None if the program doesn't poll, or stops polling. If the program has already taken the command, it may
+        still execute it.
         """
         number = next(self._ids)
         with self._changed:
@@ -102,4 +104,4 @@ class EngineControl:
 ENGINE_CONTROL = actor_class(
     EngineControl, num_cpus=0, concurrency_groups={"poll": 1, "publish": 1, "status": 2, "command": 4}
 )
-"""What Ray starts."""
+"""The Ray actor class."""

@@ -1,7 +1,7 @@
 """The program's side of the control actor: one thread that publishes status changes and takes commands.
 
-It starts the actor once the engine serves, so that the actor's start doesn't delay the first requests. The engine never
-depends on it. While idle it makes one call per `POLL_S`.
+The thread starts the actor two seconds after the engine is up, so that the actor's start doesn't delay the first
+requests. The engine works without the actor. While nothing changes, the thread makes one call per `POLL_S`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ POLL_S = 30.0
 """Duration of one poll for commands."""
 
 _PUBLISH_S = 1.0
-"""Interval at which the status is checked. It is published only if it has changed."""
+"""Interval, in seconds, at which the status is checked. It is published only if it has changed."""
 
 _DELAY_S = 2.0
-"""Delay before the actor's process starts, which takes a second of a core."""
+"""Delay, in seconds, before the actor's process is started. Its start takes a second of CPU time."""
 
 _RETRY_S = 10.0
 _END_TIMEOUT_S = 5.0
@@ -44,12 +44,12 @@ class ControlThread:
     def __init__(
         self, name: str, read_status: Callable[[], EngineStatus], scale: Callable[[int, float | None], object]
     ) -> None:
-        """Starts nothing yet.
+        """Create the thread. `start()` starts it.
 
         Args:
-            name: the engine's name, by which others find it.
+            name: the engine's name, by which other processes find the engine.
             read_status: returns the engine's current status; called every second.
-            scale: executes a `ScaleCommand`, given its fields; may raise anything.
+            scale: called with the fields of a `ScaleCommand`. May raise anything.
         """
         self._name = name
         self._read_status = read_status
@@ -60,16 +60,16 @@ class ControlThread:
         self._thread = threading.Thread(target=self._run, name="raycore-control", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. The engine is reachable a few seconds later."""
+        """Start the thread. Other processes can reach the engine a few seconds later."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the thread and the actor's process to end. Doesn't wait. Idempotent."""
+        """Tell the thread and the actor's process to end. Doesn't wait until they have ended. Idempotent."""
         self._stopping.set()
         self._wake.set()
 
     def join(self) -> None:
-        """Wait for the thread and the actor's process to end, after `stop()`."""
+        """After `stop()`: wait for the thread and the actor's process to end."""
         self._thread.join(_END_TIMEOUT_S)
         if self._pid is not None and self._pid.done() and self._pid.exception() is None:
             wait_until_gone([self._pid.result()], _END_TIMEOUT_S)
@@ -111,7 +111,7 @@ class ControlThread:
                 command = poll.result()
                 poll = self._ask(actor)
                 if command is not None:
-                    # on its own thread: it may take minutes, while status changes still have to be published
+                    # on its own thread: scaling may take minutes, while status changes still have to be published
                     threading.Thread(
                         target=self._execute, args=(actor, *command), name="raycore-control-scale", daemon=True
                     ).start()

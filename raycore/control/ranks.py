@@ -40,9 +40,9 @@ def rank_state(link: LinkView | None, watch: WatchView | None, *, is_up: bool) -
     """A rank's state.
 
     Args:
-        link: the client's view of it; None while it doesn't serve.
-        watch: the supervisor's view of it; None if it isn't supervised.
-        is_up: whether its processes have started.
+        link: the client's view of the rank; None while the rank isn't in service.
+        watch: the supervisor's view of the rank; None while the rank isn't supervised.
+        is_up: whether the rank has started and reported its `EngineInfo`.
     """
     if link is not None:
         return "leaving" if link.is_leaving else "serving"

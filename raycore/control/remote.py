@@ -33,7 +33,7 @@ def connected(address: str) -> Generator[None, None, None]:
     """Join the cluster at `address` while the block runs.
 
     Args:
-        address: `host:port`, or `auto`: the cluster that RAY_ADDRESS names, or else this machine's.
+        address: `host:port`. Or `auto`: the cluster that RAY_ADDRESS names, or else the one that runs on this machine.
 
     Raises:
         ControlError: there is no such cluster.
@@ -66,11 +66,11 @@ def engine_names() -> list[str]:
 
 
 def choose_engine(names: list[str], wanted: str | None) -> str:
-    """The engine to use: `wanted`, or the only one.
+    """The name of the engine to use: `wanted`, or the only name in `names` if `wanted` is None.
 
     Raises:
-        ControlError: no engine runs, `wanted` doesn't run, or several run and none was chosen. The message has their
-            names.
+        ControlError: no engine runs, the engine `wanted` doesn't run, or several engines run and `wanted` is None. The
+            message has the names of the engines that run.
     """
     if not names:
         raise ControlError(
@@ -109,8 +109,8 @@ class RemoteEngine:
         """Scale the engine; see `LLM.scale`.
 
         Raises:
-            ControlError: the engine refused the command or failed (the message is its own), or its program doesn't
-                answer.
+            ControlError: the engine refused the command or failed to scale, with the engine's own message. Or the
+                engine's program doesn't answer.
         """
         command = msgspec.msgpack.encode(ScaleCommand(data_parallel_size, drain_timeout_s))
         asked = self._actor.execute.remote(command)

@@ -12,7 +12,7 @@ from raycore.status import COLUMNS, LEFT_ALIGNED, EngineStatus, RankState, RankS
 
 _STATE_COLOURS: dict[RankState, str] = {"serving": "#2da44e", "gone": "#e5534b"}
 _OTHER_COLOUR = "#bf8700"
-"""These three colours are readable on a light and on a dark background. Everything else has the theme's colours."""
+"""These three colors are readable on light and on dark backgrounds. Everything else has the theme's colors."""
 
 
 @overload
@@ -29,7 +29,7 @@ def echo(
     if isinstance(outputs, AsyncGenerator):
         return _echo_async(outputs)
     printer = _Printer()
-    # close it explicitly: after an interrupt, the cell's traceback keeps a reference to it
+    # close the generator explicitly, because after an interrupt the cell's traceback keeps a reference to it
     with closing(outputs):
         for output in outputs:
             printer.show(output)
@@ -60,7 +60,7 @@ def engine_html(kind: str, status: EngineStatus, unavailable_reason: str | None)
 
     Args:
         kind: the name of the engine's class.
-        unavailable_reason: why it takes no requests; None if it does.
+        unavailable_reason: why the engine refuses requests; None if it accepts them.
     """
     name, model = f"<b>{escape(kind)} {escape(status.name)}</b>", f"model <code>{escape(status.model)}</code>"
     headline = f"{name}, {model}: {escape(unavailable_reason or num_serving(status))}"

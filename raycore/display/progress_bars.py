@@ -1,6 +1,6 @@
 """Progress bars: widgets in a notebook that has ipywidgets, text everywhere else.
 
-Import this before any module of Ray, whose own message about missing ipywidgets it silences.
+Import this module before any module of Ray, because this module silences Ray's message about missing ipywidgets.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ with warnings.catch_warnings():
 logging.getLogger("ray.widgets").setLevel(logging.WARNING)
 
 BAR_S = 0.2
-"""Interval between redraws of a progress bar."""
+"""Interval between redraws of a progress bar, in seconds."""
 
 LOADING_BAR_DELAY_S = 1.0
-"""A start that takes less than this shows no bar."""
+"""An engine's start that takes fewer seconds than this shows no bar."""
 
 RequestBar: TypeAlias = "tqdm[Any]"
 
@@ -36,13 +36,13 @@ class LoadingBar:
         self._bar = bar
 
     def show(self, share: float) -> None:
-        """Redraw the bar: `share`, 0 to 1, of the weights is read."""
+        """Redraw the bar. `share`: the share of the weights that has been read, 0 to 1."""
         self._bar.update(round(100 * share) - self._bar.n)
 
 
 @contextmanager
 def loading_bar(is_shown: bool) -> Generator[LoadingBar, None, None]:
-    """A progress bar that disappears when the block ends."""
+    """Show the progress bar of an engine's start while the block runs. The bar disappears when the block ends."""
     with tqdm(
         total=100,
         desc="Loading",

@@ -18,13 +18,13 @@ DUMMY_STEP = -1
 """The step number of every dummy batch. The scheduler does not know about these steps."""
 
 FailureCallback = Callable[[BaseException], None]
-"""Called once, from any thread, with a `WorkerDied` or `WorkerFailed`."""
+"""Called at most once, on any thread, with a `WorkerDied` or `WorkerFailed`."""
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """The future result of a call. Workers run the calls of an executor in the order in which they were made."""
+    """The future result of a call. Workers run the calls of an executor in the order in which the calls were made."""
 
     def done(self) -> bool:
         """Whether `result()` would return or raise at once."""
@@ -45,11 +45,11 @@ class WorkerCall(NamedTuple):
     reply_rank: int | None
     """Return only this worker's result. None: return a list of all results, in rank order."""
     aggregate: Callable[[list[Any]], Any] | None
-    """Applied to that list."""
+    """Applied to the list of all results. Its value is returned instead of the list."""
 
 
 class Executor(ABC):
-    """The workers of one engine. Methods with the names of vLLM's behave like them."""
+    """The workers of one engine. Methods that vLLM's executors have too behave as they do in vLLM."""
 
     max_concurrent_batches: int
     """How many steps may be in flight. With 1, the engine waits for a step's result before it sends the next plan."""
@@ -59,7 +59,7 @@ class Executor(ABC):
 
     @abstractmethod
     def stand_by(self) -> None:
-        """Start the workers' processes and import the worker class, before the rank is known.
+        """For a standby: start the workers' processes and import the worker class, before the rank is known.
 
         Raises:
             InitializationError: a process did not start.
@@ -67,11 +67,11 @@ class Executor(ABC):
 
     @abstractmethod
     def adopt(self, identity: RankIdentity) -> None:
-        """Assign the rank. Called after `stand_by()` and before `initialize()`."""
+        """Make a standby's workers those of rank `identity`. Called after `stand_by()` and before `initialize()`."""
 
     @abstractmethod
     def rendezvous(self) -> str:
-        """An address `tcp://host:port` on worker 0's node, where the workers of all engines can rendezvous.
+        """An address `tcp://host:port` on worker 0's node, by which the workers of all engines can find each other.
 
         Raises:
             InitializationError: worker 0 did not start.
@@ -82,10 +82,11 @@ class Executor(ABC):
         """Start the workers and load the model.
 
         Args:
-            rendezvous: what dp_rank 0's `rendezvous()` returned, if engines share experts.
+            rendezvous: what `rendezvous()` returned for one of the engines, if they share experts; otherwise None.
 
         Raises:
-            InitializationError: a worker failed. Contains the first failure's traceback. All processes are stopped.
+            InitializationError: a worker failed. The message has the first failure's traceback. All workers' processes
+                are stopped.
         """
 
     @abstractmethod
@@ -94,18 +95,18 @@ class Executor(ABC):
 
     @abstractmethod
     def execute(self, plan: StepPlan) -> Pending[StepResult]:
-        """Start a step. At most `max_concurrent_batches` may be in flight; they finish in order.
+        """Start a step. At most `max_concurrent_batches` steps may be in flight; they finish in order.
 
-        The pending result raises `WorkerDied`, `WorkerFailed` or `RpcTimeout`.
+        The pending result may raise `WorkerDied`, `WorkerFailed` or `RpcTimeout`.
         """
 
     @abstractmethod
     def start_call(self, call: WorkerCall, timeout_s: float) -> Pending[Any]:
-        """Start a call on every worker. The result raises the errors of `collective_rpc`."""
+        """Start a call on every worker. The pending result may raise the errors of `collective_rpc`."""
 
     @abstractmethod
     def register_failure_callback(self, callback: FailureCallback) -> None:
-        """Call `callback` when a worker dies, or fails outside a call. Calls it at once if that has happened."""
+        """Have `callback` called when a worker dies, or fails outside a call; at once if that has already happened."""
 
     @abstractmethod
     def check_health(self) -> None:
@@ -113,11 +114,14 @@ class Executor(ABC):
 
     @abstractmethod
     def worker_pids(self) -> list[int]:
-        """Process ids, in rank order."""
+        """The workers' process ids, in rank order."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Ask the workers to stop, wait, then kill them. Idempotent. May be called during `initialize()`."""
+        """Ask the workers to stop, wait up to `shutdown_timeout_s`, then kill them. Idempotent.
+
+        May be called during `initialize()`.
+        """
 
     def collective_rpc(
         self,
@@ -150,22 +154,22 @@ class Executor(ABC):
         return pending if non_block else pending.result()
 
     def execute_dummy_batch(self) -> Pending[StepResult]:
-        """Start a step without tokens, in which this rank only takes part in the other ranks' expert layers."""
+        """Start a step without tokens. In such a step this rank only computes experts for the other ranks' tokens."""
         return self.execute(StepPlan(DUMMY_STEP))
 
     def determine_available_memory(self) -> int:
-        """Bytes available for the KV cache on the worker with the least."""
+        """Bytes available for the KV cache on the worker that has the least memory available."""
         return min(self.collective_rpc("determine_available_memory", self._settings.init_timeout_s))
 
     def bytes_per_block(self) -> int:
-        """Bytes of one KV cache block: the maximum over the workers."""
+        """Size of one KV cache block on a worker, in bytes: the maximum over the workers."""
         return max(self.collective_rpc("bytes_per_block"))
 
     def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache and warm up the model."""
+        """Allocate a KV cache of `num_blocks` blocks on each worker, and warm up the model."""
         self.collective_rpc("initialize_cache", self._settings.init_timeout_s, (num_blocks,))
         self.collective_rpc("warm_up", self._settings.init_timeout_s)
 
     def dtype_name(self) -> str:
-        """The dtype that the workers compute in. With `dtype="auto"` they choose it."""
+        """The dtype in which the workers compute. With `dtype="auto"`, the workers choose it."""
         return self.collective_rpc("dtype_name")[0]

@@ -30,7 +30,7 @@ class Finished(Generic[T]):
         return True
 
     def result(self, timeout: float | None = None) -> T:
-        """The value. Raises `WorkerFailed`."""
+        """The value. Raises `WorkerFailed` if the call failed."""
         if self._error is not None:
             raise self._error
         return self._value  # pyright: ignore[reportReturnType]
@@ -42,7 +42,7 @@ class InlineExecutor(Executor):
     max_concurrent_batches = 1
 
     def __init__(self, config: EngineConfig, identity: RankIdentity, host: str = "127.0.0.1") -> None:
-        """Starts nothing and does not import torch.
+        """Store the arguments. Starts nothing, and does not import torch.
 
         Args:
             host: the address at which the workers of other engines reach this process.
@@ -104,14 +104,14 @@ class InlineExecutor(Executor):
         return self._run(run)
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
-        """See `Executor.register_failure_callback`. Never calls it: this worker can only fail in a call."""
+        """See `Executor.register_failure_callback`. Never calls `callback`: this worker can only fail in a call."""
 
     def check_health(self) -> None:
         """See `Executor.check_health`."""
         self.collective_rpc("check_health")
 
     def worker_pids(self) -> list[int]:
-        """This process's id."""
+        """The id of this process, which hosts the worker."""
         return [os.getpid()]
 
     def shutdown(self) -> None:

@@ -1,6 +1,6 @@
 """`RayExecutor`: worker actors in the bundles of their rank's placement group, called through a transport.
 
-`WorkerGroup` starts the actors, finds out why one ended, and kills them. `RayExecutor` sends them work.
+`WorkerGroup` starts the actors, finds out why an actor has ended, and kills them. `RayExecutor` sends them work.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-"""How often the monitor checks whether the executor is stopping. It notices at once if a worker ends."""
+"""Interval, in seconds, at which the monitor checks whether the executor is stopping. It notices the end of a worker at
+once."""
 CAUSE_WAIT_S = 2.0
-"""How long a call whose transport has closed waits for the monitor to find the cause."""
+"""How long, in seconds, a call whose transport has closed waits for the monitor to find the cause."""
 HEALTH_TIMEOUT_S = 10.0
 EXIT_WAIT_S = 2.0
 
@@ -61,7 +62,7 @@ class WorkerGroup:
             self.actors.append(WORKER_ACTOR.options(name=name, **_options(group, rank)).remote(config_bytes, name))
 
     def find(self) -> None:
-        """Wait until the workers' processes have started, and store their addresses. Idempotent.
+        """Wait until the workers' processes have started, and store the workers' addresses. Idempotent.
 
         Raises:
             InitializationError: a worker did not start.
@@ -71,19 +72,21 @@ class WorkerGroup:
             self.addresses = self._gather([actor.address.remote() for actor in self.actors], deadline_s)
 
     def stand_by(self) -> None:
-        """Make the workers import the worker class."""
+        """Wait until the workers' processes have started and have imported the worker class."""
         self._prepare(time.monotonic() + self._config.executor.init_timeout_s)
 
     def adopt(self, identity: RankIdentity) -> None:
-        """Assign the rank."""
+        """Make a standby's workers those of rank `identity`."""
         self._identity = identity
-        self.addresses = []  # ask again, because the ports may be taken by now
+        self.addresses = []  # ask again for addresses, because other processes may have taken the free ports since
 
     def start(self, rendezvous: str | None) -> Transport:
-        """Start all workers at the same time and load their weights.
+        """Connect to the workers, start all of them at the same time, and load their weights.
+
+        Returns: the transport to the workers.
 
         Raises:
-            InitializationError: a worker failed. Contains the first failure's traceback.
+            InitializationError: a worker failed. The message has the first failure's traceback.
         """
         deadline_s = time.monotonic() + self._config.executor.init_timeout_s
         self._prepare(deadline_s)
@@ -151,7 +154,11 @@ class WorkerGroup:
         return ActorCallTransport(self.actors)
 
     def _gather(self, refs: list[ObjectRef[T]], deadline_s: float) -> list[T]:
-        """The values of `refs`, one ref per worker in rank order. Raises the first failure."""
+        """The values of `refs`, which are calls of the workers, in rank order.
+
+        Raises:
+            InitializationError: a call failed; describes the first failure. Or the deadline has passed.
+        """
         waiting = refs
         while waiting:
             ready, waiting = wait(waiting, num_returns=1, timeout_s=max(0.0, deadline_s - time.monotonic()))
@@ -182,10 +189,11 @@ class RayExecutor(Executor):
     """
 
     def __init__(self, config: EngineConfig, identity: RankIdentity, placement_group: PlacementGroup | None) -> None:
-        """Starts nothing yet. The workers get bundles 0 to `world_size - 1` of `placement_group`.
+        """Store the arguments, without starting anything.
 
-        Without a group they reserve no resources and run on this node. Standbys have no group, because the group of the
-        rank that they replace keeps its resources reserved.
+        The workers run in bundles 0 to `world_size - 1` of `placement_group`. For a standby, `placement_group` is None:
+        its workers reserve no resources and run on this node. A standby that replaces a rank uses the resources that
+        the rank's group still holds.
         """
         super().__init__(config.executor)
         self._config = config
@@ -272,7 +280,7 @@ class RayExecutor(Executor):
         self.collective_rpc("check_health", HEALTH_TIMEOUT_S)
 
     def worker_pids(self) -> list[int]:
-        """Process ids, in rank order."""
+        """The workers' process ids, in rank order."""
         return [address.pid for address in self._workers.addresses] if self._workers is not None else []
 
     def shutdown(self) -> None:
@@ -312,7 +320,7 @@ class RayExecutor(Executor):
             logger.warning("killing %d workers that didn't stop within shutdown_timeout_s=%g", len(busy), timeout_s)
 
     def _watch(self) -> None:
-        """The monitor thread: waits until a worker ends."""
+        """Wait until a worker ends, and report that as the executor's failure. Runs on the monitor thread."""
         assert self._workers is not None
         while not self._stopping:
             ended, _ = wait(self._serving, num_returns=1, timeout_s=WATCH_S)
@@ -340,7 +348,10 @@ class RayExecutor(Executor):
 
 
 def _options(group: PlacementGroup | None, bundle_index: int) -> dict[str, Any]:
-    """Actor options that reserve all resources of a bundle. Without a group: no resources, on this node."""
+    """Ray's options for a worker actor: it gets all resources of its bundle.
+
+    Without a group, the actor reserves no resources and runs on this node.
+    """
     if group is None:
         return {"num_cpus": 0, "scheduling_strategy": on_node(node_id())}
     bundle = bundle_of(group, bundle_index)
@@ -358,6 +369,6 @@ def _summary(error: RayTaskError) -> str:
 
 
 def _cause(error: RayError) -> str:
-    """Ray's reason for an actor's death, on one line, without the actor's id and address."""
+    """Why an actor died, according to Ray's error message, on one line. Leaves out the actor's id and address."""
     text = str(error)
     return " ".join(text.rpartition("The actor is dead because ")[2].split())

@@ -24,17 +24,18 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
-"""White space between the parts of JSON: enough to indent it, but bounded, so that a model can't emit it for ever."""
+"""Allowed white space between the parts of JSON: enough for indentation, but bounded, so that a model can't generate
+white space for ever."""
 NO_SPACE: JsonCompileOptions = {"whitespace_flexible": False}
 _NUM_KEPT = 64
-"""Size of the cache of compiled grammars: many requests have the same one."""
+"""Size of the cache of compiled grammars. Many requests have the same grammar."""
 _COMPILE_TIMEOUT_S = 30.0
 """A valid grammar compiles in a few seconds at most, including the time to load the tokenizer."""
 _REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 class _Compiled(NamedTuple):
-    """A matcher and the free text before it, both in their initial state."""
+    """A compiled constraint, and the free text before the constrained part, if any. Both are in their initial state."""
 
     native: LLMatcher
     free_text: FreeText | None
@@ -43,7 +44,7 @@ class _Compiled(NamedTuple):
 class GrammarCompiler:
     """Compiles grammars and caches them. Loads the tokenizer and llguidance on first use. Thread-safe.
 
-    It compiles on a thread of its own, which releases the GIL except while it reads the tokenizer.
+    Grammars are compiled on one thread, which releases the GIL except while it reads the tokenizer.
     """
 
     def __init__(self, tokenizer_dir: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -82,11 +83,11 @@ class GrammarCompiler:
             return compiled
 
     def matcher(self, asked: StructuredOutputsParams, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
-        """A matcher at the beginning of an output. A complete output ends with end-of-sequence or one of
-        `stop_token_ids`.
+        """Return a new matcher, at the beginning of an output. A complete output ends with an end-of-sequence token or
+        one of `stop_token_ids`.
 
         Raises:
-            InvalidRequest: the constraint can't be compiled, wasn't compiled in time, or allows no first token.
+            InvalidRequest: the constraint can't be compiled, wasn't compiled within 30 s, or allows no first token.
         """
         try:
             compiled: _Compiled | InvalidRequest = self.begin(asked).result(_COMPILE_TIMEOUT_S)
@@ -117,7 +118,7 @@ class GrammarCompiler:
             text = _grammar_text(asked)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
-        # verbose errors include the parser's state
+        # verbose error messages would include the parser's state
         limits = LLParserLimits(verbose_errors=False)
         native = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if native.is_error():

@@ -1,7 +1,8 @@
 """The unconstrained beginning of an output: up to a tag, such as the one that closes the reasoning.
 
-Tags are searched for in the text of the tokens, since a model may have one token for a tag or write it in several. The
-constrained part begins with a new token: tokens with text after the end of a tag are forbidden.
+Tags are searched for in the text of the tokens, because a model may have one token for a tag or write it in several.
+The constrained part must begin with a new token. Therefore tokens that complete a tag and have more text after it are
+forbidden.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ if TYPE_CHECKING:
 
 _NO_IDS = np.empty(0, np.int64)
 _NUM_KEPT = 16
-"""Cached tags: a model has one or two."""
+"""Maximum number of cached tags. A model has one or two."""
 
 
 class Tag:
-    """A text that ends the unconstrained part. Shared by all outputs."""
+    """A text that ends the unconstrained part of an output. All outputs share the same object."""
 
     def __init__(self, text: str, texts: Sequence[bytes], kept_ids: Sequence[int]) -> None:
-        """
+        """Find the tokens that overrun the tag: those that complete the tag and have more text after it.
+
         Args:
-            texts: the tokens' texts, by id.
-            kept_ids: the tag's tokens if the constrained part begins with the tag, otherwise none.
+            texts: the tokens' texts, by token id.
+            kept_ids: the tag's token ids if the constrained part begins with the tag; otherwise empty.
         """
         self.text = text.encode()
         self.kept_ids = kept_ids
         self._overruns = _find_overruns(self.text, texts)
 
     def overruns(self, tail: bytes) -> list[NDArray[np.int64]]:
-        """Tokens that complete the tag after `tail` and have text after it."""
+        """The ids of tokens that complete the tag after `tail`, the last bytes of an output, and overrun it."""
         return [ids for num_begun, ids in self._overruns.items() if tail.endswith(self.text[:num_begun])]
 
 
@@ -48,22 +50,22 @@ class FreeText:
         self._tail = b""
 
     def copy(self) -> FreeText:
-        """A new `FreeText` for another output, at its beginning."""
+        """A new `FreeText` with the same tags, at the beginning of another output."""
         return FreeText(self._tags, self._texts)
 
     def advance(self, token_id: int) -> Tag | None:
-        """Take the next token. Returns the tag that it completes, which ends the unconstrained part."""
+        """Take the output's next token. If it completes a tag, returns the tag: the unconstrained part has ended."""
         self._tail = (self._tail + self._texts[token_id])[-self._num_kept :]
         return next((tag for tag in self._tags if self._tail.endswith(tag.text)), None)
 
     def forbidden_ids(self) -> NDArray[np.int64]:
-        """Tokens that may not come next."""
+        """The ids of the tokens that must not come next."""
         found = [ids for tag in self._tags for ids in tag.overruns(self._tail)]
         return np.concatenate(found) if found else _NO_IDS
 
 
 class FreeTexts:
-    """Creates the `FreeText` of each constraint, for one tokenizer. Reads the tokenizer's tokens at the first call."""
+    """Creates `FreeText`s for one tokenizer. Reads the texts of the tokenizer's tokens at the first call."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -71,9 +73,10 @@ class FreeTexts:
         self._tags: dict[tuple[str, bool], Tag] = {}
 
     def before(self, native: LLMatcher, after: str, or_from: str | None) -> FreeText:
-        """The free text before the output that `native` constrains.
+        """The `FreeText` for the unconstrained text before the part that `native` constrains.
 
-        It ends after the tag `after`, or before the tag `or_from` if the constrained part may begin with that.
+        The unconstrained text ends after the tag `after`. It also ends before the tag `or_from` if the constrained part
+        may begin with that tag.
         """
         if not self._texts:
             self._texts = [self._tokenizer.decode_bytes([token_id]) for token_id in range(self._tokenizer.vocab_size)]
@@ -94,7 +97,8 @@ class FreeTexts:
 
 
 def _find_overruns(tag: bytes, texts: Sequence[bytes]) -> dict[int, NDArray[np.int64]]:
-    """Tokens that complete the tag and have text after it, by the number of the tag's bytes that precede the token."""
+    """The ids of tokens that complete the tag and have more text after it, by how many of the tag's bytes come before
+    the token."""
     found: dict[int, list[int]] = {}
     last = tag[-1:]
     for token_id, text in enumerate(texts):

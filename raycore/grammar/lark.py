@@ -12,13 +12,13 @@ from raycore.grammar.compiler import NO_SPACE, WHITE_SPACE, pattern_of_choice
 from raycore.structured_outputs import StructuredOutputsParams
 
 SpecialTokens = Mapping[str, int]
-"""Ids of the special tokens by their text. A grammar has to name them by id."""
+"""The ids of special tokens, by the tokens' texts. Grammars must refer to special tokens by id."""
 
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 
 def tag_rule(text: str, special: SpecialTokens) -> str:
-    """A tag as part of a rule: a special token or plain text."""
+    """A tag in the syntax of a grammar rule: the special token with this text, or else plain text."""
     return f"<[{special[text]}]>" if text in special else json.dumps(text)
 
 
@@ -26,7 +26,7 @@ def alternative(asked: StructuredOutputsParams) -> str:
     """The body of a rule that matches exactly what `asked` allows.
 
     Raises:
-        InvalidRequest: `asked` is a grammar, which can't be part of another one, or its schema isn't valid JSON.
+        InvalidRequest: `asked` is a grammar, which can't be part of another grammar, or its schema isn't valid JSON.
     """
     if asked.grammar is not None:
         raise InvalidRequest("structured_outputs.grammar can't be combined with tools: use json, regex or choice")

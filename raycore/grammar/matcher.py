@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 
 class TokenMatcher:
-    """Follows one output, and tells which tokens may come next. Made by `GrammarCompiler.matcher`."""
+    """Follows one output, and tells which tokens may come next. `GrammarCompiler.matcher` creates it."""
 
     def __init__(
         self, native: LLMatcher, vocab_size: int, end_ids: Iterable[int], free_text: FreeText | None = None
     ) -> None:
-        """
+        """Start at the beginning of an output.
+
         Args:
+            native: the compiled grammar, in its initial state.
+            vocab_size: the width of the model's logits.
             end_ids: the tokens that may end a complete output.
-            free_text: the unconstrained part before the grammar's part.
+            free_text: follows the unconstrained text before the constrained part; None if there is none.
         """
         self._native = native
         self._vocab_size = vocab_size
@@ -34,7 +37,7 @@ class TokenMatcher:
         self._has_ended = False
 
     def allowed_after(self, output: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """bool[vocab_size]: the tokens that may follow `output`, at least one. After the output's end, its end tokens.
+        """Which tokens may follow `output`, as bool[vocab_size]; at least one. After an ended output: the end tokens.
 
         Args:
             output: all tokens so far. It must begin with the `output` of the previous call.
@@ -75,7 +78,7 @@ class TokenMatcher:
         if not self._has_ended:
             bits = np.frombuffer(self._native.compute_bitmask(), np.uint8)
             allowed_V = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
-            # after an error it still allows the output to end
+            # after an error, the native matcher still allows the output to end
             if self._native.is_error():
                 raise InvalidRequest(f"structured_outputs can't be enforced: {reason_of(self._native)}")
         if self._has_ended or self._native.is_accepting():

@@ -1,7 +1,6 @@
 """Makes tags such as Qwen's `<tool_call>` plain text for llguidance, unless the tokenizer declares them special.
 
-llguidance treats any added token of the form `<…>` as special, and a grammar's text can't be written with special
-tokens.
+llguidance treats any added token of the form `<…>` as special, and never uses special tokens for the text of a grammar.
 """
 
 from __future__ import annotations
@@ -28,7 +27,10 @@ class _AddedTokens(msgspec.Struct):
 
 
 def with_plain_tags(tokenizer_json: str, special_ids: Container[int]) -> str:
-    """The tokenizer with its tags in the vocabulary, except those of `special_ids`. All tokens keep their ids."""
+    """Return the tokenizer's JSON with its tags as tokens of the vocabulary instead of added tokens.
+
+    Tags that the tokenizer declares special, and those in `special_ids`, stay added tokens. All tokens keep their ids.
+    """
     added = msgspec.json.decode(tokenizer_json, type=_AddedTokens).added_tokens
     tags = {
         token.content
@@ -41,7 +43,7 @@ def with_plain_tags(tokenizer_json: str, special_ids: Container[int]) -> str:
     vocabulary: dict[str, int] | list[Any] = tokenizer["model"]["vocab"]
     if isinstance(vocabulary, list):
         return tokenizer_json
-    # all added tokens, since those that remain added tokens get their ids from the vocabulary
+    # with all added tokens, because those that stay added tokens get their ids from the vocabulary
     vocabulary |= {token.content: token.id for token in added}
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] not in tags]
     return msgspec.json.encode(tokenizer).decode()

@@ -1,1 +1,1 @@
-"""Bookkeeping of KV cache blocks: references, prefixes, eviction. Knows neither requests nor tensors."""
+"""Bookkeeping of KV cache blocks: reference counts, cached prefixes, eviction. Knows neither requests nor tensors."""

@@ -1,7 +1,7 @@
-"""Reference counts, free blocks, and the order of eviction.
+"""Allocates KV cache blocks: counts references, and decides which cached blocks are evicted first.
 
-A block without references is free. Free blocks without cached content are taken first; the cached ones are evicted
-least recently used first.
+A block without references is free. Free blocks without cached content are allocated first. When none is left, free
+blocks with cached content are evicted, least recently used first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from raycore.kvcache.prefix_cache import PrefixCache
 
 
 class BlockPool:
-    """`num_blocks` blocks, numbered from 0."""
+    """Allocates the blocks of a KV cache, numbered from 0 to `num_blocks - 1`, and counts the references to each."""
 
     def __init__(self, num_blocks: int, prefix_cache: PrefixCache | None = None) -> None:
         assert num_blocks > 0, num_blocks
@@ -29,7 +29,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `take` can return, including cached ones."""
+        """Number of blocks that `take` can return, including those with cached content."""
         return len(self._blank) + len(self._cached)
 
     @property
@@ -38,8 +38,10 @@ class BlockPool:
         return 1.0 - self.num_free / self.num_blocks
 
     def take(self, count: int) -> list[int]:
-        """Take `count` free blocks, with one reference each; their cached content is evicted. The caller has checked
-        `num_free`."""
+        """Allocate `count` free blocks, with one reference each. Cached content of these blocks is evicted.
+
+        The caller must make sure that `num_free` is at least `count`.
+        """
         assert 0 <= count <= self.num_free, (count, self.num_free)
         split = max(0, len(self._blank) - count)
         blocks = self._blank[split:][::-1]
@@ -60,10 +62,10 @@ class BlockPool:
         self._num_holders[blocks] += 1
 
     def release(self, blocks: NDArray[np.int32]) -> None:
-        """Drop one request's reference to each of its blocks, given in the order of its tokens.
+        """Drop one request's reference to each of its blocks. `blocks` is in the order of the request's tokens.
 
-        Of these blocks the last one is evicted first: a cached block is of use only while all blocks before it are
-        cached.
+        Of these blocks, the last one is evicted first, because a cached block is of use only while all blocks before it
+        are cached.
         """
         self._num_holders[blocks] -= 1
         for block in blocks[self._num_holders[blocks] == 0][::-1].tolist():
@@ -73,7 +75,7 @@ class BlockPool:
                 self._blank.append(block)
 
     def forget(self) -> None:
-        """Clear the prefix cache, including blocks in use."""
+        """Clear the prefix cache. Blocks in use stay allocated, but later requests don't find them in the cache."""
         if self.prefix_cache is not None:
             self.prefix_cache.clear()
             self._blank.extend(self._cached)
@@ -83,7 +85,7 @@ class BlockPool:
         """Assert that reference counts, free blocks and prefix cache agree.
 
         Args:
-            holders: int64[num_blocks], the references that the callers have to each block.
+            holders: int64[num_blocks], the number of references that callers have to each block.
         """
         assert (self._num_holders == holders).all()
         free = [*self._blank, *self._cached]

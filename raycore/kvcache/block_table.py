@@ -1,4 +1,4 @@
-"""The blocks of each slot in the order of its tokens, as rows of one array."""
+"""Keeps the block ids of each slot, in the order of the slot's tokens, as one row of an array."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raycore.kvcache.block_pool import BlockPool
 class BlockTable:
     """A row of block ids for each slot, allocated from `pool`.
 
-    `capacity[slot]` is the number of tokens that fit the slot's blocks, int64. Callers only read it.
+    `capacity`, int64[num_slots], is the number of tokens that fit into each slot's blocks. Callers must not change it.
     """
 
     def __init__(self, num_slots: int, max_tokens: int, block_size: int, pool: BlockPool) -> None:
@@ -29,14 +29,14 @@ class BlockTable:
         return max(0, -((int(self.capacity[slot]) - num_tokens) // self.block_size))
 
     def begin(self, slot: int, shared: list[int]) -> None:
-        """Start an empty row with blocks found by the prefix cache."""
+        """Start the slot's row, which must be empty, with `shared`: the blocks that the prefix cache found."""
         assert self.capacity[slot] == 0, slot
         if shared:
             self.pool.share(shared)
             self._append(slot, shared)
 
     def grow(self, slot: int, num_tokens: int) -> list[int]:
-        """Extend the slot's row to hold `num_tokens`. Returns the added blocks."""
+        """Add blocks to the slot's row until it can hold `num_tokens`. Returns the ids of the added blocks."""
         missing = self.num_missing(slot, num_tokens)
         if not missing:
             return []
@@ -45,14 +45,14 @@ class BlockTable:
         return added
 
     def grow_each(self, slots: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Add one block to each of `slots`, all different. Returns the added blocks, int32[n]."""
+        """Add one block to each of `slots`, without repetition. Returns the ids of the added blocks, int32[n]."""
         added = np.array(self.pool.take(len(slots)), np.int32)
         self._ids[slots, self.capacity[slots] // self.block_size] = added
         self.capacity[slots] += self.block_size
         return added
 
     def end(self, slot: int) -> None:
-        """Release the slot's blocks."""
+        """Release the slot's blocks, and empty its row."""
         self.pool.release(self.row(slot))
         self.capacity[slot] = 0
 

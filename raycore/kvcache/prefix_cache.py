@@ -1,8 +1,8 @@
 """Index of cached prefixes: a chain of digests over full blocks.
 
-A block's digest covers its own tokens and all tokens before them, so equal digests mean equal prefixes. The digest is
-cryptographic because prompts are untrusted: with a constructed collision, one caller would be served keys and values of
-another. Knows nothing of reference counts or eviction order.
+A block's digest covers the block's tokens and all tokens before them, so equal digests mean equal prefixes. The digest
+is cryptographic because prompts are untrusted: by a constructed collision, one caller would get keys and values of
+another caller's prompt. This module knows nothing of reference counts or the order of eviction.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from numpy.typing import NDArray
 
 DIGEST_BYTES = 16
 ROOT_DIGEST = bytes(DIGEST_BYTES)
-"""Parent digest of the first block of a request without a salt."""
+"""Parent digest of the first block, for requests without a salt."""
 
 
 def root_digest(salt: str | None) -> bytes:
-    """Parent digest of the first block: requests share prefixes only with requests of the same salt."""
+    """Parent digest of the first block of a request. It differs by salt, so that requests with different salts share no
+    prefixes."""
     if salt is None:
         return ROOT_DIGEST
-    # `person` makes this a different hash function from the blocks' one: no salt can yield the digest of a prefix
+    # `person` makes this another hash function than that of blocks, so that no salt can yield the digest of a prefix
     return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"cache_salt").digest()
 
 
 def extend_digests(
     digests: list[bytes], tokens: NDArray[np.int32], num_blocks: int, block_size: int, root: bytes = ROOT_DIGEST
 ) -> None:
-    """Append to `digests`, which covers the first blocks of `tokens`, until it covers `num_blocks` blocks.
+    """Extend `digests`, which has the digests of the first blocks of `tokens`, to the first `num_blocks` blocks.
 
     Args:
         tokens: int32, at least `num_blocks * block_size` long.
@@ -44,7 +45,7 @@ def extend_digests(
 
 
 class PrefixCache:
-    """A two-way map between digests and blocks. Of several blocks with the same digest, the first one is kept."""
+    """A two-way map between digests and blocks. If several blocks have one digest, only the first is registered."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -57,7 +58,10 @@ class PrefixCache:
         return block in self._digest_of
 
     def match(self, digests: list[bytes], max_blocks: int) -> list[int]:
-        """The blocks of the longest cached prefix of the chain, at most `max_blocks`."""
+        """The blocks of the longest cached prefix: those of the first `digests`, up to one that isn't registered.
+
+        Returns at most `max_blocks` blocks.
+        """
         blocks: list[int] = []
         for digest in digests[:max_blocks]:
             block = self._block_of.get(digest)
@@ -67,7 +71,7 @@ class PrefixCache:
         return blocks
 
     def insert(self, digest: bytes, block: int) -> None:
-        """Register `block`, which is full, under `digest`, unless another block already is."""
+        """Register a full block under its digest, unless another block is already registered under the same digest."""
         if self._block_of.setdefault(digest, block) == block:
             self._digest_of[block] = digest
 

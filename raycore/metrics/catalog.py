@@ -38,7 +38,8 @@ LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], flo
         },
     ),
 )
-"""Gauges with one more label: name, help text, label, and a function for the number of each of its values."""
+"""Gauges with one more label: name, help text, name of the label, and a function that computes the gauge for each value
+of the label."""
 
 RESTARTS = "raycore_rank_restarts", "How often the rank was replaced by a new process."
 WITHOUT_RANK = "raycore_requests_without_rank", "Requests that wait because no rank is serving."

@@ -1,7 +1,7 @@
 """The metrics of one rank, as values that can be copied, sent and added up.
 
-Plain integers and lists: counting is an addition, and names and labels are made only when metrics are read. Bucket
-boundaries are vLLM's, so that its dashboards work.
+The values are plain integers and lists, so counting is an addition. Names and labels are added only when metrics are
+read. Bucket boundaries are vLLM's, so that vLLM's dashboards work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKEN_SECONDS = (
 )
 SEQUENCES = (1.0, 2.0, 5.0, 10.0, 20.0)
 STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
-"""8 to 16,384, doubling."""
+"""Bucket boundaries: 1, 8, 16, 32, … up to 16,384."""
 
 
 def token_bounds(max_model_len: int) -> tuple[float, ...]:
@@ -55,13 +55,13 @@ class Histogram(msgspec.Struct):
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value that occurred `times` times."""
+        """Add a value that occurred `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     @property
     def count(self) -> int:
-        """Number of values."""
+        """Number of values in all buckets."""
         return sum(self.counts)
 
     def __add__(self, other: Histogram) -> Histogram:
@@ -79,14 +79,14 @@ def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
 
 
 class RankCounts(msgspec.Struct, kw_only=True):
-    """What one client has counted of one rank since the client started, across restarts of the rank.
+    """What one client has counted for one rank since the client's start. Restarts of the rank don't reset the counts.
 
-    Metrics of requests count each of a request's `n` sequences, except `n` and `longest_output_tokens`. Times leave out
-    aborted requests.
+    "Request" means each of a request's `n` sequences, except in `n` and `longest_output_tokens`. Histograms of whole
+    requests leave out aborted and failed ones.
     """
 
     num_prompt_tokens: int = 0
-    """Tokens of the prompts whose first output token has arrived, including cached ones."""
+    """Prompt tokens, including cached ones, of the requests whose first output token has arrived."""
     num_cached_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
@@ -94,27 +94,29 @@ class RankCounts(msgspec.Struct, kw_only=True):
     """Tokens looked up in the prefix cache."""
     num_prefix_hits: int = 0
     num_finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
-    """By finish reason."""
+    """Finished requests, by finish reason."""
     first_token_s: Histogram = msgspec.field(default_factory=_histogram(FIRST_TOKEN_SECONDS))
-    """From a request's arrival at the client to its first token."""
+    """Time from a request's arrival at the client to its first token."""
     between_tokens_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
-    """Measured as the rank generates tokens; the wait for a flush of outputs doesn't count."""
+    """Time between consecutive tokens of a request, as the rank generates them. If the rank holds tokens back to send
+    more at once, that doesn't count."""
     per_output_token_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
     """A request's mean time per token after the first."""
     request_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
     queue_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
-    """From the arrival in the engine to the first step."""
+    """Time from a request's arrival in the engine to its first step."""
     prefill_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
-    """From the first step to the first token."""
+    """Time from a request's first step to its first token."""
     decode_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
-    """From the first token to the last."""
+    """Time from a request's first token to its last."""
     inference_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
-    """From the first step to the last token."""
+    """Time from a request's first step to its last token."""
     step_tokens: Histogram = msgspec.field(default_factory=_histogram(STEP_TOKENS))
-    """Tokens that a step generated, and those of the prompts whose first token it generated; this client's only."""
+    """Tokens of a step: those that the step generated, and the prompt tokens of requests whose first token is among
+    these. Only this client's requests count."""
     prompt_tokens: Histogram
     computed_prompt_tokens: Histogram
-    """Prompt tokens not found in the prefix cache."""
+    """A request's prompt tokens that the prefix cache didn't hold."""
     output_tokens: Histogram
     longest_output_tokens: Histogram
     """Output tokens of the longest of a request's `n` sequences."""
@@ -124,7 +126,7 @@ class RankCounts(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def empty(max_model_len: int) -> RankCounts:
-        """All counts zero."""
+        """Counts that are all zero."""
         bounds = token_bounds(max_model_len)
         return RankCounts(
             prompt_tokens=Histogram(bounds),
@@ -142,7 +144,8 @@ class RankCounts(msgspec.Struct, kw_only=True):
 
 
 _OF_THE_RANK = ("num_preemptions", "num_prefix_queries", "num_prefix_hits")
-"""Counters that ranks report for all clients together. Each client has the full number, so they are not added up."""
+"""Counters that a rank reports for all clients together. Each client has the full number, so `total()` doesn't add them
+up over clients."""
 
 
 def total(parts: Sequence[dict[int, RankCounts]]) -> dict[int, RankCounts]:

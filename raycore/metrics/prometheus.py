@@ -1,4 +1,4 @@
-"""An engine's metrics in Prometheus' format: vLLM's names, labels and meanings, and raycore's own.
+"""An engine's metrics in Prometheus' format: those of vLLM, with its names, labels and meanings, and raycore's own.
 
 The label `engine` is the dp_rank. No state is kept: each scrape converts the current counts to samples.
 """
@@ -22,7 +22,8 @@ class EngineCollector(Collector):
     """The collector that a Prometheus registry asks for an engine's samples."""
 
     def __init__(self, read: Callable[[], MetricsView], model_name: str) -> None:
-        """
+        """Store the arguments.
+
         Args:
             read: returns the engine's current metrics.
             model_name: the first name under which the model is served.
@@ -31,11 +32,11 @@ class EngineCollector(Collector):
         self._model_name = model_name
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering the collector doesn't require a running engine."""
+        """Return nothing, so that the collector can be registered without a running engine."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, each with a sample for each rank."""
+        """Yield all metrics, each with a sample for each rank."""
         view = self._read()
         yield from self._gauges(view)
         yield from self._counters(view.counts)
@@ -93,7 +94,7 @@ def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def _cache_config(view: MetricsView) -> Metric:
-    """The size of each rank's KV cache, which autoscalers and gateways read."""
+    """A metric with the size of each rank's KV cache, for autoscalers and gateways."""
     info = GaugeMetricFamily(
         "vllm:cache_config_info", "A rank's KV cache.", labels=("engine", "block_size", "num_gpu_blocks")
     )

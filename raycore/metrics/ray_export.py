@@ -25,7 +25,7 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class RayExport:
-    """Records the metrics that have changed since the last report."""
+    """Records an engine's metrics in Ray. Each report records the metrics that have changed since the last one."""
 
     def __init__(self, engine_name: str, read: Callable[[], MetricsView]) -> None:
         self._engine_name = engine_name
@@ -37,7 +37,7 @@ class RayExport:
         self._last_counters: dict[Sample, float] = {}
 
     def report(self) -> None:
-        """Record what has changed."""
+        """Record the metrics that have changed since the last report."""
         if self._is_gathered is None:
             self._is_gathered = _node_exports()
         if not self._is_gathered or not is_connected():
@@ -97,7 +97,7 @@ _TEXTS = {
 
 
 def _node_exports() -> bool:
-    """Whether the Ray of this process's node exports metrics."""
+    """Whether the Ray node on which this process runs exports metrics."""
     try:
         return metrics_port(node_id()) > 0
     except (RayError, RuntimeError) as error:

@@ -19,7 +19,7 @@ INTERVAL_S = 10.0
 
 @contextmanager
 def throughput_logged(read: Callable[[], MetricsView], is_wanted: bool = True) -> Generator[None, None, None]:
-    """Log the ranks' throughput while the block runs; not at all unless `is_wanted`."""
+    """While the block runs, log the ranks' throughput every 10 s. Does nothing if `is_wanted` is False."""
     periodic = Periodic("raycore-throughput-log", INTERVAL_S, ThroughputLog(read).report)
     if is_wanted:
         periodic.start()
@@ -30,7 +30,7 @@ def throughput_logged(read: Callable[[], MetricsView], is_wanted: bool = True) -
 
 
 class ThroughputLog:
-    """Logs the difference to the counts of the previous report. The lines have vLLM's format."""
+    """Logs the throughput of each rank since the previous report. The lines have vLLM's format."""
 
     def __init__(self, read: Callable[[], MetricsView], clock: Callable[[], float] = time.monotonic) -> None:
         self._read = read
@@ -42,7 +42,7 @@ class ThroughputLog:
         self._hit_rates: dict[int, float] = {}
 
     def report(self) -> None:
-        """Log what has happened since the last report."""
+        """Log a line for each rank that had work since the last report."""
         now_s = self._clock()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         view = self._read()
@@ -76,7 +76,7 @@ class ThroughputLog:
         logger.info("Engine %03d: %s", rank.dp_rank, ", ".join(parts))
 
     def _hit_rate(self, dp_rank: int, counts: RankCounts, before: RankCounts | None) -> float | None:
-        """Prefix cache hit rate of the latest interval with lookups; None before the first lookup."""
+        """Prefix cache hit rate in the latest interval that had lookups; None before the first lookup."""
         num_queries = counts.num_prefix_queries - (before.num_prefix_queries if before else 0)
         if num_queries:
             num_hits = counts.num_prefix_hits - (before.num_prefix_hits if before else 0)

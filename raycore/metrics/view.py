@@ -11,13 +11,13 @@ from raycore.status import RankStatus
 
 @dataclass(frozen=True)
 class MetricsView:
-    """What an engine's program knows of its ranks, without querying them."""
+    """What an engine's program knows of the ranks, without querying them."""
 
     ranks: list[RankStatus]
     """The current status of each rank; empty after the engine was shut down."""
     counts: dict[int, RankCounts]
-    """Counts since the start by dp_rank, including ranks that are gone."""
+    """Sums of all clients' counts since the engine's start, by dp_rank. Includes ranks that are gone."""
     infos: list[EngineInfo]
-    """One for each rank that is up."""
+    """The `EngineInfo` of each rank that is up."""
     num_waiting_for_rank: int
     """Requests that wait because no rank is serving."""

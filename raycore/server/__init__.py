@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP API for an engine. Needs the extra `serve`."""
+"""An OpenAI-compatible HTTP API for an engine. Needs `pip install 'raycore[serve]'`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ServerOptions", "build_app"]
 
 
 def __getattr__(name: str) -> Any:
-    # looked up late: the command line needs the options alone, and has to answer `--help` at once
+    # imported on first use: the command line needs only the options, and `--help` must be fast
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`."""
+"""Answers `POST /v1/completions`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raycore.server.sampling import completion_params
 
 @dataclass(frozen=True)
 class Completion:
-    """A checked request. It can be answered as a whole or as a stream."""
+    """A checked request. `answer()` runs it and returns the whole response; `events()` streams the response."""
 
     engine: ServingEngine
     request: CompletionRequest
@@ -32,7 +32,7 @@ class Completion:
     def prepare(
         engine: ServingEngine, request: CompletionRequest, options: ServerOptions, model: str, request_id: str
     ) -> Completion:
-        """Raises APIError if the request is invalid."""
+        """Check a request and tokenize its prompts. Raises APIError if the request is invalid."""
         params = completion_params(request, engine.default_sampling_params, options)
         texts, ids = _prompts(request, params.n, engine, options)
         for token_ids in ids:
@@ -45,7 +45,7 @@ class Completion:
         return Completion(engine, request, Envelope.of(request, model, request_id), jobs, texts)
 
     async def answer(self) -> dict[str, Any]:
-        """The complete response."""
+        """Run the request, and return the body of the complete response."""
         outputs = await run(self.engine, self.jobs)
         choices: list[dict[str, Any]] = []
         for number, output in enumerate(outputs):
@@ -58,7 +58,7 @@ class Completion:
         return self.envelope.around("text_completion", choices, usage(self._counted(outputs)))
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of the streamed response."""
+        """Run the request, and yield the events of the streamed response."""
         progress = [[Progress() for _ in range(job.params.n)] for job in self.jobs]
         latest: dict[int, RequestOutput] = {}
         async with aclosing(run_streaming(self.engine, self.jobs)) as outputs:
@@ -73,7 +73,7 @@ class Completion:
             yield self.envelope.around("text_completion", [], usage(self._counted(list(latest.values()))))
 
     def _choice(self, number: int, index: int, progress: Progress, output: RequestOutput) -> dict[str, Any] | None:
-        """The choice with the new part of one sequence; None if it has nothing for the client."""
+        """A choice with the new part of one sequence; None if that part has nothing for the client."""
         request, is_first = self.request, not progress.is_begun
         new = progress.advance(output.outputs[index])
         if request.max_tokens == 0:
@@ -110,7 +110,7 @@ class Completion:
         return text if text is not None else self.engine.get_tokenizer().decode(output.prompt_token_ids)
 
     def _counted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """The outputs, without tokens that the client doesn't get."""
+        """The outputs as they count for the usage: without tokens that the client doesn't get."""
         if self.request.max_tokens != 0:
             return outputs
         return [replace(output, outputs=[replace(each, token_ids=[]) for each in output.outputs]) for output in outputs]

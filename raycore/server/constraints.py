@@ -1,4 +1,4 @@
-"""Converts a request's constraint fields to `StructuredOutputsParams`. Pure functions."""
+"""Converts the fields by which a request constrains its output to `StructuredOutputsParams`. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from raycore.structured_outputs import StructuredOutputsParams
 
 
 def structured_outputs(request: SamplingRequest) -> StructuredOutputsParams | None:
-    """The request's constraint, or None.
+    """The constraint that a request sets on its output, or None.
 
     Raises:
-        APIError: the constraint is invalid, or two fields give one. The error names the field.
+        APIError: the constraint is invalid, or two fields set one. The error names the field.
     """
     param, values = constraint_param(request), _response_format(request)
     if request.structured_outputs is not None:
@@ -30,18 +30,18 @@ def structured_outputs(request: SamplingRequest) -> StructuredOutputsParams | No
 
 
 def constraint_param(request: SamplingRequest) -> str:
-    """The field that gives the request's constraint."""
+    """The name of the field that sets the request's constraint."""
     return "response_format" if _response_format(request) is not None else "structured_outputs"
 
 
 def named(error: InvalidRequest, param: str) -> APIError:
-    """The error for an invalid constraint that the client gave as `param`."""
+    """The error response for an invalid constraint that the request's field `param` sets."""
     said = str(error)
     return APIError(400, said if said.startswith(param) else f"{param}: {said}", param=param)
 
 
 def close_reasoning(prompt: str) -> str:
-    """The prompt. If it ends with an open `<think>`, the tag is closed, so that the output is content."""
+    """If the prompt ends with an open `<think>`, append `</think>`, so that the output is content and not reasoning."""
     return f"{prompt}\n</think>\n\n" if prompt.rstrip().endswith("<think>") else prompt
 
 

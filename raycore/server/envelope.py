@@ -1,4 +1,4 @@
-"""The fields around the choices of a response and of each event of a stream."""
+"""Adds the fields around the choices of a response, or of each event of a stream."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from raycore.server.protocol import SamplingRequest
 
 @dataclass(frozen=True)
 class Envelope:
-    """The envelope of one request's responses."""
+    """The fields around the choices: the same for all events of one request."""
 
     id: str
     created: int
     """Unix time in seconds."""
     model: str
     has_usage: bool
-    """Whether a stream ends with an event that holds the usage. Its other events then have `usage: null`."""
+    """Whether a stream ends with an event that has the usage. The stream's other events then have `usage: null`."""
     has_usage_in_each: bool
-    """Whether the other events have the usage so far instead of null."""
+    """Whether the other events have the usage so far instead of `usage: null`."""
 
     @staticmethod
     def of(request: SamplingRequest, model: str, request_id: str) -> Envelope:
-        """The envelope of a request that starts now."""
+        """The envelope of a request, created now."""
         options = request.stream_options
         has_usage = options is not None and bool(options.include_usage)
         has_usage_in_each = options is not None and has_usage and bool(options.continuous_usage_stats)
         return Envelope(request_id, int(time.time()), model, has_usage, has_usage_in_each)
 
     def around(self, kind: str, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
-        """The complete object. `kind` is its `object` field."""
+        """The complete response or event. `kind` is the value of its field `object`, `used` that of `usage`."""
         envelope: dict[str, Any] = {
             "id": self.id,
             "object": kind,

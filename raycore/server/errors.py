@@ -16,7 +16,7 @@ _SUBJECT = re.compile(r"(?:the )?(\w+)")
 
 
 class APIError(HTTPException):
-    """An error response."""
+    """An error response. `kind` is the value of the field `type` in its body."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class APIError(HTTPException):
         self.kind = kind
 
     def body(self) -> dict[str, Any]:
-        """The error object."""
+        """The body of the response: an error object in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
 def unsupported(param: str, why: str) -> APIError:
-    """The error for a documented parameter, or a value of it, that this server doesn't support."""
+    """The error for a parameter that OpenAI or vLLM document, if this server doesn't support it or its value."""
     return APIError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
 def invalid_body(errors: Sequence[Any]) -> APIError:
-    """The error for a body in which pydantic has found `errors`. It reports the first."""
+    """The error response for a body in which pydantic has found `errors`. Only the first one is reported."""
     first = errors[0]
     where = [str(part) for part in first["loc"] if part not in ("body", "header")]
     if first["type"] == "json_invalid":
@@ -76,6 +76,9 @@ def as_api_error(error: BaseException) -> APIError:
 
 
 def _subject(message: str) -> str | None:
-    """The parameter with which a message begins, as the messages of the engine's checks do; None if it names none."""
+    """The request's parameter with which an error message begins; None if it begins otherwise.
+
+    The messages of the engine's checks begin with the parameter's name.
+    """
     found = _SUBJECT.match(message)
     return found[1] if found and found[1] in _PARAMETERS else None

@@ -30,31 +30,31 @@ class ServingEngine(Protocol):
         stream: bool = True,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield cumulative outputs, the last of which is finished. Without `stream`, yield only the last.
+        """Yield cumulative outputs, the last of which is finished. With `stream=False`, yield only the last one.
 
         Raises InvalidRequest if the rank `data_parallel_rank` doesn't exist.
         """
         ...
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
-        """Raises InvalidRequest if `generate` would, regardless of other requests. Thread-safe."""
+        """Raise InvalidRequest if the request could never run, even on an idle engine. Thread-safe."""
         ...
 
     def get_tokenizer(self) -> Tokenizer: ...
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """Sampling parameters from the checkpoint, used where a request sets none."""
+        """The sampling parameters that the checkpoint sets, for those that a request doesn't set."""
         ...
 
     @property
     def max_model_len(self) -> int:
-        """Limit of a request's prompt and output tokens together."""
+        """Maximum number of tokens of a request's prompt and output together."""
         ...
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Why the engine accepts no requests; None if it does."""
+        """Why the engine refuses requests; None if it accepts them."""
         ...
 
     def read_metrics(self) -> MetricsView:
@@ -64,17 +64,17 @@ class ServingEngine(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt to run."""
+    """One prompt of a request, with all that the engine needs to run it."""
 
     token_ids: list[int]
     params: SamplingParams
     request_id: str
     priority: int = 0
     constraint_param: str = "structured_outputs"
-    """The request's field that gave `params.structured_outputs`."""
+    """The request's field that set `params.structured_outputs`. Errors name this field."""
     cache_salt: str | None = None
     data_parallel_rank: int | None = None
-    """The rank to run it on; None: any."""
+    """The rank that runs the prompt; None: any rank."""
 
     @staticmethod
     def of(
@@ -97,7 +97,10 @@ class Job:
 
 
 async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]:
-    """The final outputs, in order. Cancellation and the first failure abort all jobs."""
+    """Run jobs concurrently, and return their final outputs, in the order of `jobs`.
+
+    If a job fails or the call is cancelled, all jobs are aborted.
+    """
     tasks = [asyncio.ensure_future(_last(engine, job)) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
@@ -107,9 +110,9 @@ async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]
 
 
 async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Yield (index of the job, its output so far) as outputs arrive. Closing the iterator aborts unfinished jobs.
+    """Run jobs concurrently. Yields (index of the job, the job's output so far) as outputs arrive.
 
-    With several jobs, a slow consumer gets only the latest output of each.
+    Closing the iterator aborts unfinished jobs. A slow consumer gets only the latest output of each job.
     """
     if len(jobs) == 1:
         async with aclosing(_outputs(engine, jobs[0], stream=True)) as outputs:
@@ -150,7 +153,10 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
 
 @dataclass(slots=True)
 class New:
-    """The part of a sequence that follows the previous one. `finish_reason` and `stop_reason` are set only once."""
+    """The part of a sequence's output that follows the previous part.
+
+    `finish_reason` and `stop_reason` are set only in the part with which the sequence finishes.
+    """
 
     text: str
     token_ids: list[int]
@@ -164,7 +170,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.is_begun = False
-        """Whether any of it has been sent to the client."""
+        """Whether any part of the output has been sent to the client."""
         self.text_offset = 0
         """Character offset of the next token's text, for `logprobs.text_offset`."""
         self._num_characters = 0
@@ -172,7 +178,7 @@ class Progress:
         self._is_finished = False
 
     def advance(self, output: CompletionOutput) -> New:
-        """The new part of `output`, which is cumulative."""
+        """The part of `output` that is new since the previous call. `output` is cumulative."""
         new = New(
             output.text[self._num_characters :],
             output.token_ids[self._num_tokens :],
@@ -187,7 +193,7 @@ class Progress:
 
 
 def usage(prompt_outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """OpenAI's usage object, summed over the outputs so far of a request's prompts."""
+    """OpenAI's usage object for a request. `prompt_outputs`: the output so far of each of its prompts."""
     num_prompt = sum(len(output.prompt_token_ids) for output in prompt_outputs)
     num_output = sum(len(completion.token_ids) for output in prompt_outputs for completion in output.outputs)
     num_cached = sum(output.num_cached_tokens or 0 for output in prompt_outputs)
@@ -217,7 +223,7 @@ def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator
 async def _naming_constraint(
     outputs: AsyncGenerator[RequestOutput, None], param: str
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Pass on the outputs. An error about the constraint names the field by which the client gave it."""
+    """Pass on the outputs. Makes an error about the constraint name `param`, the request's field that set it."""
     async with aclosing(outputs):
         try:
             async for output in outputs:

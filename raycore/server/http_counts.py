@@ -18,9 +18,9 @@ class HttpCounts(msgspec.Struct):
     """Counts since a server's start."""
 
     requests: dict[tuple[str, str, str], int] = {}
-    """By method, class of status (`2xx`), and handler."""
+    """Number of requests, by method, class of status (such as `2xx`), and handler."""
     durations: dict[tuple[str, str], Histogram] = {}
-    """Seconds, by method and handler."""
+    """Durations of requests in seconds, by method and handler."""
 
     def add(self, method: str, status: str, handler: str, duration_s: float) -> None:
         """Count a request."""
@@ -30,7 +30,7 @@ class HttpCounts(msgspec.Struct):
 
 
 def total(parts: Iterable[HttpCounts]) -> HttpCounts:
-    """The sum of several servers' counts. It shares no objects with them."""
+    """The sum of several servers' counts, as a new object."""
     result = HttpCounts()
     for part in parts:
         # iterate over copies: the servers keep counting on their own threads
@@ -42,17 +42,17 @@ def total(parts: Iterable[HttpCounts]) -> HttpCounts:
 
 
 class HttpCollector(Collector):
-    """Gives a Prometheus registry the samples of HTTP requests."""
+    """The collector that a Prometheus registry asks for the samples of HTTP requests."""
 
     def __init__(self, read: Callable[[], HttpCounts]) -> None:
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the samples depend on the requests."""
+        """Return nothing: which samples exist depends on the requests."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """The request counter and the duration histogram."""
+        """Yield the counter of requests and the histogram of their durations."""
         counts = self._read()
         requests = CounterMetricFamily(
             "http_requests", "Requests by method, status and handler.", labels=("method", "status", "handler")

@@ -9,7 +9,10 @@ from raycore.server.generation import ServingEngine
 
 
 def check_text(engine: ServingEngine, text: str, param: str) -> None:
-    """Raises APIError if a text is too long however it is tokenized. Such texts need not be tokenized."""
+    """Raise APIError if a text has more characters than `max_model_len` tokens can have.
+
+    Such a text need not be tokenized to know that it is too long.
+    """
     most = engine.max_model_len
     if len(text) <= most:
         return
@@ -27,9 +30,9 @@ def check_text(engine: ServingEngine, text: str, param: str) -> None:
 def check_length(
     engine: ServingEngine, prompt: Sequence[int], max_tokens: int | None, param: str, prompt_param: str
 ) -> None:
-    """Raises APIError if prompt and output together exceed the model's maximum length.
+    """Raise APIError if prompt and output together exceed the model's maximum length.
 
-    `param` and `prompt_param` are the request's fields for the output's length and the prompt.
+    `param` and `prompt_param` are the names of the request's fields for the output's length and for the prompt.
     """
     most, asked = engine.max_model_len, len(prompt) + (max_tokens if max_tokens is not None else 1)
     if asked > most:

@@ -1,4 +1,4 @@
-"""Log probabilities in the formats of completions and of chat completions."""
+"""Converts log probabilities to the formats of `/v1/completions` and `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ LEAST = -9999.0
 
 
 class CompletionLogprobs:
-    """Log probabilities in the format of completions. Tokens are added in order."""
+    """Builds the `logprobs` object of a choice of `/v1/completions`. Add the tokens in the order of the text."""
 
     def __init__(self, tokenizer: Tokenizer, offset: int, num_top: int) -> None:
-        """`offset`: position of the first token in the text, in characters."""
+        """Begin without tokens.
+
+        Args:
+            offset: the position of the first token in the text, in characters.
+            num_top: how many most likely tokens to show at each position.
+        """
         self.offset = offset
         self._tokenizer = tokenizer
         self._num_top = num_top
@@ -54,7 +59,7 @@ class CompletionLogprobs:
 def chat_logprobs(
     tokenizer: Tokenizer, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], num_top: int
 ) -> dict[str, Any]:
-    """The `logprobs` object of a chat choice."""
+    """The `logprobs` object of a choice of `/v1/chat/completions`."""
     return {
         "content": [
             _chat_token(tokenizer, token_id, position, num_top)
@@ -81,7 +86,7 @@ def _by_token_id(position: PositionLogprobs) -> dict[str, Any]:
 
 
 def _chat_token(tokenizer: Tokenizer, token_id: int, position: PositionLogprobs, num_top: int) -> dict[str, Any]:
-    # the first entry is the actual token; sorting by rank drops it if it is not among the most likely
+    # the first entry is the actual token; sorting by rank leaves it out if it isn't among the most likely ones
     ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)[:num_top]
     return _chat_entry(tokenizer, token_id, position) | {
         "top_logprobs": [_chat_entry(tokenizer, other, position) for other, _ in ranked]

@@ -19,17 +19,18 @@ from raycore.server.http_counts import HttpCollector, HttpCounts
 from raycore.server.middleware import path_of
 
 _SILENT_PATHS = frozenset({"/metrics", "/health", "/ping", "/version"})
-"""Not counted: probes and scrapes would outnumber the other requests."""
+"""Paths whose requests are not counted: probes and scrapes would outnumber the other requests."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Methods with a label of their own. Others count as `other`, because clients can invent any number of them."""
+"""Methods that have a label of their own. All others count as `other`, because clients can invent any number of them.
+"""
 
 
 def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
-    """Count the app's requests, refused ones included, and add `/metrics`. Call it after adding other middleware.
+    """Count the app's requests, including refused ones, and add `/metrics`. Call this after adding other middleware.
 
-    `state.http_counts` are the app's own counts. Several API servers on one port set `state.all_http_counts` to the sum
-    of theirs, which `/metrics` then shows instead. Process metrics, which can't be summed, are then left out.
+    `state.http_counts` are the app's own counts. If several API servers share a port, `state.all_http_counts` is set to
+    the sum of their counts. `/metrics` then shows that sum, and no metrics of the process, which can't be summed.
     """
     state = app.state
     state.http_counts, state.all_http_counts = HttpCounts(), None
@@ -47,23 +48,23 @@ def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
 
 
 class _OwnProcess(Collector):
-    """CPU time, memory and open files of this process."""
+    """The collector for CPU time, memory and open files of this process."""
 
     def __init__(self, is_wanted: Callable[[], bool]) -> None:
         self._is_wanted = is_wanted
         self._process = ProcessCollector(registry=None)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not read the process."""
+        """Return nothing, so that registering the collector doesn't read the process's metrics."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """The process's metrics; none unless `is_wanted()`."""
+        """The process's metrics; none if `is_wanted()` returns False."""
         return self._process.collect() if self._is_wanted() else ()
 
 
 class HttpMetrics:
-    """Counts requests and their durations. A stream lasts until its last event."""
+    """ASGI middleware that counts requests and their durations. A streamed response counts until its last event."""
 
     def __init__(self, app: ASGIApp, counts: HttpCounts) -> None:
         self._app = app
@@ -91,11 +92,14 @@ class HttpMetrics:
 
 
 def _handler(scope: Scope) -> str:
-    """The route's path pattern. Actual paths would let clients create any number of labels."""
+    """The label for a request's handler: the path pattern of its route.
+
+    The request's path itself would let clients create any number of labels.
+    """
     route = scope.get("route")
     if route is not None:
         return route.path
-    # refused before it was routed
+    # the request was refused before it was routed
     known = {route.path for route in scope["app"].routes}
     path = path_of(scope)
     return path if path in known else "none"

@@ -16,18 +16,18 @@ from raycore.server.options import ServerOptions
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON
 
 _BLANKS = " \t"
-"""White space that HTTP allows around a header's value. `strip()` alone would also remove the byte 0xA0, which can be
-the last byte of a UTF-8 character."""
+"""White space that HTTP allows around a header's value. `strip()` without these would also remove the byte 0xA0, which
+can be the last byte of a UTF-8 character."""
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-"""Paths for probes and scrapers, which have no key."""
+"""Paths that need no API key: those for probes and scrapers."""
 
 GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 _COSTLY_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
 
 
 _MOST_HELD = 64
-"""Limit of incomplete bodies, all together, as a multiple of `max_body_bytes`."""
+"""Maximum size of all incomplete bodies together, as a multiple of `max_body_bytes`."""
 
 
 class KeyCheck:
@@ -60,14 +60,14 @@ class KeyCheck:
 
 
 class WholeBody:
-    """Reads the body before the request is handled. Refuses bodies that are too large or take too long to arrive."""
+    """Reads the whole body before a request is handled. Refuses bodies that are too large or arrive too slowly."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self._app = app
         self._max_bytes = options.max_body_bytes
         self._timeout_s = options.body_timeout_s
         self._num_held = 0
-        """Bytes of incomplete bodies."""
+        """Size of all incomplete bodies together, in bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -96,7 +96,10 @@ class WholeBody:
         await self._app(scope, receive_again, send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None if the client disconnected before all of it arrived. Raises APIError."""
+        """Read the body. Returns None if the client disconnected before the whole body had arrived.
+
+        Raises APIError if the body is too large, or all incomplete bodies together are.
+        """
         body = bytearray()
         try:
             while (message := await receive())["type"] != "http.disconnect":
@@ -118,7 +121,7 @@ class WholeBody:
 
 
 class Admission:
-    """Refuses costly requests while the engine accepts none or too many are in progress."""
+    """Refuses costly requests while the engine accepts no requests, or while too many costly ones are in progress."""
 
     def __init__(self, app: ASGIApp, engine: ServingEngine, options: ServerOptions) -> None:
         self._app = app
@@ -159,7 +162,7 @@ def _too_many(what: str) -> APIError:
 
 
 def path_of(scope: Scope) -> str:
-    """The path without the prefix at which the application is mounted, for example by Ray Serve."""
+    """The request's path, without the prefix at which the application is mounted, for example by Ray Serve."""
     return scope["path"].removeprefix(scope.get("root_path", ""))
 
 

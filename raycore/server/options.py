@@ -1,7 +1,7 @@
-"""Options of a server. Flags are vLLM's.
+"""Options of a server. Flags have vLLM's names.
 
-Each option is declared once, by an `option(...)` at its field: see `raycore.options`. The command line imports this
-file before anything heavy.
+Each option is declared once, by an `option(...)` at its field: see `raycore.options`. This module imports little,
+because even `raycore --help` imports it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of
 
 ToolCallParserName = Literal["hermes", "qwen3_coder", "qwen3_xml", "llama3_json"]
-"""The keys of `raycore.server.parsers.tool_calls.PARSERS`, which would make `raycore --help` slow to import."""
+"""The keys of `raycore.server.parsers.tool_calls.PARSERS`. Importing that module would make `raycore --help` slow."""
 
 ReasoningParserName = Literal["deepseek_r1", "qwen3"]
 """The keys of `raycore.server.parsers.reasoning.PARSERS`."""
@@ -74,7 +74,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
             default="the checkpoint's template",
         ),
     ] = None
-    """In this class, it may also be the name of one of the checkpoint's templates."""
+    """Jinja text, or the name of one of the checkpoint's templates."""
     trust_request_chat_template: Annotated[
         bool, option("Allow requests to set `chat_template`. Otherwise they are rejected.")
     ] = False
@@ -128,17 +128,17 @@ class ServerOptions(msgspec.Struct, frozen=True):
     ] = 4096
 
     def __post_init__(self) -> None:
-        """Raises InvalidConfig if a value is invalid."""
+        """Check the values. Raises InvalidConfig if a value is invalid."""
         for each in SERVER_OPTIONS.values():
             each.check(getattr(self, each.field))
 
 
 SERVER_OPTIONS = {each.name: each for each in options_of(ServerOptions, "Server")}
-"""All options of a server, by keyword."""
+"""All options of a server, by keyword argument."""
 
 
 def server_options(model: str, given: Mapping[str, Any]) -> ServerOptions:
-    """The server options from keywords of `SERVER_OPTIONS`. Without a served name, the model's path is used.
+    """The server options from keyword arguments as in `SERVER_OPTIONS`. The default of `served_model_name` is `model`.
 
     Raises:
         InvalidConfig: an option is unknown or invalid, or the chat template is neither a file nor Jinja text.
@@ -151,7 +151,7 @@ def server_options(model: str, given: Mapping[str, Any]) -> ServerOptions:
 
 
 def api_keys_of_environment() -> tuple[str, ...]:
-    """The key in RAYCORE_API_KEY, if it is set."""
+    """The API key in the environment variable RAYCORE_API_KEY; empty if the variable isn't set."""
     return tuple(key for key in [os.environ.get("RAYCORE_API_KEY")] if key)
 
 
@@ -160,7 +160,7 @@ class TraceOptions:
     """Where to send OpenTelemetry traces."""
 
     endpoint: str
-    """URL of an OTLP collector. With the path `/v1/traces` spans are sent over HTTP, otherwise over gRPC."""
+    """URL of an OTLP collector. If its path is `/v1/traces`, spans are sent over HTTP, otherwise over gRPC."""
     environment: dict[str, str] = field(repr=False)
     """OpenTelemetry's variables (`OTEL_…`) from the driver's environment, which API server processes don't inherit."""
 
@@ -169,7 +169,7 @@ def read_chat_template(given: str | None) -> str | None:
     """The text of a chat template that is given as text or as the path of a file.
 
     Raises:
-        InvalidConfig: it is neither.
+        InvalidConfig: `given` is neither Jinja text nor the path of a file.
     """
     if given is None or "{" in given:
         return given

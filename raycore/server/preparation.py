@@ -17,13 +17,15 @@ from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Sa
 T = TypeVar("T")
 
 _SHORT_BYTES = 8_000
-"""Bodies up to this size are handled inline: rendering and tokenizing them takes no longer than switching threads."""
+"""Bodies up to this size are handled on the event loop's thread. Rendering and tokenizing such a body takes no longer
+than switching threads."""
 
 
 async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any) -> T:
-    """Run `work(*args)` for a body of `num_bytes`: on another thread if it is large, so that streams aren't delayed.
+    """Run `work(*args)`, which handles a request body of `num_bytes` bytes.
 
-    A megabyte takes a second or more.
+    For a large body, the work runs on another thread, so that it doesn't delay streams. A body of a megabyte takes a
+    second or more.
     """
     if num_bytes <= _SHORT_BYTES:
         return work(*args)
@@ -31,17 +33,20 @@ async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any) -> T:
 
 
 def prepare_completion(engine: ServingEngine, body: CompletionRequest, options: ServerOptions) -> Completion:
-    """Check a completion request. Raises APIError if it is invalid."""
+    """Check and prepare a completion request. Raises APIError if the request is invalid."""
     return Completion.prepare(engine, body, options, check_model(options, body.model), _new_id("cmpl", body))
 
 
 def prepare_chat(engine: ServingEngine, body: ChatCompletionRequest, options: ServerOptions) -> Chat:
-    """Check a chat completion request. Raises APIError if it is invalid."""
+    """Check and prepare a chat completion request. Raises APIError if the request is invalid."""
     return Chat.prepare(engine, body, options, check_model(options, body.model), _new_id("chatcmpl", body))
 
 
 def check_model(options: ServerOptions, asked: str | None) -> str:
-    """The model name for the response: `asked`, or the first served name. Raises APIError if `asked` isn't served."""
+    """The model name for the response: `asked`, or the first served name if `asked` is None.
+
+    Raises APIError if no model is served under the name `asked`.
+    """
     if asked is None:
         return options.served_model_names[0]
     if asked not in options.served_model_names:

@@ -1,7 +1,7 @@
 """Models of request bodies. OpenAI's fields come first, then vLLM's.
 
-Fields that OpenAI or vLLM document and that this server doesn't support are listed, too. Values of them that change
-nothing are accepted; others are refused with an error that names the field.
+Fields that OpenAI or vLLM document but this server doesn't support are listed, too. Values of such a field that have no
+effect are accepted. Other values are refused with an error that names the field.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _names_of(model: type[BaseModel]) -> frozenset[str]:
 
 @cache
 def nullable_names(model: type[BaseModel]) -> frozenset[str]:
-    """The fields whose default is not null. In a request, null stands for their default."""
+    """The names of the fields whose default is not null. In a request, null stands for the default of such a field."""
     return frozenset(
         field.alias or name
         for name, field in model.model_fields.items()
@@ -59,7 +59,7 @@ def nullable_names(model: type[BaseModel]) -> frozenset[str]:
 
 
 def _without_nulls(model: type[BaseModel], given: Any) -> Any:
-    """`given` without fields that are null and whose default is not."""
+    """`given` without those fields that are null although their default is not null."""
     if not isinstance(given, dict):
         return given
     fields, nullable = cast("dict[str, Any]", given), nullable_names(model)
@@ -91,12 +91,13 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-# Only the first error in a body is reported, so validation stops there: an error for each of a body's values would take
-# seconds and hundreds of megabytes. For the same reason, the value's type chooses a union's member, instead of trial.
+# Only the first error in a body is reported, so validation stops at the first error: errors for all values of a body
+# could take seconds and hundreds of megabytes. For the same reason, the type of a value decides which member of a union
+# validates it. Otherwise pydantic would try every member.
 List = Annotated[list[T], Field(fail_fast=True)]
 Dict = Annotated[dict[K, V], WrapValidator(_one_by_one)]
 Text = Annotated[str, AfterValidator(_check_characters)]
-"""Text without halves of surrogate pairs, which JSON can escape but UTF-8 can't encode."""
+"""Text without halves of surrogate pairs, which JSON can express by escapes but UTF-8 can't encode."""
 TokenIds = List[int]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
@@ -118,7 +119,7 @@ Prompt = Annotated[
 
 
 class _Fields(BaseModel):
-    """A strict model: unknown fields are refused, and values of other types aren't converted."""
+    """A strict model: unknown fields are refused, and so are values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -127,7 +128,7 @@ class _Fields(BaseModel):
     def _check_names(cls, given: Any) -> Any:
         unknown = _first_unknown(given, _names_of(cls))
         if unknown is not None:
-            # pydantic's errors have to be valid UTF-8; a name from JSON need not be
+            # pydantic's errors have to be valid UTF-8, but a name from JSON may not be
             name = unknown.encode(errors="replace").decode()
             raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted", {"name": name})
         return _without_nulls(cls, given)
@@ -135,9 +136,9 @@ class _Fields(BaseModel):
 
 class StreamOptions(_Fields):
     include_usage: bool | None = None
-    """Send a last event with the usage of the whole request."""
+    """Whether the stream ends with an event that has the usage of the whole request."""
     continuous_usage_stats: bool | None = None
-    """With `include_usage`: every event has the usage so far."""
+    """With `include_usage`: whether every event has the usage so far."""
     include_obfuscation: bool | None = None
 
 
@@ -145,7 +146,7 @@ class StructuredOutputs(_Fields):
     """A constraint on the output: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`."""
 
     json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
-    """The output is JSON that matches this schema, an object or text."""
+    """The output is JSON that matches this JSON schema, given as an object or as text."""
     regex: Text | None = None
     """The whole output matches this pattern, in the syntax of Rust's regex: no look-around, no back-references."""
     choice: List[Text] | None = None
@@ -159,7 +160,7 @@ class StructuredOutputs(_Fields):
 
 
 class SamplingRequest(_Fields):
-    """Fields that completions and chat completions share."""
+    """The fields that completion requests and chat completion requests share."""
 
     model: str | None = None
     frequency_penalty: Number | None = None
@@ -228,11 +229,11 @@ class SamplingRequest(_Fields):
 
     @property
     def data_parallel_rank(self) -> int | None:
-        """The rank that a header chose for the request, or None."""
+        """The rank that runs the request, if the request's header chose one; otherwise None."""
         return self._data_parallel_rank
 
     def send_to(self, data_parallel_rank: int | None) -> None:
-        """Choose the rank that runs the request; None: any."""
+        """Set the rank that runs the request; None: any rank."""
         self._data_parallel_rank = data_parallel_rank
 
 
@@ -274,11 +275,11 @@ class JsonSchemaFormat(_Fields):
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
-    """Without effect: the output always matches the schema."""
+    """Has no effect: the output always matches the schema."""
 
 
 class ResponseFormat(BaseModel):
-    """The format of the message: any text, any JSON object, or JSON that matches `json_schema`."""
+    """The format of the answer: any text, any JSON object, or JSON that matches `json_schema`."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -287,7 +288,7 @@ class ResponseFormat(BaseModel):
 
 
 class Message(BaseModel):
-    """A message of a conversation. Other fields are passed to the chat template."""
+    """A message of a conversation. Additional fields are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -295,7 +296,7 @@ class Message(BaseModel):
     content: TextOrParts | None = None
     tool_calls: List[dict[str, Any]] | None = None
     refusal: str | None = None
-    """An assistant's refusal, used as the content if the message has none."""
+    """An assistant's refusal, which is used as the content if the message has no content."""
     reasoning: str | None = None
     """An assistant's reasoning before this message."""
     reasoning_content: str | None = None
@@ -334,7 +335,7 @@ class ChatCompletionRequest(SamplingRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     include_reasoning: bool = True
-    """Whether the response includes the reasoning. Needs a server that separates it from the content."""
+    """Whether the response includes the reasoning. Has no effect on a server without a reasoning parser."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: List[dict[str, Any]] | None = None

@@ -13,14 +13,14 @@ from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""Default `max_tokens` of a completion. The default of a chat completion is what the model's length leaves."""
+"""Default `max_tokens` of a completion. A chat completion is limited only by `max_model_len` by default."""
 
 _AS_THEY_ARE = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
     *("n", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs"),
 )
-"""Fields that are passed on as sampling parameters of the same name; None: the default."""
+"""Fields that are passed on as sampling parameters of the same name. Those that are None get the default."""
 
 ABSENT = {
     "audio": "this model generates text only",
@@ -43,7 +43,7 @@ ABSENT = {
     "prompt_embeds": "prompts must be strings or token ids",
     "repetition_detection": "detecting repetitions isn't supported",
 }
-"""Fields that OpenAI or vLLM document and that this server doesn't support, with the reason."""
+"""Fields that OpenAI or vLLM document but this server doesn't support, each with the reason for its refusal."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
@@ -68,26 +68,26 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "routed_experts_prompt_start": (0,),
     "return_mm_kwargs": (True,),
 }
-"""Fields that are accepted only with these values, which change nothing."""
+"""Fields that are accepted only with these values, which have no effect."""
 
 TOKEN_ID_PATTERN = "[0-9]{1,18}"
-"""The keys of `logit_bias`."""
+"""Matches the keys of `logit_bias`."""
 
 
 def completion_params(request: CompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
-    """The sampling parameters of a completion. Raises APIError, which names the parameter."""
+    """The sampling parameters of a completion request. Raises APIError if one is invalid; the error names its field."""
     _check_limit("logprobs", request.logprobs, options.max_logprobs)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     chosen: dict[str, Any] = {"logprobs": request.logprobs, "max_tokens": max_tokens}
     if request.echo:
         chosen["prompt_logprobs"] = request.logprobs if request.prompt_logprobs is None else request.prompt_logprobs
         if request.max_tokens == 0:
-            chosen["max_tokens"] = 1  # the engine generates at least one; the response leaves it out
+            chosen["max_tokens"] = 1  # the engine generates at least one token, which the response leaves out
     return _params(request, defaults, options, chosen)
 
 
 def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
-    """The sampling parameters of a chat completion. Raises APIError, which names the parameter."""
+    """The sampling parameters of a chat request. Raises APIError if one is invalid; the error names its field."""
     if request.top_logprobs is not None and not request.logprobs:
         raise APIError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     _check_limit("top_logprobs", request.top_logprobs, options.max_logprobs)
@@ -101,7 +101,7 @@ def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], option
 
 
 def asked_length(request: ChatCompletionRequest) -> tuple[str, int | None]:
-    """The field that limits the output's length, and its value."""
+    """The name of the field that limits the output's length, and the field's value."""
     if request.max_completion_tokens is not None or request.max_tokens is None:
         return "max_completion_tokens", request.max_completion_tokens
     return "max_tokens", request.max_tokens

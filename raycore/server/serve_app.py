@@ -1,8 +1,9 @@
 """The OpenAI API under Ray Serve: each replica starts an engine and serves the application of `build_app`.
 
 In a Serve configuration, set `import_path: raycore.server.serve_app:build_serve_app` and put the builder's arguments
-under `args`. On the command line: `serve run raycore.server.serve_app:build_serve_app model=DIR`. Needs the extra
-`ray-serve`. A replica reserves no CPU, because it only forwards requests; the engine's ranks reserve their own.
+under `args`. On the command line: `serve run raycore.server.serve_app:build_serve_app model=DIR`. Needs
+`pip install 'raycore[ray-serve]'`. A replica reserves no CPU, because it only forwards requests to the engine's ranks,
+which reserve CPUs themselves.
 """
 
 # ray's own types are partial:
@@ -26,12 +27,12 @@ from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, serv
 from raycore.vllm_options import VLLM_OPTIONS, without_vllm_options
 
 DRAIN_TIMEOUT_S = 60.0
-"""Time for a stopping replica to finish its requests. The pod's termination grace period has to be longer."""
+"""Seconds that a stopping replica has to finish its requests. The pod's termination grace period must be longer."""
 
 _HEALTH_CHECK_PERIOD_S = 5.0
 
 _MAX_STARTS = 3
-"""With Serve's default, a model that can't run would be loaded 20 times."""
+"""How often Serve tries to start a replica. By default it would load a model that can't run 20 times."""
 
 
 ARGUMENTS = {**ENGINE_OPTIONS, **{name: each for name, each in SERVER_OPTIONS.items() if not each.is_secret}}
@@ -51,7 +52,7 @@ def build_serve_app(args: dict[str, Any]) -> serve.Application:
     chosen = check_options(ARGUMENTS, without_vllm_options({name: _value(name, arg) for name, arg in args.items()}))
     server = {name: value for name, value in chosen.items() if name in SERVER_OPTIONS}
     engine = {name: value for name, value in chosen.items() if name in ENGINE_OPTIONS}
-    # Serve then queues requests that the server would refuse with status 429
+    # with this limit, Serve queues the requests that the server would otherwise refuse with status 429
     deployment: Any = Raycore
     limit = chosen.get("max_concurrent_requests") or SERVER_OPTIONS["max_concurrent_requests"].default
     return deployment.options(max_ongoing_requests=limit).bind(server, engine)
@@ -74,20 +75,20 @@ def _value(name: str, given: Any) -> Any:
 )
 @serve.ingress()
 class Raycore:
-    """A replica: an engine and its server. Serve drains it and then calls `__del__`."""
+    """A replica: an engine and its server. To stop a replica, Serve drains it and then calls `__del__`."""
 
     async def __init__(self, server: dict[str, Any], engine: dict[str, Any]) -> None:
         """Start the engine with arguments that `build_serve_app` has checked, and return once it can serve."""
         engine = {"model": str(demo_model_path()), **engine}
         self._options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
-        # a model can take minutes to load; awaiting it leaves the event loop free for Serve's calls
+        # loading a model can take minutes, during which the event loop must stay free for Serve's calls
         self._engine = await AsyncLLM.create(use_tqdm_on_load=False, **engine)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._engine, self._options)
 
     def check_health(self) -> None:
-        """Called by Serve, which replaces the replica if this raises."""
+        """Raise EngineDeadError if the engine refuses requests. Serve calls this, and then replaces the replica."""
         unavailable_reason = self._engine.unavailable_reason
         if unavailable_reason is not None:
             raise EngineDeadError(unavailable_reason)

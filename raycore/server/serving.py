@@ -26,14 +26,15 @@ _BACKLOG = 4096
 _START_TIMEOUT_S = 30.0
 _GARBAGE_THRESHOLDS = 50_000, 10, 10
 GOODBYE_S = 5
-"""Time for finished responses to reach their clients."""
+"""Seconds that finished responses have to reach their clients."""
 
 
 def prepare_process() -> None:
-    """Tune this process, which only serves, for many concurrent streams.
+    """Tune this process for many concurrent streams. For processes that only serve.
 
-    Each token creates short-lived objects that reference counting frees. With the default thresholds they would trigger
-    the garbage collector many times per step of a few hundred streams, which took a fifth of the process's time.
+    Each token creates short-lived objects that reference counting frees. With Python's default thresholds, they would
+    trigger the garbage collector many times in each step of a few hundred streams. That took a fifth of the process's
+    time.
     """
     gc.collect()
     gc.freeze()
@@ -44,9 +45,9 @@ def prepare_process() -> None:
 
 
 def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Open a listening socket. Called before the engine starts, it reports a port in use at once.
+    """Open a listening socket. Call this before the engine starts, so that a port that is in use is reported at once.
 
-    With `is_shared`, other processes may listen on the same address; the kernel spreads connections over them.
+    With `is_shared`, several processes can listen on the same address; the kernel spreads connections over them.
 
     Raises:
         OSError: the address can't be bound.
@@ -61,12 +62,14 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Reserve an address for processes that will share it. The socket doesn't listen, so it gets no connections.
+    """Reserve an address for processes that will share it.
+
+    Returns: a socket that is bound to the address. It doesn't listen, so it gets no connections.
 
     Raises:
         OSError: the address can't be bound.
     """
-    with listen(host, port) as probe:  # a shared bind alone also succeeds on a port that another program shares
+    with listen(host, port) as probe:  # because a shared bind also succeeds on a port that another program shares
         host, port = probe.getsockname()[:2]
     return _bind(host, port, is_shared=True)
 
@@ -86,23 +89,23 @@ def _bind(host: str, port: int, is_shared: bool) -> socket.socket:
 
 
 class Server(Protocol):
-    """Serves an engine from this process or from others."""
+    """Serves an engine over HTTP, in this process or in others."""
 
     def start(self) -> None:
-        """Returns once it serves."""
+        """Start to serve. Returns once requests are served."""
         ...
 
     def check(self) -> None:
-        """Raise if it has ended by itself."""
+        """Raise an error if the server has ended without `stop()`."""
         ...
 
     def stop(self) -> None:
-        """Stop accepting connections, and wait for responses in progress."""
+        """Stop accepting connections, and wait up to 10 s for responses in progress."""
         ...
 
 
 class HttpServer:
-    """Serves an application on a separate thread. Signals stay with the main thread."""
+    """Serves an application over HTTP, on a thread of its own. The main thread keeps handling signals."""
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
         config = uvicorn.Config(
@@ -112,7 +115,7 @@ class HttpServer:
         self._thread = threading.Thread(target=self._serve, args=(listener,), name="raycore-http", daemon=True)
 
     def start(self) -> None:
-        """Returns once it serves."""
+        """Start to serve. Returns once requests are served."""
         self._thread.start()
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not self._server.started:
@@ -121,12 +124,12 @@ class HttpServer:
             time.sleep(0.01)
 
     def check(self) -> None:
-        """Raise if it has ended by itself."""
+        """Raise an error if the server has ended without `stop()`."""
         if not self._thread.is_alive():
             raise RuntimeError("the HTTP server ended unexpectedly; see the log")
 
     def stop(self) -> None:
-        """Stop accepting connections, and wait for responses in progress. Idempotent."""
+        """Stop accepting connections, and wait up to 10 s for responses in progress. Idempotent."""
         self._server.should_exit = True
         self._thread.join(2 * GOODBYE_S)
 
@@ -137,11 +140,11 @@ class HttpServer:
 def serve(
     engine: AsyncLLM, server: Server, shutdown_timeout_s: float, on_serving: Callable[[], object] = lambda: None
 ) -> str | None:
-    """Serve until SIGTERM, SIGINT or SIGHUP; running requests then have `shutdown_timeout_s` to finish.
+    """Serve until SIGTERM, SIGINT or SIGHUP. Unfinished requests then have `shutdown_timeout_s` seconds to finish.
 
-    Call it on the main thread. `on_serving` is called once requests are served.
+    Call this on the main thread. `on_serving` is called once requests are served.
 
-    Returns: the signal's name; None if the engine was shut down without one.
+    Returns: the signal's name; None if the engine was shut down without a signal.
 
     Raises:
         EngineDeadError: the engine failed.
@@ -152,7 +155,7 @@ def serve(
             on_serving()
             while not came and not engine.wait_for_completion_or_failure(_POLL_INTERVAL_S):
                 server.check()
-            # new requests are refused by now; running ones finish or are aborted
+            # new requests are refused now; wait until the unfinished ones have finished or were aborted
             while not engine.clients.drain(_POLL_INTERVAL_S):
                 pass
         finally:

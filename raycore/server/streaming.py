@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLIENT_CLOSED_REQUEST = 499
-"""Status for a request whose client disconnected before the response. It appears only in metrics and traces."""
+"""Status of a request whose client disconnected before the response. It appears only in metrics and traces."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class JSON(Response):
-    """A JSON response of plain values."""
+    """A response whose body is a plain value as JSON."""
 
     media_type = "application/json"
 
@@ -39,7 +39,7 @@ class ClientLeft(Exception):
 
 
 async def unless_client_leaves(request: Request, answer: Awaitable[T]) -> T:
-    """Await the answer; cancel it if the client closes the connection first.
+    """Await `answer` and return its result. If the client closes the connection first, cancel `answer`.
 
     Raises:
         ClientLeft: the client closed the connection.
@@ -60,15 +60,15 @@ async def unless_client_leaves(request: Request, answer: Awaitable[T]) -> T:
 
 
 class EventStream(Response):
-    """Sends events as they arrive, then `[DONE]`. If the client disconnects, `events` is closed at once.
+    """Sends events as they arrive, then `[DONE]`. If the client disconnects, closes `events` at once.
 
-    The status is sent with the first event, so that an error before it has its own status.
+    Status 200 is sent only when the first event arrives. So an error before that event is sent with its own status.
     """
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[Any, None]) -> None:
-        """`events`: plain values, each the data of one event."""
+        """`events`: yields plain values, which become the data of one event each."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -107,7 +107,7 @@ class EventStream(Response):
         except ClientLeft:
             raise
         except Exception as error:
-            # the status has been sent, so the error can only be an event
+            # the status has already been sent, so the error is sent as an event
             told = as_api_error(error)
             log = logger.exception if told.status == 500 and told is not error else logger.warning
             log("a stream failed: %s", error)

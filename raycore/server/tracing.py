@@ -1,11 +1,12 @@
-"""OpenTelemetry traces of requests, from HTTP through the rank's phases to its steps. Needs the extra `otel`.
+"""OpenTelemetry traces of requests. Needs `pip install 'raycore[otel]'`. The spans of a request are::
 
-    POST /v1/completions                 part of the caller's trace, if the request names one
+    POST /v1/completions                 part of the caller's trace, if the request's header names one
       generate                           one for each prompt
-        queue, prefill, decode           on the rank that ran it
-          worker step                    the first 128 steps that gave the prompt's first sequence a token
+        queue, prefill, decode           the phases of the prompt on its rank
+          worker step                    the first 128 steps that generated a token for the prompt's first sequence
 
-The engine returns its timings with the outputs. Their spans are created here when a request has ended.
+Ranks return the timings of phases and steps with their outputs. The spans of these are created when a request has
+ended.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from raycore.server.options import ServerOptions
 
 
 class TraceableEngine(ServingEngine, Protocol):
-    """An engine whose outputs can include timings (`RequestOutput.trace`); `AsyncLLM` is one."""
+    """An engine, such as `AsyncLLM`, whose outputs can include timings (`RequestOutput.trace`)."""
 
     def trace_requests(self) -> None:
-        """Include timings in the outputs of all later requests."""
+        """Include timings in the outputs of all requests submitted from now on."""
         ...
 
 
@@ -46,10 +47,10 @@ Attributes = dict[str, str | int | float | tuple[str, ...]]
 
 
 def start_tracing(endpoint: str) -> TracerProvider:
-    """Create a provider that sends its spans to an OTLP collector. Its `shutdown()` sends the remaining ones.
+    """Create a provider that sends spans to an OTLP collector. The provider's `shutdown()` sends the remaining spans.
 
     Args:
-        endpoint: the collector's URL. With the path `/v1/traces` spans are sent over HTTP, otherwise over gRPC.
+        endpoint: the collector's URL. If its path is `/v1/traces`, spans are sent over HTTP, otherwise over gRPC.
     """
     resource = Resource.create()
     if str(resource.attributes["service.name"]).startswith("unknown_service"):  # OTEL_SERVICE_NAME is not set
@@ -70,9 +71,9 @@ def _exporter(endpoint: str) -> SpanExporter:
 
 
 def build_traced_app(engine: TraceableEngine, options: ServerOptions, provider: TracerProvider) -> FastAPI:
-    """Build the application. Its requests create spans of `provider`."""
+    """Build the application. Its requests create spans, which `provider` exports."""
     tracer = provider.get_tracer("raycore")
-    # it forwards everything but `generate`
+    # TracedEngine forwards everything except `generate`
     traced = cast("ServingEngine", TracedEngine(engine, tracer, options.served_model_names[0]))
     app = build_app(traced, options)
     app.add_middleware(TraceRequests, tracer=tracer)
@@ -80,7 +81,10 @@ def build_traced_app(engine: TraceableEngine, options: ServerOptions, provider: 
 
 
 class TraceRequests:
-    """Creates a span for each generating request, in the trace that its `traceparent` header names, or a new one."""
+    """ASGI middleware that creates a span for each completion and chat request.
+
+    The span belongs to the trace that the request's `traceparent` header names, or else to a new trace.
+    """
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
@@ -107,7 +111,7 @@ class TraceRequests:
 
 
 class TracedEngine:
-    """An engine whose requests create spans, as children of the span that is current when they start."""
+    """An engine whose requests create spans. A request's span is a child of the span that is current at its start."""
 
     def __init__(self, engine: TraceableEngine, tracer: Tracer, model_name: str) -> None:
         self._engine = engine
@@ -152,7 +156,7 @@ class TracedEngine:
             span.end()
 
     def _add_phases(self, span: Span, output: RequestOutput) -> None:
-        """Add the spans of the rank's phases. None if no token was generated."""
+        """Create the spans of the request's phases and steps. Does nothing if no token was generated."""
         metrics, traced = output.metrics, output.trace
         if traced is None or "first_token_s" not in metrics:
             return
@@ -198,7 +202,7 @@ def _asked(params: SamplingParams) -> Attributes:
 
 
 def _used(output: RequestOutput) -> Attributes:
-    """Token counts, under both the semantic conventions' names and vLLM's."""
+    """The attributes of a finished request. Token counts have both OpenTelemetry's and vLLM's names."""
     num_prompt = len(output.prompt_token_ids)
     num_output = sum(len(completion.token_ids) for completion in output.outputs)
     return {

@@ -1,7 +1,7 @@
-"""A batch's files: requests in, results out, one per line. A new run continues with the results of the last one.
+"""A batch's files: one with the requests and one with their results, both with one JSON object per line.
 
-Knows nothing of engines. Each result is written as one line before the next, so that a crash can damage at most the
-last line, which the next run removes.
+A new run with the same files continues the batch. Each result is completely written before the next one, so a crash can
+leave at most the last line incomplete. The next run removes an incomplete line.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from raycore.errors import InvalidInput
 logger = logging.getLogger(__name__)
 
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are not JSON or not of the expected type."""
+"""The exceptions that decoding raises for bytes that are not JSON, or not JSON of the expected type."""
 
 _MAX_NAMED = 5
-"""Limit of duplicate ids listed in an error."""
+"""How many duplicate ids an error lists."""
 
 _RESULT_PREFIX = b'{"id":"batch_req_'
 
 
 @dataclass(frozen=True)
 class RequestLine:
-    """A line of the input."""
+    """A line of the request file."""
 
     number: int
-    """Counts from 1."""
+    """The line's number, counted from 1."""
     text: bytes
     custom_id: str | None
-    """None: the line isn't JSON or has no id."""
+    """None if the line isn't JSON or has no custom_id."""
 
 
 class Response(msgspec.Struct):
-    """The response that the HTTP server would have sent."""
+    """The response that the HTTP server would have sent for the request."""
 
     status_code: int
     request_id: str
@@ -51,7 +51,7 @@ class Response(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
-    """A line of the output. `error` is null if and only if the request succeeded."""
+    """A line of the result file. `error` is null if and only if the request succeeded."""
 
     id: str
     custom_id: str | None
@@ -60,15 +60,15 @@ class Result(msgspec.Struct):
 
 
 class RequestFile:
-    """The input. The constructor reads it once for its ids; `lines` reads it again."""
+    """The file with the requests. The constructor reads it once, for the custom_ids. `lines` reads it again."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InvalidInput if the file can't be read or an id occurs twice."""
+        """Read the custom_ids. Raises InvalidInput if the file can't be read or a custom_id occurs twice."""
         self._path = path
         self.num_lines = 0
         """Number of lines that aren't blank."""
         self.line_numbers: dict[str, int] = {}
-        """Line numbers by custom_id."""
+        """The line number of each custom_id."""
         repeated: list[str] = []
         try:
             if not stat.S_ISREG(path.stat().st_mode):
@@ -87,7 +87,7 @@ class RequestFile:
             raise InvalidInput(f"{path}: custom_ids aren't unique: {', '.join(repeated[:_MAX_NAMED])}{more}")
 
     def lines(self, done: Container[str | None]) -> Iterator[RequestLine]:
-        """The lines in order, except those with ids in `done`."""
+        """The lines that aren't blank, in order, except those whose custom_id is in `done`."""
         return (line for line in self._read() if line.custom_id not in done)
 
     def _read(self) -> Iterator[RequestLine]:
@@ -98,22 +98,24 @@ class RequestFile:
 
 
 class ResultFile:
-    """The output. The constructor opens, locks and reads it; `begin()` and later calls change it."""
+    """The file with the results. The constructor opens, locks and reads it. Only `begin()` and `append()` change it."""
 
     def __init__(self, path: Path, line_numbers: Mapping[str, int]) -> None:
-        """
+        """Open, lock and read the file.
+
         Args:
-            line_numbers: the ids of the input.
+            line_numbers: `RequestFile.line_numbers` of the batch.
 
         Raises:
-            InvalidInput: it can't be opened, another process is writing it, or its lines aren't results of this input.
+            InvalidInput: the file can't be opened, another process is writing it, or its lines aren't results of this
+                batch.
         """
         self.path = path.resolve()
         self.done: set[str] = set()
-        """The ids of requests that succeeded."""
+        """The custom_ids of requests that have succeeded."""
         self._has_failures = False
         self._size = 0
-        """Bytes of complete lines."""
+        """Size of the complete lines, in bytes."""
         self._fd = _open_locked(self.path)
         try:
             self._scan(line_numbers)
@@ -122,14 +124,15 @@ class ResultFile:
             raise
 
     def begin(self) -> None:
-        """Keep only the results of `done`: remove failures, which are tried again, and an incomplete last line."""
+        """Prepare the file for new results. Removes an incomplete last line, and the results of failed requests, which
+        are tried again."""
         if self._has_failures:
             self._rewrite()
         else:
             os.ftruncate(self._fd, self._size)
 
     def append(self, result: Result) -> None:
-        """Append a result. Raises OSError, which names the file."""
+        """Append a result. If that fails, raises OSError, which names the file."""
         line = memoryview(msgspec.json.encode(result) + b"\n")
         try:
             while line:
@@ -178,7 +181,7 @@ class ResultFile:
         self.done.add(result.custom_id)
 
     def _rewrite(self) -> None:
-        """Atomically replace the file with one that holds only the results of `done`."""
+        """Atomically replace the file with one that has only the results of successful requests."""
         new_path = self.path.with_name(f"{self.path.name}.tmp")
         new_path.unlink(missing_ok=True)
         new = _open_locked(new_path)
@@ -202,7 +205,7 @@ class _Id(msgspec.Struct):
 
 
 class _Outcome(msgspec.Struct):
-    """The fields of a result that say whether its request succeeded."""
+    """The fields of a `Result` that say which request it belongs to, and whether the request succeeded."""
 
     id: str
     custom_id: str | None
@@ -229,7 +232,7 @@ def _begins_like_a_result(text: bytes) -> bool:
 
 
 def _open_locked(path: Path) -> int:
-    """Open a file for appending, and lock it against other processes that open it with this function."""
+    """Open a file for appending, and lock it against other processes that use this function."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError as error:

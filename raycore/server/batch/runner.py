@@ -35,14 +35,14 @@ async def run_lines(
     max_concurrent: int,
     is_stopping: Callable[[], bool],
 ) -> None:
-    """Run `lines`, `max_concurrent` at a time. Results arrive in the order in which requests end.
+    """Run the requests in `lines`, `max_concurrent` at a time. `on_result` gets the results as requests end.
 
-    An invalid line gets an error as its result. Once `is_stopping()`, no further line is started, and requests that the
-    engine then aborts or refuses get no result.
+    An invalid line gets an error as its result. Once `is_stopping()` returns True, no more lines are started. Requests
+    that the engine aborts or refuses after that get no result.
 
     Raises:
         EngineDeadError: the engine has failed. Lines without a result were not answered.
-        Exception: from `on_result`.
+        Exception: whatever `on_result` raises.
     """
 
     async def work() -> None:
@@ -73,7 +73,10 @@ class _Request(msgspec.Struct):
 
 
 async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLine) -> Result | None:
-    """The result of a line; None if the request was aborted. Raises EngineDeadError."""
+    """Run a line's request and return the result; None if the request was aborted.
+
+    Raises EngineDeadError if the engine has failed or is draining.
+    """
     result_id = uuid.uuid4().hex
     try:
         request = _request(line)
@@ -85,7 +88,7 @@ async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLi
         body = await prepared.answer()
     except EngineDeadError:
         raise
-    except Exception as error:  # a failure is the result of its request, as over HTTP
+    except Exception as error:  # any other error is the result of this request, as over HTTP
         told = as_api_error(error)
         if told.status == 500 and told is not error:
             logger.error("line %d (%r) failed", line.number, line.custom_id, exc_info=error)
@@ -98,7 +101,7 @@ async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLi
 
 
 def _request(line: RequestLine) -> _Request:
-    """Decode a line. Raises APIError if it isn't a request."""
+    """Decode a line. Raises APIError if the line isn't a valid request."""
     try:
         request = msgspec.json.decode(line.text, type=_Request)
     except NOT_JSON as error:

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""Answers `POST /v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raycore.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Chat:
-    """One request, checked: it can be run, whole or as a stream."""
+    """A checked chat request. `answer()` runs it and returns the whole response; `events()` streams the response."""
 
     engine: ServingEngine
     request: ChatCompletionRequest
@@ -39,7 +39,7 @@ class Chat:
     def prepare(
         engine: ServingEngine, request: ChatCompletionRequest, options: ServerOptions, model: str, request_id: str
     ) -> Chat:
-        """Raises APIError when it can't be run."""
+        """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
         tokenizer = engine.get_tokenizer()
         asked = chat_params(request, engine.default_sampling_params, options)
         template_kwargs = _template_kwargs(request)
@@ -65,7 +65,7 @@ class Chat:
         return Chat(engine, request, Envelope.of(request, model, request_id), job, plan)
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Run the request, and return the body of the complete response."""
         (output,) = await run(self.engine, [self.job])
         choices: list[dict[str, Any]] = []
         for completion in output.outputs:
@@ -92,7 +92,10 @@ class Chat:
         return envelope
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer's events: the role, then the text as it arrives, then the finish reason."""
+        """Run the request, and yield the events of the streamed response.
+
+        For each choice these are the role, then the text as it arrives, then the finish reason.
+        """
         progress = [Progress() for _ in range(self.job.params.n)]
         readers = [self.plan.reader() for _ in progress]
         counters = self._counters()
@@ -122,12 +125,12 @@ class Chat:
         return self.request.messages[-1].role if self.request.continue_final_message else "assistant"
 
     def _echoed(self) -> str:
-        """The beginning of the message, if the client wants it back."""
+        """With `echo`, the text of the request's last message, with which the response begins. Otherwise empty."""
         last = self.request.messages[-1]
         return content_text(last.role, last.content) if self.request.echo else ""
 
     def _choices(self, index: int, new: New, reader: ChoiceReader) -> list[dict[str, Any]]:
-        """A sequence's news as choices, each for an event of its own."""
+        """The new part of a sequence as choices of the stream. Each choice is sent in an event of its own."""
         deltas = reader.read(new.text, new.finish_reason, new.stop_reason)
         reason = reader.finish_reason(new.finish_reason)
         if not deltas and (reason or new.logprobs or (new.token_ids and self.request.return_token_ids)):
@@ -165,14 +168,14 @@ class Chat:
 
 
 def _template_kwargs(request: ChatCompletionRequest) -> dict[str, Any]:
-    """The variables for the chat template. `reasoning_effort` sets those that models have for it."""
+    """The request's variables for the chat template. `reasoning_effort` sets those that templates read for it."""
     effort = request.reasoning_effort
     derived = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     return derived | (request.chat_template_kwargs or {})
 
 
 def _encode(engine: ServingEngine, request: ChatCompletionRequest, prompt: str) -> list[int]:
-    """The prompt's tokens. Raises APIError when it is too long."""
+    """Tokenize the prompt. Raises APIError if the prompt is too long."""
     check_text(engine, prompt, "messages")
     token_ids = engine.get_tokenizer().encode(prompt, bool(request.add_special_tokens))
     name, max_tokens = asked_length(request)
@@ -191,11 +194,12 @@ def render(
     add_generation_prompt: bool,
     continue_final_message: bool,
 ) -> str:
-    """The conversation as text, by the request's chat template, the server's or the checkpoint's.
+    """Render a conversation as text, with the request's chat template, else the server's, else the checkpoint's.
 
     Raises:
-        APIError: the request has a template, which the server doesn't allow; or the text can't be encoded.
-        InvalidRequest: the messages have the wrong shape, or the template refuses them.
+        APIError: the request has a template of its own, which the server doesn't allow; or `chat_template_kwargs` sets
+            a variable that the server sets; or the text can't be encoded as UTF-8.
+        InvalidRequest: the messages are invalid, or the template refuses them.
     """
     if chat_template is not None and not options.trust_request_chat_template:
         raise APIError(

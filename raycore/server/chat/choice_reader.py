@@ -1,4 +1,4 @@
-"""A choice's text as a chat message. Reasoning is separated first, then tool calls are found in the rest."""
+"""Turns the text of a choice into a chat message: first separates the reasoning, then finds tool calls in the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raycore.server.parsers.reasoning import Parts
 
 
 class ChoiceReader:
-    """Turns the text of one choice into what clients get, while the text arrives."""
+    """Turns the text of one choice into a chat message, or into a stream's deltas while the text arrives."""
 
     def __init__(self, reasoning: Reasoning | None, calls: MessageReader | None) -> None:
         self._reasoning = None if reasoning is None else reasoning.reader()
@@ -18,10 +18,10 @@ class ChoiceReader:
         self._calls = calls
 
     def read(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> list[dict[str, Any]]:
-        """The news as values of a streamed choice's `delta`, once more text has arrived.
+        """Take the next piece of text. Returns the values of `delta` for the events of the stream.
 
         Raises:
-            APIError: a required call was not made.
+            APIError: the model did not make a required tool call.
         """
         end = _end_of(finish_reason, stop_reason)
         reasoning, content = self._split(text, is_last=end is not None)
@@ -31,10 +31,10 @@ class ChoiceReader:
         return [*deltas, {"content": content}] if content else deltas
 
     def message(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> dict[str, Any]:
-        """The complete message without its role.
+        """Take the whole text. Returns the complete message, without its role.
 
         Raises:
-            APIError: a required call was not made.
+            APIError: the model did not make a required tool call.
         """
         reasoning, content = self._split(text, is_last=True)
         end = _end_of(finish_reason, stop_reason) or End.COMPLETE
@@ -44,7 +44,7 @@ class ChoiceReader:
         return {"reasoning": reasoning or None, **message} if self._includes_reasoning else message
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """`tool_calls` instead of `stop` if there are calls."""
+        """The finish reason for the client: `tool_calls` instead of `stop` if the message has tool calls."""
         return reason if self._calls is None else self._calls.finish_reason(reason)
 
     def _split(self, text: str, is_last: bool) -> Parts:
@@ -56,7 +56,7 @@ class ChoiceReader:
 
 
 def _end_of(finish_reason: str | None, stop_reason: int | str | None) -> End | None:
-    """Whether and how the text has ended. Only a token of the model's completes it: a stop string cuts it off."""
+    """How the text has ended; None if it hasn't. A token of the model completes the text, a stop string cuts it off."""
     if finish_reason is None:
         return None
     return End.COMPLETE if finish_reason == "stop" and not isinstance(stop_reason, str) else End.CUT_OFF

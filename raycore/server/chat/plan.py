@@ -1,4 +1,4 @@
-"""How the messages that answer one request are written: the prompt's end, and the constraint on the output. Pure."""
+"""Plans the answer to a chat request: how the prompt ends, how the output is constrained, and how it is read. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from raycore.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class MessagePlan:
-    """Reasoning, then content or tool calls: which of them a request's messages may have, and in which form."""
+    """Which parts the answers to one request may have (reasoning, then content or tool calls), and in which form."""
 
     tools: ToolUse | None
-    """None: no calls."""
+    """How tools may be called; None: no tool calls."""
     reasoning: Reasoning | None
-    """None: reasoning is not separated from the content."""
+    """How reasoning is handled; None: it is not separated from the content."""
     content: StructuredOutputsParams | None
-    """The constraint on the content; None leaves it free."""
+    """The constraint on the content; None: the content is unconstrained."""
     content_param: str
-    """The request's field that sets it."""
+    """The request's field that sets the constraint on the content."""
 
     @staticmethod
     def of(
@@ -38,7 +38,11 @@ class MessagePlan:
         tokenizer: Tokenizer,
         options: ServerOptions,
     ) -> MessagePlan:
-        """`conversation` is the rendered text.
+        """The plan for a request.
+
+        Args:
+            conversation: the text of the conversation, rendered by the chat template.
+            content: the constraint on the content.
 
         Raises:
             APIError: the request's tools can't be used.
@@ -48,7 +52,7 @@ class MessagePlan:
         return MessagePlan(tools, reasoning, content, constraint_param(request))
 
     def prompt(self, conversation: str) -> str:
-        """The conversation, and what the message begins with."""
+        """The prompt: the conversation and, if necessary, the beginning of the answer, such as that of a tool call."""
         if self.tools is not None and self._is_call_prefilled:
             return close_reasoning(conversation) + self.tools.prefill()
         if self.content is not None and self.reasoning is None:
@@ -56,10 +60,10 @@ class MessagePlan:
         return conversation
 
     def constraint(self, tokenizer: Tokenizer) -> StructuredOutputsParams | None:
-        """The constraint on the output.
+        """The constraint on the whole output; None if it is unconstrained.
 
         Raises:
-            APIError: the tools are too large for a constraint, or can't be combined with the one on the content.
+            APIError: the tools are too large for a constraint, or can't be combined with the constraint on the content.
         """
         constraint = self.content
         if self.tools is not None:
@@ -70,23 +74,23 @@ class MessagePlan:
 
     @property
     def constraint_param(self) -> str:
-        """The request's field that is responsible for the constraint on the output."""
+        """The request's field that caused the constraint on the output. Errors name this field."""
         if self.tools is not None and (self.content is None or self.tools.must_call):
             return "tools"
         return self.content_param
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
-        """Whether special tokens have to be part of the output's text, because tags are such tokens."""
+        """Whether the output's text has to include special tokens, because the tags are special tokens."""
         parts = (self.tools, self.reasoning)
         return any(part is not None and part.needs_special_tokens(tokenizer) for part in parts)
 
     def reader(self) -> ChoiceReader:
-        """A reader of one of the messages."""
+        """A new reader for one of the request's choices."""
         calls = None if self.tools is None else MessageReader(self.tools, is_prefilled=self._is_call_prefilled)
         return ChoiceReader(self.reasoning, calls)
 
     @property
     def _is_call_prefilled(self) -> bool:
-        """Whether the prompt ends with the beginning of a call."""
+        """Whether the prompt ends with the beginning of a tool call."""
         begins_with_reasoning = self.reasoning is not None and self.reasoning.is_first
         return self.tools is not None and self.tools.must_call and not begins_with_reasoning

@@ -1,8 +1,8 @@
 """A model's reasoning in one chat request, on a server with a reasoning parser.
 
-As in vLLM, the output begins with reasoning unless the prompt says otherwise. A constraint applies to the content, so
-the reasoning is unconstrained. There is no reasoning before a required call that no grammar can express: only the end
-of the prompt can make the model write it.
+As in vLLM, the output begins with reasoning unless the prompt says otherwise. A constraint applies only to the content;
+the reasoning is unconstrained. If a tool call is required that no grammar can express, there is no reasoning: only the
+end of the prompt can make the model write such a call.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from raycore.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Reasoning:
-    """How the reasoning of one request's messages is written and reported."""
+    """How the model writes the reasoning in its answers to one request, and how the server reports it."""
 
     parser: type[ReasoningParser]
     is_first: bool
     """Whether the output begins with reasoning."""
     is_included: bool
-    """Whether the answer includes it."""
+    """Whether the response includes the reasoning."""
     call: str | None
-    """The tag that opens a call, if the request has tools."""
+    """The tag that opens a tool call, if the request has tools."""
 
     @staticmethod
     def of(
@@ -44,7 +44,10 @@ class Reasoning:
         tools: ToolUse | None,
         options: ServerOptions,
     ) -> Reasoning | None:
-        """None without a reasoning parser. `conversation` is the rendered text."""
+        """The `Reasoning` of a request; None if the server has no reasoning parser.
+
+        `conversation`: the text of the conversation, rendered by the chat template.
+        """
         if options.reasoning_parser is None:
             return None
         parser = parser_named(options.reasoning_parser)
@@ -54,15 +57,15 @@ class Reasoning:
         return Reasoning(parser, is_first and tools.allows_reasoning(), request.include_reasoning, tools.parser.opening)
 
     def reader(self) -> ReasoningParser:
-        """A parser for one of the request's messages."""
+        """A new parser for one of the request's choices."""
         return self.parser(self.is_first, self.call)
 
     def counter(self, tokenizer: Tokenizer) -> ReasoningCounter:
-        """A counter of one message's reasoning tokens."""
+        """A new counter of the reasoning tokens of one of the request's choices."""
         return ReasoningCounter(self.reader(), tokenizer)
 
     def postpone(self, constraint: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
-        """The same constraint on what follows the reasoning."""
+        """The same constraint, but applied only to the text after the reasoning."""
         if constraint is None or not self.is_first:
             return constraint
         call = self.call if self.parser.calls_end_reasoning else None
@@ -74,7 +77,7 @@ class Reasoning:
 
 
 class ReasoningCounter:
-    """Counts the tokens of one message's reasoning, tags included."""
+    """Counts the reasoning tokens of one choice, including those of the tags."""
 
     def __init__(self, parser: ReasoningParser, tokenizer: Tokenizer) -> None:
         self._parser = parser
@@ -82,12 +85,12 @@ class ReasoningCounter:
         self._num_seen = 0
         self._count = 0
         self._num_characters = 0
-        """Characters of the counted tokens."""
+        """Number of characters of the counted tokens."""
         self._undecided: list[int] = []
-        """Characters of each token that may or may not belong to the reasoning."""
+        """Number of characters of each token that isn't known yet to belong to the reasoning."""
 
     def count(self, output: CompletionOutput) -> int:
-        """Tokens of the output so far that certainly belong to the reasoning."""
+        """Number of tokens of the output so far that certainly belong to the reasoning."""
         new = output.token_ids[self._num_seen :]
         self._num_seen += len(new)
         if not self._parser.is_reasoning:
@@ -109,7 +112,7 @@ class ReasoningCounter:
 def _is_open(
     parser: type[ReasoningParser], request: ChatCompletionRequest, conversation: str, template_kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether reasoning follows the conversation. The template may have opened it, or closed it."""
+    """Whether the output begins with reasoning. The template may already have opened the reasoning, or closed it."""
     begun = _begun_message(request)
     if begun.strip():
         return begun.rfind(parser.opening) > begun.rfind(parser.closing)
@@ -120,6 +123,6 @@ def _is_open(
 
 
 def _begun_message(request: ChatCompletionRequest) -> str:
-    """The message that the model continues; empty if it begins one."""
+    """The text of the message that the model continues; empty if the model begins a new message."""
     last = request.messages[-1]
     return content_text(last.role, last.content) if request.continue_final_message else ""

@@ -1,17 +1,19 @@
-"""Tool calls in chat: how a request may use its tools, and how a model's text becomes a message with calls.
+"""Tool calls in chat: how a request may use its tools, and how a model's text becomes a message with tool calls.
 
-If a call is required, the prompt ends with its beginning. With one possible function the model then writes the
-arguments; with several it also writes the name. A grammar holds it to the names of the tools and to the functions'
-schemas: the arguments are JSON, or in formats with tags, tags of the parameters with JSON in them. Unless a function is
-`strict`, keywords that grammars don't support are ignored. So only a cut-off message can lack the call. If the model
-reasons first, the reasoning is unconstrained, and the grammar contains the beginning of the call.
+If a call is required, the prompt ends with the beginning of the call. The model then writes the rest: the function's
+name, if several functions are possible, and the arguments. A grammar forces the model to choose one of the tools and to
+follow the schema of the function's parameters. So only a message that was cut off can lack the call. If the model
+reasons first, the prompt doesn't begin the call: the reasoning is unconstrained, and the grammar applies to the text
+after the reasoning, including the beginning of the call. A required call overrides a constraint on the content.
 
-If calls are optional, they are held to the schemas if any function is `strict` and the format has a tag before every
-call, such as Hermes. With a constraint on the content, too, a message is either such calls or that content, whether or
-not a function is `strict`. A required call overrides the constraint on the content.
+If calls are optional, the grammar is used only if a function is `strict` and the format has a tag before every call, as
+in Hermes. If the request also constrains the content, the grammar is always used: the message is then either calls that
+follow the grammar, or content that follows its constraint.
 
-In all other cases, and if a name can't be written in a tag, the output is unconstrained: arguments can be invalid, and
-if the model writes something else than a required call, the request fails with code `tool_not_called`.
+In all other cases, and if the format can't write a function's or parameter's name in a tag, the output is
+unconstrained: arguments can be invalid, and a request whose required call isn't made fails with code `tool_not_called`.
+
+Keywords of JSON Schema that the grammar doesn't support are ignored, except for functions that are `strict`.
 """
 
 from __future__ import annotations
@@ -45,16 +47,16 @@ from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.tokenizer import Tokenizer
 
 _SHOWN = 200
-"""Characters of a model's text in an error."""
+"""How many characters of a model's text an error shows."""
 
 
 class End(Enum):
-    """How a text has ended."""
+    """How the text of a choice has ended."""
 
     COMPLETE = "complete"
-    """The model ended it."""
+    """The model ended the text."""
     CUT_OFF = "cut off"
-    """The model would have gone on."""
+    """The text was cut off: without that, the model would have gone on."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,17 @@ class ToolUse:
     parser: type[ToolParser]
     schemas: Schemas
     function: str | None
-    """The function of a required call; None if it may be any."""
+    """The function that a required call must name; None: any of the tools."""
     must_call: bool
     """Whether a call is required."""
     only_first: bool
-    """Whether calls after the first are dropped."""
+    """Whether calls after the first one are dropped."""
     strict: frozenset[str]
     """The functions whose schemas must be followed exactly."""
 
     @staticmethod
     def of(request: ChatCompletionRequest, tokenizer: Tokenizer, options: ServerOptions) -> ToolUse | None:
-        """None if the request has no tools to call.
+        """How a request may call tools; None if it has no tools or forbids calls.
 
         Raises:
             APIError: `tools` or `tool_choice` can't be satisfied; the error says why.
@@ -106,20 +108,20 @@ class ToolUse:
         return ToolUse(parser, schemas, function, must_call, only_first, strict)
 
     def prefill(self) -> str:
-        """The beginning of a required call, with which the prompt may end."""
+        """The beginning of a required call, as text to append to the prompt."""
         return self.parser.prefill(self.function)
 
     def allows_reasoning(self) -> bool:
-        """Whether the model may reason before a call: a required one must then be enforced by a grammar."""
+        """Whether the model may reason before a call. It may not if a call is required that no grammar can enforce."""
         return not self.must_call or self.parser.has_grammar(self.schemas)
 
     def constraint(
         self, tokenizer: Tokenizer, content: StructuredOutputsParams | None, *, is_prefilled: bool, param: str
     ) -> StructuredOutputsParams | None:
-        """The constraint on a message that may have calls; None if there is none.
+        """The constraint on a message that may have calls; None: the message is unconstrained.
 
         Args:
-            content: the constraint on a message without calls; None leaves it free.
+            content: the constraint on the content of a message without calls; None: such content is unconstrained.
             is_prefilled: whether the prompt ends with `prefill()`.
             param: the request's field that errors name.
 
@@ -162,10 +164,10 @@ class ToolUse:
 
 
 class MessageReader:
-    """Turns the text of one message without its reasoning into what clients get, while the text arrives."""
+    """Turns the text of one choice, without its reasoning, into content and tool calls, while the text arrives."""
 
     def __init__(self, use: ToolUse, *, is_prefilled: bool) -> None:
-        """`is_prefilled`: whether the prompt ends with the beginning of a call."""
+        """`is_prefilled`: whether the prompt ends with `use.prefill()`, so that the text begins inside a call."""
         self._use = use
         self._parser = use.parser(use.schemas)
         self._num_calls = 0
@@ -176,10 +178,12 @@ class MessageReader:
             self._pending = self._parser.feed(use.prefill())
 
     def read(self, text: str, end: End | None) -> list[dict[str, Any]]:
-        """The news as values of a streamed choice's `delta`, once more text has arrived. `end` is None before the last.
+        """Take the next piece of text. Returns the values of `delta` for the events of the stream.
+
+        `end`: None if more text follows.
 
         Raises:
-            APIError: the model wrote something else than a required call.
+            APIError: the model wrote something else instead of a required call.
         """
         deltas = [*self._pending, *self._parser.feed(text)]
         if end is not None:
@@ -190,7 +194,10 @@ class MessageReader:
         return [*([{"content": content}] if content else []), *([{"tool_calls": calls}] if calls else [])]
 
     def message(self, text: str, end: End) -> dict[str, Any]:
-        """`content` and, if there are any, `tool_calls` of a whole message. Raises APIError as `read` does."""
+        """Take the whole text. Returns the message's `content` and, if it has calls, `tool_calls`.
+
+        Raises APIError as `read` does.
+        """
         fields = {name: value for delta in self.read(text, end) for name, value in delta.items()}
         calls: list[dict[str, Any]] = fields.get("tool_calls", [])
         for call in calls:
@@ -199,7 +206,7 @@ class MessageReader:
         return content | {"tool_calls": calls} if calls else content
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """`tool_calls` instead of `stop` if there are calls."""
+        """The finish reason for the client: `tool_calls` instead of `stop` if the message has calls."""
         return "tool_calls" if reason == "stop" and self._num_calls else reason
 
     def _content(self, deltas: Sequence[Delta]) -> str:
@@ -230,7 +237,7 @@ class MessageReader:
 
 
 def _compiled_as(schema: Mapping[str, Any], is_strict: bool) -> dict[str, Any]:
-    """The schema with llguidance's own options: whether it may ignore keywords that it doesn't support."""
+    """The schema with options for llguidance. Without `is_strict`, llguidance ignores keywords it doesn't support."""
     return {**schema, "x-guidance": {**WHITE_SPACE, "lenient": not is_strict}}
 
 
@@ -281,7 +288,7 @@ _PROBE_CALL = {
 
 @functools.lru_cache(maxsize=8)
 def _inspect_template(tokenizer: Tokenizer, chat_template: str | None) -> tuple[bool, type[ToolParser] | None]:
-    """Whether a chat template renders tools, and the parser that reads the calls which it renders."""
+    """Whether a chat template renders tools, and a parser that can read the calls that the template renders, if any."""
     asked = _try_rendering(tokenizer, chat_template, [_PROBE_ASKED], add_generation_prompt=True)
     if asked is None or _PROBE not in asked:
         return False, None

@@ -1,6 +1,6 @@
 """The Ray actor that hosts one API server: an HTTP server and its own client of the engine's ranks.
 
-The driver tells it of rank events. Requests go to the ranks directly.
+The driver sends rank events to this actor. The actor sends requests directly to the ranks.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 1.0
-"""Interval of reports. A broken output stream is reported at once."""
+"""Interval of reports, in seconds. A broken output stream is reported at once."""
 
 
 class APIServer:
-    """One of several processes that serve the same port."""
+    """An API server: one of several processes that serve the same port."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class APIServer:
 
     @endpoint("ranks")
     def serve(self, host: str, port: int) -> int:
-        """Serve with the ranks announced so far. Returns the process's pid.
+        """Start to serve. Sends requests to the ranks announced so far, and to later ones. Returns the process's pid.
 
         Raises:
             OSError: the address can't be bound.
@@ -85,7 +85,7 @@ class APIServer:
 
     @endpoint("reports")
     def reports(self) -> Iterator[bytes]:
-        """Yield encoded `Report`s, one whenever it has changed."""
+        """Yield an encoded `Report` whenever the report has changed."""
         last = Report()
         while True:
             report = self._report()
@@ -99,27 +99,30 @@ class APIServer:
 
     @endpoint("ranks")
     def on_rank_event(self, event: RankEvent) -> None:
-        """Ranks have come up or been lost, or the reason for a loss is known."""
+        """Handle a rank event."""
         self._client.on_rank_event(event)
 
     @endpoint("leaving")
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """The ranks are about to be stopped. Returns once this client no longer needs them."""
+        """Send no more requests to these ranks, which are about to be stopped. Returns once no longer needing them.
+
+        Requests that the ranks don't finish within `timeout_s` seconds move to other ranks.
+        """
         self._client.ranks_leaving(dp_ranks, timeout_s)
 
     @endpoint("control")
     def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests, and wait for those in progress. Returns whether all have finished."""
+        """Refuse new requests, and wait up to `timeout_s` seconds for unfinished ones. Returns whether all finished."""
         return self._client.drain(timeout_s)
 
     @endpoint("control")
     def abort_all(self) -> None:
-        """End all requests with the output they have so far."""
+        """Abort all requests of this API server. Callers get the output so far."""
         self._client.abort_all()
 
     @endpoint("ranks")
     def show(self, metrics: MetricsView, http: HttpCounts) -> None:
-        """Take over the metrics of the whole engine and the HTTP counts of all API servers, for `/metrics`."""
+        """Store the metrics of the whole engine and the HTTP counts of all API servers, which `/metrics` shows."""
         self._engine.metrics = metrics
         self._app.state.all_http_counts = http
 
@@ -154,4 +157,4 @@ API_SERVER = actor_class(
     # `ranks` has one thread, which keeps rank events in order
     concurrency_groups={"ranks": 1, "leaving": 4, "control": 4, "reports": 1},
 )
-"""What Ray starts."""
+"""The Ray actor class."""

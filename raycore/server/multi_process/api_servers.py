@@ -1,7 +1,7 @@
 """Several processes that serve one port. The driver starts, watches, restarts and stops them.
 
-Each process has its own listening socket, and the kernel spreads connections over them. If a process dies, its
-connections are lost, the ranks drop its requests, the other processes continue, and a new process replaces it.
+Each process has its own listening socket, and the kernel spreads connections over these sockets. If a process dies, its
+connections are lost, the ranks abort its requests, the other processes continue, and a new process replaces it.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_API_SERVERS = MAX_CLIENTS - 4
-"""Leaves room for the driver's own client, and for clients of processes that have just died."""
+"""Maximum number of API servers. The other clients that a rank allows are the driver's own client, and the clients of
+processes that have just died."""
 
 _START_TIMEOUT_S = 120.0
 _ANSWER_S = 30.0
-"""A process that takes longer to reply to a call counts as stuck, and is replaced."""
+"""A process that takes more seconds than this to reply to a call counts as stuck, and is replaced."""
 
 _POLL_INTERVAL_S = 0.5
 _END_TIMEOUT_S = 5.0
 
 _SHOW_S = 2.0
-"""Interval at which each process gets the counts of all, if they have changed."""
+"""Interval, in seconds, at which each process gets the counts of all processes, if they have changed."""
 
 _NO_SHARE = RankShare()
 
@@ -106,7 +107,10 @@ class APIServers:
             raise RuntimeError("all API servers failed too often and were given up; see the log")
 
     def stop(self) -> None:
-        """Stop accepting connections, wait for responses in progress, and end the processes. Idempotent."""
+        """Stop accepting connections, wait up to 10 s for responses in progress, and end the API server processes.
+
+        Idempotent.
+        """
         for monitor in self._monitors:
             monitor.leave()
         for monitor in self._monitors:
@@ -114,7 +118,7 @@ class APIServers:
 
 
 class _Process:
-    """The process of one API server. It is a `RemoteClient` of the engine."""
+    """The process of one API server. To the engine's `ClientGroup`, it is a `RemoteClient`."""
 
     def __init__(self, actor: APIServer, client_index: int) -> None:
         self.actor = actor
@@ -124,67 +128,68 @@ class _Process:
         self._shown: tuple[MetricsView, HttpCounts] | None = None
         self._lock = threading.Lock()
         self._calls: dict[ObjectRef[None], float] = {}
-        """Calls without a reply yet, with their deadlines."""
+        """Calls that the process hasn't replied to yet, with their deadlines."""
 
     # ---- the methods of `RemoteClient`
 
     def on_rank_event(self, event: RankEvent) -> None:
-        """Ranks have come up or been lost, or the reason for a loss is known."""
+        """See `RemoteClient.on_rank_event`."""
         self._tell(self.actor.on_rank_event.remote(event))
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[None]:
-        """The ranks are about to be stopped."""
+        """See `RemoteClient.ranks_leaving`."""
         return self.actor.ranks_leaving.remote(dp_ranks, timeout_s).future()
 
     def drain(self, timeout_s: float) -> Future[bool]:
-        """Refuse new requests, and wait for those in progress."""
+        """See `RemoteClient.drain`."""
         return self.actor.drain.remote(timeout_s).future()
 
     def abort_all(self) -> None:
-        """End all requests with the output they have so far."""
+        """See `RemoteClient.abort_all`."""
         self._tell(self.actor.abort_all.remote())
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests in progress, as last reported."""
+        """Number of the process's unfinished requests, as last reported."""
         return self._report.num_unfinished
 
     @property
     def num_waiting_for_rank(self) -> int:
-        """Requests in progress that wait for a rank, as last reported."""
+        """Number of the process's requests that wait because no rank serves, as last reported."""
         return self._report.num_waiting_for_rank
 
     def counts(self) -> dict[int, RankCounts]:
-        """Its counts by dp_rank, as last reported."""
+        """The process's counts for each rank, as last reported, by dp_rank."""
         return self._report.counts
 
     def num_own(self, dp_rank: int) -> int:
-        """Its requests on a rank, as last reported."""
+        """Number of the process's requests on a rank, as last reported."""
         return self._report.ranks.get(dp_rank, _NO_SHARE).num_own
 
     def load(self, dp_rank: int) -> LoadView:
-        """The rank's load, as last reported."""
+        """A rank's load, as last reported; `NO_LOAD` if the process has no requests on the rank."""
         return self._report.ranks.get(dp_rank, _NO_SHARE).load if self.num_own(dp_rank) else NO_LOAD
 
     # ---- used by the monitor
 
     @property
     def http(self) -> HttpCounts:
-        """Its HTTP counts, as last reported."""
+        """The process's HTTP counts, as last reported."""
         return self._report.http
 
     def show(self, metrics: MetricsView, http: HttpCounts) -> None:
-        """Send it the metrics of the whole engine and the HTTP counts of all servers, if they have changed."""
+        """Send the metrics of the whole engine and the HTTP counts of all API servers to the process, if they have
+        changed."""
         if (metrics, http) != self._shown:
             self._shown = metrics, http
             self._tell(self.actor.show.remote(metrics, http))
 
     def serve(self, host: str, port: int) -> None:
-        """Start serving, and return once it does. Raises RayError or GetTimeoutError on failure."""
+        """Have the process start to serve. Returns once it serves. Raises RayError or GetTimeoutError on failure."""
         self.pid = get(self.actor.serve.remote(host, port), timeout_s=_START_TIMEOUT_S)
 
     def reports(self) -> Iterator[Report | None]:
-        """Yield its reports, and None at each poll.
+        """Yield the process's reports as they arrive, and None every half a second.
 
         Raises:
             _Ended: the process has ended or doesn't reply.
@@ -210,7 +215,7 @@ class _Process:
         """Kill the process, and wait until it has ended."""
         kill(self.actor)
         if self.pid is not None and wait_until_gone([self.pid], _END_TIMEOUT_S):
-            send_signal([self.pid], signal.SIGKILL)  # a stuck process doesn't notice Ray's request
+            send_signal([self.pid], signal.SIGKILL)  # a stuck process doesn't react to Ray's request to exit
             if wait_until_gone([self.pid], _END_TIMEOUT_S):
                 logger.warning("API server process %d is still running %g s after SIGKILL", self.pid, _END_TIMEOUT_S)
 
@@ -246,12 +251,13 @@ class _Factory:
         # kept, because a process may have to start while no rank is up
         self._limits = min(engine.engine_infos, key=lambda info: info.num_kv_tokens)
         self.http: dict[int, HttpCounts] = {}
-        """HTTP counts of each process, ended ones included, by client_index."""
+        """HTTP counts of each process, including processes that have ended, by client_index."""
         self._indices = itertools.count(1)
-        """0 is the driver's own. An index is never used again: output for a dead process must not reach another."""
+        """Client indices that haven't been used. 0 is that of the driver's own client. No index is used twice, because
+        output for a dead process must not reach another process."""
 
     def make(self, index: int) -> _Process:
-        """Create a process that doesn't serve yet."""
+        """Create the process of API server `index`. The process doesn't serve yet."""
         client_index = next(self._indices)
         name = f"raycore_{self._engine.name}_api_server_{index}"
         actor = API_SERVER.options(
@@ -310,7 +316,7 @@ class _ServerMonitor:
 
     @contextmanager
     def _running(self) -> Generator[_Process, None, None]:
-        """A process that serves while the context is open."""
+        """Start a process, and let it serve while the block runs. Kills the process at the end."""
         process = self._factory.make(self._index)
         try:
             self._engine.clients.join(process)
@@ -325,7 +331,7 @@ class _ServerMonitor:
             process.kill()
 
     def _follow(self, process: _Process) -> None:
-        """Handle the process's reports until `leave()`. Raises when the process ends."""
+        """Handle the process's reports until `leave()` is called. Raises an error if the process ends before that."""
         shown_s = 0.0
         for report in process.reports():
             if time.monotonic() > shown_s + _SHOW_S:

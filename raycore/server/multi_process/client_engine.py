@@ -1,4 +1,4 @@
-"""The engine as an API server in another process sees it: through its own client. Knows no Ray."""
+"""The engine's interface for an API server: the server's process reaches the ranks through a client of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raycore.text.tokenizer import Tokenizer
 
 
 class ClientEngine:
-    """A `ServingEngine` that reaches the ranks of another process's engine."""
+    """A `ServingEngine` for the ranks of an engine that another process, the driver, has created."""
 
     def __init__(self, config: EngineConfig, client: EngineClient) -> None:
         self._config = config
@@ -46,7 +46,7 @@ class ClientEngine:
         self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)
 
     def read_metrics(self) -> MetricsView:
-        """Metrics of the whole engine, over all API servers. They are a few seconds old."""
+        """The metrics of the whole engine, of all API servers. They may be a few seconds old."""
         return self.metrics
 
     def trace_requests(self) -> None:
@@ -54,20 +54,20 @@ class ClientEngine:
         self._client.trace_requests()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer in use."""
+        """The engine's tokenizer."""
         return self._client.tokenizer
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """Sampling parameters from the checkpoint, used where a request sets none."""
+        """The sampling parameters that the checkpoint sets, for those that a request doesn't set."""
         return self._config.model.default_sampling_params
 
     @property
     def max_model_len(self) -> int:
-        """Limit of a request's prompt and output tokens together."""
+        """Maximum number of tokens of a request's prompt and output together."""
         return self._client.max_model_len
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Why the engine accepts no requests; None if it does."""
+        """Why the engine refuses requests; None if it accepts them."""
         return self._client.unavailable_reason

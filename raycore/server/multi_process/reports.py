@@ -13,21 +13,21 @@ class RankShare(msgspec.Struct, frozen=True, array_like=True):
     """One client's view of a rank."""
 
     num_own: int = 0
-    """The client's requests on the rank."""
+    """Number of this client's requests on the rank."""
     load: LoadView = NO_LOAD
-    """The rank's load from all clients' requests, as it last reported."""
+    """The rank's load, from the requests of all clients, as the rank last reported it."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """An API server's state. A report is sent when it differs from the previous one."""
+    """The state of an API server. A report is sent when it differs from the previous report."""
 
     num_unfinished: int = 0
     ranks: dict[int, RankShare] = {}
-    """By dp_rank: the ranks on which it has requests."""
+    """The ranks on which the API server has requests, by dp_rank."""
     num_waiting_for_rank: int = 0
     counts: dict[int, RankCounts] = {}
     """Counts since the server started, by dp_rank."""
     http: HttpCounts = msgspec.field(default_factory=HttpCounts)
     """HTTP counts since the server started."""
     broken: list[tuple[int, str]] = []
-    """(dp_rank, reason) of output streams that broke on ranks not known to be lost. Each is reported once."""
+    """(dp_rank, reason) of output streams that broke on ranks not known to be lost. Each stream is reported once."""

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the responses of each path."""
+"""Makes the OpenAPI document, and describes the responses of each path for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
 def responses(answer: type[BaseModel] | None, *errors: int, streams: bool = False) -> Responses:
-    """The responses of a path: `answer` on success (None: an empty body), and the statuses `errors`."""
+    """A path's responses, in FastAPI's format: `answer` on success (None: an empty body), and the statuses `errors`."""
     success: dict[str, Any] = {"description": "Successful response"}
     if answer is not None:
         success["model"] = answer
@@ -46,7 +46,10 @@ def responses(answer: type[BaseModel] | None, *errors: int, streams: bool = Fals
 
 
 def describe(app: FastAPI, options: ServerOptions, engine: ServingEngine) -> dict[str, Any]:
-    """The document: FastAPI's, with this server's value ranges and API key, without the 422 that it never sends."""
+    """The OpenAPI document: FastAPI's, with this server's value ranges and API key scheme.
+
+    Status 422, which this server never sends, is removed.
+    """
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for methods in document["paths"].values():
         for operation in methods.values():

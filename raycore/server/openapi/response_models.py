@@ -1,4 +1,5 @@
-"""Models of responses, for the OpenAPI document. The server sends plain values; tests check that they match."""
+"""Models of responses, for the OpenAPI document. The server itself sends plain values, which tests compare with these
+models."""
 
 from __future__ import annotations
 

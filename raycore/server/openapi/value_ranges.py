@@ -1,6 +1,7 @@
 """Adds the ranges of a request's fields to the OpenAPI document.
 
-The request models leave them out on purpose: the checks elsewhere give better errors than pydantic.
+The request models leave the ranges out on purpose: the checks in `raycore.server.sampling` and in the engine give
+better errors than pydantic.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TEXT_PART: JsonSchema = {"properties": {"type": {"const": "text"}, "text": {"ty
 
 
 def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: ServingEngine) -> None:
-    """Narrow the request schemas to what this server accepts. Only simple dependencies between fields are described."""
+    """Narrow the schemas of requests to what this server accepts. Describes only simple dependencies between fields."""
     longest = engine.max_model_len
     token = {"minimum": 0, "maximum": engine.get_tokenizer().vocab_size - 1}
     sampling = _sampling_ranges(options, token)
@@ -81,7 +82,7 @@ def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: S
 
 
 def _sampling_ranges(options: ServerOptions, token: JsonSchema) -> dict[str, Ranges]:
-    """Ranges of the sampling fields, by field."""
+    """The ranges of the sampling fields, by field."""
     penalty: Ranges = {"number": {"minimum": -2, "maximum": 2}}
     logprobs: Ranges = {"integer": {"minimum": 0, "maximum": options.max_logprobs}}
     # FastAPI turns the models' bounds into floats, which are off by one

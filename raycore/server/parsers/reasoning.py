@@ -1,6 +1,6 @@
 """Separates a model's reasoning from its content, with a parser for each family of models. Pure.
 
-The parsers have the names of vLLM's `--reasoning-parser`.
+The parsers are named like the corresponding values of vLLM's `--reasoning-parser`.
 """
 
 from __future__ import annotations
@@ -14,48 +14,52 @@ from raycore.server.parsers.tags import num_begun
 
 
 class Parts(NamedTuple):
-    """The next part of a message. Its reasoning comes before its content."""
+    """The next piece of a message: some reasoning, followed by some content. Either may be empty."""
 
     reasoning: str
     content: str
 
 
 class ReasoningParser:
-    """Reads one message. The same text gives the same parts, however it is split into pieces.
+    """Reads one message, piece by piece. How the text is split into pieces doesn't change the result.
 
-    Reasoning that is never closed extends to the end of the message. The tags belong to neither part. White space after
-    a tag belongs to the part that the tag begins.
+    Reasoning that is never closed extends to the end of the message. The reasoning's tags belong neither to the
+    reasoning nor to the content. White space after the opening tag is reasoning, after the closing tag content.
     """
 
     opening: ClassVar[str] = "<think>"
-    """The prompt ends with it, or the model writes it."""
+    """The tag before the reasoning. The prompt ends with this tag, or the model writes it."""
     closing: ClassVar[str] = "</think>"
+    """The tag after the reasoning."""
     switch: ClassVar[str | None] = None
-    """The chat template's variable that turns reasoning off if it is false."""
+    """The variable of the chat template that turns reasoning off if the variable is false; None: there is none."""
     calls_end_reasoning: ClassVar[bool] = False
     """Whether the model may call tools without closing its reasoning."""
 
     def __init__(self, is_reasoning: bool = True, call: str | None = None) -> None:
-        """
+        """Start at the beginning of a message.
+
         Args:
             is_reasoning: whether the message begins with reasoning, with or without the opening tag.
-            call: the tag that opens a tool call. It ends the reasoning, too, and is part of the content.
+            call: the tag that opens a tool call. If `calls_end_reasoning`, this tag also ends the reasoning, and is
+                part of the content.
         """
         self.is_reasoning = is_reasoning
+        """Whether the text read so far ends in reasoning."""
         self.reasoning_length = 0
-        """Characters of the reasoning so far, tags included; final once the reasoning has ended."""
+        """Number of characters of the reasoning so far, including its tags. Final once the reasoning has ended."""
         self._ends = [self.closing, *([call] if call is not None and self.calls_end_reasoning else [])]
         self._may_open = is_reasoning
         self._held = ""
-        """Text that was fed but not returned yet."""
+        """Text that has arrived but hasn't been returned yet."""
 
     def feed(self, text: str) -> Parts:
-        """The parts that are certain once `text` has arrived."""
+        """Take the next piece of text. Returns the reasoning and content that are certain now."""
         self._held += text
         return self._run(is_last=False)
 
     def finish(self) -> Parts:
-        """The rest of the message, when no more text follows."""
+        """End the message. Returns the rest of its reasoning and content."""
         return self._run(is_last=True)
 
     def _run(self, is_last: bool) -> Parts:
@@ -69,7 +73,7 @@ class ReasoningParser:
         return Parts(reasoning, content)
 
     def _skip_opening(self, is_last: bool) -> None:
-        """Drop the opening tag if the message begins with it; wait as long as that is uncertain."""
+        """Drop the opening tag if the message begins with it. Do nothing while that is uncertain."""
         rest = self._held.lstrip()
         if rest.startswith(self.opening):
             self._drop(len(self._held) - len(rest) + len(self.opening))
@@ -96,11 +100,11 @@ class ReasoningParser:
 
 
 class DeepSeekR1Parser(ReasoningParser):
-    """DeepSeek R1 and its distilled models: they always reason, unless the prompt closes the reasoning."""
+    """For DeepSeek R1 and its distilled models. These models always reason, unless the prompt closes the reasoning."""
 
 
 class Qwen3Parser(ReasoningParser):
-    """Qwen 3: reasons unless the request turns it off, and may call tools in the middle of its reasoning."""
+    """For Qwen 3 models. They reason unless the request turns reasoning off. A tool call may end the reasoning, too."""
 
     switch = "enable_thinking"
     calls_end_reasoning = True
@@ -110,7 +114,7 @@ PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType({"deepseek_r1": 
 
 
 def parser_named(name: str) -> type[ReasoningParser]:
-    """Raises InvalidConfig when there is no parser of that name."""
+    """The parser class with this name. Raises InvalidConfig if there is none."""
     if name not in PARSERS:
         raise InvalidConfig(f"reasoning_parser={name!r} isn't one of {', '.join(PARSERS)}")
     return PARSERS[name]

@@ -6,10 +6,10 @@ from raycore.text.tokenizer import Tokenizer
 
 
 def num_begun(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of the tag."""
+    """How many of the tag's characters `text` ends with, if it ends with an incomplete beginning of the tag; else 0."""
     return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)
 
 
 def any_special(tokenizer: Tokenizer, *tags: str) -> bool:
-    """Whether a special token is part of a tag. The output's text leaves special tokens out by default."""
+    """Whether any of the tags has a special token. By default, the text of outputs leaves special tokens out."""
     return not tokenizer.special_ids.isdisjoint(tokenizer.encode("".join(tags), add_special_tokens=False))

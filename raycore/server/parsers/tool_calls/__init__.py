@@ -1,6 +1,6 @@
 """Finds the tool calls in a model's text, with a parser for the format of each family of models.
 
-The parsers have the names of vLLM's `--tool-call-parser`.
+The parsers are named like the corresponding values of vLLM's `--tool-call-parser`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["PARSERS", "CallArguments", "CallStart", "Content", "Delta", "Schemas
 
 
 def parser_named(name: str) -> type[ToolParser]:
-    """Raises InvalidConfig when there is no parser of that name."""
+    """The parser class with this name. Raises InvalidConfig if there is none."""
     if name not in PARSERS:
         raise InvalidConfig(f"tool_call_parser={name!r} isn't one of {', '.join(PARSERS)}")
     return PARSERS[name]

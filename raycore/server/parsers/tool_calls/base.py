@@ -1,4 +1,4 @@
-"""The base of all tool parsers: text in, deltas out. Text that may become a call is held back. Pure."""
+"""The base class of all tool parsers, which turn text into deltas: content, starts of calls, arguments. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from raycore.server.parsers.tags import num_begun
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's parameters, by the function's name."""
 _SPACE = r"[ \n]{1,2}"
-"""White space between the parts of a call. Models write no more of it."""
+"""White space that grammars allow between the parts of a call. Models write no more than this."""
 _SPACE_BEFORE = r"[ \n]{1,4}"
-"""White space between reasoning and a call: more than models write, so that none of it keeps them from the tag."""
+"""White space that grammars allow between reasoning and a call. Models write less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The beginning of a call; its arguments follow. The index counts calls from 0."""
+    """The beginning of a call. The call's arguments follow. `index` is the call's number in the message, from 0."""
 
     index: int
     name: str
@@ -36,7 +36,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments: valid JSON only if the model wrote valid JSON."""
+    """The next piece of the arguments of call `index`. If the model writes invalid JSON, so are the arguments."""
 
     index: int
     text: str
@@ -46,45 +46,47 @@ Delta = Content | CallStart | CallArguments
 
 
 class ToolParser(ABC):
-    """Reads one message. The same text gives the same message, however it is split into pieces.
+    """Reads one message, piece by piece. How the text is split into pieces doesn't change the message.
 
-    Text that looks like the beginning of a call is held back until its name is complete, or it turns out to be content.
-    A call that was reported stays: its arguments are passed on as they arrive, even if they end as broken JSON. White
-    space around calls belongs to them. If the message is cut off, the beginning of a call at its end is left out.
+    Text that looks like the beginning of a call is held back until the function's name is complete, or until the text
+    turns out to be content. A call that was reported is never taken back: its arguments are passed on as they arrive,
+    even if they turn out to be broken JSON. White space around a call belongs to the call. If the message is cut off
+    before a function's name is complete, that beginning of a call is left out.
     """
 
     opening: ClassVar[str]
-    """The tag before a call."""
+    """The tag before a call. It belongs to the call."""
     closing: ClassVar[str]
-    """The tag that may follow a call, and is part of it."""
+    """The tag that may follow a call. It belongs to the call."""
     needs_opening: ClassVar[bool] = True
     """Whether every call begins with `opening`."""
 
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
         self._held = ""
-        """Text that was fed but not reported yet."""
+        """Text that has arrived but hasn't been reported yet."""
         self._opening_end = 0
-        """Length of the opening tag at its beginning, with the white space before the tag."""
+        """Where the opening tag with which `_held` begins ends, including white space before the tag."""
         self._num_calls = 0
         self._follows_call = False
         """Whether the last delta belongs to a call."""
         self._deltas: list[Delta] = []
         self._state: Callable[[bool], bool] = self._in_text
-        """Takes what it can of `_held` and returns whether to go on. Its argument says that no more text follows."""
+        """The parser's current state, a method. It takes what it can of `_held`, may set another state, and returns
+        whether to go on. Its argument says whether no more text follows."""
         self._is_cut_off = False
 
     @classmethod
     @abstractmethod
     def prefill(cls, name: str | None) -> str:
-        """The beginning of a call, up to its arguments; without a name, up to the name.
+        """The text of the beginning of a call: up to the arguments, or if `name` is None, up to the function's name.
 
-        It ends at a token boundary of the model's, so that the model continues as usual.
+        The text ends where a token of the model would end, so that the model continues as usual.
         """
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """Whether a grammar can express calls of these functions. Precondition of the methods that return grammars."""
+        """Whether a grammar can express calls of these functions. If not, call no method that returns a grammar."""
         return True
 
     @classmethod
@@ -100,10 +102,10 @@ class ToolParser(ABC):
         """A Lark grammar of one or more calls whose arguments follow their functions' schemas.
 
         Args:
-            name: the function of the first call; None allows any.
-            special: those of `opening` and `closing` that are special tokens.
-            only_first: allow one call only.
-            is_prefilled: the output begins after `prefill(name)`.
+            name: the function of the first call; None: any of the functions.
+            special: those of the tags `opening` and `closing` that are special tokens.
+            only_first: whether only one call is allowed.
+            is_prefilled: whether the prompt ends with `prefill(name)`, so that the output begins inside a call.
         """
         index = 0 if name is None else list(schemas).index(name)
         first = "call" if name is None else f"rest_{index}"
@@ -114,15 +116,18 @@ class ToolParser(ABC):
 
     @classmethod
     def calls_or_grammar(cls, schemas: Schemas, other: str, special: SpecialTokens, *, only_first: bool) -> str:
-        """A grammar of a whole message that is either such calls or what the expression `other` allows."""
+        """A Lark grammar of a whole message that is either calls, as in `calls_grammar`, or what `other` allows.
+
+        `other`: the body of a Lark rule.
+        """
         rules = ["start: calls | other", f"calls: announced {_more(only_first)}", f"other: {other}"]
         return cls._grammar(rules, schemas, special)
 
     @classmethod
     def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
-        """A grammar of a whole message: text that may contain such calls. Whatever follows an opening tag is a call.
+        """A Lark grammar of a whole message: any text, with or without calls as in `calls_grammar`.
 
-        None if calls may come without an opening tag.
+        After an opening tag, there must be a call. Returns None if the format has calls without an opening tag.
         """
         if not cls.needs_opening:
             return None
@@ -152,32 +157,33 @@ class ToolParser(ABC):
     @classmethod
     @abstractmethod
     def _call_rules(cls, schemas: Schemas) -> list[str]:
-        """Rules `name_N` and `rest_N` for each function, N being its position: together, a call after `prefill(None)`.
+        """The rules `name_N` and `rest_N` for each function, where N is the function's position in `schemas`.
 
-        `name_N` ends where `prefill` of that name ends, `rest_N` before `closing`.
+        Together they match the text of a call after `prefill(None)`. `name_N` ends where `prefill(name)` ends, `rest_N`
+        before the tag `closing`.
         """
 
     @abstractmethod
     def begin(self, name: str) -> list[Delta]:
-        """Continue after `prefill(name)`: all that follows is arguments."""
+        """Begin inside a call, after `prefill(name)`: the text begins with the arguments. Returns the first deltas."""
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain once `text` has arrived."""
+        """Take the next piece of text. Returns the deltas that are certain now."""
         self._held += text
         return self._run(is_last=False)
 
     def finish(self, is_cut_off: bool = False) -> list[Delta]:
-        """The rest, when no more text follows.
+        """End the message. Returns the remaining deltas.
 
         Args:
-            is_cut_off: whether the model would have gone on, so that the beginning of a call is not content.
+            is_cut_off: whether the text was cut off, so that the beginning of a call at its end is not content.
         """
         self._is_cut_off = is_cut_off
         return self._run(is_last=True)
 
     @abstractmethod
     def _in_head(self, is_last: bool) -> bool:
-        """State: what is held begins with an opening tag, or with what may be a call without one."""
+        """The state in which `_held` begins with an opening tag, or with what may be a call without an opening tag."""
 
     def _run(self, is_last: bool) -> list[Delta]:
         while self._held and self._state(is_last):
@@ -217,7 +223,7 @@ class ToolParser(ABC):
         return True
 
     def _give_up(self, num_read: int) -> None:
-        """What is held is no call: report `num_read` characters as content and look for a call in the rest."""
+        """Report the first `num_read` characters of `_held` as content, because no call begins there."""
         self._report_content(num_read)
         self._state = self._in_text
 
@@ -242,17 +248,17 @@ def _more(only_first: bool) -> str:
 
 
 def num_undecided(text: str, tag: str) -> int:
-    """Characters at the end of `text` that may begin the tag, with the white space before them."""
+    """How many characters at the end of `text` may be the beginning of the tag, or white space before the tag."""
     return len(text) - len(text[: len(text) - num_begun(text, tag)].rstrip())
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Whether this can be a function's name."""
+    """Whether a value from JSON can be a function's name."""
     return isinstance(value, str) and bool(value) and is_text(value)
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be encoded: JSON can also spell halves of surrogate pairs."""
+    """Whether a string can be encoded as UTF-8. Strings from JSON may contain halves of surrogate pairs."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -261,6 +267,6 @@ def is_text(value: str) -> bool:
 
 
 def as_json(value: Any) -> str:
-    """JSON without escapes, except where the value contains halves of surrogate pairs."""
+    """Encode a value as JSON. Characters outside of ASCII are escaped only if there are halves of surrogate pairs."""
     written = json.dumps(value, ensure_ascii=False)
     return written if is_text(written) else json.dumps(value)

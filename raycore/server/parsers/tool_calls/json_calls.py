@@ -1,4 +1,4 @@
-"""Calls written as JSON objects that hold a function's name and its arguments."""
+"""Parsers for calls that are written as JSON objects with a function's name and its arguments."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from raycore.server.parsers.tool_calls.json_scanner import JsonScanner
 _HEAD = re.compile(
     r'\{\s*"name"\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
 )
-"""Everything before the arguments, in the usual order of the keys."""
+"""Matches the part of the object before the arguments, if the keys have the usual order: name, then arguments."""
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)["\\]')
 _KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
 
 
 class JsonCallParser(ToolParser):
-    """Passes arguments on as they arrive if the name precedes them, and otherwise once the object is complete."""
+    """Base of the parsers for JSON objects. If the name comes before the arguments, passes arguments on as they arrive.
+
+    Otherwise the call is reported when its object is complete.
+    """
 
     arguments_key: ClassVar[str]
-    """The key of the arguments that the model was trained on. The parser accepts either key."""
+    """The key for the arguments with which the model was trained: `arguments` or `parameters`. The parser accepts both.
+    """
     needs_arguments: ClassVar[bool]
-    """Whether only an object with arguments is a call."""
+    """Whether an object without arguments is content and not a call."""
     ends_arguments: ClassVar[str | None] = None
-    """A tag that ends broken arguments."""
+    """A tag that ends the arguments even if their JSON is incomplete."""
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
@@ -69,7 +73,7 @@ class JsonCallParser(ToolParser):
         return is_last
 
     def _may_be_call(self) -> bool:
-        """Whether an object that is cut off is the beginning of a call, and not of content that is JSON."""
+        """Whether an incomplete object at the end of the message is the beginning of a call, and not JSON content."""
         if self._has_opening() or self._follows_call:
             return True
         begun = _compact(self._held[self._opening_end :])
@@ -80,7 +84,7 @@ class JsonCallParser(ToolParser):
         return self._held[: self._opening_end].endswith(self.opening)
 
     def _read_head(self) -> bool:
-        """Begin the call, or give up. False if more text is needed to decide."""
+        """Read the beginning of a call, or report it as content. Returns False if more text is needed to decide."""
         begin = self._opening_end
         while begin < len(self._held) and self._held[begin].isspace():
             begin += 1
@@ -100,7 +104,10 @@ class JsonCallParser(ToolParser):
         return self._read_whole(begin)
 
     def _read_whole(self, begin: int) -> bool:
-        """For objects whose arguments come first, or are missing."""
+        """Read the whole object of a call whose arguments come before the name or are missing.
+
+        Returns False if the object isn't complete yet.
+        """
         if self._scanner is None:
             self._scanner = JsonScanner(begin, strict=True)
         if not self._scanner.advance(self._held):
@@ -120,7 +127,7 @@ class JsonCallParser(ToolParser):
 
     def _stop_reading(self) -> None:
         self._scanner = None
-        # without an opening tag, the bracket is content: it would be taken for a call again
+        # without an opening tag, the bracket itself is content too: otherwise it would be taken for a call again
         self._give_up(self._opening_end + (0 if self._has_opening() else 1))
 
     def _call_of(self, text: str) -> tuple[str, dict[str, Any]] | None:
@@ -163,7 +170,7 @@ class JsonCallParser(ToolParser):
 
 
 class HermesParser(JsonCallParser):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5, Qwen 3."""
+    """The format of Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
 
     opening = "<tool_call>"
     closing = "</tool_call>"
@@ -177,9 +184,9 @@ class HermesParser(JsonCallParser):
 
 
 class Llama3JsonParser(JsonCallParser):
-    """`{"name": …, "parameters": {…}}`: Llama 3.1 to 3.3.
+    """The format of Llama 3.1 to 3.3: `{"name": …, "parameters": {…}}`.
 
-    Calls come at the beginning of the message, or after `<|python_tag|>`; `;` or white space separates them.
+    Calls come at the beginning of the message, or after `<|python_tag|>`. They are separated by `;` or white space.
     """
 
     opening = "<|python_tag|>"
@@ -202,7 +209,7 @@ class Llama3JsonParser(JsonCallParser):
 
 
 def _parsed(text: str) -> Any:
-    """The value; None if the text isn't JSON."""
+    """The value of a JSON text; None if the text isn't JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

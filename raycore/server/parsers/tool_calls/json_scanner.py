@@ -8,21 +8,21 @@ _STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _ANYTHING = re.compile(r'[^"{}\[\]]*')
 _ANYTHING_BUT_TAGS = re.compile(r'[^"{}\[\]<]*')
 _LEGAL = re.compile(r"[\s\w:,.+-]*")
-"""What valid JSON contains outside of strings, besides brackets."""
+"""Matches what valid JSON may contain outside of strings, except brackets."""
 
 
 class JsonScanner:
-    """Follows strings and brackets only. It does not check that the value is valid JSON."""
+    """Finds the end by following strings and brackets only. Does not check whether the value is valid JSON."""
 
     def __init__(self, position: int = 0, *, until: str | None = None, strict: bool = False) -> None:
-        """Begin at a position of the text.
+        """Begin at `position` in the text.
 
         Args:
-            until: a tag that ends the value, too, unless it is in a string.
-            strict: also end at a character that no JSON value can contain there.
+            until: a tag that also ends the value, unless the tag is in a string.
+            strict: also end at a character that is not allowed in JSON outside of strings.
         """
         self.position = position
-        """How far the text was scanned; the value's end once that is found."""
+        """Up to where the text has been scanned. Once the value has ended: where it ends."""
         self.is_broken = False
         """Whether the scan ended because the value is not JSON."""
         self._until = until
@@ -32,9 +32,9 @@ class JsonScanner:
         self._depth = 0
 
     def advance(self, text: str) -> bool:
-        """Scan the new text. Returns whether the value has ended.
+        """Scan the text from `position`. `text` is the whole text so far. Returns whether the value has ended.
 
-        It ends after its last bracket, or before a bracket that closes what surrounds it.
+        The value ends after its last bracket, or before a bracket that closes the object or array around it.
         """
         while self.position < len(text):
             self.position = _end(_STRING if self._in_string else self._plain, text, self.position)
@@ -42,7 +42,7 @@ class JsonScanner:
                 return False
             character = text[self.position]
             if character == "\\" and self._in_string:
-                return False  # the character that it escapes has yet to arrive
+                return False  # the character that the backslash escapes hasn't arrived yet
             if character == "<" and self._until is not None and not self._in_string:
                 if text.startswith(self._until, self.position):
                     return True

@@ -1,4 +1,4 @@
-"""Calls written as tags around each parameter's text."""
+"""The parser for calls in which tags surround the text of each parameter's value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, a
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
 _OTHER_REF = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
-"""A reference that can't be resolved within the schema of one parameter."""
+"""Matches a JSON Schema reference that can't be resolved within the schema of one parameter."""
 _AFTER_VALUE = f"\n{_END_PARAMETER}\n"
 _NAME = re.compile(r"[^<>\n]*")
 _WRITABLE = re.compile(r"[^<>\n]+")
@@ -20,10 +20,12 @@ _AS_PYTHON_WRITES = {"True": True, "False": False, "None": None}
 
 
 class Qwen3CoderParser(ToolParser):
-    r"""`<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n…</function>\n</tool_call>`: Qwen3-Coder.
+    r"""The format of Qwen3-Coder:
 
-    Values are written as text; the function's schema says which JSON type they become. A value is passed on once it is
-    complete.
+    `<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n…</function>\n</tool_call>`.
+
+    Models write values as text. The function's schema says to which JSON type a value is converted. A value is passed
+    on once it is complete.
     """
 
     opening = "<tool_call>"
@@ -36,7 +38,7 @@ class Qwen3CoderParser(ToolParser):
         self._parameter = ""
         self._num_parameters = 0
         self._num_searched = 0
-        """How much of a value was searched for its end."""
+        """How many characters of `_held` have been searched for the end of the value."""
 
     @classmethod
     def prefill(cls, name: str | None) -> str:
@@ -44,7 +46,7 @@ class Qwen3CoderParser(ToolParser):
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """Names with `<`, `>` or a newline can't be written in a tag."""
+        """See `ToolParser.has_grammar`. False if a name has `<`, `>` or a newline, which can't be written in a tag."""
         return all(
             _WRITABLE.fullmatch(each)
             for name, schema in schemas.items()
@@ -53,7 +55,8 @@ class Qwen3CoderParser(ToolParser):
 
     @classmethod
     def _call_rules(cls, schemas: Schemas) -> list[str]:
-        """Parameters come in the schema's order. Strings are unconstrained unless they have an `enum`."""
+        """See `ToolParser._call_rules`. The rules require parameters in the schema's order. They don't constrain string
+        values, except those with an `enum` or a `const`."""
         rules = [f"text[lazy]: TEXT {json.dumps(_AFTER_VALUE)}"]
         rules.append(rf'parameter: "{_PARAMETER}" /{_WRITABLE.pattern}/ ">\n" text')
         for index, (name, schema) in enumerate(schemas.items()):
@@ -105,7 +108,7 @@ class Qwen3CoderParser(ToolParser):
             self._held = rest[len(_END_FUNCTION) :]
         elif name is None or _END_FUNCTION.startswith(rest):
             if is_last:
-                self._held = ""  # the arguments stay incomplete, like the call
+                self._held = ""  # the model didn't complete the call, so the arguments stay incomplete, too
             return False
         self._report_arguments("}" if self._num_parameters else "{}")
         self._state = self._before_closing
@@ -127,7 +130,10 @@ class Qwen3CoderParser(ToolParser):
 
 
 def _read_tag(text: str, begin: int, tag: str) -> tuple[str | None, int]:
-    """The name in a tag such as `<function=NAME>`, and where the tag ends. None: incomplete; "": no such tag."""
+    """(name, end) of a tag such as `<function=NAME>` at position `begin`, after any white space.
+
+    The name is None if the tag is incomplete, and empty if there is no such tag.
+    """
     while begin < len(text) and text[begin].isspace():
         begin += 1
     if not text.startswith(tag, begin):
@@ -154,7 +160,12 @@ def _required(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _value_rule(schema: object, function: Mapping[str, Any]) -> str:
-    """A parameter's value and the tag after it. `function` is the schema of all parameters."""
+    """Grammar of a parameter's value and the tag after it.
+
+    Args:
+        schema: the parameter's schema.
+        function: the schema of all parameters of the function.
+    """
     if not _is_json(schema):
         texts = _texts(schema)
         return f"({' | '.join(map(json.dumps, texts))}) {json.dumps(_AFTER_VALUE)}" if texts else "text"
@@ -166,7 +177,7 @@ def _value_rule(schema: object, function: Mapping[str, Any]) -> str:
 
 
 def _texts(schema: object) -> list[str]:
-    """The strings that an `enum` or a `const` allows; empty if the value may be anything else."""
+    """The strings that a schema's `enum` or `const` allows. Empty if the schema allows other values."""
     if not isinstance(schema, Mapping):
         return []
     schema = cast("Mapping[str, Any]", schema)
@@ -189,13 +200,13 @@ def _typed(value: str, schema: object) -> Any:
 
 
 def _is_json(schema: object) -> bool:
-    """Whether a value is written as JSON, and not as plain text."""
+    """Whether models write a value with this schema as JSON, and not as plain text."""
     types = _types(schema)
     return bool(types) and "string" not in types
 
 
 def _types(schema: object) -> set[str]:
-    """The types that a schema or one of its alternatives names."""
+    """The JSON types that a schema or any of its alternatives names."""
     if not isinstance(schema, Mapping):
         return set()
     schema = cast("Mapping[str, Any]", schema)
