@@ -1,4 +1,4 @@
-"""Plans which node hosts each bundle of each rank. Pure: turns a `ClusterView` and an `EngineShape` into `RankPlan`s.
+"""Plans which node hosts each bundle of each rank. Pure: reads only a `ClusterView` and an `EngineShape`.
 
 A *rank* is an engine process and its workers. Its bundles are those of the `world_size` workers, then one for the
 engine process (index `world_size`). If the engine process itself hosts the only worker, it has no bundle of its own

@@ -65,7 +65,7 @@ class FreeText:
 
 
 class FreeTexts:
-    """Creates `FreeText`s for one tokenizer. Reads the texts of the tokenizer's tokens at the first call."""
+    """Creates `FreeText` objects for one tokenizer. Reads the texts of the tokenizer's tokens at the first call."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
