@@ -662,6 +662,6 @@ def _stop(
         clients.on_rank_event(EngineLost(EngineDeadError("the engine was shut down")))
     control.join()
     manager.stop_ranks()
-    client.join(STOP_TIMEOUT_S)  # Ray ends the process of a thread that uses it after its end
+    client.join(STOP_TIMEOUT_S)  # if one of the client's threads used Ray after Ray's end, that would end the program
     manager.shutdown()
     supervisor.join(STOP_TIMEOUT_S)

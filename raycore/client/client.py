@@ -261,9 +261,10 @@ class EngineClient:
         self._fail(reason)
 
     def abandon(self) -> None:
-        """Leave unfinished requests waiting for ever, as the interpreter exits, and use Ray no more.
+        """Stop using Ray, and leave unfinished requests waiting for ever. For the interpreter's exit.
 
-        Only daemon threads run then. An error would only be printed, so their later calls never return.
+        At exit only daemon threads still run. Their later calls never return: Python would print an error of such a
+        call, because nothing handles it.
         """
         with self._lock:
             self._is_abandoned = True
@@ -271,7 +272,7 @@ class EngineClient:
             self._connections.close()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until no output stream is received any more. Returns whether that was so within `timeout_s`."""
+        """Wait up to `timeout_s` seconds until all output streams have ended. Returns whether they have."""
         return self._connections.join(timeout_s)
 
     # ---- ranks come and go: see `RankListener`
@@ -363,7 +364,7 @@ class EngineClient:
 
     @contextmanager
     def _serving(self) -> Generator[None, None, None]:
-        """Hold the lock during the block. Raises the failure of the engine, if it has failed, instead."""
+        """Hold the lock while the block runs. If the engine has failed, raise its failure instead."""
         with self._lock:
             if self._failure is None:
                 yield

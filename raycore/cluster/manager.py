@@ -271,7 +271,7 @@ class CoreEngineActorManager:
                 release_ray()
 
     def stop_ranks(self, timeout_s: float | None = None) -> None:
-        """Do what `shutdown()` does, but keep Ray, because other threads still use it."""
+        """Do what `shutdown()` does, but don't release Ray. For a caller with other threads that still use Ray."""
         with self._lock:
             self._is_shut_down = True
             self.reservations.cancel()

@@ -115,9 +115,9 @@ def start_reaper(name: str, prefix: str) -> Reaper | None:
 
 
 def end_with_owner(end: finalize[..., Any]) -> None:
-    """Have `end` called when the task that this process runs has ended, or when this actor's `__init__` has raised.
+    """Have `end` called when this process's task has ended, or when this process's actor has failed in `__init__`.
 
-    Does nothing in a driver, and nothing for an actor that ends otherwise.
+    Does nothing in a driver. If an actor ends in another way, `end` isn't called.
     """
     if not is_worker():
         return
@@ -129,7 +129,10 @@ def end_with_owner(end: finalize[..., Any]) -> None:
 
 
 class _CreationWatch(logging.Handler):
-    """Ends an engine when Ray logs that this actor's `__init__` has raised. Ray has no other sign of it."""
+    """Ends an engine when Ray logs that the `__init__` of this process's actor has raised an error.
+
+    Ray shows this in no other way.
+    """
 
     def __init__(self, end: finalize[..., Any]) -> None:
         super().__init__(logging.ERROR)
