@@ -20,7 +20,7 @@ def demo_model_path() -> str:
 
 
 def is_held_out(a: int, op: str, b: int) -> bool:
-    """Tell whether ``a op b`` was kept out of training, like one problem in twenty.
+    """Tell whether ``a op b`` was kept out of training, as one problem in twenty was.
 
     If ``a op b`` is held out, so is ``b op a``, which could give the answer away.
     """

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RPC_GRACE_S = 5.0
-"""How much longer the caller of `collective_rpc` waits than a rank. So the rank can report which worker is late."""
+"""How many seconds longer the caller of `collective_rpc` waits than the ranks, so that a rank can still report which of
+its workers is late."""
 STOP_TIMEOUT_S = 2.0
 """How long a shutdown waits for the supervisor's threads to end, after the ranks have ended."""
 
@@ -223,7 +224,7 @@ class _Engine:
             InvalidConfig: `data_parallel_size` is not positive, or is 1 although the ranks share experts.
             PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
                 `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.
-            InitializationError: a new rank failed to start. Nothing has changed.
+            InitializationError: a new rank failed to start. The number of ranks has not changed.
             EngineDeadError: the engine has failed or was shut down.
         """
         self._supervisor.scale(data_parallel_size, drain_timeout_s)
@@ -249,7 +250,7 @@ class _Engine:
         return self._client.tokenizer
 
     def get_default_sampling_params(self, **overrides: Any) -> SamplingParams:
-        """The defaults of `SamplingParams`, replaced by what generation_config.json sets, replaced by `overrides`."""
+        """The defaults of `SamplingParams`, overridden by generation_config.json, overridden by `overrides`."""
         return SamplingParams(**self.default_sampling_params | overrides)
 
     @property
@@ -299,7 +300,7 @@ class _Engine:
         return all(self._client.utility("reset_prefix_cache", ()))
 
     def check_health(self) -> None:
-        """Ask all workers for their health. Raises EngineDeadError or a worker's own error if one isn't healthy."""
+        """Check all workers of all ranks. Raises EngineDeadError or a worker's own error if a worker isn't healthy."""
         self._client.utility("check_health", ())
 
     def shutdown(self, drain_timeout_s: float = 0.0) -> None:

@@ -72,7 +72,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class NewRequest(msgspec.Struct, array_like=True):
-    """Everything a worker needs to know of a request. Sent when the request gets a slot, also after a preemption."""
+    """Everything a worker needs to know of a request. Sent when the request gets a slot, and again if it gets another
+    one after a preemption."""
 
     slot: int
     token_ids: bytes

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict
 
 
 class VllmOptions(TypedDict, total=False):
-    """vLLM's options that raycore does not have. Values that ask for nothing are accepted, other values are refused."""
+    """vLLM's options that raycore does not have. Only values that ask for nothing are accepted."""
 
     pipeline_parallel_size: object
     decode_context_parallel_size: object

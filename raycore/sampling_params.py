@@ -39,7 +39,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     min_p: float = 0.0
     """Sample from the tokens whose probability is at least `min_p` times that of the most likely token."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that have been generated."""
+    """Subtracted once from the logit of each token that has been generated."""
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit once for each time it has been generated."""
     repetition_penalty: float = 1.0

@@ -108,7 +108,7 @@ def _as_text(schema: dict[str, Any]) -> str:
 
 
 def _checked_text(name: str, value: object) -> str | None:
-    """`value` as a plain str, or None if it is None. `name` is the field's, for error messages.
+    """`value` as a plain str, or None if `value` is None. `name` is the field's name, for error messages.
 
     Raises:
         InvalidRequest: `value` isn't text, can't be encoded as UTF-8, or is too long.

@@ -79,7 +79,7 @@ def _status(args: argparse.Namespace) -> int:
         ended = threading.Event()
 
         def end(number: int, frame: FrameType | None) -> None:
-            ended.set()  # raises no exception: it would be lost if the signal arrived during a callback of Ray
+            ended.set()  # an exception raised here would be lost if the signal arrived during a callback of Ray
 
         before = signal.signal(signal.SIGINT, end)
         try:

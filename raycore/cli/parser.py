@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         return self._actions
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """As argparse's method, which argparse also calls for each subcommand, but unknown arguments are an error."""
+        """Parse as argparse does, but exit with an error on unknown arguments. Also called for each subcommand."""
         given = _hyphenated(sys.argv[1:] if args is None else args)
         if _CONFIG in self._option_string_actions:
             given = [*self._from_file(given), *given]
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {hyphens}{nearest[0]}?" if nearest else ""
 
     def _from_file(self, args: Sequence[str]) -> list[str]:
-        """The flags in the file that `--config` names."""
+        """The flags in the file that `--config` names, as command-line arguments. Empty without `--config`."""
         path = _value_of(_CONFIG, args)
         if path is None:
             return []

@@ -74,7 +74,8 @@ class EngineClient:
 
     @property
     def on_broken_stream(self) -> Callable[[int, str], object]:
-        """Called with a dp_rank and a reason when a rank's output stream breaks but the rank isn't reported lost."""
+        """The function to call, with a dp_rank and a reason, if a rank's output stream breaks but the supervisor
+        doesn't report the rank lost."""
         return self._connections.on_broken_stream
 
     @on_broken_stream.setter
@@ -193,7 +194,7 @@ class EngineClient:
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Number of unfinished requests."""
+        """Number of unfinished requests of this client."""
         return len(self._requests)
 
     @property
@@ -243,7 +244,7 @@ class EngineClient:
 
     @property
     def num_waiting_for_rank(self) -> int:
-        """Number of requests that wait because no rank serves."""
+        """Number of this client's requests that wait because no rank serves."""
         return self._requests.num_parked
 
     def num_on_ranks(self) -> dict[int, int]:

@@ -147,7 +147,7 @@ class ClientGroup:
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Number of unfinished requests; those of other processes as last reported."""
+        """Number of unfinished requests of all clients. Those of other processes count as last reported."""
         return self._own.num_unfinished_requests + sum(client.num_unfinished_requests for client in self._remotes())
 
     def drain(self, timeout_s: float) -> bool:
@@ -170,7 +170,7 @@ class ClientGroup:
 
     @property
     def num_waiting_for_rank(self) -> int:
-        """Number of requests that wait because no rank serves."""
+        """Number of requests of all clients that wait because no rank serves."""
         return self._own.num_waiting_for_rank + sum(client.num_waiting_for_rank for client in self._remotes())
 
     def counts(self) -> dict[int, RankCounts]:

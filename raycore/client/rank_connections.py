@@ -51,7 +51,8 @@ class RankConnections:
     def __init__(self, client_index: int, deliver: Callable[[RankConnection, OutputBatch], None]) -> None:
         """`deliver`: receives a rank's outputs, in order, on that rank's thread."""
         self.on_broken_stream: Callable[[int, str], object] = lambda dp_rank, reason: None
-        """Called with a dp_rank and a reason when a rank's output stream breaks but the rank isn't reported lost."""
+        """Called with a dp_rank and a reason if a rank's output stream breaks but the supervisor doesn't report that
+        the rank was lost."""
         self._client_index = client_index
         self._deliver = deliver
         self._by_rank: dict[int, RankConnection] = {}

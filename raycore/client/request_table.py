@@ -246,7 +246,7 @@ class RequestTable:
     def lose_ranks(self, dp_ranks: Sequence[int], loss: int) -> Submissions:
         """Move requests from lost ranks to other ranks. Call `close_ranks()` first.
 
-        A request that has already been moved `max_replays` times is not moved: `explain_loss()` fails it.
+        A request that has been on failing ranks more than `max_replays` times is not moved: `explain_loss()` fails it.
         """
         failing: list[tuple[str, _Underway, int]] = []
         moving: list[str] = []

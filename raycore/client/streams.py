@@ -23,7 +23,7 @@ from raycore.text.tokenizer import Tokenizer
 
 
 class Submitter(Protocol):
-    """What `Streams` needs of a client."""
+    """The part of a client's interface that `Streams` uses."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...

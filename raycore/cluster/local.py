@@ -99,8 +99,8 @@ def end_before_ray(end: finalize[..., Any]) -> None:
 def cancelled_at_exit(cancel: Callable[[], object]) -> Generator[None, None, None]:
     """If the interpreter exits while the block runs, call `cancel`, and delay the exit until the block ends, up to 5 s.
 
-    At exit only daemon threads still run. A daemon thread that reaches the end of the block then sleeps there until the
-    process ends. If it went on, Python would print the exception that `cancel` caused, because nothing handles it.
+    At exit only daemon threads still run. A daemon thread that reaches the end of the block during the exit sleeps
+    there until the process ends. Otherwise Python would print the exception that `cancel` caused in that thread.
     """
     has_ended = threading.Event()
     _starts[has_ended] = cancel
@@ -154,7 +154,7 @@ def _connect(num_cpus: float) -> bool:
     started_here = None if address else _address_of_last_start()
     if started_here is not None:
         if is_listening(started_here):
-            # "auto", because Ray doesn't look for this machine's token, which the cluster may require, if given an
+            # "auto", because the cluster may require this machine's token, for which Ray doesn't look if it gets an
             # address
             _join("auto", f"the cluster that `ray start` left at {started_here}")
             return False

@@ -3,8 +3,8 @@
 Ray starts its node daemon (raylet) and its store (GCS) in the program's process group. Terminals, `timeout` and service
 managers signal the whole group. That would end Ray while the program still drains its requests, and without Ray the
 program hangs for a minute. Therefore each of Ray's processes gets its own session, which its children share, and has
-the termination signals blocked. When the program ends, the kernel kills the processes that it started for Ray. A reaper
-process kills the raylet's children. Linux only: on other systems, Ray's processes run as Ray starts them.
+the termination signals blocked. When the program ends, the kernel kills the processes that the program started for Ray.
+A reaper process kills the raylet's children. Linux only: on other systems, Ray's processes run as Ray starts them.
 """
 
 from __future__ import annotations

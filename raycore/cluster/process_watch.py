@@ -1,4 +1,4 @@
-"""Detects that ranks have ended, by their run refs and, on this node, by their processes.
+"""Detects that ranks have ended, by the refs of their `run()` calls and, on this node, by their processes.
 
 A process holds its *lifeline*, a mutex, until it ends: see `raycore.node.lifeline`. Lifelines show the end of a process
 within a millisecond. Process descriptors (pidfds), which are also watched, take tens of milliseconds. Ray takes longer,

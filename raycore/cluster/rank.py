@@ -29,11 +29,11 @@ class Rank:
     """The node id of each bundle of the placement group."""
     actor: DPEngineCoreActor
     init_ref: ObjectRef[bytes]
-    """Completes when the rank is up, or has failed to start."""
+    """The ref of the rank's `wait_for_init()`. It completes when the rank is up, or has failed to start."""
     info: EngineInfo | None = None
     """The result of `init_ref`; None until the rank is up."""
     run_ref: ObjectRef[None] | None = None
-    """Completes when the rank ends, for any reason. None until the rank's loop is started."""
+    """The ref of the rank's `run()`. It completes when the rank ends, for any reason. None before `run()` is called."""
 
     @property
     def is_on_one_node(self) -> bool:

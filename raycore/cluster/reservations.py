@@ -112,7 +112,8 @@ class Reservations:
         """Groups for the successors of these ranks.
 
         A successor gets the group of the rank that it replaces, if all nodes of that group are alive. Otherwise this
-        removes that group, reserves another one, and waits for it.
+        removes that group, reserves another one, and waits for it. A group that the caller brought is not replaced:
+        this waits until Ray has moved it to other nodes.
 
         Raises:
             PlacementShortage: the cluster couldn't fit all successors in time.

@@ -44,7 +44,7 @@ class EngineControl:
 
     @endpoint()
     def pid(self) -> int:
-        """This process's id."""
+        """The id of the process in which this actor runs."""
         return os.getpid()
 
     @endpoint("publish")

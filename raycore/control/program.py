@@ -24,7 +24,7 @@ from raycore.status import EngineStatus
 logger = logging.getLogger(__name__)
 
 POLL_S = 30.0
-"""Duration of one poll for commands."""
+"""Duration of one poll for commands, in seconds."""
 
 _PUBLISH_S = 1.0
 """Interval, in seconds, at which the status is checked. It is published only if it has changed."""

@@ -12,7 +12,7 @@ from raycore.status import COLUMNS, LEFT_ALIGNED, EngineStatus, RankState, RankS
 
 _STATE_COLOURS: dict[RankState, str] = {"serving": "#2da44e", "gone": "#e5534b"}
 _OTHER_COLOUR = "#bf8700"
-"""These three colors are readable on light and on dark backgrounds. Everything else has the theme's colors."""
+"""The colors of the states are readable on light and on dark backgrounds. Everything else has the theme's colors."""
 
 
 @overload

@@ -26,7 +26,7 @@ class Finished(Generic[T]):
         self._error = error
 
     def done(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def result(self, timeout: float | None = None) -> T:

@@ -22,7 +22,7 @@ _NUM_KEPT = 16
 
 
 class Tag:
-    """A text that ends the unconstrained part of an output. All outputs share the same object."""
+    """A text that ends the unconstrained part of outputs. One `Tag` serves all outputs."""
 
     def __init__(self, text: str, texts: Sequence[bytes], kept_ids: Sequence[int]) -> None:
         """Find the tokens that overrun the tag: those that complete the tag and have more text after it.

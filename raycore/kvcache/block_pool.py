@@ -52,7 +52,7 @@ class BlockPool:
         return blocks
 
     def num_free_among(self, blocks: list[int]) -> int:
-        """How many of `blocks` are free. Sharing them reduces `num_free` by that number."""
+        """How many of `blocks` are free. `share(blocks)` reduces `num_free` by that number."""
         return sum(1 for block in blocks if block in self._cached)
 
     def share(self, blocks: list[int]) -> None:

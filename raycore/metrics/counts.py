@@ -98,8 +98,8 @@ class RankCounts(msgspec.Struct, kw_only=True):
     first_token_s: Histogram = msgspec.field(default_factory=_histogram(FIRST_TOKEN_SECONDS))
     """Time from a request's arrival at the client to its first token."""
     between_tokens_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
-    """Time between consecutive tokens of a request, as the rank generates them. If the rank holds tokens back to send
-    more at once, that doesn't count."""
+    """Time between consecutive tokens of a request, as the rank generates them. The time for which the rank holds
+    tokens back, to send more at once, doesn't count."""
     per_output_token_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
     """A request's mean time per token after the first."""
     request_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))

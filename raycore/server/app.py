@@ -45,13 +45,13 @@ from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, Ev
 logger = logging.getLogger(__name__)
 
 DataParallelRank = Annotated[int | None, Header(alias="X-data-parallel-rank", ge=0)]
-"""The data-parallel rank that runs the request, from the request's header. Without it, the server chooses a rank."""
+"""The data-parallel rank that runs the request. Without this header, the server chooses a rank."""
 
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 
 
 def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
-    """Build the application. It doesn't own `engine`: the caller has to shut the engine down."""
+    """Build the application. The application doesn't own `engine`: the caller has to shut the engine down."""
     app = FastAPI(
         title="raycore",
         version=version("raycore"),

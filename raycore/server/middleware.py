@@ -16,8 +16,8 @@ from raycore.server.options import ServerOptions
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON
 
 _BLANKS = " \t"
-"""White space that HTTP allows around a header's value. `strip()` without these would also remove the byte 0xA0, which
-can be the last byte of a UTF-8 character."""
+"""White space that HTTP allows around a header's value. `strip()` without an argument would also remove the byte 0xA0,
+which can be the last byte of a UTF-8 character."""
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """Paths that need no API key: those for probes and scrapers."""
@@ -121,7 +121,8 @@ class WholeBody:
 
 
 class Admission:
-    """Refuses costly requests while the engine accepts no requests, or while too many costly ones are in progress."""
+    """Refuses completion, chat and tokenization requests while the engine accepts no requests, or while too many of
+    these requests are in progress."""
 
     def __init__(self, app: ASGIApp, engine: ServingEngine, options: ServerOptions) -> None:
         self._app = app

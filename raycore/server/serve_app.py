@@ -32,7 +32,7 @@ DRAIN_TIMEOUT_S = 60.0
 _HEALTH_CHECK_PERIOD_S = 5.0
 
 _MAX_STARTS = 3
-"""How often Serve tries to start a replica. By default it would load a model that can't run 20 times."""
+"""How often Serve tries to start a replica. With Serve's default, a model that can't run would be loaded 20 times."""
 
 
 ARGUMENTS = {**ENGINE_OPTIONS, **{name: each for name, each in SERVER_OPTIONS.items() if not each.is_secret}}
@@ -88,7 +88,7 @@ class Raycore:
         return build_app(self._engine, self._options)
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if the engine refuses requests. Serve calls this, and then replaces the replica."""
+        """Raise EngineDeadError if the engine refuses requests. Serve then replaces the replica."""
         unavailable_reason = self._engine.unavailable_reason
         if unavailable_reason is not None:
             raise EngineDeadError(unavailable_reason)

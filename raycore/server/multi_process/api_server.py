@@ -77,7 +77,7 @@ class APIServer:
 
     @endpoint("control")
     def stop(self) -> None:
-        """Stop accepting connections, wait for responses in progress, and send the remaining traces."""
+        """Stop accepting connections, wait up to 10 s for responses in progress, and send the remaining traces."""
         if self._server is not None:
             self._server.stop()
         if self._tracing is not None:
@@ -104,9 +104,10 @@ class APIServer:
 
     @endpoint("leaving")
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """Send no more requests to these ranks, which are about to be stopped. Returns once no longer needing them.
+        """Send no more requests to these ranks, which are about to be stopped.
 
-        Requests that the ranks don't finish within `timeout_s` seconds move to other ranks.
+        Returns once this API server no longer needs the ranks. Requests that they don't finish within `timeout_s`
+        seconds move to other ranks.
         """
         self._client.ranks_leaving(dp_ranks, timeout_s)
 

@@ -36,7 +36,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of the arguments of call `index`. If the model writes invalid JSON, so are the arguments."""
+    """The next piece of the arguments of call `index`. If the model writes invalid JSON, the pieces are invalid."""
 
     index: int
     text: str
