@@ -40,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     options = {"data_parallel_size": args.dp, "num_threads": 1, "use_tqdm_on_load": False}
     rates: dict[str, list[float]] = {"on": [], "off": []}
-    with patch("raycore.llm.Supervisor", Unwatched):
+    with patch("raycore.running_engine.Supervisor", Unwatched):
         unwatched = LLM(args.checkpoint, **options)
     with unwatched, LLM(args.checkpoint, **options) as watched:
         engines = {"on": watched, "off": unwatched}

@@ -3,391 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import signal
 import threading
 import uuid
-import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
-from raycore.display.progress_bars import loading_bar, request_bar
+from raycore.display.progress_bars import request_bar
 
 # isort: split
 
-from raycore.client.client import EngineClient
 from raycore.client.collector import Collector
-from raycore.client.group import ClientGroup
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts
-from raycore.client.streams import Streams
 from raycore.client.updates import Update, coalescing_s
-from raycore.cluster.local import cancelled_at_exit, end_before_ray, is_exiting
-from raycore.cluster.manager import CoreEngineActorManager
-from raycore.cluster.owner import end_with_owner
-from raycore.cluster.supervisor import Supervisor
-from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, resolve
-from raycore.control.program import ControlThread
-from raycore.control.ranks import rank_statuses
-from raycore.display.notebook import engine_html
-from raycore.engine.rank_events import EngineLost
-from raycore.errors import EngineDeadError
-from raycore.logs import own_level
-from raycore.messages import EngineInfo
-from raycore.metrics.periodic import Periodic
-from raycore.metrics.ray_export import INTERVAL_S, RayExport
-from raycore.metrics.view import MetricsView
-from raycore.node.signals import ending_signals, forget_signals, is_echo
+from raycore.config import ENGINE_OPTIONS
 from raycore.options import with_options
 from raycore.outputs import RequestOutput
+from raycore.running_engine import RunningEngine
 from raycore.sampling_params import SamplingParams
-from raycore.status import EngineStatus, RankStatus, num_serving
-from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
     from ray.util.placement_group import PlacementGroup
     from typing_extensions import Unpack
 
     from raycore.option_types import EngineOptions
 
-logger = logging.getLogger(__name__)
-
-RPC_GRACE_S = 5.0
-"""How many seconds longer the caller of `collective_rpc` waits than the ranks, so that a rank can still report which of
-its workers is late."""
-STOP_TIMEOUT_S = 2.0
-"""How long a shutdown waits for the supervisor's threads to end, after the ranks have ended."""
-
 Messages = Sequence[dict[str, Any]]
-
-
-class _Engine:
-    """Base of `LLM` and `AsyncLLM`: a running engine and its client."""
-
-    @with_options(ENGINE_OPTIONS)
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        tokenizer: str | os.PathLike[str] | None = None,
-        *,
-        placement_groups: Sequence[PlacementGroup] | None = None,
-        use_tqdm_on_load: bool = True,
-        _is_wanted: Callable[[], bool] = lambda: True,
-        **options: Unpack[EngineOptions],
-    ) -> None:
-        """Start the engine and wait until it can serve.
-
-        Args:
-            model: directory of a Hugging Face checkpoint.
-            tokenizer: directory of the tokenizer. None: the directory `model`.
-            placement_groups: one per data-parallel rank, created by the caller. raycore doesn't remove them. None:
-                raycore creates placement groups, and removes them at shutdown.
-            use_tqdm_on_load: show a progress bar if reading the weights takes long.
-            options: docs/options.md lists them with types, ranges and defaults. Other options of vLLM are accepted
-                if their values have no effect.
-
-        Raises:
-            InvalidConfig, InvalidCheckpoint: an option or the checkpoint is unusable; the message names it.
-            PlacementShortage: the cluster cannot fit the ranks. Raised at once if the ranks don't even fit the idle
-                cluster, otherwise after `placement_timeout_s`. If `wait_for_nodes_s` is set, raised after that time.
-            InitializationError: a rank failed to start, or Ray can't be used. The message begins with the first error.
-        """
-        self.config: EngineConfig = _resolve(model, tokenizer, options)
-        self._brought_groups = None if placement_groups is None else list(placement_groups)
-        tokens = Tokenizer.from_dir(self.config.model.tokenizer)
-        manager = CoreEngineActorManager(self.config, placement_groups)
-        with cancelled_at_exit(manager.cancel), loading_bar(use_tqdm_on_load) as bar:
-            infos = manager.start(bar.show if use_tqdm_on_load else None, _is_wanted)
-        self._client = EngineClient(self.config, tokens)
-        self._streams = Streams(self._client)
-        self.clients = ClientGroup(self._client)
-        """All clients of the engine. API server processes add theirs."""
-        self._supervisor = Supervisor(manager, self.clients, self.config)
-        self._client.on_broken_stream = self._supervisor.report
-        self._manager = manager
-        self._supervisor.start()
-        self.name: str = self.config.engine_name or manager.engine_id
-        """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""
-        self._read_status = partial(
-            _read_status, self.name, self.config.model.model, manager, self._supervisor, self.clients
-        )
-        self._read_metrics = partial(_read_metrics, manager, self._supervisor, self.clients)
-        self._control = ControlThread(self.name, self._read_status, self._supervisor.scale)
-        self._control.start()
-        export = Periodic("raycore-ray-metrics", INTERVAL_S, RayExport(self.name, self._read_metrics).report)
-        export.start()
-        for info in infos:
-            logger.info(
-                "dp_rank %d is up: dtype %s, KV cache of %d tokens (%d blocks of %d), start-up times in s %s",
-                *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
-            )
-        # the finalizer runs at the latest when the interpreter exits
-        self._finalizer = weakref.finalize(
-            self, _stop, self._control, export, self._client, self.clients, self._supervisor, manager
-        )
-        end_before_ray(self._finalizer)
-        end_with_owner(self._finalizer)
-        # shuts down on its own thread: Ctrl-C ends only the caller's wait, and never leaves the engine half shut down
-        self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
-        self._ending = threading.Lock()
-
-    @classmethod
-    @with_options(ENGINE_OPTIONS)
-    def get_or_create(
-        cls: type[_EngineT],
-        model: str | os.PathLike[str],
-        tokenizer: str | os.PathLike[str] | None = None,
-        *,
-        placement_groups: Sequence[PlacementGroup] | None = None,
-        use_tqdm_on_load: bool = True,
-        **options: Unpack[EngineOptions],
-    ) -> _EngineT:
-        """Return the engine of the previous call if its configuration is the same, else replace it with a new one.
-
-        Meant for notebook cells, which are run repeatedly. The program keeps one such engine per `engine_name` (None
-        counts as a name). The engine runs until `shutdown()`, even if no variable refers to it any more. Calling this
-        on the other class, `LLM` or `AsyncLLM`, counts as a different configuration.
-
-        Configurations are compared after defaults have been filled in, so passing a default value is no change. The
-        engine keeps the number of ranks that `scale()` gave it. Changes of the weight files are not noticed.
-
-        The arguments and errors are those of the class. The old engine is shut down before the new one starts, so that
-        their memory is never needed at the same time. Requests of the old engine raise EngineDeadError with that
-        reason. If an option or the checkpoint is invalid (InvalidConfig, InvalidCheckpoint), the old engine keeps
-        running. If the new engine fails to start, there is no engine.
-        """
-        config = _resolve(model, tokenizer, options)
-        groups = None if placement_groups is None else list(placement_groups)
-        with _keeping:
-            old = _kept.get(config.engine_name)
-            was_serving = old is not None and old.unavailable_reason is None
-            if old is not None:
-                changed = old._differences(cls, config, groups)
-                if was_serving and not changed and isinstance(old, cls):
-                    return old
-                old._make_room(changed)
-            try:
-                engine = cls(model, tokenizer, placement_groups=groups, use_tqdm_on_load=use_tqdm_on_load, **options)
-            except BaseException:
-                if was_serving:
-                    logger.warning(
-                        "no engine is running now: the previous one was shut down to make room for this one, which "
-                        "didn't start"
-                    )
-                raise
-            _kept[config.engine_name] = engine
-            return engine
-
-    def __repr__(self) -> str:
-        status = self._read_status()
-        state = self.unavailable_reason or num_serving(status)
-        return f"<{type(self).__name__} {self.name}, model {status.model}: {state}>"
-
-    def _repr_html_(self) -> str:
-        """HTML for notebooks: a table of the ranks, as last known."""
-        return engine_html(type(self).__name__, self._read_status(), self.unavailable_reason)
-
-    @property
-    def engine_infos(self) -> list[EngineInfo]:
-        """What each rank reported when it started, in rank order. Leaves out ranks that are still starting."""
-        return self._manager.infos
-
-    @property
-    def ranks(self) -> list[RankStatus]:
-        """The last known status of each rank, in rank order. Sends nothing to the ranks. Empty after `shutdown()`."""
-        return self._read_status().ranks
-
-    def read_metrics(self) -> MetricsView:
-        """The engine's metrics, as last known to this process. `/metrics` and the throughput log show the same."""
-        return self._read_metrics()
-
-    def trace_requests(self) -> None:
-        """Record the timings of all requests submitted from now on, in their outputs' `trace`."""
-        self._client.trace_requests()
-
-    def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
-        """Change the number of ranks while requests run. No request fails.
-
-        Returns when new ranks serve and removed ranks have stopped. The ranks with the highest numbers are removed.
-        They have `drain_timeout_s` seconds to finish their requests (None: the option `drain_timeout_s`). The rest of
-        their requests continue on other ranks. Ranks that share experts are all restarted, and their requests continue.
-
-        Raises:
-            InvalidConfig: `data_parallel_size` is not positive, or is 1 although the ranks share experts.
-            PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
-                `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.
-            InitializationError: a new rank failed to start. The number of ranks has not changed.
-            EngineDeadError: the engine has failed or was shut down.
-        """
-        self._supervisor.scale(data_parallel_size, drain_timeout_s)
-
-    def report(self, dp_rank: int, reason: str) -> None:
-        """Have a misbehaving rank killed and replaced. The log and errors give `reason` as the cause."""
-        self._supervisor.report(dp_rank, reason)
-
-    def wait_for_completion_or_failure(self, timeout_s: float | None = None) -> bool:
-        """Block until the engine ends, for programs that only serve. Returns True after a shutdown, or False after
-        `timeout_s` seconds.
-
-        Raises:
-            EngineDeadError: the engine failed; the message begins with the root cause.
-        """
-        cause = self._supervisor.wait(timeout_s)
-        if cause is not None:
-            raise cause.with_traceback(None)  # other threads may raise the same error
-        return self._supervisor.has_ended
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The engine's tokenizer."""
-        return self._client.tokenizer
-
-    def get_default_sampling_params(self, **overrides: Any) -> SamplingParams:
-        """The defaults of `SamplingParams`, overridden by generation_config.json, overridden by `overrides`."""
-        return SamplingParams(**self.default_sampling_params | overrides)
-
-    @property
-    def default_sampling_params(self) -> dict[str, Any]:
-        """The sampling parameters that the checkpoint's generation_config.json sets, by their names in
-        `SamplingParams`."""
-        return self.config.model.default_sampling_params
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens of a prompt and its output together."""
-        return self._client.max_model_len
-
-    @property
-    def num_unfinished_requests(self) -> int:
-        """Number of unfinished requests, of all clients of the engine."""
-        return self.clients.num_unfinished_requests
-
-    @property
-    def unavailable_reason(self) -> str | None:
-        """Why the engine refuses requests; None if it accepts them. Does no I/O."""
-        return self._client.unavailable_reason
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method on every worker of every rank.
-
-        Args:
-            method: the method's name, or a callable that takes the worker as its first argument.
-            timeout: seconds to wait for all replies. None: the option `execute_timeout_s`.
-
-        Returns: the results, ordered by rank and then by worker.
-
-        Raises: whatever a worker raised; RpcTimeout, which is a TimeoutError, if a worker does not reply in time.
-        """
-        within = {} if timeout is None else {"timeout_s": timeout + RPC_GRACE_S}
-        replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}), **within)
-        return [result for reply in replies for result in reply]
-
-    def reset_prefix_cache(self) -> bool:
-        """Clear the prefix cache of each rank that runs no requests. Returns whether all ranks' caches were cleared."""
-        return all(self._client.utility("reset_prefix_cache", ()))
-
-    def check_health(self) -> None:
-        """Check all workers of all ranks. Raises EngineDeadError or a worker's own error if a worker isn't healthy."""
-        self._client.utility("check_health", ())
-
-    def shutdown(self, drain_timeout_s: float = 0.0) -> None:
-        """Stop all processes of the engine and remove the placement groups that raycore created. Idempotent.
-
-        With `drain_timeout_s`, unfinished requests first get that many seconds to finish, and new ones are refused.
-        After that, the rest end with their output so far and the finish reason `abort`. Without `drain_timeout_s`,
-        unfinished requests raise EngineDeadError.
-        """
-        if drain_timeout_s > 0 and self._finalizer.alive:
-            self.clients.drain(drain_timeout_s)
-            self.clients.abort_all()
-        with self._ending:
-            if self._stopper.ident is None:
-                self._stopper.start()
-        self._stopper.join()
-
-    @contextmanager
-    def draining_on_signals(self, drain_timeout_s: float | None = None) -> Generator[list[int], None, None]:
-        """While the block runs, SIGTERM, SIGINT and SIGHUP drain the engine instead of interrupting the block.
-
-        After the first signal, new requests are refused, and unfinished ones get `drain_timeout_s` seconds to finish
-        (None: the option `drain_timeout_s`). After that time, or at a second signal, unfinished requests end with their
-        output so far and the finish reason `abort`.
-
-        A signal within half a second of the first one is ignored, because `timeout`, for example, signals a process and
-        then its process group. A SIGHUP after the first signal is always ignored. If the program ignores SIGHUP, as
-        under `nohup`, it goes on doing so.
-
-        Call this on the main thread of a program that serves or runs a batch. `ray job stop` kills a program 3 seconds
-        after its signal, unless RAY_JOB_STOP_WAIT_TIME_S sets another time.
-
-        Yields: a list of the signals received so far, without ignored ones. It grows with each signal.
-        """
-        timeout_s = self.config.recovery.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
-        came: list[int] = []
-
-        def drain() -> None:
-            if not self.clients.drain(timeout_s):
-                self.clients.abort_all()
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            if is_echo(number):
-                return
-            came.append(number)
-            # on another thread: draining and aborting take locks that the interrupted main thread may hold
-            work = drain if len(came) == 1 else self.clients.abort_all
-            threading.Thread(target=work, name="raycore-drain", daemon=True).start()
-
-        forget_signals()
-        before = {number: signal.signal(number, on_signal) for number in ending_signals()}
-        try:
-            yield came
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _differences(
-        self, cls: type[_Engine], config: EngineConfig, placement_groups: list[PlacementGroup] | None
-    ) -> list[str]:
-        """How this engine differs from one of class `cls` with these arguments, as texts. Empty if it doesn't."""
-        found = changes(self.config, config)
-        if type(self) is not cls:
-            found.insert(0, f"{cls.__name__}, was {type(self).__name__}")
-        if placement_groups != self._brought_groups:
-            found.append("other placement_groups")
-        return found
-
-    def _make_room(self, changed: Sequence[str]) -> None:
-        """Shut this engine down, because another one replaces it."""
-        reason = f"the engine was shut down: get_or_create() replaced it with another one ({'; '.join(changed)})"
-        logger.info("%s", reason)
-        self._client.close(EngineDeadError(reason))
-        self.shutdown()
-
-
-_EngineT = TypeVar("_EngineT", bound=_Engine)
 
 _AsyncT = TypeVar("_AsyncT", bound="AsyncLLM")
 
-_kept: dict[str | None, _Engine] = {}
-"""The engine that `get_or_create()` returned last for each engine name."""
 
-_keeping = threading.Lock()
-
-
-class LLM(_Engine):
+class LLM(RunningEngine):
     """An engine with a blocking interface.
 
     ::
@@ -529,7 +180,7 @@ class LLM(_Engine):
         return collector.outputs(request_ids)
 
 
-class AsyncLLM(_Engine):
+class AsyncLLM(RunningEngine):
     """An engine with an asynchronous interface. Several event loops may share it.
 
     The constructor blocks until the engine can serve. Inside a running event loop, use `create()`.
@@ -623,46 +274,3 @@ class AsyncLLM(_Engine):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.shutdown)
-
-
-def _resolve(
-    model: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None, options: EngineOptions
-) -> EngineConfig:
-    return msgspec.structs.replace(resolve(model, tokenizer, **options), log_level=own_level())
-
-
-def _read_status(
-    name: str, model: str, manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup
-) -> EngineStatus:
-    cause = supervisor.wait(0.0)
-    return EngineStatus(
-        name, model, rank_statuses(manager, supervisor, clients), failure=None if cause is None else str(cause)
-    )
-
-
-def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup) -> MetricsView:
-    return MetricsView(
-        rank_statuses(manager, supervisor, clients), clients.counts(), manager.infos, clients.num_waiting_for_rank
-    )
-
-
-def _stop(
-    control: ControlThread,
-    export: Periodic,
-    client: EngineClient,
-    clients: ClientGroup,
-    supervisor: Supervisor,
-    manager: CoreEngineActorManager,
-) -> None:
-    export.stop()
-    control.stop()
-    supervisor.stop()
-    if is_exiting():
-        client.abandon()
-    else:
-        clients.on_rank_event(EngineLost(EngineDeadError("the engine was shut down")))
-    control.join()
-    manager.stop_ranks()
-    client.join(STOP_TIMEOUT_S)  # if one of the client's threads used Ray after Ray's end, that would end the program
-    manager.shutdown()
-    supervisor.join(STOP_TIMEOUT_S)

@@ -36,7 +36,7 @@ def engine(ray_cluster):
     level = logger.level
     logger.setLevel(logging.INFO)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raycore.llm.INTERVAL_S", 0.5)
+        patch.setattr("raycore.running_engine.INTERVAL_S", 0.5)
         options = {"num_threads": 1, "max_model_len": 1000, "dtype": DTYPE, "standby_delay_s": None}
         engine = AsyncLLM(demo_model_path(), engine_name="seen", **options)
     logger.setLevel(level)

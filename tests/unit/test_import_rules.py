@@ -37,7 +37,8 @@ SHARED = {
 BELOW = {
     "cli": {"llm", "server", "control"},
     "server": {"llm"},
-    "llm": {"control"},
+    "llm": {"running_engine"},
+    "running_engine": {"control"},
     "control": {"client", "cluster"},
     "client": {"engine", "metrics", "grammar"},
     "cluster": {"engine", "placement"},
