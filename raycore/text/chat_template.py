@@ -28,6 +28,8 @@ Private-use characters make this marker unique. Its trailing space is lost if th
 """
 _PROBE = "raycore_probe"
 _DEVELOPER = "developer"
+_PYTHON_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What an expression in a template may raise, besides Jinja's own errors."""
 
 
 class _GenerationTag(Extension):
@@ -59,7 +61,7 @@ def render(
         variables: further variables for the template.
 
     Raises:
-        InvalidRequest: the messages or options are invalid, or the template refuses them.
+        InvalidRequest: the messages or options are invalid, or the template refuses them or fails on them.
     """
     normal = normalize_messages(messages)
     if any(message["role"] == _DEVELOPER for message in normal):
@@ -76,9 +78,9 @@ def render(
 def _render(template: str, variables: Mapping[str, Any]) -> str:
     try:
         return _compile(template).render(**variables)
-    except jinja2.TemplateError as error:
-        raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+    except (jinja2.TemplateError, *_PYTHON_ERRORS) as error:
+        if type(error) is jinja2.TemplateError:  # raised by the template's own call of raise_exception()
+            raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
         raise InvalidRequest(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
 
 

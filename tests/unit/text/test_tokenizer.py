@@ -190,9 +190,9 @@ def test_messages_of_the_wrong_shape_are_named(tokenizer, messages, says):
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ raise_exception('roles must alternate') }}", "chat template refuses these messages: roles must alternate"),
         ("{{ messages[9].content }}", "has no element 9"),
-        ("{% if %}", "chat template refuses"),
+        ("{% if %}", "chat template fails on these messages: TemplateSyntaxError"),
         ("{{ messages[0].content + 3 }}", "TypeError"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ],
