@@ -105,7 +105,7 @@ def types() -> str:
             "from __future__ import annotations\n",
             "from typing import Any, Literal, TypedDict\n\n",
             "class VllmOptions(TypedDict, total=False):",
-            '    """vLLM\'s options that raycore does not have. Only values that ask for nothing are accepted."""\n',
+            '    """vLLM\'s options that raycore does not have. Accepts values that need nothing to be done."""\n',
             *[f"    {each.name}: object" for each in VLLM_OPTIONS.values()],
             "\n",
             "class EngineOptions(VllmOptions, total=False):",

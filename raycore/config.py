@@ -57,7 +57,8 @@ def _class_path(worker_cls: str | type[Any] | None) -> str | None:
     path = f"{worker_cls.__module__}.{worker_cls.__qualname__}" if isinstance(worker_cls, type) else worker_cls
     if isinstance(path, str) and (path.startswith("__main__.") or "<locals>" in path):
         raise InvalidConfig(
-            f"worker_cls={path!r} can't be imported in a worker process: define the class at the top level of a module"
+            f"worker_cls={path!r} can't be imported in a worker process: define the class at the top level of a module "
+            "that isn't the main script"
         )
     return path
 
@@ -81,8 +82,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto"] | DType,
         option(
-            "Data type of weights and activations. auto: the checkpoint's data type, or, if a worker's device has no "
-            "instructions for that, float32 on a CPU and float16 on a GPU.",
+            "Data type of weights and activations. auto: the checkpoint's data type. A worker whose device has no "
+            "instructions for that uses float32 on a CPU and float16 on a GPU.",
             convert=_dtype_name,
         ),
     ] = "auto"
@@ -147,8 +148,8 @@ class CacheConfig(msgspec.Struct, frozen=True):
         float,
         Meta(gt=0, le=1),
         option(
-            "On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: the default KV cache "
-            "is this fraction of half the available memory, but at most 4 GiB for each worker.",
+            "On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: a worker's "
+            "default KV cache is this fraction of half its equal share of the available memory, but at most 4 GiB.",
             metavar="FRACTION",
         ),
     ] = 0.9
@@ -226,8 +227,9 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     wait_for_nodes_s: Annotated[
         _Seconds,
         option(
-            "Seconds to wait for nodes that an autoscaler adds, instead of placement_timeout_s. 0: fail at once if "
-            "the ranks would not fit on the cluster's present nodes even if these were idle.",
+            "Seconds to wait for resources, for which an autoscaler may add nodes. Replaces the 10 seconds of scale() "
+            "and, when an engine starts, placement_timeout_s. A rank that has lost its node waits for the longer of "
+            "the two. 0: fail at once if the ranks would not fit on the present nodes even if these were idle.",
             flags=("--wait-for-nodes", "--wait-for-nodes-s"),
         ),
     ] = 0.0
@@ -245,8 +247,8 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     enable_expert_parallel: Annotated[
         bool,
         option(
-            "For mixture-of-experts models. Each worker gets some whole experts, which all ranks share. Otherwise each "
-            "rank has all experts, and splits each of them over its workers."
+            "For mixture-of-experts models. All ranks share one set of experts, of which each worker holds some whole "
+            "ones. Otherwise each rank has all experts, and splits each of them over its workers."
         ),
     ] = False
     dp_sync_interval: Annotated[
@@ -315,8 +317,9 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     execute_timeout_s: Annotated[
         _Timeout,
         option(
-            "Seconds within which workers must reply to a call. If a step takes longer, the rank fails, as with "
-            "step_timeout_s. Other late calls raise RpcTimeout. Does not apply to inline workers."
+            "Seconds within which workers must reply to a call. A step that takes longer fails the rank, unless the "
+            "shorter step_timeout_s has done so before. Other late calls raise RpcTimeout. Does not apply to inline "
+            "workers."
         ),
     ] = 300.0
     shutdown_timeout_s: Annotated[
@@ -378,15 +381,15 @@ class RecoveryConfig(msgspec.Struct, frozen=True):
         _Seconds | None,
         option(
             "Seconds after the ranks are ready at which standbys start: on each node with ranks, the idle processes of "
-            "one rank. They use memory, and make replacing a rank faster. None: no standbys. There are never any with "
-            "device=cuda, or with expert parallelism over several ranks."
+            "one rank. They use memory, and make replacing a rank faster. None (for the flag: none): no standbys. "
+            "There are never any with device=cuda, or with expert parallelism over several ranks."
         ),
     ] = 8.0
     placement_timeout_s: Annotated[
         _Timeout,
         option(
             "Seconds to wait for resources that others in the cluster use, when an engine starts or a rank has lost "
-            "its node. scale() waits 10 seconds."
+            "its node. scale() waits 10 seconds whatever this is. See also wait_for_nodes_s."
         ),
     ] = 60.0
 

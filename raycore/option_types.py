@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict
 
 
 class VllmOptions(TypedDict, total=False):
-    """vLLM's options that raycore does not have. Only values that ask for nothing are accepted."""
+    """vLLM's options that raycore does not have. Accepts values that need nothing to be done."""
 
     pipeline_parallel_size: object
     decode_context_parallel_size: object
@@ -83,8 +83,8 @@ class EngineOptions(VllmOptions, total=False):
     """Options of an engine, except its model and tokenizer."""
 
     dtype: str | Any
-    """Data type of weights and activations. auto: the checkpoint's data type, or, if a worker's device has no
-    instructions for that, float32 on a CPU and float16 on a GPU. Default: auto."""
+    """Data type of weights and activations. auto: the checkpoint's data type. A worker whose device has no instructions
+    for that uses float32 on a CPU and float16 on a GPU. Default: auto."""
     max_model_len: int | None
     """Maximum length of a sequence in tokens: prompt and output together. Default: the checkpoint's maximum."""
     seed: int
@@ -114,14 +114,15 @@ class EngineOptions(VllmOptions, total=False):
     fill: no rank spans nodes, and nodes are filled one after the other. span: like fill, but a rank that no single node
     can hold is spread over several nodes. Default: fill."""
     wait_for_nodes_s: float
-    """Seconds to wait for nodes that an autoscaler adds, instead of placement_timeout_s. 0: fail at once if the ranks
-    would not fit on the cluster's present nodes even if these were idle. Default: 0."""
+    """Seconds to wait for resources, for which an autoscaler may add nodes. Replaces the 10 seconds of scale() and,
+    when an engine starts, placement_timeout_s. A rank that has lost its node waits for the longer of the two. 0: fail
+    at once if the ranks would not fit on the present nodes even if these were idle. Default: 0."""
     worker_cls: str | type[Any] | None
     """A subclass of raycore's Worker to use instead, as package.module.Class. All nodes must be able to import it.
     Default: raycore's Worker."""
     enable_expert_parallel: bool
-    """For mixture-of-experts models. Each worker gets some whole experts, which all ranks share. Otherwise each rank
-    has all experts, and splits each of them over its workers. Default: False."""
+    """For mixture-of-experts models. All ranks share one set of experts, of which each worker holds some whole ones.
+    Otherwise each rank has all experts, and splits each of them over its workers. Default: False."""
     dp_sync_interval: int
     """With expert parallelism: number of steps between two checks whether all ranks are idle. Default: 1."""
     block_size: int
@@ -129,8 +130,8 @@ class EngineOptions(VllmOptions, total=False):
     enable_prefix_caching: bool
     """Reuse the KV cache of earlier requests for prompts with the same prefix. Default: True."""
     gpu_memory_utilization: float
-    """On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: the default KV cache is this
-    fraction of half the available memory, but at most 4 GiB for each worker. Default: 0.9."""
+    """On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: a worker's default KV cache is
+    this fraction of half its equal share of the available memory, but at most 4 GiB. Default: 0.9."""
     num_gpu_blocks_override: int | None
     """Number of blocks in each rank's KV cache, on CPUs too. Takes precedence over kv_cache_memory_bytes. Default: as
     many as the cache's memory holds."""
@@ -165,8 +166,9 @@ class EngineOptions(VllmOptions, total=False):
     """Seconds within which ranks must start, including loading weights. Otherwise the start of the engine, or the
     restart of the rank, has failed. Default: 600."""
     execute_timeout_s: float
-    """Seconds within which workers must reply to a call. If a step takes longer, the rank fails, as with
-    step_timeout_s. Other late calls raise RpcTimeout. Does not apply to inline workers. Default: 300."""
+    """Seconds within which workers must reply to a call. A step that takes longer fails the rank, unless the shorter
+    step_timeout_s has done so before. Other late calls raise RpcTimeout. Does not apply to inline workers. Default:
+    300."""
     shutdown_timeout_s: float
     """Seconds that ranks and their workers have to stop when the engine is shut down. Then they are killed. Default:
     5."""
@@ -193,8 +195,8 @@ class EngineOptions(VllmOptions, total=False):
     """Maximum delay in seconds before a restart. Default: 30."""
     standby_delay_s: float | None
     """Seconds after the ranks are ready at which standbys start: on each node with ranks, the idle processes of one
-    rank. They use memory, and make replacing a rank faster. None: no standbys. There are never any with device=cuda, or
-    with expert parallelism over several ranks. Default: 8."""
+    rank. They use memory, and make replacing a rank faster. None (for the flag: none): no standbys. There are never any
+    with device=cuda, or with expert parallelism over several ranks. Default: 8."""
     placement_timeout_s: float
     """Seconds to wait for resources that others in the cluster use, when an engine starts or a rank has lost its node.
-    scale() waits 10 seconds. Default: 60."""
+    scale() waits 10 seconds whatever this is. See also wait_for_nodes_s. Default: 60."""

@@ -42,7 +42,7 @@ def add_model_argument(command: Parser) -> None:
         default=argparse.SUPPRESS,
         metavar="MODEL",
         type=FlagType(model),
-        help=_help(model),
+        help=f"The same as --model. {_help(model)}",
     )
 
 

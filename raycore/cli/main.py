@@ -25,7 +25,10 @@ from raycore.logs import DATE_FORMAT, line_format
 from raycore.sampling_params import SamplingParams
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_LOG_LEVEL_HELP = "Log level. Default: warning. `serve` and `run-batch` always log raycore's own info messages."
+_LOG_LEVEL_HELP = (
+    "Lowest level of the messages to log. Default: warning. `serve` and `run-batch` log raycore's own messages from "
+    "level info, or from debug if that is given."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -121,7 +121,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     max_streams: Annotated[
         _Count,
         option(
-            "Maximum number of requests in progress, of all API servers together. Further ones get status 429.",
+            "Maximum number of requests in progress, of all API servers together. Each API server accepts an equal "
+            "share. Further requests get status 429.",
             name="max_concurrent_requests",
             is_http=True,
         ),
