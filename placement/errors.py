@@ -4,7 +4,7 @@
 
     PlacementShortage                    the ranks don't fit the cluster
     ReservationCancelled                 the caller cancelled a reservation that was waiting
-    InvalidPlacementGroup (ValueError)   the caller's placement group doesn't fit the shape
+    InvalidPlacementGroup (ValueError)   the caller's placement group can't hold a rank
 """
 
 from __future__ import annotations

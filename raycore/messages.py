@@ -188,7 +188,7 @@ class SequenceNews(msgspec.Struct, array_like=True):
         return {client_of(entry[0]) for field in fields for entry in getattr(self, field)}
 
     def entries_of(self, client: int) -> dict[str, Any]:
-        """The entries of one client's sequences, by field."""
+        """For each field: those of its entries that are about sequences of this client."""
         return {
             field: [entry for entry in getattr(self, field) if client_of(entry[0]) == client]
             for field in SequenceNews.__struct_fields__

@@ -324,7 +324,7 @@ class EngineClient:
             self._connections.submit(self._requests.add_rank(event.dp_rank))
 
     def _disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
-        """Stop receiving from these ranks. On return, callers have got every output that was received before."""
+        """Stop receiving from these ranks. On return, requests' sinks have got all outputs received before the call."""
         with self._lock:
             self._requests.close_ranks(dp_ranks)
             connections = self._connections.disconnect(dp_ranks)

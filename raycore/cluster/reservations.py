@@ -109,15 +109,15 @@ class Reservations:
         return self._reserve(dp_ranks, self._wait_for_nodes_s or _GROW_S)
 
     def for_successors(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Groups:
-        """Groups for the successors of these ranks.
+        """The groups of the successors of these ranks: the ranks that replace them.
 
-        A successor gets the group of the rank that it replaces, if all nodes of that group are alive. Otherwise this
-        removes that group, reserves another one, and waits for it. A group that the caller brought is not replaced:
-        this waits until Ray has moved it to other nodes.
+        A successor gets the group of the rank that it replaces, if all nodes of that group are alive and not draining.
+        Otherwise this removes that group, reserves another one, and waits for it. A group that the caller brought is
+        not replaced: this waits until Ray has moved it to other nodes.
 
         Raises:
             PlacementShortage: the cluster couldn't fit all successors in time.
-            InitializationError: `is_wanted` returned False, or the engine was shut down.
+            InitializationError: `is_wanted` returned False during a wait, or the engine was shut down.
         """
         deadline_s = time.monotonic() + max(self._patience_s, self._wait_for_nodes_s)
         while True:
@@ -203,7 +203,7 @@ class Reservations:
         return groups
 
     def _kept(self, ranks: Sequence[Rank]) -> Groups:
-        """Those of the ranks' groups whose nodes are all alive. Removes the other groups, except the caller's."""
+        """The ranks' groups whose nodes are all alive and not draining. Removes the others, except the caller's."""
         usable = {node.node_id for node in read_cluster().usable_nodes}
         usable -= self.find_crashed(node for rank in ranks for node in rank.nodes)
         kept: Groups = {}

@@ -1,9 +1,9 @@
 """Standbys: processes that have imported everything a rank needs, ready to replace a rank that dies.
 
 Most of a rank's start-up time goes into starting Python and importing Ray and torch. A standby is an engine actor with
-its workers. They have done this already, and wait to become a rank. A standby reserves no cluster resources: when it
-replaces a rank, it uses those that the rank's placement group still holds. On the driver's node, the processes of a
-standby are stopped (SIGSTOP) while they wait, so that they use memory but no CPU.
+its workers, whose processes have started and imported everything, and which wait to become a rank. A standby reserves
+no cluster resources: when it replaces a rank, it uses those that the rank's placement group still holds. On the
+driver's node, the processes of a standby are stopped (SIGSTOP) while they wait, so that they use memory but no CPU.
 """
 
 from __future__ import annotations

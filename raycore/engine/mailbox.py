@@ -148,8 +148,8 @@ class Mailbox:
     def publish(self, outputs: StepOutputs, load: LoadView) -> None:
         """Queue a step's outputs for their clients.
 
-        A client's outputs are sent together: as soon as one of its requests finishes, or with the first step after the
-        `flush_interval_s` of one of its requests has passed.
+        All waiting outputs of a client are sent together: as soon as one of its requests finishes, or with the first
+        step that ends after an output has waited for its request's `flush_interval_s`.
         """
         self._load = load
         for client, part in outputs.by_client():

@@ -84,7 +84,9 @@ class TokenMatcher:
         if self._has_ended or self._native.is_accepting():
             allowed_V[list(self._end_ids)] = True
         if not allowed_V.any():
-            raise InvalidRequest("structured_outputs can't be enforced: it allows none of the model's tokens here")
+            raise InvalidRequest(
+                "structured_outputs can't be enforced: it allows none of the model's tokens at this point of the output"
+            )
         return allowed_V
 
 

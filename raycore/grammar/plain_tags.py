@@ -21,7 +21,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _AddedTokens(msgspec.Struct):
-    """The part of a `tokenizer.json` that tells whether any token has to change."""
+    """The part of a `tokenizer.json` that tells whether `with_plain_tags` changes anything."""
 
     added_tokens: list[_AddedToken] = []
 

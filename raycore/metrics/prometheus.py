@@ -36,7 +36,7 @@ class EngineCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics, each with a sample for each rank."""
+        """Yield all metrics. Each has samples for each rank, except the one that `WITHOUT_RANK` describes."""
         view = self._read()
         yield from self._gauges(view)
         yield from self._counters(view.counts)

@@ -169,7 +169,13 @@ class Waiter:
     """Waits for messages. Spins for `spin_window_s` seconds, then sleeps until the bell rings, or polls with pauses."""
 
     def __init__(self, spin_window_s: float, bell: Bell | None, must_poll: bool) -> None:
-        """`bell`: this process's own bell, if any. `must_poll`: whether messages may arrive without a ring."""
+        """Store the settings.
+
+        Args:
+            spin_window_s: how long to spin before sleeping, in seconds.
+            bell: this process's own bell, if any.
+            must_poll: look for messages from time to time, because they may arrive without a ring.
+        """
         self._window_s = spin_window_s
         self._bell = bell
         self._must_poll = must_poll or bell is None

@@ -163,7 +163,7 @@ class Worker(WorkerProtocol):
         if available < self.bytes_per_block():
             raise InvalidConfig(
                 f"not enough memory for the KV cache on {self._device}: {available} bytes are available, and one block "
-                f"takes {self.bytes_per_block()}: free memory, set kv_cache_memory_bytes, or lower "
+                f"takes {self.bytes_per_block()}: free memory, set the cache's size (kv_cache_memory_bytes), or lower "
                 f"max_num_batched_tokens={self.config.scheduler.max_num_batched_tokens}"
             )
         return available

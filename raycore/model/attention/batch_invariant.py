@@ -182,7 +182,7 @@ def _groups(slots_I: Ints, first_I: Ints, num_keys_I: Ints, is_alone: bool) -> l
 
 
 def _is_shared(slots_I: Ints, first_I: Ints) -> bool:
-    """Whether the tiles of a group read the same keys, which are then gathered only once."""
+    """Whether the tiles of a group read the same keys. If so, these keys are gathered only once for all tiles."""
     return len(slots_I) > 1 and bool(slots_I[0] == slots_I[1] and first_I[0] == first_I[1])
 
 

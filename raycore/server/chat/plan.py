@@ -38,7 +38,7 @@ class MessagePlan:
         tokenizer: Tokenizer,
         options: ServerOptions,
     ) -> MessagePlan:
-        """The plan for a request.
+        """The plan for the answers to a request.
 
         Args:
             conversation: the text of the conversation, rendered by the chat template.

@@ -97,8 +97,8 @@ class ToolUse:
         if must_call and (request.continue_final_message or not request.add_generation_prompt):
             raise APIError(
                 400,
-                "tool_choice can't require a call in a message that is continued: it needs add_generation_prompt=true "
-                "and continue_final_message=false",
+                "tool_choice can't require a call in a message that is continued: a required call needs "
+                "add_generation_prompt=true and continue_final_message=false",
                 param="tool_choice",
             )
         if must_call and len(schemas) == 1:

@@ -127,7 +127,7 @@ class ToolParser(ABC):
     def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
         """A Lark grammar of a whole message: any text, with or without calls as in `calls_grammar`.
 
-        After an opening tag, there must be a call. Returns None if the format has calls without an opening tag.
+        After an opening tag, there must be a call. Returns None if the format lets a call lack the opening tag.
         """
         if not cls.needs_opening:
             return None
