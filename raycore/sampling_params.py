@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, cast
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, Union, cast, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 from raycore.errors import InvalidRequest
 from raycore.structured_outputs import StructuredOutputsParams
@@ -28,24 +30,24 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         InvalidRequest: from the constructor, if a value is invalid. The message names it.
     """
 
-    n: int = 1
+    n: Annotated[int, Meta(ge=1, le=_MAX_N)] = 1
     """Number of sequences to generate for the prompt."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
     """Logits are divided by the temperature. 0: greedy sampling."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Sample from the smallest set of most likely tokens whose probabilities add up to at least this."""
-    top_k: int = 0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
     """Sample from the `top_k` most likely tokens. 0 or -1: all tokens."""
-    min_p: float = 0.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Sample from the tokens whose probability is at least `min_p` times that of the most likely token."""
-    presence_penalty: float = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     """Subtracted once from the logit of each token that has been generated."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     """Subtracted from a token's logit once for each time it has been generated."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
     """For tokens in the prompt or the output, positive logits are divided by the penalty, and negative logits are
     multiplied by it."""
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=-1)] | None = None
     """The same seed, prompt and parameters give the same random numbers, regardless of other requests. None or -1:
     derived from the engine's seed."""
     stop: str | list[str] | None = None
@@ -53,15 +55,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_token_ids: list[int] | None = None
     """Tokens that end the sequence, in addition to the model's own end-of-sequence tokens."""
     ignore_eos: bool = False
-    max_tokens: int | None = 16
+    max_tokens: Annotated[int, Meta(ge=1)] | None = 16
     """Maximum number of generated tokens. None: limited only by `max_model_len`."""
-    min_tokens: int = 0
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
     """Number of tokens to generate before end-of-sequence tokens and `stop_token_ids` can be sampled. A constrained
     output may end earlier, when it is complete and nothing can follow it."""
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=-1)] | None = None
     """For each generated token, return the log probabilities of the `logprobs` most likely tokens and of the sampled
     token. -1: of all tokens."""
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
     """For each prompt token, return the log probabilities of the `prompt_logprobs` most likely tokens and of the prompt
     token. -1: of all tokens."""
     logit_bias: dict[int, float] | None = None
@@ -121,28 +123,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return copy
 
     def _check_ranges(self) -> None:
-        self.n = checked_int("n", self.n, 1, _MAX_N)
-        self.temperature = _checked_float("temperature", self.temperature, 0.0)
-        self.top_p = _checked_float("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0.0:
-            raise InvalidRequest("top_p=0.0 leaves no token to sample: it must be in (0, 1]")
-        self.top_k = max(0, checked_int("top_k", self.top_k, -1))
-        self.min_p = _checked_float("min_p", self.min_p, 0.0, 1.0)
-        self.presence_penalty = _checked_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        self.frequency_penalty = _checked_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _checked_float("repetition_penalty", self.repetition_penalty, 0.0)
-        if self.repetition_penalty == 0.0:
-            raise InvalidRequest("repetition_penalty=0.0 would divide by zero: it must be positive")
-        if self.seed is not None:
-            seed = checked_int("seed", self.seed, -1)
-            self.seed = None if seed == -1 else seed
-        if self.max_tokens is not None:
-            self.max_tokens = checked_int("max_tokens", self.max_tokens, 1)
-        self.min_tokens = checked_int("min_tokens", self.min_tokens, 0)
-        if self.logprobs is not None:
-            self.logprobs = checked_int("logprobs", self.logprobs, -1)
-        if self.prompt_logprobs is not None:
-            self.prompt_logprobs = checked_int("prompt_logprobs", self.prompt_logprobs, -1)
+        for field in RANGES.values():
+            value = getattr(self, field.name)
+            if value is not None or not field.takes_none:
+                setattr(self, field.name, field.checked(value))
+        self.top_k = max(0, self.top_k)
+        if self.seed == -1:
+            self.seed = None
         self._check_flags()
         self._check_tokens()
 
@@ -195,6 +182,46 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise InvalidRequest(f"stop={self.stop!r} needs text, but detokenize=False: use stop_token_ids")
 
 
+class Range(NamedTuple):
+    """A field of `SamplingParams` that takes a number, and the numbers that it takes."""
+
+    name: str
+    is_int: bool
+    takes_none: bool
+    low: float
+    excludes_low: bool
+    """Whether `low` itself is invalid."""
+    high: float
+    """`MAX_INT` or infinity if no upper bound is declared."""
+
+    def checked(self, value: object) -> int | float:
+        """`value` as a plain int or float.
+
+        Raises:
+            InvalidRequest: `value` is not in the range. The message begins with the field's name.
+        """
+        if self.is_int:
+            return checked_int(self.name, value, int(self.low), int(self.high))
+        return _checked_float(self.name, value, self.low, self.high, excludes_low=self.excludes_low)
+
+
+def _ranges() -> Iterator[Range]:
+    for field in msgspec.structs.fields(SamplingParams):
+        hints = get_args(field.type) if get_origin(field.type) is Union else (field.type,)
+        for hint in hints:
+            for bounds in getattr(hint, "__metadata__", ()):
+                low, high = (bounds.ge if bounds.gt is None else bounds.gt), bounds.le
+                if hint.__origin__ is int:
+                    high = MAX_INT if high is None else high
+                else:
+                    low, high = float(low), math.inf if high is None else float(high)
+                yield Range(field.name, hint.__origin__ is int, NoneType in hints, low, bounds.gt is not None, high)
+
+
+RANGES = {field.name: field for field in _ranges()}
+"""The declared ranges, by field."""
+
+
 def _check_list(name: str, value: object) -> None:
     if value is not None and not isinstance(value, list):
         raise InvalidRequest(f"{name}={value!r} isn't a list")
@@ -224,8 +251,10 @@ def checked_int(name: str, value: object, low: int = MIN_INT, high: int = MAX_IN
     raise InvalidRequest(f"{name}={value} isn't {bounds}")
 
 
-def _checked_float(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
-    """`value` as a plain float, finite and in [`low`, `high`]. Otherwise like `checked_int`."""
+def _checked_float(
+    name: str, value: object, low: float = -math.inf, high: float = math.inf, *, excludes_low: bool = False
+) -> float:
+    """`value` as a plain float, finite and in [`low`, `high`], or in (`low`, `high`]. Otherwise like `checked_int`."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise InvalidRequest(f"{name}={value!r} isn't a number")
@@ -233,7 +262,12 @@ def _checked_float(name: str, value: object, low: float = -math.inf, high: float
             value = float(value)
         except OverflowError:
             value = math.inf
-    if math.isfinite(value) and low <= value <= high:
+    if math.isfinite(value) and low <= value <= high and not (excludes_low and value == low):
         return value
-    bounds = f"at least {low}" if math.isinf(high) else f"in [{low}, {high}]"
-    raise InvalidRequest(f"{name}={value} isn't {bounds if not math.isinf(low) else 'finite'}")
+    if not math.isinf(high):
+        bounds = f"in {'(' if excludes_low else '['}{low}, {high}]"
+    elif not math.isinf(low):
+        bounds = f"{'above' if excludes_low else 'at least'} {low}"
+    else:
+        bounds = "finite"
+    raise InvalidRequest(f"{name}={value} isn't {bounds}")

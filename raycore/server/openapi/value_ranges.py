@@ -6,9 +6,11 @@ better errors than pydantic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from raycore.sampling_params import RANGES, Range
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import (
@@ -83,21 +85,13 @@ def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: S
 
 def _sampling_ranges(options: ServerOptions, token: JsonSchema) -> dict[str, Ranges]:
     """The ranges of the sampling fields, by field."""
-    penalty: Ranges = {"number": {"minimum": -2, "maximum": 2}}
     logprobs: Ranges = {"integer": {"minimum": 0, "maximum": options.max_logprobs}}
     # FastAPI turns the models' bounds into floats, which are off by one
     int64 = {"minimum": -INT64_MAX - 1, "maximum": INT64_MAX}
     word = {"minLength": 1, "maxLength": options.max_word_characters}
-    return {
+    declared = {name: _keywords(field, int64) for name, field in RANGES.items()}
+    return declared | {
         "n": {"integer": {"minimum": 1, "maximum": options.max_n}},
-        "temperature": {"number": {"minimum": 0}},
-        "top_p": {"number": {"exclusiveMinimum": 0, "maximum": 1}},
-        "top_k": {"integer": int64 | {"minimum": -1}},
-        "min_p": {"number": {"minimum": 0, "maximum": 1}},
-        "frequency_penalty": penalty,
-        "presence_penalty": penalty,
-        "repetition_penalty": {"number": {"exclusiveMinimum": 0}},
-        "min_tokens": {"integer": int64 | {"minimum": 0}},
         "seed": {"integer": int64},
         "priority": {"integer": int64},
         "logprobs": logprobs,
@@ -109,6 +103,14 @@ def _sampling_ranges(options: ServerOptions, token: JsonSchema) -> dict[str, Ran
         "stop_token_ids": {"integer": token},
         "allowed_token_ids": {"integer": token, "array": {"minItems": 1}},
     }
+
+
+def _keywords(field: Range, int64: JsonSchema) -> Ranges:
+    """A field's range as JSON Schema."""
+    bounds: JsonSchema = {"exclusiveMinimum" if field.excludes_low else "minimum": field.low}
+    if field.is_int:
+        return {"integer": int64 | bounds}
+    return {"number": bounds if math.isinf(field.high) else bounds | {"maximum": field.high}}
 
 
 def _narrow_fields(request: JsonSchema, ranges: Mapping[str, Ranges], options: ServerOptions) -> None:

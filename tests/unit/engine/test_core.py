@@ -199,7 +199,8 @@ def test_the_loop_serves_refuses_and_stops():
         ("request_id", 5, "Expected `str`, got `int`"),
         ("priority", 1.5, "Expected `int`, got `float`"),
         ("prompt_token_ids", [1, "a"], "Expected `int`, got `str`"),
-        ("params", {"max_tokens": -1}, "max_tokens=-1 isn't at least 1"),
+        ("params", {"max_tokens": -1}, "Expected `int` >= 1"),
+        ("params", {"stop": [""]}, "stop contains '': every entry must be a non-empty string"),
     ],
 )
 def test_a_request_that_cannot_be_decoded_fails_alone(field, value, named):
