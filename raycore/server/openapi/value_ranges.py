@@ -90,6 +90,7 @@ def _sampling_ranges(options: ServerOptions, token: JsonSchema) -> dict[str, Ran
     int64 = {"minimum": -INT64_MAX - 1, "maximum": INT64_MAX}
     word = {"minLength": 1, "maxLength": options.max_word_characters}
     declared = {name: _keywords(field, int64) for name, field in RANGES.items()}
+    del declared["max_tokens"]  # depends on other fields
     return declared | {
         "n": {"integer": {"minimum": 1, "maximum": options.max_n}},
         "seed": {"integer": int64},
