@@ -351,7 +351,7 @@ def test_async_streams_aborts_and_refuses(ray_cluster):
             last = None
             async for output in llm.generate("1 + 2 =", ENDLESS, request_id="b"):
                 last = output
-                if len(output.outputs[0].token_ids) == 3:
+                if len(output.outputs[0].token_ids) >= 3:  # a slow reader sees only the newest
                     await llm.abort("b")
             assert last.outputs[0].finish_reason == "abort"
 
