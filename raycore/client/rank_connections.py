@@ -96,9 +96,9 @@ class RankConnections:
 
     def submit(self, requests: Mapping[int, Sequence[EngineRequest]]) -> None:
         """Send requests to ranks, one message per rank."""
+        if self._is_closed:
+            return
         for dp_rank, sequences in requests.items():
-            if self._is_closed:
-                return
             self._by_rank[dp_rank].actor.submit.remote(msgspec.msgpack.encode(sequences))
 
     def abort(self, seq_ids: Mapping[int, Sequence[int]]) -> None:

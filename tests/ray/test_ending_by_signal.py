@@ -251,7 +251,7 @@ def test_nothing_is_left_of_a_program_that_is_killed_alone():
     with serve() as program:
         program.wait_for("serving")
         program.living()
-        program.process.send_signal(signal.SIGQUIT)
+        program.process.kill()
         program.wait_until_nothing_is_left(10.0)
 
 
