@@ -7,6 +7,7 @@ It is much slower than channels (`rpc/channel.py`), but works wherever Ray does.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +33,8 @@ class ActorCallTransport:
 
     def __init__(self, workers: Sequence[ServingActor]) -> None:
         self._workers = workers
-        self._in_flight: dict[Future[bytes | None], int] = {}
+        self._in_flight: list[deque[Future[bytes | None]]] = [deque() for _ in workers]
+        """The calls whose results have not been taken, of each worker: the oldest first."""
         self._closing: Future[bytes | None] = Future()
 
     def invite(self, rank: int) -> CallInvitation:
@@ -50,20 +52,23 @@ class ActorCallTransport:
     def send(self, message: bytes, deadline_s: float) -> None:
         if self._closing.done():
             raise TransportClosed
-        for rank, worker in enumerate(self._workers):
-            self._in_flight[worker.call.remote(message).future()] = rank
+        for worker, calls in zip(self._workers, self._in_flight, strict=True):
+            calls.append(worker.call.remote(message).future())
 
     def receive(self, deadline_s: float) -> tuple[int, bytes] | None:
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
-            done, _ = wait([self._closing, *self._in_flight], left_s, FIRST_COMPLETED)
+            # only the oldest call of each worker, because results may arrive in another order than the calls were made
+            oldest = {calls[0]: rank for rank, calls in enumerate(self._in_flight) if calls}
+            done, _ = wait([self._closing, *oldest], left_s, FIRST_COMPLETED)
             if self._closing.done():
                 raise TransportClosed
             if not done:
                 return None
-            reply = self._take(min(done, key=list(self._in_flight).index))  # the oldest call first
+            rank = min(oldest[call] for call in done)
+            reply = self._take(rank)
             if reply is not None:
-                return reply
+                return rank, reply
 
     def close(self) -> None:
         if self._closing.done():
@@ -72,10 +77,9 @@ class ActorCallTransport:
         for worker in self._workers:
             worker.close.remote()
 
-    def _take(self, call: Future[bytes | None]) -> tuple[int, bytes] | None:
-        rank = self._in_flight.pop(call)
+    def _take(self, rank: int) -> bytes | None:
+        call = self._in_flight[rank].popleft()
         error = call.exception()
         if error is not None:
             raise TransportClosed from error
-        reply = call.result()
-        return None if reply is None else (rank, reply)
+        return call.result()

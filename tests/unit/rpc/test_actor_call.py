@@ -1,0 +1,35 @@
+"""Replies of calls whose results come in any order."""
+
+import time
+from concurrent.futures import Future
+
+from raycore.rpc.actor_call import ActorCallTransport
+
+
+class FakeWorker:
+    """Its calls end when the test says so."""
+
+    def __init__(self):
+        self.calls = []
+        self.call = self
+
+    def remote(self, message):
+        self.calls.append(Future())
+        return self
+
+    def future(self):
+        return self.calls[-1]
+
+
+def test_replies_of_a_worker_keep_the_order_of_its_requests():
+    workers = [FakeWorker(), FakeWorker()]
+    transport = ActorCallTransport(workers)
+    for _ in range(2):
+        transport.send(b"request", time.monotonic())
+    (first, second), (other, _) = (worker.calls for worker in workers)
+    second.set_result(b"second")
+    assert transport.receive(time.monotonic()) is None
+    other.set_result(b"other")
+    assert transport.receive(time.monotonic()) == (1, b"other")
+    first.set_result(b"first")
+    assert [transport.receive(time.monotonic()) for _ in range(2)] == [(0, b"first"), (0, b"second")]
