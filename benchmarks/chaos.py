@@ -32,9 +32,9 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import shared_memory
 from common import fail_next_step, median, table
 
 from raycore import AsyncLLM, SamplingParams
@@ -331,12 +331,8 @@ def percentile(values: list[float], percent: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))] if values else float("nan")
 
 
-def shared_memory_files() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
-
-
 def run(dp: int, args: argparse.Namespace) -> bool:
-    shared_before = shared_memory_files()
+    shared_before = shared_memory.files()
     nodes = OneNode(dp) if args.one_node else Nodes(dp, args.spare_nodes)
     started_s = time.monotonic()
     options = {"batch_invariant": True} if args.batch_invariant else {}
@@ -393,7 +389,7 @@ def run(dp: int, args: argparse.Namespace) -> bool:
     llm.shutdown()
     left = leftovers(nodes, pids)
     nodes.close()
-    left += sorted(shared_memory_files() - shared_before)
+    left += shared_memory.abandoned_since(shared_before)
     note_pauses(observer)
     return report(dp, observer, comparison, cold_start_s, elapsed_s, left)
 

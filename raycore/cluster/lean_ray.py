@@ -1,8 +1,8 @@
 """Starts a local Ray without the processes that only clusters need.
 
-`ray.init()` waits for a dashboard process even with `include_dashboard=False`, and starts an autoscaler. The two, with
-the modules that they make this process and Ray's agent import, cost 40 % of the 8 CPU seconds that Ray 2.60 takes to
-start. Most of that delays the first token. Ray has no option to leave the two out, so three of Ray's functions are
+`ray.init()` waits for a dashboard process even with `include_dashboard=False`, and starts an autoscaler and a dashboard
+agent. The three, with the modules that they make this process import, cost half of the CPU seconds that Ray 2.60 takes
+to start. Most of that delays the first token. Ray has no option to leave them out, so four of Ray's functions are
 replaced while `ray.init()` runs. As a result, the local Ray has no metrics, no state API and no usage reports.
 
 Two more functions are replaced to keep the program's signals from Ray's processes: see `own_processes`.
@@ -11,6 +11,7 @@ Two more functions are replaced to keep the program's signals from Ray's process
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,8 +19,9 @@ from typing import Any
 import ray
 from ray._private import services, utils
 from ray._private.node import Node
+from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD_AGENT
 
-from raycore.cluster import own_processes
+from raycore.cluster import idle_agent, own_processes
 
 _ENVIRONMENT = {
     # Ray's default niceness of 15 would let any other process on the machine run before the workers
@@ -42,7 +44,7 @@ tasks."""
 
 def start_lean_ray(num_cpus: int, **options: Any) -> None:
     """Start a local Ray with `num_cpus` logical CPUs and some spare ones. `options` are passed to `ray.init()`."""
-    with _environment(_ENVIRONMENT), _without_cluster_processes(), _with_own_processes():
+    with _environment(_ENVIRONMENT), without_cluster_processes(), _with_own_processes():
         ray.init(  # pyright: ignore[reportUnknownMemberType]  # its annotations have gaps
             address="local",
             num_cpus=num_cpus + max(_SPARE_CPUS, os.cpu_count() or 1),
@@ -67,7 +69,9 @@ def _environment(values: dict[str, str]) -> Generator[None, None, None]:
 
 
 @contextmanager
-def _without_cluster_processes() -> Generator[None, None, None]:
+def without_cluster_processes() -> Generator[None, None, None]:
+    """Nodes that this process starts while the block runs have no dashboard, no dashboard agent and no autoscaler."""
+
     def start_monitor(node: Node) -> None:
         """Start no autoscaler."""
 
@@ -77,10 +81,18 @@ def _without_cluster_processes() -> Generator[None, None, None]:
     def get_dashboard_dependency_error() -> ImportError:
         return ImportError("a local Ray has no dashboard")
 
+    python_command = services._build_python_executable_command_memory_profileable
+
+    def agent_command(component: str, *args: Any, **options: Any) -> list[str]:
+        if component == PROCESS_TYPE_DASHBOARD_AGENT:
+            return [sys.executable, "-I", "-S", idle_agent.__file__]  # the agent's own arguments follow
+        return python_command(component, *args, **options)
+
     with (
         _replaced(Node, "start_monitor", start_monitor),
         _replaced(Node, "start_api_server", start_api_server),
         _replaced(utils, "get_dashboard_dependency_error", get_dashboard_dependency_error),
+        _replaced(services, python_command.__name__, agent_command),
     ):
         yield
 

@@ -12,10 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+import forked_ray
 import httpx
+from forked_ray import fork_server
 from ray.autoscaler._private.fake_multi_node.node_provider import (
     FAKE_HEAD_NODE_ID,
     FAKE_HEAD_NODE_TYPE,
@@ -50,13 +53,23 @@ class JobCluster:
         self.token = ""
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
             "HOME": str(self.directory),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{self.directory}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "RAY_API_SERVER_ADDRESS": self.dashboard,
             "RAY_TMPDIR": str(self.directory),
             "RAY_prestart_worker_first_driver": "0",  # else a process for each CPU that is declared
             "RAY_worker_niceness": "0",
         }
+        # `ray`, whose nodes have forked workers: their server is the cluster's own, like every process that it starts
+        programs = self.directory / "bin"
+        programs.mkdir()
+        ray = Path(sys.executable).with_name("ray")
+        (programs / "ray").write_text(
+            f'#!/bin/sh\n[ "$1" = start ] && exec {sys.executable} {forked_ray.__file__} {ray} "$@"\nexec {ray} "$@"\n'
+        )
+        (programs / "ray").chmod(0o755)
+        self._exits = ExitStack()
+        self._exits.enter_context(fork_server(self._environment))
         self._http = httpx.Client(base_url=self.dashboard, timeout=STEP_S)
 
     def start(self, head_commands: str, worker_cpus: int) -> None:
@@ -187,6 +200,7 @@ class JobCluster:
     def close(self) -> None:
         """End every process of the cluster, and remove its directory."""
         self._http.close()
+        self._exits.close()
         deadline_s = time.monotonic() + STEP_S
         while pids := list(self._processes()):
             assert time.monotonic() < deadline_s, f"processes {pids} don't end"

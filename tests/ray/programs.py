@@ -164,11 +164,6 @@ def raycore(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "raycore", "--log-level", "info", *arguments]
 
 
-def shared_memory() -> set[str]:
-    """What lies in /dev/shm."""
-    return set(os.listdir("/dev/shm"))
-
-
 def _command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from programs import START_S, Program, raycore, shared_memory
+import shared_memory
+from programs import START_S, Program, raycore
 from ray._private.state import state
 from ray.util.placement_group import placement_group_table
 
@@ -48,9 +49,8 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_in_shared_memory() -> Iterator[None]:
-    before = shared_memory()
-    yield
-    assert shared_memory() <= before
+    with shared_memory.nothing_stays():
+        yield
 
 
 def serve(*options: str, **settings: object) -> Program:
@@ -90,26 +90,6 @@ def assert_ends(program: Program, status: int, *, drain_s: float = 0.0) -> None:
     print(f"ended in {took_s:.2f} s, {program.cpu_s - cpu_before_s:.2f} CPU seconds")
 
 
-@pytest.mark.parametrize(("send", "number"), [(send_to_group, signal.SIGTERM), (send_to_each, signal.SIGHUP)])
-def test_a_server_whose_group_is_signalled_ends_as_when_it_alone_is(send, number):
-    with serve("-tp", "2") as program:
-        program.wait_for("serving")
-        send(program, number)
-        assert_ends(program, 0)
-        assert program.output.endswith(
-            f"raycore: ended by {signal.Signals(number).name}: all requests finished or were aborted\n"
-        )
-
-
-def test_a_server_under_timeout_ends_when_the_time_is_over():
-    """It gets the signal twice: `timeout` sends it to its child and then to the group."""
-    with Program(["timeout", "-s", "TERM", "1000", *raycore("serve", "--port", "0", *LIMITS)]) as program:
-        program.wait_for("serving")
-        program.process.send_signal(signal.SIGALRM)  # which is how `timeout` knows
-        assert_ends(program, 124)
-        assert program.output.endswith("raycore: ended by SIGTERM: all requests finished or were aborted\n")
-
-
 @contextmanager
 def streaming(program: Program, num_prompts: int) -> Generator[Iterator[str], None, None]:
     """The events of an answer that has begun. A prompt takes a second or more."""
@@ -130,27 +110,18 @@ def finish_reasons(events: Iterator[str]) -> Counter[str]:
     return Counter(choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None)
 
 
-def test_requests_finish_although_the_whole_group_was_signalled():
-    with serve("--max-num-seqs", "1", "--shutdown-timeout", f"{START_S:g}") as program:
+def test_requests_finish_although_every_process_was_signalled():
+    with serve("-tp", "2", "--max-num-seqs", "1", "--shutdown-timeout", f"{START_S:g}") as program:
         with streaming(program, 2) as events:
-            send_to_group(program, signal.SIGHUP)
+            send_to_each(program, signal.SIGHUP)
             send_to_group(program, signal.SIGHUP)  # an echo
             assert finish_reasons(events) == {"length": 2}
         assert_ends(program, 0)
-
-
-def test_a_second_signal_ends_at_once():
-    with serve("--max-num-seqs", "1", "--shutdown-timeout", f"{START_S:g}") as program:
-        with streaming(program, 100) as events:
-            send_to_group(program, signal.SIGTERM)
-            time.sleep(1.0)  # what comes sooner is an echo
-            send_to_group(program, signal.SIGTERM)
-            assert finish_reasons(events)["abort"]
-        assert_ends(program, 0)
+        assert program.output.endswith("raycore: ended by SIGHUP: all requests finished or were aborted\n")
 
 
 def test_requests_that_do_not_finish_are_cut_short_in_time():
-    with serve("--max-num-seqs", "1") as program, streaming(program, 100) as events:
+    with serve("-tp", "2", "--max-num-seqs", "1") as program, streaming(program, 100) as events:
         reasons: Counter[str] = Counter()
         reader = threading.Thread(target=lambda: reasons.update(finish_reasons(events)))
         reader.start()
@@ -158,14 +129,31 @@ def test_requests_that_do_not_finish_are_cut_short_in_time():
         assert_ends(program, 0, drain_s=DRAIN_S)
         reader.join(SLACK_S)
         assert reasons["abort"]
+        assert program.output.endswith("raycore: ended by SIGTERM: all requests finished or were aborted\n")
 
 
-def test_a_server_does_not_wait_for_a_client_that_does_not_read():
-    """More than the sockets' buffers hold is left to be sent."""
-    with serve("--max-num-seqs", "64") as program, streaming(program, 1_000):
-        program.living()
-        send_to_group(program, signal.SIGTERM)
-        assert_ends(program, 0, drain_s=DRAIN_S)
+def test_a_server_under_timeout_does_not_wait_for_a_client_that_does_not_read():
+    """The server gets the signal twice: `timeout` sends it to its child and then to the group. More than the sockets'
+    buffers hold is left to be sent.
+    """
+    command = raycore("serve", "--port", "0", "--shutdown-timeout", f"{DRAIN_S:g}", "--max-num-seqs", "64", *LIMITS)
+    with Program(["timeout", "-s", "TERM", "1000", *command]) as program, streaming(program, 1_000):
+        program.process.send_signal(signal.SIGALRM)  # which is how `timeout` knows that the time is over
+        assert_ends(program, 124, drain_s=DRAIN_S)
+        assert program.output.endswith("raycore: ended by SIGTERM: all requests finished or were aborted\n")
+
+
+def test_a_server_under_nohup_outlives_its_terminal_and_a_second_signal_ends_it_at_once():
+    command = raycore("serve", "--port", "0", "--shutdown-timeout", f"{START_S:g}", "--max-num-seqs", "1", *LIMITS)
+    with Program(["nohup", *command]) as program:
+        program.wait_for("serving")
+        send_to_group(program, signal.SIGHUP)
+        with streaming(program, 100) as events:
+            send_to_group(program, signal.SIGTERM)
+            time.sleep(1.0)  # what comes sooner is an echo
+            send_to_group(program, signal.SIGTERM)
+            assert finish_reasons(events)["abort"]
+        assert_ends(program, 0)
 
 
 def test_a_batch_whose_group_is_signalled_keeps_what_it_has(tmp_path):
@@ -228,16 +216,6 @@ def read_until(descriptor: int, mark: bytes) -> None:
             seen += os.read(descriptor, 1 << 16)
 
 
-def test_a_server_under_nohup_outlives_its_terminal():
-    with Program(["nohup", *raycore("serve", "--port", "0", *LIMITS)]) as program:
-        program.wait_for("serving")
-        send_to_group(program, signal.SIGHUP)
-        time.sleep(2.0)
-        assert program.process.poll() is None
-        send_to_group(program, signal.SIGTERM)
-        assert_ends(program, 0)
-
-
 def test_nothing_is_left_of_a_group_that_is_killed():
     with serve("-tp", "2") as program:
         program.wait_for("serving")
@@ -253,32 +231,6 @@ def test_nothing_is_left_of_a_program_that_is_killed_alone():
         program.living()
         program.process.kill()
         program.wait_until_nothing_is_left(10.0)
-
-
-IN_A_THREAD = """
-import threading
-from raycore import LLM
-from raycore.demo import demo_model_path
-
-def start():
-    global llm
-    llm = LLM(str(demo_model_path()), dtype="float32", use_tqdm_on_load=False)
-
-if __name__ == "__main__":
-    thread = threading.Thread(target=start)
-    thread.start()
-    thread.join()
-    print(llm.generate("27 + 58 =", use_tqdm=False)[0].outputs[0].text, flush=True)
-    llm.shutdown()
-    print("is down", flush=True)
-"""
-
-
-def test_a_local_ray_outlives_the_thread_that_started_it():
-    with Program([sys.executable, "-c", IN_A_THREAD]) as program:
-        program.wait_for("is down")
-        assert " 85\n" in program.output
-        assert_ends(program, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])

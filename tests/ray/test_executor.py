@@ -9,6 +9,7 @@ from queue import Queue
 
 import msgspec
 import pytest
+import shared_memory
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -68,11 +69,6 @@ def shared(request, ray_cluster):
 
 def are_running(pids):
     return [pid for pid in pids if is_running(pid)]
-
-
-def shared_memory_files():
-    """Without what other programs' OpenMP has."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("__KMP")}
 
 
 # ---- calls
@@ -245,12 +241,12 @@ def test_the_first_failing_workers_own_traceback_surfaces(make_executor):
 
 
 def test_a_worker_that_dies_while_starting(make_executor):
-    before = shared_memory_files()
+    shared_before = shared_memory.files()
     executor = make_executor("fake_worker.DiesLoading")
     with pytest.raises(InitializationError, match=r"worker 1 .*died"):
         executor.initialize()
     assert not are_running(executor.worker_pids())
-    assert shared_memory_files() <= before
+    assert shared_memory.abandoned_since(shared_before) == []
 
 
 def test_a_worker_class_that_does_not_exist(make_executor):
@@ -266,7 +262,7 @@ def test_starting_has_a_deadline(make_executor):
 
 
 def test_shutdown_leaves_nothing(make_executor):
-    before = shared_memory_files()
+    shared_before = shared_memory.files()
     executor = make_executor()
     executor.initialize()
     pids = executor.worker_pids()
@@ -276,7 +272,7 @@ def test_shutdown_leaves_nothing(make_executor):
     executor.shutdown()
     executor.shutdown()
     assert not are_running(pids)
-    assert shared_memory_files() <= before
+    assert shared_memory.abandoned_since(shared_before) == []
     assert name not in Path("/proc/net/unix").read_text()
     with pytest.raises(EngineDeadError, match="shut down"):
         executor.collective_rpc("echo", args=(b"",))

@@ -6,7 +6,8 @@ import sys
 import textwrap
 
 import pytest
-from programs import Program, shared_memory
+import shared_memory
+from programs import Program
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,9 +31,8 @@ def end(mark="is at its end"):
 
 ENDS = {
     "AsyncLLM, two workers": (0, "llm = AsyncLLM(MODEL, tensor_parallel_size=2, **OPTIONS)\nend()"),
-    "an exit status": (3, "llm = LLM(MODEL, **OPTIONS)\nend()\nsys.exit(3)"),
-    "a waiting thread": (
-        0,
+    "an exit status, and a waiting thread": (
+        3,
         """
         llm = LLM(MODEL, max_num_seqs=1, **OPTIONS)
         def generate():
@@ -41,6 +41,7 @@ ENDS = {
         while not llm.num_unfinished_requests:
             time.sleep(0.01)
         end()
+        sys.exit(3)
         """,
     ),
     "a waiting event loop": (
@@ -58,17 +59,6 @@ ENDS = {
         end()
         """,
     ),
-    "a thread that asks again and again": (
-        0,
-        """
-        llm = LLM(MODEL, **OPTIONS)
-        def generate():
-            while True:
-                llm.generate("1 + 2 =", SamplingParams(max_tokens=5), use_tqdm=False)
-        threading.Thread(target=generate, daemon=True).start()
-        end()
-        """,
-    ),
 }
 
 
@@ -79,7 +69,17 @@ def test_an_exit_with_an_engine_alive_is_quick_and_silent(name):
 
 
 def test_an_exit_by_an_exception_prints_that_alone():
-    said = said_at_exit("llm = LLM(MODEL, **OPTIONS)\nend()\nraise ValueError('mine')", 1)
+    """While a thread asks again and again."""
+    code = """
+    llm = LLM(MODEL, **OPTIONS)
+    def generate():
+        while True:
+            llm.generate("1 + 2 =", SamplingParams(max_tokens=5), use_tqdm=False)
+    threading.Thread(target=generate, daemon=True).start()
+    end()
+    raise ValueError('mine')
+    """
+    said = said_at_exit(code, 1)
     assert said.startswith("Traceback (most recent call last):\n")
     assert said.endswith("ValueError: mine\n")
     assert said.count("Traceback") == 1
@@ -98,13 +98,12 @@ def test_an_exit_while_a_thread_starts_an_engine_is_quick_and_silent(mark):
 
 def said_at_exit(code: str, status: int, wait_for_process: str | None = None) -> str:
     """What the program of this code prints once it is at its end, which it has to come to soon, leaving nothing."""
-    before = shared_memory()
-    with Program([sys.executable, "-c", BEGIN + textwrap.dedent(code)], has_input=True) as program:
+    command = [sys.executable, "-c", BEGIN + textwrap.dedent(code)]
+    with shared_memory.nothing_stays(), Program(command, has_input=True) as program:
         if wait_for_process is not None:
             program.wait_for_process(wait_for_process)
             program.end_input()
         program.wait_for("is at its end")
         assert program.wait_for_exit(LIMIT_S) == status, program.output
         program.wait_until_nothing_is_left(LIMIT_S)
-    assert shared_memory() <= before
     return program.output.partition("is at its end\n")[2]

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import shared_memory
 from job_cluster import ROOT, STEP_S, JobCluster, eventually, free_ports
 from kubernetes_shell import KubernetesShell
 from number_formats import DTYPE
@@ -106,7 +107,7 @@ def test_a_job_that_cannot_work_fails_and_its_last_line_says_why(cluster, tmp_pa
 
 
 def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(cluster):
-    shared_before = set(os.listdir("/dev/shm"))
+    shared_before = shared_memory.files()
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     serving = cluster.submit(
@@ -132,7 +133,7 @@ def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(clust
     status, _, last_line = cluster.wait(serving)
     assert (status, last_line) == ("STOPPED", "raycore: ended by SIGTERM: all requests finished or were aborted")
     cluster.assert_nothing_is_left()
-    assert set(os.listdir("/dev/shm")) <= shared_before
+    assert shared_memory.abandoned_since(shared_before) == []
 
 
 def test_the_quick_start_does_what_it_says(cluster, tmp_path):

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import shared_memory
 import tool_templates
 from number_formats import DTYPE, REPEATABLE
 
@@ -299,7 +300,7 @@ def leftovers(ray) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("shape", [{}, {"tensor_parallel_size": 2, "data_parallel_size": 2}])
 def test_shutdown_leaves_nothing(ray_cluster, shape):
-    before, shared_before = leftovers(ray_cluster), set(os.listdir("/dev/shm"))
+    before, shared_before = leftovers(ray_cluster), shared_memory.files()
     llm = LLM(demo_model_path(), **shape, **LIMITS)
     assert texts(llm, "27 + 58 =") == [" 85"]
     pids = [pid for info in llm.engine_infos for pid in (info.pid, *info.worker_pids)]
@@ -310,7 +311,7 @@ def test_shutdown_leaves_nothing(ray_cluster, shape):
     while leftovers(ray_cluster) != before and time.monotonic() < deadline:
         time.sleep(0.01)  # Ray's tables lag behind its processes
     assert leftovers(ray_cluster) == before
-    assert set(os.listdir("/dev/shm")) <= shared_before
+    assert shared_memory.abandoned_since(shared_before) == []
     with pytest.raises(EngineDeadError, match="shut down"):
         llm.generate("1 + 2 =", GREEDY, use_tqdm=False)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import shared_memory
 from nbclient.exceptions import CellExecutionError
 from notebook_kernel import Kernel, html_of, running_kernel, text_of
 
@@ -43,14 +44,14 @@ def kernel(tmp_path_factory):
         "IPYTHONDIR": str(home),  # nobody's own startup files
         MARK: "1",
     }
-    shared_before = set(os.listdir("/dev/shm"))
+    shared_before = shared_memory.files()
     with running_kernel(str(home), environment) as kernel:
         yield kernel
     deadline_s = time.monotonic() + 20
     while marked_processes() and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert marked_processes() == []
-    assert {name for name in os.listdir("/dev/shm") if "raycore" in name} <= shared_before
+    assert shared_memory.abandoned_since(shared_before) == []
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+import forked_ray
 import pytest
 from ray.util.placement_group import placement_group, placement_group_table
 
@@ -176,8 +177,9 @@ for _ in range(3):
     add_node()
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
-def layout(num_ranks, world_size, strategy, **options):
-    groups = reserve(EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy), timeout_s=20, **options)
+def layout(num_ranks, world_size, strategy, timeout_s=20, **options):
+    shape = EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy)
+    groups = reserve(shape, timeout_s=timeout_s, **options)
     nodes = [bundle_nodes(group) for group in groups]
     assert not {node for rank in nodes for node in rank} & set(options.get("avoid", []))
     release(groups)
@@ -198,7 +200,7 @@ with ThreadPoolExecutor() as pool:
     add_node()
     waiting.result()
 try:
-    layout(5, 1, "strict", asks_for_nodes=True)
+    layout(5, 1, "strict", timeout_s=3, asks_for_nodes=True)
 except PlacementShortage as shortage:
     print(str(shortage).partition(" (")[0])
 ray.shutdown()
@@ -206,10 +208,11 @@ cluster.shutdown()
 """
 
 
-def test_several_nodes_that_share_an_address():
-    run = subprocess.run(
-        [sys.executable, "-c", SEVERAL_NODES], capture_output=True, text=True, timeout=180, check=False
-    )
+def test_several_nodes_that_share_an_address(tmp_path):
+    program = tmp_path / "several_nodes.py"
+    program.write_text(SEVERAL_NODES)
+    command = [sys.executable, forked_ray.__file__, str(program)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert run.stdout.splitlines() == [
         "fill aaa bbb",
         "strict aa bb cc",

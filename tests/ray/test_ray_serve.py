@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 import ray
+import shared_memory
 from number_formats import DTYPE
 from ray import serve
 from slow_worker import STEP_S
@@ -48,7 +49,7 @@ RAY_OPTIONS = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAYCORE_API_KEY": KE
 @pytest.fixture(scope="module")
 def url(ray_cluster):
     """The application's address, below a prefix as where it shares a proxy with others."""
-    shared_before = set(os.listdir("/dev/shm"))
+    shared_before = shared_memory.files()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -59,7 +60,7 @@ def url(ray_cluster):
     serve.shutdown()
     until(lambda: not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"])
     until(lambda: "served" not in str(ray.util.list_named_actors(all_namespaces=True)))
-    until(lambda: set(os.listdir("/dev/shm")) <= shared_before)
+    assert shared_memory.abandoned_since(shared_before) == []
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
-"""What the raylet of a test session starts for each worker: has the job's fork server start it. See `fork_server`."""
+"""What the raylet of a test starts for each worker: has the fork server start it. See `fork_server`."""
 
-import array
 import importlib.util
 import json
 import os
@@ -10,19 +9,15 @@ import sys
 
 def main() -> None:
     """Pass everything on to the server and end. Without a server, become Ray's own worker script."""
-    path = os.path.join(os.environ["RAYCORE_TEST_FORK_SERVERS"], os.environ.get("RAY_JOB_ID", ""))
-    with socket.socket(socket.AF_UNIX) as connection:
+    request = {"arguments": sys.argv[1:], "environment": dict(os.environ), "directory": os.getcwd()}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         try:
-            connection.connect(path)
+            server.connect(os.environ["RAYCORE_TEST_FORK_SERVER"])
+            socket.send_fds(server, [json.dumps(request).encode()], range(3))
         except OSError:
             (ray,) = importlib.util.find_spec("ray").submodule_search_locations
             script = os.path.join(ray, "_private", "workers", "default_worker.py")
             os.execv(sys.executable, [sys.executable, script, *sys.argv[1:]])
-        request = {"arguments": sys.argv[1:], "environment": dict(os.environ), "directory": os.getcwd()}
-        text = json.dumps(request).encode()
-        streams = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", range(3)))
-        sent = connection.sendmsg([text], [streams])
-        connection.sendall(text[sent:])
 
 
 main()
