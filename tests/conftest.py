@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# processes that tests start would else compile raycore's modules anew, each for itself, and pytest the tests
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 MAX_PROCESSES = 4
 
@@ -43,7 +48,9 @@ def ray_cluster():
     import ray
     from forked_ray import fork_server, nodes_with_forked_workers
 
-    with fork_server(os.environ), nodes_with_forked_workers():
+    from raycore.cluster.lean_ray import without_cluster_processes
+
+    with fork_server(os.environ), nodes_with_forked_workers(), without_cluster_processes():
         ray.init(
             address="local",
             num_cpus=16,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -33,6 +33,9 @@ _ENVIRONMENT = {
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
 }
+
+_PYTHON_COMMAND = "_build_python_executable_command_memory_profileable"
+"""Ray's function that begins the commands of its own Python processes, by the kind of process."""
 
 _OBJECT_STORE_BYTES = 256 << 20
 """Size of a local Ray's object store. It holds the channels, a few MiB for each worker, and no tensors."""
@@ -81,18 +84,18 @@ def without_cluster_processes() -> Generator[None, None, None]:
     def get_dashboard_dependency_error() -> ImportError:
         return ImportError("a local Ray has no dashboard")
 
-    python_command = services._build_python_executable_command_memory_profileable
+    python_command: Callable[..., list[str]] = getattr(services, _PYTHON_COMMAND)
 
-    def agent_command(component: str, *args: Any, **options: Any) -> list[str]:
+    def python_command_with_idle_agent(component: str, *args: Any, **options: Any) -> list[str]:
         if component == PROCESS_TYPE_DASHBOARD_AGENT:
-            return [sys.executable, "-I", "-S", idle_agent.__file__]  # the agent's own arguments follow
+            return [sys.executable, "-I", "-S", idle_agent.__file__]  # Ray adds the agent's own arguments
         return python_command(component, *args, **options)
 
     with (
         _replaced(Node, "start_monitor", start_monitor),
         _replaced(Node, "start_api_server", start_api_server),
         _replaced(utils, "get_dashboard_dependency_error", get_dashboard_dependency_error),
-        _replaced(services, python_command.__name__, agent_command),
+        _replaced(services, _PYTHON_COMMAND, python_command_with_idle_agent),
     ):
         yield
 

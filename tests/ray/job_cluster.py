@@ -46,7 +46,7 @@ class JobCluster:
     def __init__(self) -> None:
         # a short path: Ray puts sockets there, whose names may have 107 characters
         self.directory = Path(tempfile.mkdtemp(prefix="rj", dir="/tmp"))
-        dashboard_port, gcs_port, client_port, *self._agent_ports = free_ports(5)
+        dashboard_port, gcs_port, client_port, self.metrics_port, *self._agent_ports = free_ports(6)
         self._gcs_address = f"127.0.0.1:{gcs_port}"
         self._head_flags = f"--port={gcs_port} --dashboard-port={dashboard_port} --ray-client-server-port={client_port}"
         self.dashboard = f"http://127.0.0.1:{dashboard_port}"
@@ -85,7 +85,7 @@ class JobCluster:
         self._http.headers["Authorization"] = f"Bearer {self.token}"
         self._environment["RAY_AUTH_MODE"] = "token"
         # drivers would get each line of a log from each node's monitor
-        flags = f"--include-log-monitor=false {flags}={self._agent_ports[1]}"
+        flags = f"--include-log-monitor=false --metrics-export-port={self.metrics_port} {flags}={self._agent_ports[1]}"
         self.bash(f"ray start --address={self._gcs_address} --num-cpus={worker_cpus} {flags}")
 
     def start_autoscaled(self, cpus_per_node: int, max_nodes: int) -> str:

@@ -22,12 +22,13 @@ from raycore.demo import demo_model_path
 from raycore.node.processes import is_running
 
 LIMITS = {"num_threads": 1, "max_model_len": 1000, "dtype": DTYPE, "standby_delay_s": None}
-ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+"""Seconds of a slow worker."""
 
 
 @pytest.fixture(scope="module")
 def llm(ray_cluster):
-    with LLM(demo_model_path(), engine_name="demo", **LIMITS) as llm:
+    with LLM(demo_model_path(), engine_name="demo", worker_cls="slow_worker.SlowWorker", **LIMITS) as llm:
         wait_until_reachable(llm)
         yield llm
 
@@ -81,7 +82,7 @@ def test_scaling_from_outside_under_load(llm, address):
     results: list[str] = []
 
     def call():
-        outputs = llm.generate(["27 + 58 ="] * 8, ENDLESS, use_tqdm=False)
+        outputs = llm.generate(["27 + 58 ="] * 8, LONG, use_tqdm=False)
         results.extend(output.outputs[0].finish_reason for output in outputs)
 
     def load():
@@ -167,7 +168,7 @@ def test_requests_that_were_aborted_are_not_shown(llm):
 
     def call():
         try:
-            llm.generate(["1 + 2 ="] * 4, ENDLESS, use_tqdm=False)
+            llm.generate(["1 + 2 ="] * 4, LONG, use_tqdm=False)
         finally:
             failure.set()
 

@@ -106,7 +106,7 @@ def test_a_job_that_cannot_work_fails_and_its_last_line_says_why(cluster, tmp_pa
     assert last_line == f"raycore: {requests}: custom_ids aren't unique: 'a' on lines 1 and 3"
 
 
-def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(cluster):
+def test_a_server_shows_in_rays_metrics_and_when_it_is_stopped_finishes_its_requests_and_leaves_nothing(cluster):
     shared_before = shared_memory.files()
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
@@ -122,7 +122,11 @@ def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(clust
             return False
 
     eventually(is_healthy)
-    body = {"prompt": "1 + 2 =", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    body = {"prompt": "1 + 2 =", "max_tokens": 3, "ignore_eos": True}
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=STEP_S).is_success
+    exported = {"generation_tokens_total": "3.0", "rank_serving": "1.0", "num_requests_running": "0.0"}
+    eventually(lambda: exported.items() <= exported_metrics(cluster).items())
+    body |= {"max_tokens": 500, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=STEP_S) as answer:
         events = (line for line in answer.iter_lines() if line)
         assert json.loads(next(events).removeprefix("data: "))["choices"][0]["finish_reason"] is None
@@ -134,6 +138,12 @@ def test_a_server_that_is_stopped_finishes_its_requests_and_leaves_nothing(clust
     assert (status, last_line) == ("STOPPED", "raycore: ended by SIGTERM: all requests finished or were aborted")
     cluster.assert_nothing_is_left()
     assert shared_memory.abandoned_since(shared_before) == []
+
+
+def exported_metrics(cluster: JobCluster) -> dict[str, str]:
+    """What Ray says of rank 0: by the metrics' names, without raycore's prefix, the values."""
+    text = httpx.get(f"http://127.0.0.1:{cluster.metrics_port}/metrics", timeout=STEP_S).text
+    return dict(re.findall(r'^ray_raycore_(\w+){.*engine="0".*} (\S+)$', text, re.MULTILINE))
 
 
 def test_the_quick_start_does_what_it_says(cluster, tmp_path):

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import re
 import time
-import urllib.request
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,23 +105,6 @@ def test_an_aborted_request_is_counted_as_such(engine):
     after = engine.read_metrics().counts[0]
     assert after.num_finished["abort"] - before.num_finished["abort"] == 1
     assert after.request_s == before.request_s
-
-
-def test_ray_exports_the_ranks_numbers(ray_cluster, client, engine):
-    client.post("/v1/completions", json={"model": "demo", "prompt": "27 + 58 =", "max_tokens": 3})
-    port = ray_cluster.nodes()[0]["MetricsExportPort"]
-
-    def scrape() -> dict[str, str]:
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            lines = re.findall(r'^(ray_raycore_\w+){(.*engine_name="seen".*)} (\S+)$', answer.read().decode(), re.M)
-            return {name: value for name, labels, value in lines if 'engine="0"' in labels}
-        return {}
-
-    expected = engine.read_metrics().counts[0].num_output_tokens
-    name = "ray_raycore_generation_tokens_total"
-    assert wait_for(lambda: float(scrape().get(name, 0)) == expected, 40)
-    assert float(scrape()["ray_raycore_rank_serving"]) == 1
-    assert float(scrape()["ray_raycore_num_requests_running"]) == 0
 
 
 def test_log_lines_of_ranks_say_whose_they_are(ray_cluster, engine):

@@ -48,7 +48,7 @@ class PoisonedWorker(Worker):
 def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
     """Greedy and seeded; some with log probabilities, stop strings, several outputs, or held to a pattern."""
     prompts = [prompt for prompt, _ in held_out_problems(2, 14)]
-    long = {"max_tokens": 200, "ignore_eos": True}
+    long = {"max_tokens": 130, "ignore_eos": True}
     kinds = [
         {"temperature": 0},
         {"temperature": 0.9, "seed": 5},

@@ -45,13 +45,13 @@ _POLL_INTERVAL_S = 1.0
 
 def serve(path: str) -> None:
     """Fork a worker for each connection, until standard input ends."""
-    _import(_MODULES_WITHOUT_RAY)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     jobs: dict[tuple[str | None, str], socket.socket] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(64)
-        print("listening", flush=True)
+        print("listening", flush=True)  # Ray can start while this imports
+        _import(_MODULES_WITHOUT_RAY)
         while select.select([listener, sys.stdin], [], [])[0] == [listener]:
             connection, _ = listener.accept()
             message, streams, _, _ = socket.recv_fds(connection, _MAX_BYTES, 3)

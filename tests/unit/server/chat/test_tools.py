@@ -399,9 +399,10 @@ def test_what_has_to_be_a_call_can_be_nothing_else(template, choice, expected):
     asked = constraint(Writer("wait" + REST_OF_CALL[template], template), **body)
     rng = random.Random(template)
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (FORECAST, SHORT)}
-    called = set()
+    writer, called = Writer(template=template), set()
     for _ in range(20):
-        message = Writer(written_at_random(asked, rng), template).choice(**body)["message"]
+        writer.engine.text = written_at_random(asked, rng)
+        message = writer.choice(**body)["message"]
         assert message["content"] is None
         assert message["tool_calls"]
         for name, arguments in calls_of(message):
@@ -528,9 +529,9 @@ def test_a_message_is_calls_or_what_the_request_wants_of_content(template):
     asked = constraint(Writer("{}", template), **body)
     rng = random.Random(template)
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (FORECAST, SHORT)}
-    seen = set()
+    writer, seen = Writer(template=template), set()
     for _ in range(40):
-        writer = Writer(written_at_random(asked, rng), template)
+        writer.engine.text = written_at_random(asked, rng)
         choice = writer.choice(**body)
         message = choice["message"]
         seen.add(choice["finish_reason"])
