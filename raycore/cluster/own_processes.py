@@ -25,9 +25,9 @@ from raycore.cluster import session_reaper
 
 ARE_SUPPORTED = sys.platform == "linux"
 
-_BLOCKED = {signal.SIGTERM, signal.SIGHUP}
-"""The signals that are blocked in Ray's processes, because service managers send SIGTERM to every process of a service.
-Ray itself blocks SIGINT."""
+_BLOCKED = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+"""The signals that are blocked in Ray's processes, because service managers send SIGTERM to every process of a service,
+and terminals send SIGHUP and SIGINT to their foreground group."""
 
 
 class OwnProcess(services.ConsolePopen):
@@ -35,15 +35,9 @@ class OwnProcess(services.ConsolePopen):
 
     reaper: OwnProcess | None = None
 
-    def __init__(
-        self, command: Sequence[str], *args: Any, preexec_fn: Callable[[], object] = lambda: None, **options: Any
-    ) -> None:
-        def prepare() -> None:
-            preexec_fn()
-            signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-
+    def __init__(self, command: Sequence[str], *args: Any, **options: Any) -> None:
         def start() -> None:
-            super(OwnProcess, self).__init__(command, *args, preexec_fn=prepare, start_new_session=True, **options)
+            super(OwnProcess, self).__init__(command, *args, start_new_session=True, **options)
             if command[0] == services.RAYLET_EXECUTABLE:
                 # started on the starter's thread, where no signal can interrupt between the two starts
                 self.reaper = _Reaper(self.pid)
@@ -96,6 +90,9 @@ _Work = tuple[Callable[[], None], Future[None]]
 
 
 def _serve(work: SimpleQueue[_Work]) -> None:
+    # Processes inherit this. Blocking the signals in the process instead would be too late: until then, it runs the
+    # program's own signal handlers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     while True:
         start, done = work.get()
         try:

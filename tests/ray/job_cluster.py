@@ -78,14 +78,16 @@ class JobCluster:
         flags = f"{_NODE_FLAGS} --dashboard-agent-listen-port"
         self.bash(
             head_commands.replace(
-                "--head\n", f"--head --num-cpus=0 {self._head_flags} {flags}={self._agent_ports[0]}\n"
+                "--head\n",
+                f"--head --num-cpus=0 --metrics-export-port={self.metrics_port} {self._head_flags} "
+                f"{flags}={self._agent_ports[0]}\n",
             )
         )
         self.token = (self.directory / ".ray" / "auth_token").read_text()
         self._http.headers["Authorization"] = f"Bearer {self.token}"
         self._environment["RAY_AUTH_MODE"] = "token"
         # drivers would get each line of a log from each node's monitor
-        flags = f"--include-log-monitor=false --metrics-export-port={self.metrics_port} {flags}={self._agent_ports[1]}"
+        flags = f"--include-log-monitor=false {flags}={self._agent_ports[1]}"
         self.bash(f"ray start --address={self._gcs_address} --num-cpus={worker_cpus} {flags}")
 
     def start_autoscaled(self, cpus_per_node: int, max_nodes: int) -> str:

@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
+import forked_ray
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -21,7 +23,9 @@ TIMEOUT_S = 120
 
 class _ThisInterpreter(KernelSpecManager):
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        launcher = find_spec("ipykernel_launcher")
+        assert launcher is not None
+        command = [sys.executable, forked_ray.__file__, launcher.origin, "-f", "{connection_file}"]
         return KernelSpec(argv=command, display_name="Python 3", language="python")
 
 

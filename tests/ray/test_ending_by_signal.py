@@ -40,7 +40,7 @@ from raycore import LLM, SamplingParams
 from raycore.demo import demo_model_path
 
 if __name__ == "__main__":
-    llm = LLM(str(demo_model_path()), dtype="float32", tensor_parallel_size=2, use_tqdm_on_load=False)
+    llm = LLM(str(demo_model_path()), dtype="float32", use_tqdm_on_load=False)
     print("is up", flush=True)
     while True:
         llm.generate(["27 + 58 ="] * 8, SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
@@ -111,7 +111,7 @@ def finish_reasons(events: Iterator[str]) -> Counter[str]:
 
 
 def test_requests_finish_although_every_process_was_signalled():
-    with serve("-tp", "2", "--max-num-seqs", "1", "--shutdown-timeout", f"{START_S:g}") as program:
+    with serve("--max-num-seqs", "1", "--shutdown-timeout", f"{START_S:g}") as program:
         with streaming(program, 2) as events:
             send_to_each(program, signal.SIGHUP)
             send_to_group(program, signal.SIGHUP)  # an echo
@@ -197,10 +197,26 @@ def test_a_signal_while_a_server_starts_ends_it_there(mark):
         assert program.output.endswith("raycore: ended by SIGHUP\n")
 
 
+STARTS_A_PROCESS = """
+import os, signal
+from raycore.cluster.own_processes import OwnProcess
+
+signal.signal(signal.SIGHUP, lambda number, frame: print("the program's handler runs", flush=True))
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGHUP))
+print(OwnProcess(["true"], preexec_fn=lambda: None).wait())
+"""
+
+
+def test_a_signal_while_a_process_of_ray_starts_does_not_run_the_programs_handler_in_it():
+    with Program([sys.executable, "-c", STARTS_A_PROCESS]) as program:
+        assert program.wait_for_exit(START_S) == 0
+    assert program.output == "0\n"
+
+
 def test_a_server_ends_when_its_terminal_hangs_up():
     """It has nowhere to say so."""
     master, terminal = pty.openpty()
-    with serve("-tp", "2", terminal=terminal) as program:
+    with serve(terminal=terminal) as program:
         os.close(terminal)
         read_until(master, b"serving")
         os.close(master)

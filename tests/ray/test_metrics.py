@@ -141,6 +141,7 @@ def recorded(ray_cluster, monkeypatch) -> dict[str, FakeMetric]:
         assert name not in metrics
         return metrics.setdefault(name, FakeMetric(name, *args))
 
+    monkeypatch.setattr(ray_export, "_node_exports", lambda: True)
     monkeypatch.setattr("ray.util.metrics.Gauge", make)
     monkeypatch.setattr("ray.util.metrics.Counter", make)
     return metrics

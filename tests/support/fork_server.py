@@ -46,6 +46,7 @@ _POLL_INTERVAL_S = 1.0
 def serve(path: str) -> None:
     """Fork a worker for each connection, until standard input ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the program that started this
     jobs: dict[tuple[str | None, str], socket.socket] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
@@ -96,6 +97,7 @@ def _run_worker(request: dict[str, Any], streams: list[int]) -> NoReturn:
         os.close(stream)
     os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
