@@ -14,6 +14,9 @@ import pytest
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# the processes of a run share the cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 MAX_PROCESSES = 4
 
 

@@ -2,11 +2,13 @@
 
 import math
 import os
+import statistics
 import threading
 import time
 
 import pytest
 
+from raycore.rpc.doorbell import LONGEST_NAP_S
 from raycore.rpc.endpoint import TransportClosed
 
 CAPACITY = 4096
@@ -93,13 +95,15 @@ def test_requests_may_run_ahead_of_replies(link):
 
 
 def test_a_sleeping_worker_is_woken(link):
-    link.send(b"before")
-    [link.receive() for _ in range(2)]
-    time.sleep(0.3)
-    start = time.monotonic()
-    link.send(b"after")
-    [link.receive() for _ in range(2)]
-    assert time.monotonic() - start < 1.0
+    times_s = []
+    for _ in range(9):
+        time.sleep(0.1)
+        start = time.monotonic()
+        link.send(b"after a pause")
+        [link.receive() for _ in range(2)]
+        times_s.append(time.monotonic() - start)
+    # not what one of them took: other processes may have had the cores
+    assert statistics.median(times_s) < LONGEST_NAP_S / 3
 
 
 def test_closing_wakes_a_waiting_receive(link):

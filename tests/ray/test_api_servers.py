@@ -87,7 +87,7 @@ class Program:
     def __init__(self, address: str, log: Path, collector: Collector) -> None:
         self.log = log
         arguments = ["--api-server-count", "2", "-dp", "2", "--port", "0", "--max-model-len", "1024", "--dtype", DTYPE]
-        arguments += ["--otlp-traces-endpoint", collector.endpoint]
+        arguments += ["--num-threads", "1", "--otlp-traces-endpoint", collector.endpoint]
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "raycore", "serve", *arguments, "--engine-name", ENGINE],

@@ -24,7 +24,9 @@ def raycore(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str
 
 
 def test_prompts_from_standard_input_come_back_as_json_lines():
-    ended = raycore("generate", "--json", "-dp", "2", "--dtype", DTYPE, stdin="27 + 58 =\n\n40 - 9 =\n")
+    ended = raycore(
+        "generate", "--json", "-dp", "2", "--dtype", DTYPE, "--num-threads", "1", stdin="27 + 58 =\n\n40 - 9 =\n"
+    )
     assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [(line["prompt"], line["text"], line["finish_reason"]) for line in lines] == [
@@ -65,7 +67,7 @@ def test_an_interrupt_lets_what_runs_finish_for_a_while_and_then_cuts_it_short()
 def generate_and_interrupt(delay_s: float) -> tuple[int, bytes, bytes]:
     """Interrupt the program so long after its engine has come up. Returns its exit status and output."""
     command = [sys.executable, "-m", "raycore", "--log-level", "info", "generate", "--json"]
-    command += ["--drain-timeout", "0.3", "--dtype", DTYPE]
+    command += ["--drain-timeout", "0.3", "--dtype", DTYPE, "--num-threads", "1"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdin.write(b"27 + 58 =\n" * 20_000)
         process.stdin.close()

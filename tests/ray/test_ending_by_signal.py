@@ -33,14 +33,14 @@ GRACE_S = 2.0
 SLACK_S = 6.0
 """For a machine that does much else. What hangs takes a minute."""
 
-LIMITS = ("--dtype", "float32", "--max-model-len", "256")
+LIMITS = ("--dtype", "float32", "--max-model-len", "256", "--num-threads", "1")
 
 PLAIN = """
 from raycore import LLM, SamplingParams
 from raycore.demo import demo_model_path
 
 if __name__ == "__main__":
-    llm = LLM(str(demo_model_path()), dtype="float32", use_tqdm_on_load=False)
+    llm = LLM(str(demo_model_path()), dtype="float32", num_threads=1, use_tqdm_on_load=False)
     print("is up", flush=True)
     while True:
         llm.generate(["27 + 58 ="] * 8, SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
@@ -171,7 +171,7 @@ def test_a_batch_whose_group_is_signalled_keeps_what_it_has(tmp_path):
 
 def test_generating_ends_when_its_group_is_signalled():
     prompts = ["27 + 58 ="] * 3_000
-    with Program(raycore("generate", "--drain-timeout", "0.3", "--json", "--dtype", "float32", *prompts)) as program:
+    with Program(raycore("generate", "--drain-timeout", "0.3", "--json", *LIMITS, *prompts)) as program:
         program.wait_for("is up")
         send_to_group(program, signal.SIGTERM)
         assert_ends(program, 128 + signal.SIGTERM, drain_s=1.0)

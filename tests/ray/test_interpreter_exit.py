@@ -21,7 +21,7 @@ import asyncio, sys, threading, time
 from raycore import LLM, AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path
 
-OPTIONS = dict(dtype="float32", use_tqdm_on_load=False)
+OPTIONS = dict(dtype="float32", num_threads=1, use_tqdm_on_load=False)
 MODEL = str(demo_model_path())
 LONG = SamplingParams(max_tokens=900, ignore_eos=True)
 

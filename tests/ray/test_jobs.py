@@ -57,7 +57,7 @@ def test_a_batch_that_is_stopped_and_killed_is_gone_on_with_and_ends_whole(clust
         {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body} for number in range(150)
     ]
     requests.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"custom_id": "bad"}]))
-    command = ("raycore", "run-batch", "-i", str(requests), "-o", str(answers), "--dtype", DTYPE)
+    command = ("raycore", "run-batch", "-i", str(requests), "-o", str(answers), "--dtype", DTYPE, "--num-threads", "1")
     slowly = (*command, "--max-concurrent-requests", "4")
 
     stopped = cluster.submit(*slowly, RAY_JOB_STOP_WAIT_TIME_S="30")
@@ -111,7 +111,8 @@ def test_a_server_shows_in_rays_metrics_and_when_it_is_stopped_finishes_its_requ
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     serving = cluster.submit(
-        *("raycore", "serve", "--port", str(port), "-tp", "2", "--dtype", DTYPE, "--shutdown-timeout", "90"),
+        *("raycore", "serve", "--port", str(port), "-tp", "2", "--dtype", DTYPE, "--num-threads", "1"),
+        *("--shutdown-timeout", "90"),
         RAY_JOB_STOP_WAIT_TIME_S="100",
     )
 

@@ -124,7 +124,7 @@ ENGINE = """
 from raycore import LLM, AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path
 from raycore.notebook import echo
-llm = LLM.get_or_create(demo_model_path())
+llm = LLM.get_or_create(demo_model_path(), num_threads=1)
 endless = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
 """
 ASYNC_ENGINE = ENGINE.replace("LLM.get", "AsyncLLM.get")

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
-from number_formats import DTYPE
 from openai_scenarios import SCENARIOS, Api, Scenario
 from openai_servers import MAX_MODEL_LEN, raycore_server
 from schemathesis.specs.openapi.checks import positive_data_acceptance
@@ -24,7 +23,8 @@ NUM_EXAMPLES = int(os.environ.get("RAYCORE_OPENAPI_EXAMPLES", "25"))
 
 @pytest.fixture(scope="module")
 def engine(ray_cluster):
-    engine = AsyncLLM(demo_model_path(), max_model_len=MAX_MODEL_LEN, num_threads=1, dtype=DTYPE)
+    # the table has float32's log probabilities
+    engine = AsyncLLM(demo_model_path(), max_model_len=MAX_MODEL_LEN, num_threads=1, dtype="float32")
     yield engine
     engine.shutdown()
 
