@@ -19,8 +19,8 @@ _POLL_INTERVAL_S = 1.0
 
 
 def main(arguments: list[str]) -> None:
-    """Write the files of the ports, and wait until the process that started this one has ended."""
-    daemon = os.getppid()
+    """Write the files of the ports, and wait until the daemon has ended."""
+    daemon = int(os.environ["RAY_RAYLET_PID"])
     flags = dict(argument[2:].split("=", 1) for argument in arguments if argument.startswith("--") and "=" in argument)
     for name in PORTS:
         path = os.path.join(flags["session-dir"], f"{name}_{flags['node-id']}")

@@ -10,7 +10,8 @@ from raycore.cluster import idle_agent
 from raycore.node.processes import wait_until_gone
 
 DAEMON = """
-import subprocess, sys
+import os, subprocess, sys
+os.environ["RAY_RAYLET_PID"] = str(os.getpid())
 print(subprocess.Popen([sys.executable, "-I", "-S", *sys.argv[1:]], stdout=subprocess.DEVNULL).pid, flush=True)
 sys.stdin.readline()
 """
