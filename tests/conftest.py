@@ -17,14 +17,14 @@ sys.dont_write_bytecode = False
 # the processes of a run share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-MAX_PROCESSES = 4
+MAX_PROCESSES = 5
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process per core that this one may use; none for single files, which are run here."""
+    """One process per core that this one may use, and one for when others wait. Single files run in this one."""
     if not any(Path(argument).is_dir() for argument in config.args):
         return 0
-    return min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
+    return min(len(os.sched_getaffinity(0)) + 1, MAX_PROCESSES)
 
 
 @pytest.fixture(scope="session", autouse=True)

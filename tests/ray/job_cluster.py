@@ -18,12 +18,9 @@ from typing import Any, TypeVar
 
 import forked_ray
 import httpx
+from fork_server import PROGRAM_PATH, SOCKET_VARIABLE
 from forked_ray import fork_server
-from ray.autoscaler._private.fake_multi_node.node_provider import (
-    FAKE_HEAD_NODE_ID,
-    FAKE_HEAD_NODE_TYPE,
-    FakeMultiNodeProvider,
-)
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FAKE_HEAD_NODE_TYPE
 
 from raycore.node.processes import send_signal, wait_until_gone
 
@@ -54,22 +51,24 @@ class JobCluster:
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
             "HOME": str(self.directory),
             "PATH": f"{self.directory}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support",
             "RAY_API_SERVER_ADDRESS": self.dashboard,
             "RAY_TMPDIR": str(self.directory),
             "RAY_prestart_worker_first_driver": "0",  # else a process for each CPU that is declared
             "RAY_worker_niceness": "0",
         }
-        # `ray`, whose nodes have forked workers: their server is the cluster's own, like every process that it starts
-        programs = self.directory / "bin"
-        programs.mkdir()
-        ray = Path(sys.executable).with_name("ray")
-        (programs / "ray").write_text(
-            f'#!/bin/sh\n[ "$1" = start ] && exec {sys.executable} {forked_ray.__file__} {ray} "$@"\nexec {ray} "$@"\n'
-        )
-        (programs / "ray").chmod(0o755)
         self._exits = ExitStack()
         self._exits.enter_context(fork_server(self._environment))
+        # `ray` and the workers of its nodes are forked, by a server of the cluster's own
+        self.programs_directory = self.directory / "bin"
+        self.programs_directory.mkdir()
+        program = self.programs_directory / "ray"
+        ray = Path(sys.executable).with_name("ray")
+        program.write_text(
+            f"#!/bin/sh\nexport {SOCKET_VARIABLE}={self._environment[SOCKET_VARIABLE]}\n"
+            f'exec {sys.executable} -S -E {PROGRAM_PATH} {forked_ray.__file__} {ray} "$@"\n'
+        )
+        program.chmod(0o755)
         self._http = httpx.Client(base_url=self.dashboard, timeout=STEP_S)
 
     def start(self, head_commands: str, worker_cpus: int) -> None:
@@ -97,7 +96,7 @@ class JobCluster:
             # Ray's own `fake_multinode` lacks a file in the installed package
             "provider": {
                 "type": "external",
-                "module": f"{FakeMultiNodeProvider.__module__}.{FakeMultiNodeProvider.__name__}",
+                "module": "forked_node_provider.FakeMultiNodeProvider",
                 "gcs_address": self._gcs_address,
                 "head_node_id": FAKE_HEAD_NODE_ID,
                 "launch_multiple": True,

@@ -21,7 +21,8 @@ _PYTHONPATH = os.pathsep.join(str(ROOT / "tests" / folder) for folder in ("ray",
 class KubernetesShell:
     """It has no variable of Ray's, and a home of its own."""
 
-    def __init__(self, folder: Path, dashboard: str, token: str) -> None:
+    def __init__(self, folder: Path, dashboard: str, token: str, programs_directory: Path) -> None:
+        """`programs_directory`: of programs that take the place of installed ones."""
         self.volumes = folder / "volumes"
         self._printed = folder / "printed.txt"
         self._api_port, *local_ports = free_ports(4)
@@ -38,7 +39,7 @@ class KubernetesShell:
             (programs / name).chmod(0o755)
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
             "HOME": str(folder),
-            "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{programs}:{programs_directory}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "STAND_INS": str(folder / "world.json"),
         }
 

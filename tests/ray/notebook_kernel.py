@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import forked_ray
@@ -66,11 +68,15 @@ class Kernel:
 @contextmanager
 def running_kernel(directory: str, environment: Mapping[str, str]) -> Generator[Kernel, None, None]:
     """A kernel in that working directory; it is shut down as a notebook's server does it."""
-    manager = AsyncKernelManager(kernel_spec_manager=_ThisInterpreter())
-    client = NotebookClient(new_notebook(), km=manager, timeout=TIMEOUT_S, coalesce_streams=True)
-    client.owns_km = True
-    with client.setup_kernel(cwd=directory, env=dict(environment)):
-        yield Kernel(client)
+    with TemporaryDirectory(prefix="rk", dir="/tmp") as sockets:
+        # ports would be chosen now and taken later, perhaps by another process
+        manager = AsyncKernelManager(
+            kernel_spec_manager=_ThisInterpreter(), transport="ipc", ip=os.path.join(sockets, "kernel")
+        )
+        client = NotebookClient(new_notebook(), km=manager, timeout=TIMEOUT_S, coalesce_streams=True)
+        client.owns_km = True
+        with client.setup_kernel(cwd=directory, env=dict(environment)):
+            yield Kernel(client)
 
 
 def text_of(cell: Any, with_stderr: bool = True) -> str:

@@ -55,6 +55,12 @@ class Program:
         printed, pipe = os.pipe()
         output = pipe if terminal is None else terminal
         no_terminal = subprocess.PIPE if has_input else subprocess.DEVNULL
+
+        def prepare() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under `nohup`
+            if terminal is not None:
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
         self.process = subprocess.Popen(
             command,
             stdin=no_terminal if terminal is None else terminal,
@@ -62,7 +68,7 @@ class Program:
             stderr=output,
             env=os.environ | _ENVIRONMENT | {"RAYCORE_TEST_MARK": self._mark} | (environment or {}),
             start_new_session=True,
-            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=prepare,
         )
         os.close(pipe)
         self._reader = threading.Thread(target=self._read, args=(printed,), daemon=True)

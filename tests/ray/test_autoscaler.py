@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from job_cluster import ROOT, JobCluster
+from job_cluster import JobCluster
 from number_formats import DTYPE
 
 PROGRAM = Path(__file__).with_name("autoscaled_engine.py")
@@ -18,8 +18,7 @@ def test_nodes_come_for_an_engine_and_for_a_rank_that_has_lost_its_own():
     cluster = JobCluster()
     try:
         address = cluster.start_autoscaled(cpus_per_node=1, max_nodes=3)
-        variables = f"RAY_ADDRESS={address} PYTHONPATH={ROOT}:{ROOT}/tests/support"
-        said = cluster.bash(f"{variables} {sys.executable} {PROGRAM} {DTYPE} 2>&1")
+        said = cluster.bash(f"RAY_ADDRESS={address} {sys.executable} {PROGRAM} {DTYPE} 2>&1")
     finally:
         cluster.close()
     assert "an engine has its nodes come" in said

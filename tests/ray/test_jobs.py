@@ -171,7 +171,7 @@ def test_the_quick_start_on_kubernetes_does_what_it_says(cluster, tmp_path):
     """With this cluster in the place of every pod."""
     assert httpx.get(f"{cluster.dashboard}/api/jobs/").status_code == 401
     blocks = blocks_of("quickstart-kuberay.md")
-    shell = KubernetesShell(tmp_path, cluster.dashboard, cluster.token)
+    shell = KubernetesShell(tmp_path, cluster.dashboard, cluster.token, cluster.programs_directory)
     *printed, rest = shell.run(in_turn(blocks)).split(END)
     assert rest == ""
 

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fork_server import SERVER_PATH, SOCKET_VARIABLE, WORKER_PATH
+from fork_server import SERVER_PATH, SETUP_PATH, SOCKET_VARIABLE, WORKER_PATH
+from ray._private import services
 from ray._private.parameter import RayParams
 
 from raycore.cluster.lean_ray import without_cluster_processes
@@ -40,13 +41,14 @@ def nodes_with_forked_workers() -> Iterator[None]:
     They have no log monitor: it looks at the log of each worker that there has been, ten times a second.
     """
     update_if_absent = RayParams.update_if_absent
-    ours = {"worker_path": WORKER_PATH, "include_log_monitor": False}
+    ours = {"worker_path": WORKER_PATH, "setup_worker_path": SETUP_PATH, "include_log_monitor": False}
 
     def update_with_ours(params: RayParams, **defaults: Any) -> None:
         update_if_absent(params, **defaults | {name: ours[name] for name in defaults.keys() & ours})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RayParams, "update_if_absent", update_with_ours)
+        patch.setattr(services, "_site_flags", lambda: ["-S", "-E"])  # Python starts twice as fast
         yield
 
 

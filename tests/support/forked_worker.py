@@ -1,23 +1,26 @@
-"""What the raylet of a test starts for each worker: has the fork server start it. See `fork_server`."""
+"""What the raylet of a test starts for each worker: has the fork server start it. See `fork_server`.
 
-import importlib.util
-import json
-import os
-import socket
+It imports little, to take little time.
+"""
+
+import marshal
+import posix
 import sys
+from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket
+
+SOCKET_VARIABLE = "RAYCORE_TEST_FORK_SERVER"
+"""Environment variable with the path of the server's Unix socket."""
 
 
-def main() -> None:
-    """Pass everything on to the server and end. Without a server, become Ray's own worker script."""
-    request = {"arguments": sys.argv[1:], "environment": dict(os.environ), "directory": os.getcwd()}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        try:
-            server.connect(os.environ["RAYCORE_TEST_FORK_SERVER"])
-            socket.send_fds(server, [json.dumps(request).encode()], range(3))
-        except OSError:
-            (ray,) = importlib.util.find_spec("ray").submodule_search_locations
-            script = os.path.join(ray, "_private", "workers", "default_worker.py")
-            os.execv(sys.executable, [sys.executable, script, *sys.argv[1:]])
+def request(kind: str, arguments: list[str]) -> socket:
+    """Have the server start a process with the environment, directory and streams of this one."""
+    server = socket(AF_UNIX, SOCK_SEQPACKET)
+    server.connect(posix.environ[SOCKET_VARIABLE.encode()])
+    streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
+    message = marshal.dumps((kind, arguments, posix.environ, posix.getcwd()))
+    server.sendmsg([message], [(SOL_SOCKET, SCM_RIGHTS, streams)])
+    return server
 
 
-main()
+if __name__ == "__main__":
+    request("worker", sys.argv[1:])
