@@ -19,7 +19,7 @@ MIN_FAULTS = 4
 def test_requests_survive_faults_of_several_kinds():
     options = {
         "--dp": 2,
-        "--requests": 30,
+        "--requests": 12,
         "--spare-nodes": 1,
         "--min-faults": MIN_FAULTS,
         "--fault-interval-s": 0.3,

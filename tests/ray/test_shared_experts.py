@@ -31,7 +31,7 @@ OPTIONS = {
     "standby_delay_s": None,
 }
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
-LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")

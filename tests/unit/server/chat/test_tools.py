@@ -208,19 +208,21 @@ HEAD = {
 def test_a_second_call_that_is_cut_off_before_its_name_is_left_out(template):
     separator = "; " if template == tool_templates.LLAMA3 else "\n"
     text = WRITTEN[template] + separator + HEAD[template]
+    writer = Writer(text + "me", template)
     for num_missing in range(len(HEAD[template]) + len(separator) + 1):
         cut = text[: len(text) - num_missing]
         expected = (None, [("get_weather", '{"city": "Köln"}')], "length")
-        assert written_until(Writer(text + "me", template), cut) == expected, cut
+        assert written_until(writer, cut) == expected, cut
 
 
 @pytest.mark.parametrize("template", WRITTEN)
 def test_a_first_call_that_is_cut_off_before_its_name_is_left_out(template):
     before = "" if template == tool_templates.LLAMA3 else "Let me look."
     text = before + HEAD[template]
+    writer = Writer(text + "me", template)
     for length in range(len(before), len(text) + 1):
         expected = (before or None, [], "length")
-        assert written_until(Writer(text + "me", template), text[:length]) == expected if length else True
+        assert written_until(writer, text[:length]) == expected if length else True
 
 
 def test_a_stop_string_may_cut_off_a_call():
