@@ -1,8 +1,9 @@
-"""The command line, as processes of their own that start a Ray of their own."""
+"""The command line, as processes of their own."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -50,10 +51,10 @@ def test_mistakes_are_one_line_and_a_status():
     assert raycore("generate").returncode == 2
 
 
-def test_an_interrupt_lets_what_runs_finish_for_a_while_and_then_cuts_it_short():
+def test_an_interrupt_lets_what_runs_finish_for_a_while_and_then_cuts_it_short(ray_cluster):
     # until the prompts are tokenized there is nothing to cut short
     for delay_s in (3.0, 9.0):
-        status, stdout, stderr = generate_and_interrupt(delay_s)
+        status, stdout, stderr = generate_and_interrupt(delay_s, ray_cluster.get_runtime_context().gcs_address)
         assert status == 128 + signal.SIGINT, stderr
         if b"before anything was generated" not in stderr:
             break
@@ -64,11 +65,12 @@ def test_an_interrupt_lets_what_runs_finish_for_a_while_and_then_cuts_it_short()
     assert sum(reasons.values()) == 20_000
 
 
-def generate_and_interrupt(delay_s: float) -> tuple[int, bytes, bytes]:
-    """Interrupt the program so long after its engine has come up. Returns its exit status and output."""
+def generate_and_interrupt(delay_s: float, address: str) -> tuple[int, bytes, bytes]:
+    """Interrupt a program on this cluster so long after its engine has come up. Returns its exit status and output."""
     command = [sys.executable, "-m", "raycore", "--log-level", "info", "generate", "--json"]
     command += ["--drain-timeout", "0.3", "--dtype", DTYPE, "--num-threads", "1"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=os.environ | {"RAY_ADDRESS": address}, **pipes) as process:
         process.stdin.write(b"27 + 58 =\n" * 20_000)
         process.stdin.close()
         process.stdin = None

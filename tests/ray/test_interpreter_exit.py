@@ -68,8 +68,8 @@ def test_an_exit_with_an_engine_alive_is_quick_and_silent(name):
     assert said_at_exit(code, status) == ""
 
 
-def test_an_exit_by_an_exception_prints_that_alone():
-    """While a thread asks again and again."""
+def test_an_exit_by_an_exception_prints_that_alone(ray_cluster):
+    """While a thread asks again and again; on a cluster that was joined."""
     code = """
     llm = LLM(MODEL, **OPTIONS)
     def generate():
@@ -79,7 +79,7 @@ def test_an_exit_by_an_exception_prints_that_alone():
     end()
     raise ValueError('mine')
     """
-    said = said_at_exit(code, 1)
+    said = said_at_exit(code, 1, address=ray_cluster.get_runtime_context().gcs_address)
     assert said.startswith("Traceback (most recent call last):\n")
     assert said.endswith("ValueError: mine\n")
     assert said.count("Traceback") == 1
@@ -96,10 +96,11 @@ def test_an_exit_while_a_thread_starts_an_engine_is_quick_and_silent(mark):
     assert said_at_exit(code, 0, wait_for_process=mark) == ""
 
 
-def said_at_exit(code: str, status: int, wait_for_process: str | None = None) -> str:
+def said_at_exit(code: str, status: int, wait_for_process: str | None = None, address: str = "local") -> str:
     """What the program of this code prints once it is at its end, which it has to come to soon, leaving nothing."""
     command = [sys.executable, "-c", BEGIN + textwrap.dedent(code)]
-    with shared_memory.nothing_stays(), Program(command, has_input=True) as program:
+    environment = {"RAY_ADDRESS": address}
+    with shared_memory.nothing_stays(), Program(command, has_input=True, environment=environment) as program:
         if wait_for_process is not None:
             program.wait_for_process(wait_for_process)
             program.end_input()
