@@ -1,9 +1,10 @@
 """Starts a local Ray without the processes that only clusters need.
 
-`ray.init()` waits for a dashboard process even with `include_dashboard=False`, and starts an autoscaler and a dashboard
-agent. The three, with the modules that they make this process import, cost half of the CPU seconds that Ray 2.60 takes
-to start. Most of that delays the first token. Ray has no option to leave them out, so four of Ray's functions are
-replaced while `ray.init()` runs. As a result, the local Ray has no metrics, no state API and no usage reports.
+`ray.init()` waits for a dashboard process even with `include_dashboard=False`, and starts an autoscaler, a dashboard
+agent and a runtime environment agent. The four, with the modules that they make this process import, cost more than
+half of the CPU seconds that Ray 2.60 takes to start. Most of that delays the first token. Ray has no option to leave
+them out, so four of Ray's functions are replaced while `ray.init()` runs. As a result, the local Ray has no metrics, no
+state API and no usage reports, and the first use of a `runtime_env` takes a second longer.
 
 Two more functions are replaced to keep the program's signals from Ray's processes: see `own_processes`.
 """
@@ -19,7 +20,7 @@ from typing import Any
 import ray
 from ray._private import services, utils
 from ray._private.node import Node
-from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD_AGENT
+from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD_AGENT, PROCESS_TYPE_RUNTIME_ENV_AGENT
 
 from raycore.cluster import idle_agent, own_processes
 
@@ -36,6 +37,11 @@ _ENVIRONMENT = {
 
 _PYTHON_COMMAND = "_build_python_executable_command_memory_profileable"
 """Ray's function that begins the commands of its own Python processes, by the kind of process."""
+
+_IDLE_AGENTS = {
+    PROCESS_TYPE_DASHBOARD_AGENT: idle_agent.DASHBOARD,
+    PROCESS_TYPE_RUNTIME_ENV_AGENT: idle_agent.RUNTIME_ENV,
+}
 
 _OBJECT_STORE_BYTES = 256 << 20
 """Size of a local Ray's object store. It holds the channels, a few MiB for each worker, and no tensors."""
@@ -73,7 +79,7 @@ def _environment(values: dict[str, str]) -> Generator[None, None, None]:
 
 @contextmanager
 def without_cluster_processes() -> Generator[None, None, None]:
-    """Nodes that this process starts while the block runs have no dashboard, no dashboard agent and no autoscaler."""
+    """Nodes that this process starts while the block runs have no dashboard, no autoscaler, and idle agents."""
 
     def start_monitor(node: Node) -> None:
         """Start no autoscaler."""
@@ -86,16 +92,16 @@ def without_cluster_processes() -> Generator[None, None, None]:
 
     python_command: Callable[..., list[str]] = getattr(services, _PYTHON_COMMAND)
 
-    def python_command_with_idle_agent(component: str, *args: Any, **options: Any) -> list[str]:
-        if component == PROCESS_TYPE_DASHBOARD_AGENT:
-            return [sys.executable, "-I", "-S", idle_agent.__file__]  # Ray adds the agent's own arguments
+    def python_command_with_idle_agents(component: str, *args: Any, **options: Any) -> list[str]:
+        if component in _IDLE_AGENTS:  # Ray adds the agent's script and its arguments
+            return [sys.executable, "-I", "-S", idle_agent.__file__, _IDLE_AGENTS[component]]
         return python_command(component, *args, **options)
 
     with (
         _replaced(Node, "start_monitor", start_monitor),
         _replaced(Node, "start_api_server", start_api_server),
         _replaced(utils, "get_dashboard_dependency_error", get_dashboard_dependency_error),
-        _replaced(services, _PYTHON_COMMAND, python_command_with_idle_agent),
+        _replaced(services, _PYTHON_COMMAND, python_command_with_idle_agents),
     ):
         yield
 
