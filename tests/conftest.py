@@ -19,6 +19,8 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MAX_PROCESSES = 5
+LONG_FILES = ("test_jobs.py", "test_ending_by_signal.py", "test_documentation.py", "test_step_memory.py")
+"""They begin first, so that all processes end at about the same time."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -26,6 +28,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if not any(Path(argument).is_dir() for argument in config.args):
         return 0
     return min(len(os.sched_getaffinity(0)) + 1, MAX_PROCESSES)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 
 @pytest.hookimpl(wrapper=True)
