@@ -56,7 +56,7 @@ def _listen(command: list[str], flags: dict[str, str], daemon: int) -> None:
         if select([listener], [], [], _POLL_INTERVAL_S)[0]:
             os.set_inheritable(listener.fileno(), True)
             os.environ[_LISTENER_VARIABLE] = str(listener.fileno())
-            # the last one counts
+            # of two values for a flag, Ray's agent takes the last
             os.execv(sys.executable, [sys.executable, "-u", __file__, RUNTIME_ENV, *command, f"--{_PORT_FLAG}={port}"])
 
 
