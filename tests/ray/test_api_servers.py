@@ -278,14 +278,16 @@ def test_a_server_that_is_killed_takes_its_streams_alone_and_is_replaced(program
         victim = program.live_servers()[0]
         os.kill(victim, signal.SIGKILL)
         await until("its streams break", lambda: any(stream.error for stream in streams))
-        survivors = [stream for stream in streams if not stream.error]
+
+        def survivors() -> list[Stream]:
+            return [stream for stream in streams if not stream.error]
+
         # what the ranks still have is the survivors', while these run
-        await until("the ranks drop its requests", lambda: loads(ray_cluster) <= len(survivors))
-        still_running = [stream for stream in survivors if not stream.is_done]
-        assert survivors, "a test of nothing: no stream was the other server's"
-        assert still_running, "a test of nothing: the requests had all finished"
+        await until("the ranks drop its requests", lambda: loads(ray_cluster) <= len(survivors()))
+        assert not all(stream.is_done for stream in survivors()), "a test of nothing: the requests had all finished"
         await asyncio.gather(*tasks)
-        assert all(stream.is_whole for stream in survivors), survivors
+        assert survivors(), "a test of nothing: no stream was the other server's"
+        assert all(stream.is_whole for stream in survivors()), survivors()
 
     asyncio.run(run())
     wait_for("another takes its place", lambda: len(program.live_servers()) == 2)
