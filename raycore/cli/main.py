@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from raycore import __version__
 from raycore.cli.collect_env import add_collect_env_command
@@ -46,11 +48,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         number = interrupted_by()
         text = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
         print(f"raycore: {text}", file=sys.stderr)
+        if argv is None:
+            _exit(128 + number)
         return 128 + number
     except BrokenPipeError:
         # the reader of stdout has closed the pipe, as in `raycore generate | head -1`
         sys.stderr.close()
         return 141
+
+
+def _exit(status: int) -> NoReturn:
+    """End the process, after its exit functions, but without the destructors of its C++ libraries.
+
+    If the signal interrupted the start of Ray, threads of Ray's are still running, and crash when what they use is
+    destroyed.
+    """
+    try:
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # it has no other name
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def build_parser() -> Parser:
