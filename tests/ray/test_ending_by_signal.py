@@ -30,8 +30,8 @@ DRAIN_S = 2.0
 GRACE_S = 2.0
 """What ending takes beyond the time that requests get."""
 
-SLACK_S = 6.0
-"""For a machine that does much else. What hangs takes a minute."""
+SLACK_S = 20.0
+"""For a machine that does much else. What hangs takes 45 seconds or more."""
 
 LIMITS = ("--dtype", "float32", "--max-model-len", "256", "--num-threads", "1")
 
@@ -54,9 +54,9 @@ def _nothing_stays_in_shared_memory() -> Iterator[None]:
 
 
 @pytest.fixture
-def joined(ray_cluster) -> dict[str, str]:
+def joined(address) -> dict[str, str]:
     """The environment of a program that joins the tests' cluster, where that makes no difference: it starts sooner."""
-    return {"RAY_ADDRESS": ray_cluster.get_runtime_context().gcs_address}
+    return {"RAY_ADDRESS": address}
 
 
 def serve(*options: str, **settings: object) -> Program:

@@ -35,7 +35,8 @@ class Listener:
         self.events: queue.Queue[tuple[Any, ...]] = queue.Queue()
         self.reasons: defaultdict[int, Future[EngineDeadError]] = defaultdict(Future)
         """Of losses, by their numbers."""
-        self.busy = False
+        self.busy: set[int] = set()
+        """The ranks that have work."""
 
     def on_rank_event(self, event):
         match event:
@@ -53,7 +54,7 @@ class Listener:
         self.events.put(("leaving", dp_ranks, timeout_s))
 
     def is_busy(self, dp_rank):
-        return self.busy
+        return dp_rank in self.busy
 
     def next(self, kind: str, timeout_s: float = SOON_S) -> tuple[Any, ...]:
         event = self.events.get(timeout=timeout_s)
@@ -127,10 +128,10 @@ def test_a_run_that_ends_unasked_is_a_loss(start, behaviour, begins):
 
 
 def test_a_busy_rank_that_is_stuck_is_killed_and_replaced(start):
-    engine = start("stuck")
+    engine = start("stuck", msgspec.structs.replace(RECOVERY, step_timeout_s=SOON_S))
     time.sleep(1.0)
     assert engine.listener.events.empty(), "an idle rank isn't asked"
-    engine.listener.busy = True
+    engine.listener.busy.add(1)
     rank, error = engine.listener.next("lost")
     assert (rank, "its present step has taken 1000.0 s" in str(error)) == (1, True)
     assert str(error).endswith(f"\nThe last lines of process {engine.infos[1].pid}:\n    dp_rank 1 is ready")
@@ -139,7 +140,7 @@ def test_a_busy_rank_that_is_stuck_is_killed_and_replaced(start):
 
 def test_a_stopped_process_is_killed_and_replaced(start):
     engine = start()
-    engine.listener.busy = True
+    engine.listener.busy.add(0)
     os.kill(engine.infos[0].pid, signal.SIGSTOP)
     rank, error = engine.listener.next("lost")
     assert rank == 0

@@ -11,6 +11,7 @@ everything but Ray, and forks a server for each job on a node, and for programs 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import marshal
 import os
@@ -44,7 +45,7 @@ _MODULES_WITHOUT_RAY = (
 )
 _WORKER_MODULES = (
     *("ray._private.workers.default_worker", "ray._private.arrow_serialization", "ray._common.pydantic_compat"),
-    "ray._private.runtime_env.context",
+    "ray._private.workers.setup_worker",
 )
 """None may declare an actor class: Ray draws a random id for it, and all workers would then draw the same ids."""
 
@@ -52,6 +53,7 @@ _PROGRAM_MODULES = ("ray.scripts.scripts", "raycore.cluster.lean_ray", "pytest")
 
 _MAX_BYTES = 1 << 17
 _POLL_INTERVAL_S = 1.0
+_PR_SET_PDEATHSIG = 1
 
 
 def serve(path: str) -> None:
@@ -120,13 +122,16 @@ def _run(
     os.chdir(directory)
     if kind == "worker":
         os.close(connection)
-        _run_worker(arguments)
+        # A worker that is starting when its raylet ends waits for a minute. The parent ends soon after the raylet.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os._exit(_run_script(_worker_command(arguments)))
     status = _run_script(arguments)
     os.write(connection, bytes([status]))
     os._exit(status)
 
 
-def _run_worker(arguments: list[str]) -> NoReturn:
+def _worker_command(arguments: list[str]) -> list[str]:
+    """Ray's script for workers, and its arguments. Sets the environment variables of a runtime environment."""
     from ray._private.runtime_env.context import RuntimeEnvContext
     from ray._private.utils import update_envs
     from ray._private.workers import default_worker, setup_worker
@@ -136,7 +141,7 @@ def _run_worker(arguments: list[str]) -> NoReturn:
     if context.serialize() != RuntimeEnvContext(env_vars=context.env_vars).serialize():
         os.execv(sys.executable, [sys.executable, setup_worker.__file__, default_worker.__file__, *arguments])
     update_envs(context.env_vars)
-    os._exit(_run_script([default_worker.__file__, *others]))
+    return [default_worker.__file__, *others]
 
 
 def _run_script(arguments: list[str]) -> int:
