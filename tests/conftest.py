@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What it makes stays until the end: the garbage collector need not look at it again and again."""
+    """The collected tests live until the end, so the garbage collector need not visit them."""
     gc.disable()
     try:
         return (yield)
@@ -86,3 +86,9 @@ def ray_cluster():
             yield ray
         finally:
             ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def address(ray_cluster) -> str:
+    """The cluster's, for programs that join it."""
+    return ray_cluster.get_runtime_context().gcs_address

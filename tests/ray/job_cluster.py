@@ -48,9 +48,10 @@ class JobCluster:
         self._head_flags = f"--port={gcs_port} --dashboard-port={dashboard_port} --ray-client-server-port={client_port}"
         self.dashboard = f"http://127.0.0.1:{dashboard_port}"
         self.token = ""
+        self.programs_directory = self.directory / "bin"
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
             "HOME": str(self.directory),
-            "PATH": f"{self.directory}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{self.programs_directory}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support",
             "RAY_API_SERVER_ADDRESS": self.dashboard,
             "RAY_TMPDIR": str(self.directory),
@@ -60,7 +61,6 @@ class JobCluster:
         self._exits = ExitStack()
         self._exits.enter_context(fork_server(self._environment))
         # `ray` and the workers of its nodes are forked, by a server of the cluster's own
-        self.programs_directory = self.directory / "bin"
         self.programs_directory.mkdir()
         program = self.programs_directory / "ray"
         ray = Path(sys.executable).with_name("ray")

@@ -206,8 +206,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def program(ray_cluster, collector, tmp_path_factory) -> Iterator[Program]:
-    address = ray_cluster.get_runtime_context().gcs_address
+def program(address, collector, tmp_path_factory) -> Iterator[Program]:
     program = Program(address, tmp_path_factory.mktemp("serve") / "log", collector)
     yield program
     if program.is_running:

@@ -51,10 +51,10 @@ def test_mistakes_are_one_line_and_a_status():
     assert raycore("generate").returncode == 2
 
 
-def test_an_interrupt_lets_what_runs_finish_for_a_while_and_then_cuts_it_short(ray_cluster):
+def test_an_interrupt_lets_what_runs_finish_for_a_while_and_then_cuts_it_short(address):
     # until the prompts are tokenized there is nothing to cut short
     for delay_s in (3.0, 9.0):
-        status, stdout, stderr = generate_and_interrupt(delay_s, ray_cluster.get_runtime_context().gcs_address)
+        status, stdout, stderr = generate_and_interrupt(delay_s, address)
         assert status == 128 + signal.SIGINT, stderr
         if b"before anything was generated" not in stderr:
             break

@@ -33,11 +33,6 @@ def llm(ray_cluster):
         yield llm
 
 
-@pytest.fixture(scope="module")
-def address(ray_cluster) -> str:
-    return ray_cluster.get_runtime_context().gcs_address
-
-
 def start(address: str, command: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "raycore", command, "--address", address, *arguments],

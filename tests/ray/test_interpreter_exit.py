@@ -68,7 +68,7 @@ def test_an_exit_with_an_engine_alive_is_quick_and_silent(name):
     assert said_at_exit(code, status) == ""
 
 
-def test_an_exit_by_an_exception_prints_that_alone(ray_cluster):
+def test_an_exit_by_an_exception_prints_that_alone(address):
     """While a thread asks again and again; on a cluster that was joined."""
     code = """
     llm = LLM(MODEL, **OPTIONS)
@@ -79,7 +79,7 @@ def test_an_exit_by_an_exception_prints_that_alone(ray_cluster):
     end()
     raise ValueError('mine')
     """
-    said = said_at_exit(code, 1, address=ray_cluster.get_runtime_context().gcs_address)
+    said = said_at_exit(code, 1, address=address)
     assert said.startswith("Traceback (most recent call last):\n")
     assert said.endswith("ValueError: mine\n")
     assert said.count("Traceback") == 1
