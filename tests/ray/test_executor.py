@@ -18,7 +18,9 @@ from raycore.messages import StepPlan
 from raycore.node.processes import is_running
 from raycore.worker.rank import RankIdentity
 
-AT_ONCE_S = 1.0
+AT_ONCE_S = 5.0
+"""For a machine that does much else. What nobody notices takes 10 s or more."""
+
 NUM_WORKERS = 2
 
 
@@ -124,8 +126,8 @@ def test_a_result_that_cannot_travel_is_an_error(shared):
 def test_a_late_reply_is_not_taken_for_the_next(shared):
     start = time.monotonic()
     with pytest.raises(RpcTimeout, match=r"no reply from workers \[0, 1\]"):
-        shared.collective_rpc("sleep", timeout=0.05, args=(0.3,))
-    assert time.monotonic() - start < 0.25
+        shared.collective_rpc("sleep", timeout=0.05, args=(1.5,))
+    assert time.monotonic() - start < 1.4
     assert shared.collective_rpc("echo", args=(b"next",)) == [(0, b"next"), (1, b"next")]
 
 
@@ -225,7 +227,7 @@ def test_a_worker_that_exits_is_known_at_once(make_executor):
     with pytest.raises(WorkerDied) as raised:
         executor.collective_rpc("exit", args=(0,))
     assert raised.value.rank == 0
-    assert time.monotonic() - start < AT_ONCE_S + 1.0  # Ray waits for the process's own goodbye
+    assert time.monotonic() - start < AT_ONCE_S
 
 
 # ---- start and end

@@ -219,7 +219,7 @@ def test_without_restarts_a_death_reaches_every_caller_at_once(ray_cluster):
         for seen_s, error in errors:
             assert isinstance(error, EngineDeadError)
             assert str(pid) in str(error).splitlines()[0]
-            assert seen_s - killed_s < 1.0
+            assert seen_s - killed_s < 5.0
         with pytest.raises(EngineDeadError):
             llm.generate("1 + 2 =", use_tqdm=False)
         with pytest.raises(EngineDeadError, match=str(pid)):

@@ -105,7 +105,7 @@ def test_a_killed_rank_is_told_of_at_once_and_replaced(start):
     engine = start()
     victim = engine.infos[1]
     os.kill(victim.pid, signal.SIGKILL)
-    rank, error = engine.listener.next("lost", timeout_s=1.0)
+    rank, error = engine.listener.next("lost", timeout_s=5.0)
     assert rank == 1
     assert str(error).startswith(f"dp_rank 1 (pid {victim.pid}, node {victim.node_id[:8]}) died: SYSTEM_ERROR")
     assert str(error).endswith(f"\nThe last lines of process {victim.pid}:\n    dp_rank 1 is ready")

@@ -159,12 +159,12 @@ def test_no_constraint_takes_long_to_refuse_or_compile(compiler):
     properties = {next(names): {"type": "string", "pattern": f"^[a-z]{{3,{i % 90 + 4}}}$"} for i in range(3500)}
     asked = StructuredOutputsParams(json={"type": "object", "properties": properties})
     assert MAX_CHARACTERS // 2 < len(asked.json) <= MAX_CHARACTERS
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     compiler.check(asked)
-    assert time.perf_counter() - started_s < 20
-    started_s = time.perf_counter()
+    assert time.thread_time() - started_s < 20
+    started_s = time.thread_time()
     compiler.check(asked)
-    assert time.perf_counter() - started_s < 0.5, "it is known by now"
+    assert time.thread_time() - started_s < 0.5, "it is known by now"
 
 
 def test_what_is_known_does_not_wait_for_what_is_compiled(compiler, monkeypatch):
