@@ -30,8 +30,9 @@ def main() -> None:
     with LLM(arguments.checkpoint) as plain, LLM(arguments.checkpoint, batch_invariant=True) as invariant:
         for shape in SHAPES:
             seconds = [
-                [generate_s(llm, shape, index) for llm in (plain, invariant)] for index in range(arguments.rounds)
+                [generate_s(llm, shape, index) for llm in (plain, invariant)] for index in range(arguments.rounds + 1)
             ]
+            # without the first round, which warms up
             plain_s, invariant_s = (median(column) for column in zip(*seconds[1:], strict=True))
             rows.append([shape, f"{plain_s:.3f}", f"{invariant_s:.3f}", f"{invariant_s / plain_s:.2f}"])
     print(table(rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import time
 from collections import defaultdict
@@ -107,7 +108,9 @@ def test_a_killed_rank_is_told_of_at_once_and_replaced(start):
     os.kill(victim.pid, signal.SIGKILL)
     rank, error = engine.listener.next("lost", timeout_s=5.0)
     assert rank == 1
-    assert str(error).startswith(f"dp_rank 1 (pid {victim.pid}, node {victim.node_id[:8]}) died: SYSTEM_ERROR")
+    # Ray's reason, unless Ray takes too long to give one
+    reasons = rf"(SYSTEM_ERROR|its process {victim.pid} ended)"
+    assert re.match(rf"dp_rank 1 \(pid {victim.pid}, node {victim.node_id[:8]}\) died: {reasons}", str(error))
     assert str(error).endswith(f"\nThe last lines of process {victim.pid}:\n    dp_rank 1 is ready")
     rank, pid = engine.listener.next("up")
     assert rank == 1
