@@ -181,7 +181,8 @@ class LogitsRules:
 
     def _known_ids(self, token_ids: Collection[int]) -> NDArray[np.int64]:
         """Return the ids in ascending order, without duplicates and without ids outside the model's vocabulary."""
-        ids = np.unique(np.fromiter(token_ids, np.int64, len(token_ids)))
+        # not np.unique(), whose first call imports numpy.ma
+        ids = np.array(sorted(set(token_ids)), np.int64)
         return ids[ids < self._vocab_size]
 
     def _apply_rules(
