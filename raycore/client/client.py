@@ -12,8 +12,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +109,8 @@ class EngineClient:
             InvalidRequest: a request is invalid; the message says why. None was submitted.
             EngineDeadError: the engine has failed, or is draining.
         """
-        self._raise_if_failed()
+        with self._lock:
+            self._raise_if_failed()
         ids = _checked_ids(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
         ranked = priorities_for_each(priorities, len(prompts)) or [0] * len(prompts)
         # the caller may change its own objects while a request runs
@@ -121,7 +121,8 @@ class EngineClient:
             self.check_structured_outputs(param)
         # before the lock is taken: tokenization with the lock held would delay the outputs of all ranks
         bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
-        with self._serving():
+        with self._lock:
+            self._raise_if_failed()
             if self._is_draining:
                 raise EngineDeadError(DRAINING)
             for request_id in ids:
@@ -178,12 +179,14 @@ class EngineClient:
 
         Raises: what any rank raised; EngineDeadError if a rank is lost before it answers.
         """
-        with self._serving():
+        with self._lock:
+            self._raise_if_failed()
             connections = self._connections.all()
         try:
             return call_utility(connections, method, args, timeout_s)
         except EngineDeadError:
-            self._raise_if_failed()
+            with self._lock:
+                self._raise_if_failed()
             raise
 
     @property
@@ -363,18 +366,10 @@ class EngineClient:
             self._drained.notify_all()
         _tell(news)
 
-    @contextmanager
-    def _serving(self) -> Generator[None, None, None]:
-        """Hold the lock while the block runs. If the engine has failed, raise its failure instead."""
-        with self._lock:
-            if self._failure is None:
-                yield
-                return
-        self._raise_if_failed()
-
     def _raise_if_failed(self) -> None:
-        if self._is_abandoned and threading.current_thread().daemon:
-            threading.Event().wait()
+        """If the engine has failed, raise its failure. The caller holds the lock."""
+        while self._is_abandoned and threading.current_thread().daemon:
+            self._drained.wait()
         if self._failure is not None:
             raise self._failure.with_traceback(None)  # otherwise the error would collect the frames of all callers
 

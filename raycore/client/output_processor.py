@@ -71,6 +71,9 @@ class OutputProcessor:
         self.is_tracing = False
         """Whether new requests are traced."""
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
     def __len__(self) -> int:
         return len(self._requests)
 

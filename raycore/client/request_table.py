@@ -185,6 +185,8 @@ class RequestTable:
             if request.dp_rank is not None:
                 aborts[request.dp_rank] += request.seq_ids
             self._drop(request_id)
+            if request_id not in self._outputs:
+                continue  # a signal's handler raised an exception in the middle of `add()`
             output = self._outputs.abort(request_id)
             self._recorder.drop(request.dp_rank, request.seq_ids, output, "abort")
             news.append((request.sink, Update(request_id, output)))

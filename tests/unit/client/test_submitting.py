@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ class Rank:
     def __init__(self) -> None:
         self.got: list[EngineRequest] = []
         self.submit = SimpleNamespace(remote=self._take)
+        self.abort = SimpleNamespace(remote=lambda seq_ids: None)
         self.outputs = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: []))
 
     def _take(self, payload: bytes) -> None:
@@ -117,3 +119,42 @@ def test_an_abandoned_client_sends_nothing_more_and_tells_nobody(client, rank):
     client.on_rank_event(RankUp(1, rank, INFO))
     assert len(rank.got) == 1
     assert updates == []
+
+
+def test_an_interrupt_anywhere_leaves_no_request_and_no_lock(tokenizer):
+    """A signal's handler may raise an exception wherever a function begins, in the thread that submits."""
+    num_calls = 0
+    while interrupted_at_call(num_calls, tokenizer):
+        num_calls += 1
+    assert num_calls > 20
+
+
+def interrupted_at_call(number: int, tokenizer) -> bool:
+    """Submit, and raise KeyboardInterrupt in the call with this number. Returns whether there was such a call."""
+    client = EngineClient(make_config(), tokenizer)
+    client.on_rank_event(RankUp(0, Rank(), INFO))
+    num_calls = -1
+
+    def interrupt(frame, event, arg):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    params = [SamplingParams(n=2), SamplingParams(seed=1)]
+    tracer = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        client.submit([PROMPT, PROMPT], params, lambda updates: None, request_ids=["a", "b"])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(tracer)
+    is_interrupted = num_calls == number
+    assert not client._lock.locked(), number
+    client.abort(["a", "b"])
+    assert client.num_unfinished_requests == 0
+    client.submit([PROMPT, PROMPT], params, lambda updates: None, request_ids=["a", "b"])
+    assert client.num_unfinished_requests == 2
+    return is_interrupted
