@@ -90,5 +90,5 @@ def ray_cluster():
 
 @pytest.fixture(scope="session")
 def address(ray_cluster) -> str:
-    """The cluster's, for programs that join it."""
+    """The address of the cluster, for programs that join it."""
     return ray_cluster.get_runtime_context().gcs_address
