@@ -37,7 +37,7 @@ from raycore.messages import EngineInfo
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.view import MetricsView
-from raycore.node.signals import ending_signals, forget_signals, is_echo
+from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
 from raycore.options import with_options
 from raycore.sampling_params import SamplingParams
 from raycore.status import EngineStatus, RankStatus, num_serving
@@ -301,6 +301,7 @@ class RunningEngine:
         After that, the rest end with their output so far and the finish reason `abort`. Without `drain_timeout_s`,
         unfinished requests raise EngineDeadError.
         """
+        cancel_ray_alarm()
         if drain_timeout_s > 0 and self._finalizer.alive:
             self.clients.drain(drain_timeout_s)
             self.clients.abort_all()

@@ -28,6 +28,7 @@ from ray._private import auto_init_hook
 
 from raycore.cluster.lean_ray import start_lean_ray
 from raycore.errors import InitializationError
+from raycore.node.signals import cancel_ray_alarm
 from raycore.ray_api import is_connected
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ def _end_at_exit() -> None:
     """
     global _is_exiting
     _is_exiting = True
+    cancel_ray_alarm()
     auto_init_hook.enable_auto_connect = False  # a late call on a daemon thread would start another Ray
     deadline_s = time.monotonic() + _CANCEL_TIMEOUT_S
     for has_ended, cancel in list(_starts.items()):

@@ -13,6 +13,9 @@ import time
 _ECHO_S = 0.5
 """Signals that arrive within this many seconds of the first signal are echoes."""
 
+_RAY_ALARM_S = 3.0
+"""Seconds after SIGTERM at which the alarm of Ray's handler ends the process."""
+
 _first_s: float | None = None
 """Time of the first signal (`time.monotonic()`). None before the first signal."""
 
@@ -40,3 +43,14 @@ def is_echo(number: int) -> bool:
         _first_s = now_s
         return False
     return number == signal.SIGHUP or now_s - _first_s < _ECHO_S
+
+
+def cancel_ray_alarm() -> None:
+    """Cancel the alarm with which Ray ends this process with SIGABRT, so that an engine has time to end.
+
+    In a program that doesn't handle SIGTERM itself, Ray's C++ handler sets this alarm when SIGTERM arrives, before
+    Python's handler raises SystemExit. Other alarms are kept: those that Python code handles, and later ones.
+    """
+    remaining_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    if 0.0 < remaining_s <= _RAY_ALARM_S and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, None):
+        signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -36,6 +36,9 @@ SLACK_S = 20.0
 LIMITS = ("--dtype", "float32", "--max-model-len", "256", "--num-threads", "1")
 
 PLAIN = """
+import atexit, time
+atexit.register(time.sleep, 4.0)  # runs last
+
 from raycore import LLM, SamplingParams
 from raycore.demo import demo_model_path
 
@@ -187,7 +190,7 @@ def test_generating_ends_when_its_group_is_signalled(joined):
 
 
 def test_a_program_whose_group_is_signalled_ends_as_when_it_alone_is():
-    """Ray's own handler of SIGTERM exits with the signal's number."""
+    """Ray's own handler of SIGTERM exits with the signal's number, and would end what takes longer than 3 s."""
     with Program([sys.executable, "-c", PLAIN]) as program:
         program.wait_for("is up")
         send_to_group(program, signal.SIGTERM)
