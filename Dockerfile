@@ -3,9 +3,9 @@
 ARG PYTHON_VERSION=3.11
 FROM python:${PYTHON_VERSION}-slim
 
-# KubeRay's default probes and its job submitter use wget
+# KubeRay's default probes and its job submitter use wget; g++ compiles the kernels
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends wget \
+    && apt-get install --yes --no-install-recommends g++ wget \
     && rm -rf /var/lib/apt/lists/*
 
 # Kubernetes manifests for Ray expect this user
@@ -16,7 +16,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.11,<2.14"
 
 ARG RAY_VERSION=2.60.0
-COPY pyproject.toml README.md LICENSE /src/
+COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY raycore /src/raycore
 COPY placement /src/placement
 RUN pip install --no-cache-dir "ray==${RAY_VERSION}" "/src[serve,ray-serve]" && rm -rf /src

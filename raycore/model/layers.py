@@ -1,4 +1,5 @@
-"""The operations of a layer other than attention: norms, linear layers, and sums over tensor-parallel ranks.
+"""The operations of a layer other than attention, in plain torch: norms, linear layers, and sums over tensor-parallel
+ranks.
 
 They make as few torch calls as possible, because with small models and small batches, the number of calls determines a
 step's time.
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raycore.model.collectives import Collectives
+from raycore.model.rows import Tiles, keeps_places, on_one_thread
 
 _PACK_FROM_ELEMENTS = 1 << 19
 """Float32 weights with fewer elements than this aren't packed.
@@ -85,6 +87,26 @@ class ReducedLinear:
         return residual_TO.add_(self(x_TI))
 
 
+class TiledLinear:
+    """A linear layer that is computed in tiles, for batch invariance."""
+
+    def __init__(self, linear: Linear, tiles: Tiles) -> None:
+        self._linear = linear
+        self._tiles = tiles
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._tiles.apply(self._linear, x_TI)
+
+    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        return self._tiles.apply(self._linear.add_to, residual_TO, x_TI)
+
+    def keeps_places(self, x_TI: Tensor) -> bool:
+        """Whether the bits of each row's result stay the same when the rows of the tile `x_TI` change places."""
+        residual_TO = torch.zeros_like(self._linear(x_TI))
+        checks = [keeps_places(self._linear, x_TI), keeps_places(self._linear.add_to, residual_TO, x_TI)]
+        return all(checks)
+
+
 class TensorParallel:
     """Connects tensor-parallel rank `rank` to the other ranks of its engine. A single rank sends nothing."""
 
@@ -152,16 +174,19 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a normalized copy of `x`."""
-        if not self._by_hand:
-            return functional.rms_norm(x, (self._dim,), None, self._eps).mul_(self._weight)
-        return (x * self._inverse_norm(x)).mul_(self._scaled_weight)
+        return on_one_thread(self._normalized, x) if self._batch_invariant else self._normalized(x)
 
     def apply_(self, x: Tensor) -> None:
         """Normalize `x` in place."""
-        if not self._by_hand:
+        if self._batch_invariant or not self._by_hand:
             x.copy_(self(x))
         else:
             x.mul_(self._inverse_norm(x)).mul_(self._scaled_weight)
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        if not self._by_hand:
+            return functional.rms_norm(x, (self._dim,), None, self._eps).mul_(self._weight)
+        return (x * self._inverse_norm(x)).mul_(self._scaled_weight)
 
     def _inverse_norm(self, x: Tensor) -> Tensor:
         norm = cast(Tensor, torch.linalg.vector_norm(x, 2, -1, True))  # pyright: ignore[reportUnknownMemberType]

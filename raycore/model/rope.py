@@ -36,6 +36,10 @@ class Rope:
         """Return the rotations of these positions for `rotate_`, as complex [T, 1, H/2]."""
         return self._turns_P1C.index_select(0, positions_T)
 
+    def cosines_and_sines(self) -> Tensor:
+        """Return float32[max_positions, H]: by position, the cosine and then the sine of each pair's angle."""
+        return torch.view_as_real(self._turns_P1C).flatten(1)
+
 
 def rotate_(heads_TNH: Tensor, turns_T1C: Tensor) -> Tensor:
     """Rotate interleaved heads in place, computing in float32 whatever their dtype. Returns `heads_TNH`."""

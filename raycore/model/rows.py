@@ -1,14 +1,14 @@
-"""How the row-wise part of a step is computed: for all rows at once, or in tiles with a fixed number of rows.
+"""Batch invariance of row-wise functions: a row's result has the same bits whatever other rows are computed with it.
 
 In a matrix product, the shape determines the kernel, the blocking and the threads, and these determine the order in
 which a row's sums are added up and rounded. With tiles of one shape, the order is always the same. A row's bits may
-still depend on its position in the tile; `keeps_places` tests this.
+still depend on its position in the tile; `keeps_places` tests this. Element-wise functions need no tiles, but must not
+be split among threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,40 +17,17 @@ from torch.nn import functional
 TILE_ROWS = 16
 """Number of rows in a tile: a multiple of the rows that kernels process together. Tiles start on 64-byte lines."""
 _SHARED_FROM = 1 << 15
-"""Torch splits element-wise operations on at least this many elements among threads."""
+"""Torch splits operations on at least this many elements among threads."""
 
 
-class Rows(Protocol):
-    """Applies row-wise functions: row i of such a function's result depends only on row i of each argument."""
-
-    def apply(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Return `function(*tensors)`. The function may overwrite its arguments."""
-        ...
-
-    def elementwise(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Return `function(*tensors)` for an element-wise function. Called within a function that `apply` runs."""
-        ...
-
-
-class AllRows:
-    """Applies functions to all rows at once."""
-
-    @staticmethod
-    def apply(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Return `function(*tensors)`."""
-        return function(*tensors)
-
-    elementwise = apply
-
-
-class TiledRows:
+class Tiles:
     """Applies functions to tiles of `num_rows` rows. The last tile is padded with zeros."""
 
     def __init__(self, num_rows: int = TILE_ROWS) -> None:
         self.num_rows = num_rows
 
     def apply(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Return `function(*tensors)`, computed one tile at a time."""
+        """Return `function(*tensors)`, computed one tile at a time. The function may overwrite its arguments."""
         total, size = len(tensors[0]), self.num_rows
         num_left = total % size
         tiles = [function(*tile) for tile in _slices(tensors, size, total - num_left)]
@@ -58,17 +35,18 @@ class TiledRows:
             tiles.append(function(*(_last_tile(x, num_left, size) for x in tensors))[:num_left])
         return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
 
-    @staticmethod
-    def elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Return `function(*tensors)`, computed for so few rows at a time that torch uses one thread.
 
-        With several threads, a row may be cut in two. Elements next to the cut are then computed by scalar
-        instructions, which round differently from the vector instructions that compute the others.
-        """
-        num_rows = max(1, (_SHARED_FROM - 1) // tensors[0][0].numel())
-        if num_rows >= len(tensors[0]):
-            return function(*tensors)
-        return torch.cat([function(*part) for part in _slices(tensors, num_rows, len(tensors[0]))])
+def on_one_thread(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return `function(*tensors)` for a row-wise function, computed for so few rows at a time that torch uses one
+    thread.
+
+    With several threads, a row may be cut in two. Elements next to the cut are then computed by scalar instructions,
+    which round differently from the vector instructions that compute the others, and sums are added in another order.
+    """
+    num_rows = max(1, (_SHARED_FROM - 1) // max(1, tensors[0][0].numel())) if len(tensors[0]) else 1
+    if num_rows >= len(tensors[0]):
+        return function(*tensors)
+    return torch.cat([function(*part) for part in _slices(tensors, num_rows, len(tensors[0]))])
 
 
 def keeps_places(function: Callable[..., Tensor], *tensors: Tensor) -> bool:

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.messages import StepPlan, StepResult, TokenLogprobs
-from raycore.model.attention.batch_invariant import BatchInvariantAttention
-from raycore.model.attention.gather import GatherAttention
+from raycore.model.attention.spec import Attention
 from raycore.model.batch import SlotBatch, StepInputs
 from raycore.model.decoder import Decoder
 from raycore.model.experts import ExpertParallel
+from raycore.model.operations import Operations
 from raycore.model.rows import TILE_ROWS
 from raycore.model.sampling.logprobs import prompt_logprobs
-from raycore.model.sampling.picking import most_likely
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
 
 _MANY_THREADS_FROM = 1 << 26
@@ -42,10 +41,10 @@ class ModelRunner:
     def __init__(
         self,
         decoder: Decoder,
-        attention: GatherAttention | BatchInvariantAttention,
+        attention: Attention,
         batch: SlotBatch,
         sampler: Sampler,
-        device: torch.device,
+        operations: Operations,
         *,
         max_threads: int = 1,
         reports: bool = True,
@@ -64,7 +63,7 @@ class ModelRunner:
         self._attention = attention
         self._batch = batch
         self._sampler = sampler
-        self._device = device
+        self._operations = operations
         self._max_threads = max_threads
         self._reports = reports
         self._batch_invariant = batch_invariant
@@ -124,7 +123,6 @@ class ModelRunner:
             sampled_rows = self._to_device(last_rows[step.sampled])
         hidden = self._decoder.forward(
             self._to_device(step.token_ids),
-            self._to_device(step.positions),
             self._attention,
             None if wants_all else sampled_rows,
         )
@@ -177,7 +175,7 @@ class ModelRunner:
         """Sample a token for each slot that gets one, and append it to the slot's known tokens. Returns the tokens."""
         slots = step.slots[step.sampled]
         if self._sampler.is_plain_greedy(slots):
-            token_ids = most_likely(logits_RV).to("cpu", torch.int32).numpy()
+            token_ids = self._operations.most_likely(logits_RV).to("cpu", torch.int32).numpy()
         else:
             positions = step.starts[step.sampled] + step.counts[step.sampled]
             sampled = self._sampler.sample(logits_RV, slots, positions, self._batch)
@@ -188,4 +186,4 @@ class ModelRunner:
         return token_ids
 
     def _to_device(self, values: NDArray[np.generic]) -> Tensor:
-        return torch.as_tensor(values, device=self._device)
+        return torch.as_tensor(values, device=self._operations.device)

@@ -43,16 +43,28 @@ class StepLimits:
 
 
 def step_bytes(
-    spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, batch_invariant: bool = False
+    spec: ModelSpec,
+    limits: StepLimits,
+    tp_size: int,
+    dtype: torch.dtype,
+    *,
+    batch_invariant: bool = False,
+    native: bool = False,
 ) -> int:
     """Return an upper bound on the bytes that a step needs on one of `tp_size` ranks.
 
     The bound should be less than three times what the largest step really needs.
+
+    Args:
+        native: whether native kernels compute attention. They need no scratch memory.
     """
-    layer = limits.num_tokens * _token_bytes(spec, limits, tp_size, dtype)
-    logits = _logits_bytes(spec, limits, tp_size, dtype)
+    token_bytes = _native_token_bytes if native else _token_bytes
+    token = token_bytes(spec, tp_size, dtype, batch_invariant)
+    layer = limits.num_tokens * (token + _expert_bytes(spec, limits, tp_size, dtype))
+    logits = _logits_bytes(spec, limits, tp_size, dtype, batch_invariant)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
-    return _FIXED_BYTES + batch + _attention_bytes(spec, limits, tp_size, dtype, batch_invariant) + max(layer, logits)
+    attention = 0 if native else _attention_bytes(spec, limits, tp_size, dtype, batch_invariant)
+    return _FIXED_BYTES + batch + attention + max(layer, logits)
 
 
 def _attention_bytes(
@@ -81,15 +93,25 @@ def _attention_bytes(
     return scratch + scores + num_windows * (masks + 3 * gather_rows)
 
 
-def _token_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes that one token needs within a layer."""
+def _native_token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:
+    """Return the bytes that one token needs within a layer, without experts, if native kernels compute the layer."""
+    num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
+    num_copies = 2 if batch_invariant else 6  # of the queries: SDPA repeats keys and values for each query head
+    attention = (num_copies * num_heads + 2 * num_kv_heads) * spec.head_dim
+    feed_forward = 0 if spec.moe is not None else 3 * spec.intermediate_size // tp_size
+    return (4 * spec.hidden_size + max(attention, feed_forward)) * dtype.itemsize
+
+
+def _token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:
+    """Return the bytes that one token needs within a layer, without experts, in plain torch."""
     num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
     attention = (5 * num_heads + 6 * num_kv_heads) * spec.head_dim
-    wide = _FLOAT32 // dtype.itemsize + 1  # norms and rotations compute in float32
+    # norms and rotations compute in float32; for batch invariance, on a few rows at a time
+    wide = _FLOAT32 // dtype.itemsize + (not batch_invariant)
     feed_forward = 0 if spec.moe is not None else 4 * spec.intermediate_size // tp_size
     numbers = (3 + wide) * spec.hidden_size + wide * attention + feed_forward
     write_rows = 4 * num_kv_heads * _INT64
-    return numbers * dtype.itemsize + write_rows + _expert_bytes(spec, limits, tp_size, dtype)
+    return numbers * dtype.itemsize + write_rows
 
 
 def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
@@ -104,7 +126,7 @@ def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
     return limits.num_expert_engines * (spec.moe.num_experts_per_tok * pair + routed)
 
 
-def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
+def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:
     """Return the bytes of a step's logits, and of the memory for sampling from some of their rows at a time."""
     num_samples = min(limits.num_seqs, limits.num_tokens)
     num_rows = min(rows_at_a_time(spec.vocab_size), max(num_samples, limits.num_tokens))
@@ -112,4 +134,5 @@ def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
     logits = copies * max(num_samples, num_rows) * spec.vocab_size * dtype.itemsize
     hidden = 2 * limits.num_tokens * spec.hidden_size * dtype.itemsize
     penalties = max_penalty_bytes(num_samples, limits.max_model_len)
-    return logits + hidden + num_rows * spec.vocab_size * _FLOAT32 * _LOGITS_COPIES + penalties
+    num_copied = num_samples if batch_invariant else num_rows  # prompts' log probabilities are then computed row by row
+    return logits + hidden + num_copied * spec.vocab_size * _FLOAT32 * _LOGITS_COPIES + penalties

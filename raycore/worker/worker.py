@@ -22,16 +22,22 @@ import torch
 from raycore.config import DType, EngineConfig
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
+from raycore.kernels import library as kernels
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention.batch_invariant import BatchInvariantAttention
-from raycore.model.attention.gather import GatherAttention, HeadShape
+from raycore.model.attention.gather import GatherAttention
 from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.native import NativeAttention
+from raycore.model.attention.native import supports as native_supports
 from raycore.model.attention.scratch import GatherScratch
+from raycore.model.attention.spec import Attention, AttentionSpec
 from raycore.model.batch import SlotBatch
 from raycore.model.collectives import Collectives, join
 from raycore.model.decoder import Decoder
 from raycore.model.experts import ExpertParallel
 from raycore.model.layers import TensorParallel, can_pack
+from raycore.model.native_operations import NativeOperations
+from raycore.model.operations import Operations, TorchOperations
 from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner, threads_for
 from raycore.model.sampling.sampler import Sampler
@@ -65,6 +71,8 @@ class Worker(WorkerProtocol):
         self._max_threads = 1
         self._ranks = TensorParallel()
         self._experts: ExpertParallel | None = None
+        self._is_native = False
+        self._operations: Operations = TorchOperations(self._device)
         self.load_progress = 0.0
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
         self._decoder: Decoder | None = None
@@ -93,6 +101,12 @@ class Worker(WorkerProtocol):
             self._max_threads = config.executor.num_threads or cores
             torch.set_num_threads(self._max_threads)
         self._dtype = _choose_dtype(config, self._device)
+        self._is_native = self._can_be_native()
+        batch_invariant = config.model.batch_invariant
+        if self._is_native:
+            self._operations = NativeOperations(batch_invariant=batch_invariant)
+        else:
+            self._operations = TorchOperations(self._device, batch_invariant=batch_invariant)
         if self.rank.tp_size > 1:
             self._ranks = self._join_ranks()
         if config.parallel.is_lockstep:
@@ -114,15 +128,7 @@ class Worker(WorkerProtocol):
             path = Path(model.model)
             weights = load_decoder_weights(model.spec, path, *tp, self._dtype, self._note_progress, share)
         with torch.inference_mode():
-            self._decoder = Decoder(
-                model.spec,
-                weights,
-                self._ranks,
-                model.max_model_len + 1,
-                self._device,
-                self._experts,
-                batch_invariant=model.batch_invariant,
-            )
+            self._decoder = Decoder(model.spec, weights, self._ranks, self._operations, self._experts)
             if model.batch_invariant:
                 self._check_tiles(self._decoder)
 
@@ -180,31 +186,40 @@ class Worker(WorkerProtocol):
         """Allocate `num_blocks` KV cache blocks, and create the model runner."""
         assert self._decoder is not None, "load_model() comes first"
         config, spec = self.config, self.config.model.spec
-        heads = HeadShape(spec.num_heads // self.rank.tp_size, spec.kv_heads_per_rank(self.rank.tp_size), spec.head_dim)
-        kv = KVTensors(
-            spec.num_layers,
-            num_blocks,
-            heads.num_kv_heads,
-            config.cache.block_size,
-            heads.head_dim,
-            self._dtype,
-            self._device,
-        )
-        batch_invariant = config.model.batch_invariant
-        attention = BatchInvariantAttention if batch_invariant else GatherAttention
+        block_size, batch_invariant = config.cache.block_size, config.model.batch_invariant
         max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
-        scratch = GatherScratch(kv, max_seqs, attention.max_blocks(max_model_len, config.cache.block_size))
+        qk_norms_NH = self._decoder.qk_norms_NH
+        attention_spec = AttentionSpec.of(
+            spec, self.rank.tp_size, qk_norms_NH, max_model_len + 1, self._dtype, self._device
+        )
+        heads = attention_spec.heads
+        kv = KVTensors(
+            spec.num_layers, num_blocks, heads.num_kv_heads, block_size, heads.head_dim, self._dtype, self._device
+        )
         self._runner = ModelRunner(
             self._decoder,
-            attention(heads, spec.layer_windows, kv, scratch, self._dtype, self._device),
-            SlotBatch(max_seqs, max_model_len, config.cache.block_size),
+            self._make_attention(attention_spec, kv),
+            SlotBatch(max_seqs, max_model_len, block_size),
             Sampler(spec.vocab_size, self._device, batch_invariant=batch_invariant, grammars=self._grammars),
-            self._device,
+            self._operations,
             max_threads=self._max_threads,
             reports=self.rank.tp_rank == 0,
             batch_invariant=batch_invariant,
             experts=self._experts,
         )
+
+    def _make_attention(self, spec: AttentionSpec, kv: KVTensors) -> Attention:
+        batch_invariant, limits = self.config.model.batch_invariant, self.config.scheduler
+        if self._is_native:
+            return NativeAttention(spec, kv, batch_invariant=batch_invariant)
+        attention = BatchInvariantAttention if batch_invariant else GatherAttention
+        max_blocks = attention.max_blocks(limits.max_model_len, kv.block_size)
+        return attention(spec, kv, GatherScratch(kv, limits.max_num_seqs, max_blocks))
+
+    def _can_be_native(self) -> bool:
+        """Whether native kernels compute this model here."""
+        is_supported = native_supports(self.config.model.spec.head_dim, self.config.cache.block_size, self._dtype)
+        return self._device.type == "cpu" and is_supported and kernels.load() is not None
 
     def warm_up(self) -> None:
         """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
@@ -313,8 +328,14 @@ class Worker(WorkerProtocol):
             block_size=config.cache.block_size,
             num_expert_engines=config.parallel.data_parallel_size if config.parallel.is_lockstep else 1,
         )
-        batch_invariant = config.model.batch_invariant
-        return step_bytes(config.model.spec, limits, self.rank.tp_size, self._dtype, batch_invariant=batch_invariant)
+        return step_bytes(
+            config.model.spec,
+            limits,
+            self.rank.tp_size,
+            self._dtype,
+            batch_invariant=config.model.batch_invariant,
+            native=self._is_native,
+        )
 
 
 def _cuda_device(local_rank: int) -> torch.device:

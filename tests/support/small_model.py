@@ -10,12 +10,17 @@ from torch.nn import functional
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.messages import NewRequest, StepPlan, StepResult
-from raycore.model.attention.gather import GatherAttention, HeadShape
+from raycore.model.attention.batch_invariant import BatchInvariantAttention
+from raycore.model.attention.gather import GatherAttention
 from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.native import NativeAttention
 from raycore.model.attention.scratch import GatherScratch
+from raycore.model.attention.spec import Attention, AttentionSpec
 from raycore.model.batch import SlotBatch
 from raycore.model.decoder import Decoder
 from raycore.model.layers import TensorParallel
+from raycore.model.native_operations import NativeOperations
+from raycore.model.operations import Operations, TorchOperations
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
@@ -69,18 +74,51 @@ def make_weights(spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float32) -> 
     return weights
 
 
-def make_runner(spec: ModelSpec = SPEC, weights: DecoderWeights | None = None, max_gathered: int = 8) -> ModelRunner:
-    """`max_gathered`: so many of the longest requests fit into attention's scratch memory."""
-    heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+def make_runner(
+    spec: ModelSpec = SPEC, weights: DecoderWeights | None = None, max_gathered: int = 8, *, native: bool = False
+) -> ModelRunner:
+    """A runner in float32.
+
+    Args:
+        max_gathered: so many of the longest requests fit into the scratch memory of plain torch's attention.
+        native: compute with native kernels.
+    """
+    operations = make_operations(native=native)
+    decoder = Decoder(spec, weights or make_weights(spec), TensorParallel(), operations)
     kv = KVTensors(spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
-    scratch = GatherScratch(kv, max_gathered, GatherAttention.max_blocks(MAX_MODEL_LEN, BLOCK_SIZE))
     return ModelRunner(
-        Decoder(spec, weights or make_weights(spec), TensorParallel(), MAX_MODEL_LEN + 1, CPU),
-        GatherAttention(heads, spec.layer_windows, kv, scratch, torch.float32, CPU),
+        decoder,
+        make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native),
         SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE),
         Sampler(spec.vocab_size, CPU),
-        CPU,
+        operations,
     )
+
+
+def make_operations(*, native: bool = False, batch_invariant: bool = False) -> Operations:
+    if native:
+        return NativeOperations(batch_invariant=batch_invariant)
+    return TorchOperations(CPU, batch_invariant=batch_invariant)
+
+
+def make_attention(
+    spec: ModelSpec,
+    decoder: Decoder,
+    kv: KVTensors,
+    max_model_len: int,
+    max_gathered: int,
+    *,
+    native: bool = False,
+    batch_invariant: bool = False,
+) -> Attention:
+    """`max_gathered`: so many of the longest requests fit into the scratch memory of plain torch's attention."""
+    dtype = kv.blocks[0].dtype
+    attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, max_model_len + 1, dtype, CPU)
+    if native:
+        return NativeAttention(attention_spec, kv, batch_invariant=batch_invariant)
+    attention = BatchInvariantAttention if batch_invariant else GatherAttention
+    scratch = GatherScratch(kv, max_gathered, attention.max_blocks(max_model_len, kv.block_size))
+    return attention(attention_spec, kv, scratch)
 
 
 def new_request(

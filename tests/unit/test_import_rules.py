@@ -47,8 +47,9 @@ BELOW = {
     "kvcache": set(),
     "metrics": set(),
     "executor": {"worker", "placement"},
-    "worker": {"model", "rpc"},
+    "worker": {"model", "rpc", "kernels"},
     "model": {"grammar"},
+    "kernels": set(),
     "rpc": set(),
     "grammar": set(),
     "placement": set(),
@@ -69,7 +70,7 @@ RAY_PLACES = re.compile(
 """Who may use what `ray_api` doesn't have."""
 
 RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
-TORCH_PLACES = re.compile(r"raycore/(worker|model)/")
+TORCH_PLACES = re.compile(r"raycore/(worker|model|kernels)/")
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 
 SOURCE_FILES = sorted(path for package in ("raycore", "placement") for path in (ROOT / package).rglob("*.py"))

@@ -27,6 +27,8 @@ NO_SUCH_EXTRA = "does not provide the extra"
 """pip only warns of it."""
 
 START_S = 60.0
+INSTALL_S = 300.0
+"""Installing compiles the kernels."""
 TOKEN = "a-token"
 
 
@@ -62,7 +64,7 @@ class Installation:
     def run(self, command: str) -> str:
         """What a command prints, which has to succeed."""
         process = self.bash(command)
-        printed, _ = process.communicate(timeout=START_S)
+        printed, _ = process.communicate(timeout=INSTALL_S)
         assert process.returncode == 0, printed
         return printed
 

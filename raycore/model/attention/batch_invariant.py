@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.model.attention.gather import HeadShape
+from raycore.model.attention.cache_writer import CacheWriter
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.scratch import GatherScratch
+from raycore.model.attention.spec import AttentionSpec
 from raycore.model.batch import Ints, StepInputs
 
 TILE = 4
@@ -42,25 +43,17 @@ STRETCH = 128
 class BatchInvariantAttention:
     """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
 
-    def __init__(
-        self,
-        heads: HeadShape,
-        layer_windows: list[int | None],
-        kv: KVTensors,
-        scratch: GatherScratch,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.heads = heads
+    def __init__(self, spec: AttentionSpec, kv: KVTensors, scratch: GatherScratch) -> None:
+        self.heads = spec.heads
         self.kv = kv
         self.scratch = scratch
-        self.dtype = dtype
-        self.device = device
+        self.dtype = spec.dtype
+        self.device = spec.device
         self.stretch = _stretch(kv.block_size)
-        self._windows = layer_windows
-        self._write_rows = torch.empty(0)
+        self._windows = spec.windows
+        self._writer = CacheWriter(spec, kv, batch_invariant=True)
         self._made_for: tuple[bytes, bytes, int] | None = None
-        self._passes = {window: _Pass(self, window) for window in set(layer_windows)}
+        self._passes = {window: _Pass(self, window) for window in set(spec.windows)}
 
     @staticmethod
     def max_blocks(max_model_len: int, block_size: int) -> int:
@@ -70,8 +63,7 @@ class BatchInvariantAttention:
 
     def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
         """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
-        block_ids_T = block_tables[step.token_slots, step.positions // self.kv.block_size]
-        self._write_rows = self.to_device(self.kv.write_rows(block_ids_T, step.positions))
+        self._writer.begin(step, block_tables)
         tiles_T = step.positions // TILE
         is_first_T = np.ones(len(tiles_T), np.bool_)
         is_first_T[1:] = (np.diff(tiles_T) != 0) | (np.diff(step.token_slots) != 0)
@@ -84,10 +76,7 @@ class BatchInvariantAttention:
         self._made_for = made_for
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
-        """Store the tokens' keys and values for this layer, then compute attention. Returns [T, query heads · H]."""
-        kv_start = self.heads.num_heads * self.heads.head_dim
-        kv_rows = qkv_TO[:, kv_start:].reshape(-1, self.heads.head_dim)
-        self.kv.rows[layer].index_copy_(0, self._write_rows, kv_rows)
+        self._writer(layer, qkv_TO)
         return self._passes[self._windows[layer]].attend(self.kv.blocks[layer], qkv_TO)
 
     def to_device(self, values: NDArray[np.generic]) -> Tensor:

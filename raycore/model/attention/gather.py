@@ -11,54 +11,32 @@ of one sequence, L keys in these blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from raycore.model.attention.cache_writer import CacheWriter
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.scratch import GatherScratch, groups_that_fit
+from raycore.model.attention.spec import AttentionSpec, HeadShape
 from raycore.model.batch import StepInputs
-
-
-@dataclass(slots=True, frozen=True)
-class HeadShape:
-    """The number and size of one rank's attention heads."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    @property
-    def group(self) -> int:
-        """Number of query heads that share one key-value head."""
-        return self.num_heads // self.num_kv_heads
 
 
 class GatherAttention:
     """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
 
-    def __init__(
-        self,
-        heads: HeadShape,
-        layer_windows: list[int | None],
-        kv: KVTensors,
-        scratch: GatherScratch,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, kv: KVTensors, scratch: GatherScratch) -> None:
         self.scratch = scratch
-        self._heads = heads
-        self._windows = layer_windows
+        self._heads = spec.heads
+        self._windows = spec.windows
         self._kv = kv
-        self._dtype = dtype
-        self._device = device
+        self._dtype = spec.dtype
+        self._device = spec.device
+        self._writer = CacheWriter(spec, kv)
         self._num_decodes = 0
-        self._write_rows = torch.empty(0)
-        self._decodes = {window: _Decodes(self, window) for window in set(layer_windows)}
+        self._decodes = {window: _Decodes(self, window) for window in set(spec.windows)}
         self._chunks: dict[int | None, list[_Chunk]] = {}
 
     @staticmethod
@@ -68,8 +46,7 @@ class GatherAttention:
 
     def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
         """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
-        block_ids_T = block_tables[step.token_slots, step.positions // self._kv.block_size]
-        self._write_rows = self.to_device(self._kv.write_rows(block_ids_T, step.positions))
+        self._writer.begin(step, block_tables)
         self._num_decodes = step.num_decodes
         if step.num_decodes:
             for decodes in self._decodes.values():
@@ -79,9 +56,7 @@ class GatherAttention:
             self._chunks = {window: self._make_chunks(step, block_tables, window) for window in self._decodes}
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
-        heads = self._heads
-        kv_start = heads.num_heads * heads.head_dim
-        self._kv.rows[layer].index_copy_(0, self._write_rows, qkv_TO[:, kv_start:].reshape(-1, heads.head_dim))
+        self._writer(layer, qkv_TO)
         blocks, window = self._kv.blocks[layer], self._windows[layer]
         if not self._chunks:
             return self._decodes[window].attend(blocks, qkv_TO)
@@ -97,10 +72,10 @@ class GatherAttention:
             count, start = int(step.counts[index]), int(step.starts[index])
             is_plain = start == 0 and (window is None or count <= window)
             last = chunks[-1] if chunks else None
-            if is_plain and isinstance(last, _WholePrompts) and last.count == count:
+            if is_plain and isinstance(last, WholePrompts) and last.count == count:
                 last.num_prompts += 1
             elif is_plain:
-                chunks.append(_WholePrompts(self.heads, row, count))
+                chunks.append(WholePrompts(self.heads, row, count))
             else:
                 table = block_tables[int(step.slots[index])]
                 chunks.append(_LaterChunk(self, row, count, start, table, window))
@@ -245,19 +220,24 @@ class _DecodeGroup:
         ]
 
 
-class _WholePrompts:
+class WholePrompts:
     """Adjacent chunks of equal length that begin their prompts. Their tokens see only keys of their own chunk."""
 
     def __init__(self, heads: HeadShape, row: int, count: int) -> None:
         self._heads = heads
-        self._row = row
+        self.row = row
         self.count = count
         self.num_prompts = 1
+
+    @property
+    def end(self) -> int:
+        """The row after the last token of these chunks."""
+        return self.row + self.num_prompts * self.count
 
     def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
         """Compute attention for these chunks in one layer. Returns [num_prompts · count, query heads · H]."""
         heads = self._heads
-        rows = qkv_TO[self._row : self._row + self.num_prompts * self.count]
+        rows = qkv_TO[self.row : self.end]
         heads_BNTH = rows.view(self.num_prompts, self.count, -1, heads.head_dim).transpose(1, 2)
         q_BNTH, kv_BNTH = heads_BNTH[:, : heads.num_heads], heads_BNTH[:, heads.num_heads :]
         k_BNTH, v_BNTH = (x_BKTH.repeat_interleave(heads.group, 1) for x_BKTH in kv_BNTH.chunk(2, dim=1))
@@ -305,4 +285,4 @@ class _LaterChunk:
         return out_KGTH.permute(2, 0, 1, 3).reshape(q_TO.shape)
 
 
-_Chunk = _WholePrompts | _LaterChunk
+_Chunk = WholePrompts | _LaterChunk

@@ -9,18 +9,19 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from small_model import CPU, SPEC, make_weights, new_request, plan, tokens_of
+from kernels import needs_kernels
+from small_model import CPU, SPEC, make_attention, make_operations, make_weights, new_request, plan, tokens_of
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.messages import StepPlan, TokenLogprobs
 from raycore.model.attention.batch_invariant import TILE, BatchInvariantAttention
-from raycore.model.attention.gather import HeadShape
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.scratch import GatherScratch
+from raycore.model.attention.spec import AttentionSpec
 from raycore.model.batch import SlotBatch
 from raycore.model.decoder import Decoder
 from raycore.model.layers import TensorParallel
-from raycore.model.rows import TILE_ROWS, AllRows, TiledRows, keeps_places
+from raycore.model.rows import TILE_ROWS, Tiles, keeps_places, on_one_thread
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.logprobs import prompt_logprobs
 from raycore.model.sampling.sampler import Sampler
@@ -55,6 +56,8 @@ QWEN3 = msgspec.structs.replace(
 DRAWN = SamplingParams(temperature=0.9, top_p=0.9, top_k=30, logprobs=3)
 GREEDY = SamplingParams(temperature=0.0)
 
+KINDS = ["torch", "torch, tight", pytest.param("native", marks=needs_kernels)]
+
 Logits = dict[int, torch.Tensor]
 """By position of the token that they are for."""
 
@@ -69,9 +72,9 @@ def two_threads() -> Iterator[None]:
 class Engine:
     """A runner that remembers the logits of every token, by slot and position."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, tight: bool = False) -> None:
-        """`tight`: attention has scratch memory for one request at a time."""
-        heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, kind: str = "torch") -> None:
+        """`kind`: `torch`, `torch, tight` (attention has scratch memory for one request at a time) or `native`."""
+        native = kind == "native"
         kv = KVTensors(
             spec.num_layers,
             NUM_SLOTS * BLOCKS_PER_SLOT,
@@ -83,15 +86,14 @@ class Engine:
         )
         for rows in kv.rows:
             rows.normal_(std=30.0)  # what earlier requests may have left there
-        weights = make_weights(spec, dtype)
-        decoder = Decoder(spec, weights, TensorParallel(), MAX_MODEL_LEN + 1, CPU, batch_invariant=True)
+        operations = make_operations(native=native, batch_invariant=True)
+        decoder = Decoder(spec, make_weights(spec, dtype), TensorParallel(), operations)
         decoder.check_tiles()
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
         self.sampler = Sampler(spec.vocab_size, CPU, batch_invariant=True)
-        max_blocks = BatchInvariantAttention.max_blocks(MAX_MODEL_LEN, BLOCK_SIZE)
-        scratch = GatherScratch(kv, 1 if tight else NUM_SLOTS, max_blocks)
-        attention = BatchInvariantAttention(heads, spec.layer_windows, kv, scratch, dtype, CPU)
-        self.runner = ModelRunner(decoder, attention, self.batch, self.sampler, CPU, batch_invariant=True)
+        max_gathered = 1 if kind == "torch, tight" else NUM_SLOTS
+        attention = make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native, batch_invariant=True)
+        self.runner = ModelRunner(decoder, attention, self.batch, self.sampler, operations, batch_invariant=True)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}
         self.logprobs: dict[int, list[TokenLogprobs]] = {slot: [] for slot in range(NUM_SLOTS)}
         self._decoder = decoder
@@ -126,9 +128,11 @@ class Engine:
         return self.batch.token_ids[slot, : self.batch.num_known[slot]].tolist()
 
 
-def alone(spec: ModelSpec, dtype: torch.dtype, prompt: list[int], num_tokens: int, params: SamplingParams) -> Engine:
+def alone(
+    spec: ModelSpec, dtype: torch.dtype, kind: str, prompt: list[int], num_tokens: int, params: SamplingParams
+) -> Engine:
     """The prompt in one step, then decodes, in slot 0."""
-    engine = Engine(spec, dtype)
+    engine = Engine(spec, dtype, kind)
     engine.step({0: len(prompt)}, [engine.add(0, prompt, len(prompt), params)])
     for _ in range(num_tokens - 1):
         engine.step({0: 1})
@@ -148,17 +152,17 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("spec", "seed"), [(LLAMA, 0), (QWEN3, 1)], ids=["llama", "qwen3"])
 def test_a_request_in_any_crowd_equals_the_same_alone(
-    spec: ModelSpec, seed: int, dtype: torch.dtype, tight: bool
+    spec: ModelSpec, seed: int, dtype: torch.dtype, kind: str
 ) -> None:
     """Random prompts, chunks, company and preemptions."""
     rng = random.Random(seed)
     num_tokens = 4
     prompts = [[rng.randrange(97) for _ in range(rng.choice([1, 7, 16, 33, 61, 127, 150]))] for _ in range(NUM_SLOTS)]
     params = [rng.choice([GREEDY, DRAWN]) for _ in prompts]
-    engine = Engine(spec, dtype, tight)
+    engine = Engine(spec, dtype, kind)
     waiting = set(range(NUM_SLOTS))
     while waiting or any(len(engine.logits[slot]) < num_tokens for slot in range(NUM_SLOTS)):
         requests, counts, freed = [], {}, []
@@ -178,24 +182,26 @@ def test_a_request_in_any_crowd_equals_the_same_alone(
             engine.step(counts, requests, freed)
     for slot, prompt in enumerate(prompts):
         num_made = len(engine.tokens(slot)) - len(prompt)
-        assert_same(engine, slot, alone(spec, dtype, prompt, num_made, params[slot]))
+        assert_same(engine, slot, alone(spec, dtype, kind, prompt, num_made, params[slot]))
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_two_threads_change_nothing(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_threads_change_nothing(dtype: torch.dtype, kind: str) -> None:
     prompts = [[(slot + 7 * index) % 97 for index in range(length)] for slot, length in enumerate((9, 40))]
-    engine = Engine(QWEN3, dtype)
+    engine = Engine(QWEN3, dtype, kind)
     engine.step({0: 9, 1: 17}, [engine.add(slot, prompts[slot], len(prompts[slot]), DRAWN) for slot in range(2)])
     engine.step({0: 1, 1: 23})
-    assert_same(engine, 0, alone(QWEN3, dtype, prompts[0], 2, DRAWN))
-    assert_same(engine, 1, alone(QWEN3, dtype, prompts[1], 1, DRAWN))
+    assert_same(engine, 0, alone(QWEN3, dtype, kind, prompts[0], 2, DRAWN))
+    assert_same(engine, 1, alone(QWEN3, dtype, kind, prompts[1], 1, DRAWN))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_cached", [16, 32, 128])
-def test_a_cached_prefix_gives_the_same_bits(num_cached: int, dtype: torch.dtype) -> None:
+def test_a_cached_prefix_gives_the_same_bits(num_cached: int, dtype: torch.dtype, kind: str) -> None:
     prompt = [(7 * index) % 97 for index in range(129)]
-    expected = alone(LLAMA, dtype, prompt, 3, DRAWN)
-    engine = Engine(LLAMA, dtype)
+    expected = alone(LLAMA, dtype, kind, prompt, 3, DRAWN)
+    engine = Engine(LLAMA, dtype, kind)
     engine.step({2: 128}, [engine.add(2, prompt[:128], 128, GREEDY)])
     request = engine.add(2, prompt, len(prompt), DRAWN, num_cached)
     engine.logits[2].clear()
@@ -220,14 +226,14 @@ def test_tiles_give_what_all_rows_give(num_rows: int) -> None:
         seen.append(len(x))
         return x + y.flatten(1)
 
-    assert torch.equal(TiledRows().apply(function, x, y), AllRows.apply(function, x, y))
-    assert set(seen[:-1]) == {TILE_ROWS}
+    assert torch.equal(Tiles().apply(function, x, y), x + y.flatten(1))
+    assert set(seen) == {TILE_ROWS}
 
 
 def test_elementwise_work_stays_on_one_thread() -> None:
     x = torch.randn(TILE_ROWS, 5000)
     seen: list[int] = []
-    result = TiledRows.elementwise(lambda x: seen.append(x.numel()) or x * 2, x)
+    result = on_one_thread(lambda x: seen.append(x.numel()) or x * 2, x)
     assert torch.equal(result, x * 2)
     assert max(seen) < 1 << 15
 
@@ -240,12 +246,12 @@ def test_a_function_that_minds_a_rows_place_is_found_out() -> None:
 
 
 def test_a_decoder_whose_tiles_fail_goes_on_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Decoder(LLAMA, make_weights(LLAMA), TensorParallel(), MAX_MODEL_LEN, CPU, batch_invariant=True)
+    decoder = Decoder(LLAMA, make_weights(LLAMA), TensorParallel(), make_operations(batch_invariant=True))
     sizes: list[int] = []
-    monkeypatch.setattr("raycore.model.decoder.keeps_places", lambda *_: False)
+    monkeypatch.setattr("raycore.model.layers.keeps_places", lambda *_: False)
     assert not decoder.check_tiles()
-    head = decoder._lm_head
-    monkeypatch.setattr(decoder, "_lm_head", lambda x: sizes.append(len(x)) or head(x))
+    head = decoder._lm_head._linear
+    monkeypatch.setattr(decoder._lm_head, "_linear", lambda x: sizes.append(len(x)) or head(x))
     decoder.logits(torch.randn(3, LLAMA.hidden_size))
     assert sizes == [1, 1, 1]
 
@@ -253,6 +259,6 @@ def test_a_decoder_whose_tiles_fail_goes_on_row_by_row(monkeypatch: pytest.Monke
 def test_a_tile_is_whole_stretches_of_whole_blocks() -> None:
     for block_size in (1, 16, 24, 1024):
         kv = KVTensors(1, 1, 1, block_size, 8, torch.float32, CPU)
-        scratch = GatherScratch(kv, 1, 1)
-        stretch = BatchInvariantAttention(HeadShape(1, 1, 8), [None], kv, scratch, torch.float32, CPU).stretch
+        spec = AttentionSpec.of(SPEC, 1, [None], 96, torch.float32, CPU)
+        stretch = BatchInvariantAttention(spec, kv, GatherScratch(kv, 1, 1)).stretch
         assert stretch % block_size == stretch % TILE == 0

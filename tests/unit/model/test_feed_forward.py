@@ -14,7 +14,7 @@ from raycore.model.collectives import SharedMemoryCollectives
 from raycore.model.experts import ExpertParallel, SplitExperts
 from raycore.model.feed_forward import SparseFeedForward
 from raycore.model.layers import TensorParallel
-from raycore.model.rows import AllRows
+from raycore.model.operations import TorchOperations
 from raycore.model.weights.moe_weights import MoeWeights
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def on_every_rank(size, work):
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 70])
 def test_every_token_gets_its_experts(num_tokens, is_normed):
     spec = MoeSpec(5, 2, 8, is_normed, [True])
-    layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, CPU, AllRows())
+    layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, TorchOperations(CPU))
     x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
     assert_near(layer.add_to(residual_TD.clone(), x_TD), residual_TD + expected(x_TD, spec))
 
@@ -81,7 +81,7 @@ def test_ranks_of_one_engine_add_up(share_of):
 
     def work(collectives, rank):
         ranks = SplitExperts(TensorParallel(rank, 2, collectives))
-        layer = SparseFeedForward(SPEC, part(share_of(rank, 2)), ranks, False, CPU, AllRows())
+        layer = SparseFeedForward(SPEC, part(share_of(rank, 2)), ranks, False, TorchOperations(CPU))
         return layer.add_to(torch.zeros_like(x_TD), x_TD)
 
     first, second = on_every_rank(2, work)
@@ -99,7 +99,9 @@ def test_engines_share_experts(dp_size, tp_size):
         dp_rank, tp_rank = divmod(rank, tp_size)
         ranks = ExpertParallel(dp_rank, tp_rank, tp_size, collectives, CPU)
         weights = part(SPEC.whole_experts(rank, size))
-        layer, last = (SparseFeedForward(SPEC, weights, ranks, is_last, CPU, AllRows()) for is_last in (False, True))
+        layer, last = (
+            SparseFeedForward(SPEC, weights, ranks, is_last, TorchOperations(CPU)) for is_last in (False, True)
+        )
         for seed, (num_tokens, num_kept) in enumerate(steps):
             is_busy = ranks.begin(num_tokens[dp_rank], num_kept[dp_rank])
             assert is_busy == any(num_tokens[:dp_size])

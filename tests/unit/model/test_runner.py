@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from kernels import needs_kernels
 from small_model import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
@@ -33,6 +37,14 @@ def expected() -> list[int]:
     return reference_tokens(PROMPT, NUM_TOKENS)
 
 
+MakeRunner = Callable[..., ModelRunner]
+
+
+@pytest.fixture(params=["torch", pytest.param("native", marks=needs_kernels)])
+def make(request: pytest.FixtureRequest) -> MakeRunner:
+    return partial(make_runner, native=request.param == "native")
+
+
 def decode(runner: ModelRunner, slot: int, first: int, num_tokens: int) -> list[int]:
     tokens = [first]
     while len(tokens) < num_tokens:
@@ -40,15 +52,15 @@ def decode(runner: ModelRunner, slot: int, first: int, num_tokens: int) -> list[
     return tokens
 
 
-def test_a_whole_prompt_and_decodes_equal_the_formulas(expected: list[int]) -> None:
-    runner = make_runner()
+def test_a_whole_prompt_and_decodes_equal_the_formulas(make: MakeRunner, expected: list[int]) -> None:
+    runner = make()
     first = runner.execute(plan([2], [len(PROMPT)], new_requests=[new_request(2, PROMPT, BLOCKS)]))
     assert decode(runner, 2, tokens_of(first)[0], NUM_TOKENS) == expected
 
 
 @pytest.mark.parametrize("chunks", [[1, 12], [4, 4, 5], [11, 1, 1], [6, 7]])
-def test_a_prompt_in_chunks_samples_only_at_its_end(chunks: list[int], expected: list[int]) -> None:
-    runner = make_runner()
+def test_a_prompt_in_chunks_samples_only_at_its_end(make: MakeRunner, chunks: list[int], expected: list[int]) -> None:
+    runner = make()
     request = [new_request(0, PROMPT, BLOCKS)]
     tokens: list[int] = []
     for count in chunks:
@@ -58,8 +70,8 @@ def test_a_prompt_in_chunks_samples_only_at_its_end(chunks: list[int], expected:
     assert decode(runner, 0, tokens[-1], NUM_TOKENS) == expected
 
 
-def test_a_cached_prefix_is_not_computed_again(expected: list[int]) -> None:
-    runner = make_runner()
+def test_a_cached_prefix_is_not_computed_again(make: MakeRunner, expected: list[int]) -> None:
+    runner = make()
     runner.execute(plan([1], [len(PROMPT)], new_requests=[new_request(1, PROMPT, BLOCKS)]))
     shared = [*BLOCKS[:2], 50, 51, 52]
     request = new_request(4, PROMPT, shared, num_computed=2 * BLOCK_SIZE)
@@ -67,8 +79,8 @@ def test_a_cached_prefix_is_not_computed_again(expected: list[int]) -> None:
     assert decode(runner, 4, tokens_of(first)[0], NUM_TOKENS) == expected
 
 
-def test_a_preempted_request_goes_on_in_another_slot_with_other_blocks(expected: list[int]) -> None:
-    runner = make_runner()
+def test_a_preempted_request_goes_on_in_another_slot_with_other_blocks(make: MakeRunner, expected: list[int]) -> None:
+    runner = make()
     first = runner.execute(plan([0], [len(PROMPT)], new_requests=[new_request(0, PROMPT, BLOCKS)]))
     tokens = decode(runner, 0, tokens_of(first)[0], 3)
     resumed = new_request(5, PROMPT + tokens, [33, 34, 35, 36, 37, 38])
@@ -77,8 +89,8 @@ def test_a_preempted_request_goes_on_in_another_slot_with_other_blocks(expected:
     assert tokens + decode(runner, 5, tokens_of(again)[0], 3) == expected
 
 
-def test_blocks_come_when_they_are_needed(expected: list[int]) -> None:
-    runner = make_runner()
+def test_blocks_come_when_they_are_needed(make: MakeRunner, expected: list[int]) -> None:
+    runner = make()
     first = runner.execute(plan([0], [len(PROMPT)], new_requests=[new_request(0, PROMPT, BLOCKS[:4])]))
     tokens = tokens_of(first)
     for index in range(NUM_TOKENS - 1):
@@ -88,12 +100,12 @@ def test_blocks_come_when_they_are_needed(expected: list[int]) -> None:
     assert tokens == expected
 
 
-def test_requests_of_all_kinds_share_a_step() -> None:
+def test_requests_of_all_kinds_share_a_step(make: MakeRunner) -> None:
     """Two decodes, two equal whole prompts, a later chunk, and a short prompt, each with its own result."""
     prompts = [PROMPT, PROMPT[:5], PROMPT[3:9], PROMPT[4:10], PROMPT[::-1], [7]]
     blocks = [list(range(start, start + 6)) for start in range(0, 36, 6)]
     requests = [new_request(slot, prompts[slot], blocks[slot]) for slot in range(6)]
-    runner = make_runner()
+    runner = make()
     before = runner.execute(plan([0, 1, 4], [13, 5, 3], new_requests=[requests[0], requests[1], requests[4]]))
     mixed = runner.execute(
         plan([1, 0, 2, 3, 4, 5], [1, 1, 6, 6, 10, 1], new_requests=[requests[2], requests[3], requests[5]])
@@ -106,26 +118,26 @@ def test_requests_of_all_kinds_share_a_step() -> None:
     assert tokens == {slot: reference_tokens(prompts[slot], len(tokens[slot])) for slot in range(6)}
 
 
-def test_decodes_that_do_not_fit_into_the_scratch_memory_together() -> None:
+def test_decodes_that_do_not_fit_into_the_scratch_memory_together(make: MakeRunner) -> None:
     """They go through attention in groups by length, and come back in their own order."""
     lengths = [20, 80, 3, 41, 60, 9]
     prompts = [[(7 * slot + 5 * index) % 97 for index in range(length)] for slot, length in enumerate(lengths)]
     ends = np.cumsum([-(-(length + 4) // BLOCK_SIZE) for length in lengths]).tolist()
     blocks = [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     requests = [new_request(slot, prompts[slot], blocks[slot]) for slot in range(6)]
-    runner = make_runner(max_gathered=1)
+    runner = make(max_gathered=1)
     tokens = [tokens_of(runner.execute(plan(range(6), lengths, new_requests=requests)))]
     tokens += [tokens_of(runner.execute(plan(range(6)))) for _ in range(3)]
-    together = make_runner(max_gathered=6)
+    together = make(max_gathered=6)
     expected = [tokens_of(together.execute(plan(range(6), lengths, new_requests=requests)))]
     expected += [tokens_of(together.execute(plan(range(6)))) for _ in range(3)]
     assert tokens == expected
     assert [step[1] for step in tokens] == reference_tokens(prompts[1], 4)
 
 
-def test_prompt_logprobs_cover_every_chunk_but_the_first_token() -> None:
+def test_prompt_logprobs_cover_every_chunk_but_the_first_token(make: MakeRunner) -> None:
     params = SamplingParams(temperature=0.0, prompt_logprobs=2, logprobs=1)
-    runner = make_runner()
+    runner = make()
     request = new_request(3, PROMPT, BLOCKS, params=params)
     first = runner.execute(plan([3], [6], new_requests=[request]))
     second = runner.execute(plan([3], [7]))
@@ -140,22 +152,22 @@ def test_prompt_logprobs_cover_every_chunk_but_the_first_token() -> None:
     assert (index, sampled.token_ids[0]) == (0, tokens_of(second)[0])
 
 
-def test_a_sequence_may_fill_the_models_length() -> None:
-    runner = make_runner()
+def test_a_sequence_may_fill_the_models_length(make: MakeRunner) -> None:
+    runner = make()
     prompt = [3] * (MAX_MODEL_LEN - 1)
     request = new_request(0, prompt, list(range(NUM_BLOCKS))[: MAX_MODEL_LEN // BLOCK_SIZE])
     runner.execute(plan([0], [len(prompt)], new_requests=[request]))
     assert 0 <= tokens_of(runner.execute(plan([0])))[0] < SPEC.vocab_size
 
 
-def test_a_plan_without_slots_only_frees() -> None:
-    runner = make_runner()
+def test_a_plan_without_slots_only_frees(make: MakeRunner) -> None:
+    runner = make()
     runner.execute(plan([0], [3], new_requests=[new_request(0, PROMPT[:3], BLOCKS)]))
     assert tokens_of(runner.execute(StepPlan(7, freed_slots=[0]))) == []
 
 
-def test_a_plan_beyond_the_known_tokens_is_refused() -> None:
-    runner = make_runner()
+def test_a_plan_beyond_the_known_tokens_is_refused(make: MakeRunner) -> None:
+    runner = make()
     with pytest.raises(AssertionError, match="beyond"):
         runner.execute(plan([0], [4], new_requests=[new_request(0, PROMPT[:3], BLOCKS)]))
 

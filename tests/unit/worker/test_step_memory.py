@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernels import needs_kernels
 from peak_memory import peak_bytes
 
 from raycore.config import resolve
+from raycore.kernels import library
 from raycore.messages import NewRequest, StepPlan
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import WorkerRank
@@ -107,6 +109,7 @@ def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[
         (MIXTURE, BIG, "float32", True),
     ],
 )
+@pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])
 def test_the_worst_step_fits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -114,7 +117,10 @@ def test_the_worst_step_fits(
     limits: dict[str, int],
     dtype: str,
     batch_invariant: bool,
+    kernels: str,
 ) -> None:
+    if kernels == "none":
+        monkeypatch.setattr(library, "load", lambda: None)
     monkeypatch.setattr("raycore.model.attention.scratch.SCRATCH_BYTES", 4 << 20)
     (tmp_path / "config.json").write_text(json.dumps(DENSE | shape | {"torch_dtype": dtype}))
     options: dict[str, Any] = {"load_format": "dummy", "num_threads": 1, "dtype": dtype, "block_size": BLOCK_SIZE}

@@ -1,0 +1,8 @@
+#if defined(__x86_64__)
+#define RAYCORE_WIDTH 8
+#pragma GCC target("avx2,fma,f16c")
+#include "attention.h"
+#include "rowwise.h"
+#include "table.h"
+RAYCORE_TABLE(kAvx2Kernels, "avx2")
+#endif

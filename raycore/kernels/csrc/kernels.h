@@ -1,0 +1,83 @@
+// The kernels of one instruction set, as a table of functions. `ops.cpp` checks arguments and calls them.
+//
+// Shapes: T tokens, D hidden size, N query heads, K key-value heads, G = N / K, H elements of a head, S tokens of a
+// cache block, F feed-forward size, V vocabulary. All arithmetic is in float32, whatever the storage.
+
+#pragma once
+
+#include <cstdint>
+
+namespace raycore {
+
+enum DType : int32_t { kFloat32, kBFloat16, kFloat16, kNumDTypes };
+
+// Calls function(begin, end, context) for ranges that together cover 0 to count, on torch's threads.
+typedef void (*RangeFunction)(int64_t begin, int64_t end, void* context);
+
+struct Threads {
+  int64_t count;
+  void (*for_range)(int64_t count, int64_t grain, RangeFunction function, void* context);
+};
+
+struct NormArgs {
+  const void* x;       // [T, D], rows `x_stride` apart
+  const void* weight;  // [D]
+  void* out;           // [T, D]
+  int64_t num_rows, dim, x_stride;
+  float eps;
+};
+
+struct SiluArgs {
+  const void* gate_up;  // [T, 2F]: gate, then up
+  void* out;            // [T, F]
+  int64_t num_rows, dim;
+};
+
+// A sequence's tokens in this step.
+struct Sequence {
+  int32_t slot;       // its row in `tables`
+  int32_t first_row;  // of its tokens in qkv
+  int32_t num_tokens;
+  int32_t start;      // position of the first of these tokens
+  int32_t attends;    // 0: only store keys and values, and leave the tokens' rows of `out` as they are
+};
+
+struct AttentionArgs {
+  void* qkv;           // [T, (N + 2K) H]: queries, keys, values; queries and keys are normalized and rotated in place
+  const void* norm;    // [N + K, H]: weights of the heads' norms; null if there are none
+  const float* turns;  // [positions, H]: cosine and sine of each pair
+  // [blocks, 2, K, S · H]: keys, then values. A block of keys is stored by component, so that adjacent numbers belong
+  // to adjacent tokens: [H / p, S, p]. A block of values is stored by token: [S / p, H, p]. p is 2 for bfloat16, whose
+  // pairs are cheap to widen, and 1 for other types.
+  void* cache;
+  const int32_t* tables;  // [slots, table_stride]: the blocks of each slot
+  const Sequence* sequences;
+  void* out;              // [T, N · H]
+  int64_t num_sequences, table_stride;
+  int64_t num_heads, num_kv_heads, head_dim, block_size;
+  int64_t window;         // how many tokens a token sees, itself included; 0: all
+  float eps, scale;
+};
+
+struct PickArgs {
+  const void* logits;  // [R, V]
+  int64_t* out;        // [R]
+  int64_t num_rows, dim;
+};
+
+struct Kernels {
+  const char* name;
+  void (*rms_norm[kNumDTypes])(const NormArgs&, const Threads&);
+  void (*silu_and_mul[kNumDTypes])(const SiluArgs&, const Threads&);
+  void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
+  void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
+};
+
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#elif defined(__aarch64__)
+extern const Kernels kNeonKernels;
+#endif
+
+}  // namespace raycore

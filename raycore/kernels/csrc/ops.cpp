@@ -1,0 +1,235 @@
+// Registers the kernels with torch, under `torch.ops.raycore`.
+
+#include <dlfcn.h>
+
+#include <cstring>
+
+#include "kernels.h"
+#include "torch_abi.h"
+
+namespace raycore {
+
+TorchFunctions torch_functions;
+
+namespace {
+
+constexpr uint64_t kAbiVersion = (2ull << 56) | (10ull << 48);  // of the interface that torch_abi.h declares
+const Kernels* kernels;
+int32_t dtype_codes[kNumDTypes];
+
+// A tensor that this object owns.
+class Tensor {
+ public:
+  explicit Tensor(StackValue value) : handle_(reinterpret_cast<TensorHandle>(value)) {}
+  Tensor(const Tensor&) = delete;
+  ~Tensor() {
+    if (handle_) torch_functions.aoti_torch_delete_tensor_object(handle_);
+  }
+  template <typename T = void>
+  T* data() const {
+    void* pointer;
+    RAYCORE_TORCH(aoti_torch_get_data_ptr, handle_, &pointer);
+    return static_cast<T*>(pointer);
+  }
+  int64_t size(int64_t dim) const {
+    int64_t* sizes;
+    RAYCORE_TORCH(aoti_torch_get_sizes, handle_, &sizes);
+    return sizes[dim];
+  }
+  int64_t stride(int64_t dim) const {
+    int64_t* strides;
+    RAYCORE_TORCH(aoti_torch_get_strides, handle_, &strides);
+    return strides[dim];
+  }
+  int32_t torch_dtype() const {
+    int32_t dtype;
+    RAYCORE_TORCH(aoti_torch_get_dtype, handle_, &dtype);
+    return dtype;
+  }
+  DType dtype() const {
+    const int32_t code = torch_dtype();
+    for (int i = 0; i < kNumDTypes; i++)
+      if (dtype_codes[i] == code) return DType(i);
+    throw std::runtime_error("raycore's kernels take float32, bfloat16 and float16");
+  }
+  StackValue release() {
+    const StackValue value = reinterpret_cast<StackValue>(handle_);
+    handle_ = nullptr;
+    return value;
+  }
+
+ private:
+  TensorHandle handle_;
+};
+
+Tensor empty(int64_t size, int32_t dtype) {
+  const int64_t stride = 1;
+  TensorHandle handle;
+  RAYCORE_TORCH(aoti_torch_empty_strided, 1, &size, &stride, dtype, 0, -1, &handle);
+  return Tensor(reinterpret_cast<StackValue>(handle));
+}
+
+Tensor empty(int64_t rows, int64_t columns, int32_t dtype) {
+  const int64_t sizes[] = {rows, columns}, strides[] = {columns, 1};
+  TensorHandle handle;
+  RAYCORE_TORCH(aoti_torch_empty_strided, 2, sizes, strides, dtype, 0, -1, &handle);
+  return Tensor(reinterpret_cast<StackValue>(handle));
+}
+
+double number(StackValue value) {
+  double x;
+  std::memcpy(&x, &value, sizeof(x));
+  return x;
+}
+
+void for_range(int64_t count, int64_t grain, RangeFunction function, void* context) {
+  if (count <= grain) {
+    if (count) function(0, count, context);
+    return;
+  }
+  RAYCORE_TORCH(torch_parallel_for, 0, count, grain, function, context);
+}
+
+Threads threads() {
+  uint32_t count;
+  RAYCORE_TORCH(torch_get_num_threads, &count);
+  return {count, for_range};
+}
+
+void rms_norm(StackValue* stack, uint64_t, uint64_t) {
+  Tensor x(stack[0]), weight(stack[1]);
+  const DType dtype = x.dtype();
+  Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
+  const NormArgs args = {x.data(), weight.data(), out.data(), x.size(0), x.size(1), x.stride(0),
+                         static_cast<float>(number(stack[2]))};
+  kernels->rms_norm[dtype](args, threads());
+  stack[0] = out.release();
+}
+
+void silu_and_mul(StackValue* stack, uint64_t, uint64_t) {
+  Tensor gate_up(stack[0]);
+  const int64_t dim = gate_up.size(1) / 2;
+  Tensor out = empty(gate_up.size(0), dim, gate_up.torch_dtype());
+  kernels->silu_and_mul[gate_up.dtype()]({gate_up.data(), out.data(), gate_up.size(0), dim}, threads());
+  stack[0] = out.release();
+}
+
+void most_likely(StackValue* stack, uint64_t, uint64_t) {
+  Tensor logits(stack[0]);
+  Tensor out = empty(logits.size(0), torch_functions.aoti_torch_dtype_int64());
+  kernels->most_likely[logits.dtype()]({logits.data(), out.data<int64_t>(), logits.size(0), logits.size(1)},
+                                       threads());
+  stack[0] = out.release();
+}
+
+void attention(StackValue* stack, uint64_t, uint64_t) {
+  Tensor qkv(stack[0]), norm(stack[1]), turns(stack[3]), cache(stack[4]), tables(stack[5]), sequences(stack[6]);
+  AttentionArgs args;
+  args.qkv = qkv.data();
+  args.norm = norm.size(0) ? norm.data() : nullptr;
+  args.eps = static_cast<float>(number(stack[2]));
+  args.turns = turns.data<float>();
+  args.cache = cache.data();
+  args.tables = tables.data<int32_t>();
+  args.table_stride = tables.stride(0);
+  args.sequences = sequences.data<Sequence>();
+  args.num_sequences = sequences.size(0);
+  args.num_heads = stack[7];
+  args.num_kv_heads = stack[8];
+  args.head_dim = turns.size(1);
+  args.block_size = stack[9];
+  args.window = stack[10];
+  args.scale = static_cast<float>(number(stack[11]));
+  Tensor out = empty(qkv.size(0), args.num_heads * args.head_dim, qkv.torch_dtype());
+  args.out = out.data();
+  kernels->attention[qkv.dtype()](args, threads());
+  stack[0] = out.release();
+}
+
+struct Op {
+  const char* name;
+  const char* schema;
+  BoxedFunction function;
+};
+
+const Op kOps[] = {
+    {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm},
+    {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", silu_and_mul},
+    {"most_likely", "most_likely(Tensor logits) -> Tensor", most_likely},
+    {"attention",
+     "attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
+     "Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale) -> Tensor",
+     attention},
+};
+
+}  // namespace
+
+}  // namespace raycore
+
+namespace raycore {
+namespace {
+
+// The kernels named `choice`, or the best ones ("auto"). Null if this processor or library hasn't got them.
+const Kernels* choose(const char* choice) {
+  const bool is_auto = !std::strcmp(choice, "auto");
+#if defined(__x86_64__)
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (has_avx512 && (is_auto || !std::strcmp(choice, kAvx512Kernels.name))) return &kAvx512Kernels;
+  if (has_avx2 && (is_auto || !std::strcmp(choice, kAvx2Kernels.name))) return &kAvx2Kernels;
+#elif defined(__aarch64__)
+  if (is_auto || !std::strcmp(choice, kNeonKernels.name)) return &kNeonKernels;
+#endif
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace raycore
+
+#define RAYCORE_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Uses the kernels for an instruction set from now on, or the best ones for "auto". Returns the name of the instruction
+// set, or null if there are no such kernels for this processor.
+RAYCORE_EXPORT const char* raycore_choose(const char* choice) {
+  const raycore::Kernels* found = raycore::choose(choice);
+  if (!found) return nullptr;
+  raycore::kernels = found;
+  return found->name;
+}
+
+// Registers the operations. Call it once, after `raycore_choose`. `libtorch`: the path of the loaded libtorch_cpu.
+// Returns null, or why it failed.
+RAYCORE_EXPORT const char* raycore_register(const char* libtorch) {
+  using namespace raycore;
+  static std::string reason;
+  void* library = dlopen(libtorch, RTLD_NOW | RTLD_NOLOAD);
+  if (!library) {
+    reason = std::string("torch hasn't loaded ") + libtorch;
+    return reason.c_str();
+  }
+#define RAYCORE_FIND(RESULT, NAME, ARGUMENTS)                                                     \
+  torch_functions.NAME = reinterpret_cast<decltype(torch_functions.NAME)>(dlsym(library, #NAME)); \
+  if (!torch_functions.NAME) {                                                                    \
+    reason = "this version of torch has no function " #NAME;                                      \
+    return reason.c_str();                                                                        \
+  }
+  RAYCORE_TORCH_FUNCTIONS(RAYCORE_FIND)
+#undef RAYCORE_FIND
+  dtype_codes[kFloat32] = torch_functions.aoti_torch_dtype_float32();
+  dtype_codes[kBFloat16] = torch_functions.aoti_torch_dtype_bfloat16();
+  dtype_codes[kFloat16] = torch_functions.aoti_torch_dtype_float16();
+  try {
+    LibraryHandle fragment, implementation;
+    RAYCORE_TORCH(aoti_torch_library_init_fragment, "raycore", __FILE__, __LINE__, &fragment);
+    RAYCORE_TORCH(aoti_torch_library_init_impl, "raycore", "CPU", __FILE__, __LINE__, &implementation);
+    for (const Op& op : kOps) {
+      RAYCORE_TORCH(aoti_torch_library_def, fragment, op.schema);
+      RAYCORE_TORCH(torch_library_impl, implementation, op.name, op.function, kAbiVersion);
+    }
+  } catch (const std::exception& error) {
+    reason = error.what();
+    return reason.c_str();
+  }
+  return nullptr;
+}

@@ -1,0 +1,10 @@
+// The table of the kernels that this translation unit compiles.
+
+#define RAYCORE_TABLE(NAME, TEXT)                                                               \
+  namespace raycore {                                                                           \
+  const Kernels NAME = {TEXT,                                                                   \
+                        {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},               \
+                        {silu_and_mul<float>, silu_and_mul<BFloat16>, silu_and_mul<Float16>},   \
+                        {attention<float>, attention<BFloat16>, attention<Float16>},            \
+                        {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>}};     \
+  }

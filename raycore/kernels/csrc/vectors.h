@@ -1,0 +1,163 @@
+// Vectors of floats, as wide as the target's registers, and conversions from and to stored numbers.
+//
+// Each instruction set has a translation unit of its own. Everything in it is in an anonymous namespace, and nothing of
+// the C++ library is used that the compiler might not inline: of equal functions in several units the linker keeps one,
+// and that one might use instructions that this processor lacks.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if RAYCORE_WIDTH > 4
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int kWidth = RAYCORE_WIDTH;
+constexpr float kInfinity = __builtin_inff();
+
+typedef float Floats __attribute__((vector_size(4 * kWidth)));
+typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
+typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+template <typename To, typename From>
+inline To bits_of(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+inline Floats splat(float x) {
+  return Floats{} + x;
+}
+
+inline Floats load(const float* from) {
+  Floats x;
+  std::memcpy(&x, from, sizeof(x));
+  return x;
+}
+
+inline Floats load(const BFloat16* from) {
+  Halves x;
+  std::memcpy(&x, from, sizeof(x));
+  return bits_of<Floats>(__builtin_convertvector(x, Words) << 16);
+}
+
+inline void store(float* to, Floats x) {
+  std::memcpy(to, &x, sizeof(x));
+}
+
+inline void store(BFloat16* to, Floats x) {
+  // round to the nearest, ties to even; NaN stays NaN
+  const Words bits = bits_of<Words>(x);
+  const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Halves halves = __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40, Halves);
+  std::memcpy(to, &halves, sizeof(halves));
+}
+
+#if RAYCORE_WIDTH == 16
+inline Floats load(const Float16* from) {
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+}
+inline void store(Float16* to, Floats x) {
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#elif RAYCORE_WIDTH == 8
+inline Floats load(const Float16* from) {
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+}
+inline void store(Float16* to, Floats x) {
+  _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#elif defined(__aarch64__)
+inline Floats load(const Float16* from) {
+  __fp16 x __attribute__((vector_size(8)));
+  std::memcpy(&x, from, sizeof(x));
+  return __builtin_convertvector(x, Floats);
+}
+inline void store(Float16* to, Floats x) {
+  __fp16 y __attribute__((vector_size(8))) = __builtin_convertvector(x, decltype(y));
+  std::memcpy(to, &y, sizeof(y));
+}
+#endif
+
+// The first `count` numbers, and zeros.
+template <typename T>
+inline Floats load_first(const T* from, int64_t count) {
+  T padded[kWidth] = {};
+  std::memcpy(padded, from, count * sizeof(T));
+  return load(padded);
+}
+
+template <typename T>
+inline void store_first(T* to, Floats x, int64_t count) {
+  T padded[kWidth];
+  store(padded, x);
+  std::memcpy(to, padded, count * sizeof(T));
+}
+
+// As many numbers as there are, up to kWidth.
+template <typename T>
+inline Floats load_up_to(const T* from, int64_t count) {
+  return count >= kWidth ? load(from) : load_first(from, count);
+}
+
+template <typename T>
+inline void store_up_to(T* to, Floats x, int64_t count) {
+  if (count >= kWidth) store(to, x);
+  else store_first(to, x, count);
+}
+
+// In a fixed order: halves are added until one number is left.
+inline float sum(Floats x) {
+  float lanes[kWidth];
+  store(lanes, x);
+  for (int width = kWidth / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+inline Floats maximum(Floats a, Floats b) {
+  return a > b ? a : b;
+}
+
+inline float maximum(Floats x) {
+  float lanes[kWidth];
+  store(lanes, x);
+  for (int width = kWidth / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+// e to the power of x, off by less than 2 units in the last place; 0 below -87.3, and infinity above 88.3.
+//
+// x = n ln 2 + r with |r| <= ln 2 / 2; a polynomial for e^r; n goes into the exponent's bits.
+inline Floats exponential(Floats x) {
+  const Floats shifted = x * splat(1.44269504f) + splat(12582912.0f);  // 1.5 · 2^23: rounds to an integer
+  const Ints exponent = bits_of<Ints>(shifted) - bits_of<Ints>(splat(12582912.0f));
+  const Floats n = shifted - splat(12582912.0f);
+  const Floats r = x - n * splat(0.693145752f) - n * splat(1.42860677e-6f);
+  Floats y = splat(1.98756915e-4f);
+  y = y * r + splat(1.39819995e-3f);
+  y = y * r + splat(8.33345187e-3f);
+  y = y * r + splat(4.16657959e-2f);
+  y = y * r + splat(1.66666655e-1f);
+  y = y * r + splat(0.5f);
+  y = y * r * r + r + splat(1.0f);
+  const Floats scaled = bits_of<Floats>(bits_of<Ints>(y) + (exponent << 23));
+  const Floats low = x < splat(-87.3f) ? splat(0.0f) : scaled;
+  return x > splat(88.3f) ? splat(kInfinity) : low;
+}
+
+}  // namespace

@@ -1,0 +1,108 @@
+"""The operations of a layer other than attention, as the decoder uses them, and their implementation in plain torch.
+
+`TorchOperations` runs on every device, and tests compare other implementations with it. `NativeOperations`
+(`native_operations.py`) computes on CPUs what plain torch is slow at.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from raycore.model.layers import (
+    Linear,
+    ReducedLinear,
+    RMSNorm,
+    TensorParallel,
+    TiledLinear,
+    make_linear,
+    silu_and_mul,
+)
+from raycore.model.rows import TILE_ROWS, Tiles, on_one_thread
+from raycore.model.sampling.picking import most_likely
+
+
+class Norm(Protocol):
+    """A norm over the last dimension, with its weight."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return a normalized copy of `x`."""
+        ...
+
+
+class Operations(Protocol):
+    """Makes a model's layers, and computes what lies between them. Row i of a result depends only on row i of `x`."""
+
+    device: torch.device
+
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        """Return the linear layer `x @ weight.T + bias`. With `ranks`, results are summed over these ranks."""
+        ...
+
+    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
+        """Return the norm `x / sqrt(mean(x²) + eps) · weight`."""
+        ...
+
+    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """Return `silu(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
+        ...
+
+    def most_likely(self, logits_RV: Tensor) -> Tensor:
+        """Return int64[R]: each row's most likely token. If several are equally likely, the first of them."""
+        ...
+
+    def check_tiles(self) -> bool:
+        """For batch invariance: whether a row's result has the same bits wherever in a tile the row is.
+
+        Tests all linear layers made so far, with random rows. Ranks whose results are summed must call this together.
+        """
+        ...
+
+    def compute_rows_alone(self) -> None:
+        """Compute linear layers one row at a time from now on, because tiles aren't batch-invariant here."""
+        ...
+
+
+class TorchOperations:
+    """`Operations` in plain torch."""
+
+    def __init__(self, device: torch.device, *, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: make the bits of each row's result independent of the other rows."""
+        self.device = device
+        self._batch_invariant = batch_invariant
+        self._tiles = Tiles()
+        self._tiled: list[tuple[TiledLinear, Tensor]] = []
+        """The linear layers, each with an empty tensor of the shape and dtype of a row: [0, I]."""
+
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        bias_O = None if bias_O is None else bias_O.to(self.device)
+        linear = make_linear(weight_OI.to(self.device), bias_O)
+        if ranks is not None and ranks.size > 1:
+            linear = ReducedLinear(linear, ranks)
+        if not self._batch_invariant:
+            return linear
+        tiled = TiledLinear(linear, self._tiles)
+        self._tiled.append((tiled, weight_OI.new_empty(0, weight_OI.shape[1], device=self.device)))
+        return tiled
+
+    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
+        return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant)
+
+    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
+        return on_one_thread(silu_and_mul, gate_up_TF) if self._batch_invariant else silu_and_mul(gate_up_TF)
+
+    def most_likely(self, logits_RV: Tensor) -> Tensor:
+        return most_likely(logits_RV)
+
+    def check_tiles(self) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        checks: list[bool] = []
+        for linear, like_0I in self._tiled:
+            x_TI = torch.randn(TILE_ROWS, like_0I.shape[1], generator=generator).to(like_0I)
+            checks.append(linear.keeps_places(x_TI))
+        return all(checks)
+
+    def compute_rows_alone(self) -> None:
+        self._tiles.num_rows = 1

@@ -1,0 +1,171 @@
+"""The native kernels against their formulas in float64, with every instruction set that this processor has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies
+from kernels import needs_kernels
+
+from raycore.kernels import library
+
+pytestmark = needs_kernels
+
+EPS = 1e-6
+DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+SEEDS = strategies.integers(0, 1 << 32)
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+"""The largest error, relative to the numbers that are added up: that of storing the result, or of adding in float32."""
+
+
+@pytest.fixture(autouse=True, params=["avx2", "avx512", "neon"], scope="module")
+def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = library.load()
+    assert before is not None
+    if library.choose(request.param) is None:
+        pytest.skip("this processor hasn't got it")
+    yield
+    library.choose(before)
+
+
+def randn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | float = 0.0) -> None:
+    """`scale`: the size of the numbers that are added up, if the result may be smaller."""
+    allowed = ROUNDING[found.dtype] * torch.maximum(expected.abs(), torch.as_tensor(scale, dtype=torch.float64)) + 1e-7
+    worst = ((found.double() - expected).abs() - allowed).max()
+    assert worst <= 0, f"off by {float(worst)} more than allowed"
+
+
+@hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300), strategies.booleans())
+def test_rms_norm(dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
+    x, weight = randn(seed, num_rows, 2 * dim).to(dtype) * 3, randn(seed + 1, dim).to(dtype)
+    x = x[:, :dim] if is_slice else x[:, :dim].contiguous()
+    expected = x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+    found = torch.ops.raycore.rms_norm(x, weight, EPS)
+    assert found.shape == expected.shape
+    if num_rows:
+        assert_near(found, expected)
+
+
+@hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 70), strategies.integers(1, 300))
+def test_silu_and_mul(dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
+    x = (randn(seed, num_rows, 2 * dim) * 10).to(dtype)
+    gate, up = x.double().chunk(2, dim=1)
+    assert_near(torch.ops.raycore.silu_and_mul(x), gate * torch.sigmoid(gate) * up)
+
+
+def test_silu_of_the_largest_numbers() -> None:
+    largest = torch.finfo(torch.float32).max
+    gate = torch.tensor([[-largest, -1e4, -100.0, 0.0, 88.5, 1e4, largest, math.inf]])
+    found = torch.ops.raycore.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], 1))
+    assert found.tolist() == [[0.0, 0.0, pytest.approx(0.0, abs=1e-30), 0.0, 88.5, 1e4, largest, math.inf]]
+
+
+@hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 9), strategies.integers(1, 300))
+def test_most_likely_is_the_first_of_the_largest(dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
+    x = (randn(seed, num_rows, dim) * 2).round().to(dtype)  # few different values
+    expected = [row.index(max(row)) for row in x.tolist()]
+    assert torch.ops.raycore.most_likely(x).tolist() == expected
+
+
+def test_numbers_that_are_not_finite_are_kept() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.tensor([[math.nan, 1.0] * 20], dtype=dtype)
+        assert torch.ops.raycore.rms_norm(x, torch.ones(40, dtype=dtype), EPS).isnan().all()
+        assert torch.ops.raycore.silu_and_mul(x).tolist()[0][0] != 0.0
+
+
+@strategies.composite
+def attention_steps(draw: strategies.DrawFn) -> dict[str, object]:
+    num_kv_heads, group = draw(strategies.integers(1, 3)), draw(strategies.integers(1, 6))
+    lengths = draw(strategies.lists(strategies.integers(1, 700), min_size=1, max_size=5))
+    return {
+        "seed": draw(SEEDS),
+        "dtype": draw(DTYPES),
+        "num_heads": num_kv_heads * group,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": draw(strategies.sampled_from([2, 8, 24, 32, 64, 80, 128, 256])),
+        "block_size": draw(strategies.sampled_from([2, 4, 16, 24, 32, 256])),
+        "lengths": lengths,
+        "counts": [draw(strategies.integers(1, min(length, 90)) | strategies.just(1)) for length in lengths],
+        "window": draw(strategies.just(0) | strategies.integers(1, 300)),
+        "has_norm": draw(strategies.booleans()),
+        "num_threads": draw(strategies.sampled_from([1, 3])),
+    }
+
+
+class Cache:
+    """A cache of random blocks, full of NaN, and attention's other arguments."""
+
+    def __init__(self, step: dict) -> None:
+        self.step = step
+        heads, kv_heads, dim, size = (step[k] for k in ("num_heads", "num_kv_heads", "head_dim", "block_size"))
+        num_blocks = [-(-length // size) for length in step["lengths"]]
+        generator = torch.Generator().manual_seed(step["seed"])
+        order = torch.randperm(sum(num_blocks), generator=generator).int()
+        self.cache = torch.full((len(order), 2, kv_heads, size * dim), math.nan, dtype=step["dtype"])
+        self.tables = torch.full((len(num_blocks) + 1, max(num_blocks) + 1), -1, dtype=torch.int32)
+        for slot, blocks in enumerate(order.split(num_blocks), start=1):
+            self.tables[slot, : len(blocks)] = blocks
+        angles = torch.rand(max(step["lengths"]), dim // 2, generator=generator) * 6
+        self.turns = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
+        self.norm = randn(step["seed"], heads + kv_heads, dim).to(step["dtype"])
+
+    def attend(self, qkv: torch.Tensor, sequences: list[list[int]]) -> torch.Tensor:
+        step = self.step
+        norm = self.norm if step["has_norm"] else self.norm[:0]
+        window, scale = step["window"], step["head_dim"] ** -0.5
+        sizes = step["num_heads"], step["num_kv_heads"], step["block_size"], window, scale
+        rows = torch.tensor(sequences, dtype=torch.int32)
+        return torch.ops.raycore.attention(qkv, norm, EPS, self.turns, self.cache, self.tables, rows, *sizes)
+
+    def expected(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Attention of one sequence's tokens, which are rounded where the cache or qkv stores them."""
+        step = self.step
+        heads, kv_heads, dim = step["num_heads"], step["num_kv_heads"], step["head_dim"]
+        x = qkv.double().view(len(qkv), -1, dim)
+        q_and_k, values = x[:, : heads + kv_heads], x[:, heads + kv_heads :]
+        if step["has_norm"]:
+            q_and_k = q_and_k / (q_and_k.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norm.double()
+        cosines, sines = self.turns[: len(qkv), None].double().unflatten(-1, (-1, 2)).unbind(-1)
+        first, second = q_and_k.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack([first * cosines - second * sines, second * cosines + first * sines], -1).flatten(-2)
+        queries, keys = turned.to(step["dtype"]).double().split([heads, kv_heads], dim=1)
+        keys, values = (each.repeat_interleave(heads // kv_heads, 1) for each in (keys, values))
+        behind = torch.arange(len(qkv))[:, None] - torch.arange(len(qkv))
+        is_seen = (behind >= 0) & (behind < (step["window"] or len(qkv)))
+        scores = torch.einsum("tnh,snh->nts", queries, keys) * dim**-0.5
+        weights = scores.masked_fill(~is_seen, -math.inf).softmax(-1)
+        return torch.einsum("nts,snh->tnh", weights, values).flatten(1)
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(attention_steps())
+def test_attention(step: dict) -> None:
+    """Prefixes first, one after the other; then all sequences' ends in one step."""
+    cache, lengths, counts = Cache(step), step["lengths"], step["counts"]
+    width = (step["num_heads"] + 2 * step["num_kv_heads"]) * step["head_dim"]
+    whole = [randn(step["seed"] + i, length, width).to(step["dtype"]) for i, length in enumerate(lengths)]
+    torch.set_num_threads(step["num_threads"])
+    for slot, (qkv, count) in enumerate(zip(whole, counts, strict=True), start=1):
+        if len(qkv) > count:
+            cache.attend(qkv[:-count].clone(), [[slot, 0, len(qkv) - count, 0, 0]])
+    ends = [qkv[-count:] for qkv, count in zip(whole, counts, strict=True)]
+    firsts = [sum(counts[:i]) for i in range(len(counts))]
+    sequences = [
+        [slot, first, count, length - count, 1]
+        for slot, (first, count, length) in enumerate(zip(firsts, counts, lengths, strict=True), start=1)
+    ]
+    found = cache.attend(torch.cat(ends), sequences)
+    torch.set_num_threads(1)
+    for qkv, part in zip(whole, found.split(counts), strict=True):
+        largest = qkv.double().abs().max()
+        # a score's rounding moves a weight by its share, and a score is a sum of head_dim products
+        assert_near(part, cache.expected(qkv)[-len(part) :], 4 * largest)
