@@ -33,10 +33,59 @@ def keep_freed_memory() -> None:
 
 
 def usable_cores() -> int:
-    """Number of CPU cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Number of CPU cores that this process may keep busy.
+
+    These are the cores on which it may run, or fewer if its control group (cgroup) has a quota of CPU time: a pod that
+    is limited to 4 CPUs sees all cores of its node. A quota that isn't a whole number of cores is rounded down.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_cpu_quota()
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def cgroup_cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """The smallest CPU quota of this process's control group (cgroup) and the groups above it, in cores.
+
+    None if there is no quota or no control group.
+
+    Args:
+        root: the directory with the control groups' files.
+        membership: the file that names this process's groups.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    quotas: list[float] = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:  # version 2: one hierarchy for all controllers
+            hierarchy, read = root, _quota
+        elif "cpu" in controllers.split(","):
+            hierarchy, read = root / "cpu", _quota_version_1
+        else:
+            continue
+        own = hierarchy / group.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(hierarchy):
+                quotas += read(folder)
+    return min(quotas, default=None)
+
+
+def _quota(folder: Path) -> list[float]:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except OSError:
+        return []
+    return [int(quota) / int(period)] if quota.isdigit() else []
+
+
+def _quota_version_1(folder: Path) -> list[float]:
+    try:
+        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    except OSError:
+        return []
+    return [quota / period] if quota > 0 else []
 
 
 def available_memory_bytes() -> int:

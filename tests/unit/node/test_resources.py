@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from raycore.node import resources as host
 
 
@@ -20,3 +22,45 @@ def test_a_control_groups_limit_counts(tmp_path: Path) -> None:
     assert host.cgroup_available(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
     assert host.cgroup_available(tmp_path) == 300
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_smallest_cpu_quota_counts(tmp_path: Path) -> None:
+    root, membership = tmp_path / "cgroup", tmp_path / "membership"
+    assert host.cgroup_cpu_quota(root, membership) is None
+    membership.write_text("0::/jobs/serve\n")
+    assert host.cgroup_cpu_quota(root, membership) is None
+    write(root / "jobs/serve/cpu.max", "max 100000\n")
+    assert host.cgroup_cpu_quota(root, membership) is None
+    write(root / "jobs/cpu.max", "350000 100000\n")
+    write(root / "other/cpu.max", "100000 100000\n")
+    assert host.cgroup_cpu_quota(root, membership) == 3.5
+    write(root / "jobs/serve/cpu.max", "100000 50000\n")
+    assert host.cgroup_cpu_quota(root, membership) == 2.0
+
+
+def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    write(tmp_path / "membership", "0::/\n")
+    write(tmp_path / "cgroup/cpu.max", "400000 100000\n")
+    assert host.cgroup_cpu_quota(tmp_path / "cgroup", tmp_path / "membership") == 4.0
+
+
+def test_control_groups_of_version_1(tmp_path: Path) -> None:
+    root, membership = tmp_path / "cgroup", tmp_path / "membership"
+    membership.write_text("9:name=systemd:/\n2:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n")
+    write(root / "cpu/cpu.cfs_quota_us", "-1\n")
+    write(root / "cpu/cpu.cfs_period_us", "100000\n")
+    assert host.cgroup_cpu_quota(root, membership) is None
+    write(root / "cpu/cpu.cfs_quota_us", "150000\n")
+    assert host.cgroup_cpu_quota(root, membership) == 1.5
+
+
+def test_a_quota_leaves_at_least_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = host.usable_cores()
+    for quota, expected in ((0.5, 1), (1.9, 1), (cores + 1.0, cores)):
+        monkeypatch.setattr(host, "cgroup_cpu_quota", lambda quota=quota: quota)
+        assert host.usable_cores() == expected
