@@ -43,7 +43,7 @@ class Decoder:
         self._embed_VD = weights.embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
         is_tied = weights.lm_head_VD is weights.embed_VD
-        self._lm_head = operations.linear(self._embed_VD if is_tied else weights.lm_head_VD)
+        self._lm_head = operations.head(self._embed_VD if is_tied else weights.lm_head_VD, is_tied=is_tied)
         self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
         self.num_weights = weights.lm_head_VD.numel() + sum(_num_weights(spec, layer) for layer in weights.layers)
         """Number of multiplications for one token, without those of attention."""

@@ -41,6 +41,10 @@ class Operations(Protocol):
         """Return the linear layer `x @ weight.T + bias`. With `ranks`, results are summed over these ranks."""
         ...
 
+    def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
+        """Return the linear layer that computes logits. `is_tied`: `weight_VD` stays in memory, for the embedding."""
+        ...
+
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
         """Return the norm `x / sqrt(mean(x²) + eps) · weight`."""
         ...
@@ -86,6 +90,9 @@ class TorchOperations:
         tiled = TiledLinear(linear, self._tiles)
         self._tiled.append((tiled, weight_OI.new_empty(0, weight_OI.shape[1], device=self.device)))
         return tiled
+
+    def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
+        return self.linear(weight_VD)
 
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
         return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant)

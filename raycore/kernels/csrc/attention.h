@@ -7,10 +7,9 @@
 
 #pragma once
 
-#include <type_traits>
-
 #include "kernels.h"
 #include "rotation.h"
+#include "threads.h"
 #include "vectors.h"
 
 namespace {
@@ -21,17 +20,6 @@ constexpr int64_t kMaxChunk = 256;                // keys
 constexpr int64_t kRowStride = kMaxChunk + kWidth;  // a block's last vector may reach beyond the chunk
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kTaskRows = 64;
-
-template <typename T>
-constexpr int kPair = std::is_same<T, BFloat16>::value ? 2 : 1;
-
-// Two vectors of stored pairs: the first numbers of `count` pairs, and the second ones.
-inline void widen(const BFloat16* from, int64_t count, Floats& first, Floats& second) {
-  Words pairs = {};
-  std::memcpy(&pairs, from, (count < kWidth ? count : kWidth) * sizeof(uint32_t));
-  first = bits_of<Floats>(pairs << 16);
-  second = bits_of<Floats>(pairs & 0xffff0000u);
-}
 
 // Where one head's keys and values of a block are.
 template <typename T>
@@ -250,24 +238,6 @@ void attend_rows(const AttentionArgs& args, const Sequence& sequence, int64_t he
     case 2: attend_rows<T, 2>(args, sequence, head, row); break;
     case 1: attend_rows<T, 1>(args, sequence, head, row); break;
   }
-}
-
-// Calls function(task) for every task, each thread taking the next one when it is free.
-template <typename Function>
-void share(int64_t num_tasks, const Threads& threads, const Function& function) {
-  struct Context {
-    int64_t next, num_tasks;
-    const Function& function;
-  } context{0, num_tasks, function};
-  threads.for_range(
-      num_tasks < threads.count ? num_tasks : threads.count, 1,
-      [](int64_t begin, int64_t end, void* pointer) {
-        Context& context = *static_cast<Context*>(pointer);
-        for (; begin < end; begin++)
-          for (int64_t task; (task = __atomic_fetch_add(&context.next, 1, __ATOMIC_RELAXED)) < context.num_tasks;)
-            context.function(task);
-      },
-      &context);
 }
 
 template <typename T>

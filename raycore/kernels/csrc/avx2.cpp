@@ -2,6 +2,7 @@
 #define RAYCORE_WIDTH 8
 #pragma GCC target("avx2,fma,f16c")
 #include "attention.h"
+#include "linear.h"
 #include "rowwise.h"
 #include "table.h"
 RAYCORE_TABLE(kAvx2Kernels, "avx2")

@@ -1,7 +1,8 @@
 // The kernels of one instruction set, as a table of functions. `ops.cpp` checks arguments and calls them.
 //
 // Shapes: T tokens, D hidden size, N query heads, K key-value heads, G = N / K, H elements of a head, S tokens of a
-// cache block, F feed-forward size, V vocabulary. All arithmetic is in float32, whatever the storage.
+// cache block, F feed-forward size, V vocabulary, R rows, I and O inputs and outputs of
+// a linear layer. All arithmetic is in float32, whatever the storage.
 
 #pragma once
 
@@ -59,6 +60,13 @@ struct AttentionArgs {
   float eps, scale;
 };
 
+struct LinearArgs {
+  const void* x;       // [R, I], rows `x_stride` apart
+  const void* weight;  // [O, I]
+  void* out;           // [R, O]
+  int64_t num_rows, num_inputs, num_outputs, x_stride;
+};
+
 struct PickArgs {
   const void* logits;  // [R, V]
   int64_t* out;        // [R]
@@ -70,6 +78,7 @@ struct Kernels {
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Threads&);
   void (*silu_and_mul[kNumDTypes])(const SiluArgs&, const Threads&);
   void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
+  void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
 };
 

@@ -1,6 +1,7 @@
 #if defined(__aarch64__)
 #define RAYCORE_WIDTH 4
 #include "attention.h"
+#include "linear.h"
 #include "rowwise.h"
 #include "table.h"
 RAYCORE_TABLE(kNeonKernels, "neon")

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "kernels.h"
 #include "torch_abi.h"
@@ -50,7 +52,18 @@ class Tensor {
     const int32_t code = torch_dtype();
     for (int i = 0; i < kNumDTypes; i++)
       if (dtype_codes[i] == code) return DType(i);
-    throw std::runtime_error("raycore's kernels take float32, bfloat16 and float16");
+    throw std::runtime_error("raycore's kernels expect float32, bfloat16 or float16");
+  }
+  int64_t dim() const {
+    int64_t dim;
+    RAYCORE_TORCH(aoti_torch_get_dim, handle_, &dim);
+    return dim;
+  }
+  bool is_contiguous() const {
+    int64_t expected = 1;
+    for (int64_t i = dim() - 1; i >= 0; expected *= size(i), i--)
+      if (size(i) > 1 && stride(i) != expected) return false;
+    return true;
   }
   StackValue release() {
     const StackValue value = reinterpret_cast<StackValue>(handle_);
@@ -61,6 +74,11 @@ class Tensor {
  private:
   TensorHandle handle_;
 };
+
+// Throws an error, which the caller in Python gets as a RuntimeError.
+void expect(bool condition, const char* what) {
+  if (!condition) throw std::runtime_error(std::string("raycore's kernels expect ") + what);
+}
 
 Tensor empty(int64_t size, int32_t dtype) {
   const int64_t stride = 1;
@@ -99,6 +117,9 @@ Threads threads() {
 void rms_norm(StackValue* stack, uint64_t, uint64_t) {
   Tensor x(stack[0]), weight(stack[1]);
   const DType dtype = x.dtype();
+  expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
+  expect(weight.dim() == 1 && weight.size(0) == x.size(1) && weight.is_contiguous(), "a contiguous weight [D]");
+  expect(weight.dtype() == dtype, "a weight of the dtype of x");
   Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
   const NormArgs args = {x.data(), weight.data(), out.data(), x.size(0), x.size(1), x.stride(0),
                          static_cast<float>(number(stack[2]))};
@@ -108,6 +129,7 @@ void rms_norm(StackValue* stack, uint64_t, uint64_t) {
 
 void silu_and_mul(StackValue* stack, uint64_t, uint64_t) {
   Tensor gate_up(stack[0]);
+  expect(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && gate_up.is_contiguous(), "a contiguous gate_up [T, 2F]");
   const int64_t dim = gate_up.size(1) / 2;
   Tensor out = empty(gate_up.size(0), dim, gate_up.torch_dtype());
   kernels->silu_and_mul[gate_up.dtype()]({gate_up.data(), out.data(), gate_up.size(0), dim}, threads());
@@ -116,6 +138,7 @@ void silu_and_mul(StackValue* stack, uint64_t, uint64_t) {
 
 void most_likely(StackValue* stack, uint64_t, uint64_t) {
   Tensor logits(stack[0]);
+  expect(logits.dim() == 2 && logits.size(1) && logits.is_contiguous(), "contiguous logits [R, V]");
   Tensor out = empty(logits.size(0), torch_functions.aoti_torch_dtype_int64());
   kernels->most_likely[logits.dtype()]({logits.data(), out.data<int64_t>(), logits.size(0), logits.size(1)},
                                        threads());
@@ -140,9 +163,34 @@ void attention(StackValue* stack, uint64_t, uint64_t) {
   args.block_size = stack[9];
   args.window = stack[10];
   args.scale = static_cast<float>(number(stack[11]));
+  const int64_t width = (args.num_heads + 2 * args.num_kv_heads) * args.head_dim;
+  expect(qkv.dim() == 2 && qkv.size(1) == width && qkv.is_contiguous(), "a contiguous qkv [T, (N + 2K) H]");
+  expect(args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
+  expect(args.block_size % 2 == 0 && args.block_size <= 256, "an even block size of at most 256");
+  expect(turns.dim() == 2 && turns.torch_dtype() == dtype_codes[kFloat32] && turns.is_contiguous(),
+         "contiguous cosines and sines [P, H] in float32");
+  expect(tables.dim() == 2 && tables.torch_dtype() == torch_functions.aoti_torch_dtype_int32() && tables.stride(1) == 1,
+         "block tables [slots, blocks] in int32");
+  expect(sequences.dim() == 2 && sequences.size(1) == sizeof(Sequence) / sizeof(int32_t) && sequences.is_contiguous() &&
+             sequences.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
+         "contiguous sequences [n, 5] in int32");
+  expect(norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm of the dtype of qkv");
+  expect(cache.dtype() == qkv.dtype() && cache.is_contiguous(), "a contiguous cache of the dtype of qkv");
   Tensor out = empty(qkv.size(0), args.num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
   kernels->attention[qkv.dtype()](args, threads());
+  stack[0] = out.release();
+}
+
+void few_rows_linear(StackValue* stack, uint64_t, uint64_t) {
+  Tensor x(stack[0]), weight(stack[1]);
+  expect(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % 2 == 0, "x [R, I] with contiguous rows and an even I");
+  expect(weight.dim() == 2 && weight.size(1) == x.size(1) && weight.is_contiguous(), "a contiguous weight [O, I]");
+  expect(weight.dtype() == x.dtype(), "a weight of the dtype of x");
+  LinearArgs args = {x.data(), weight.data(), nullptr, x.size(0), x.size(1), weight.size(0), x.stride(0)};
+  Tensor out = empty(args.num_rows, args.num_outputs, x.torch_dtype());
+  args.out = out.data();
+  kernels->few_rows_linear[x.dtype()](args, threads());
   stack[0] = out.release();
 }
 
@@ -155,6 +203,7 @@ struct Op {
 const Op kOps[] = {
     {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm},
     {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", silu_and_mul},
+    {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", few_rows_linear},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", most_likely},
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "

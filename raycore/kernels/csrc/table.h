@@ -6,5 +6,6 @@
                         {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},               \
                         {silu_and_mul<float>, silu_and_mul<BFloat16>, silu_and_mul<Float16>},   \
                         {attention<float>, attention<BFloat16>, attention<Float16>},            \
+                        {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},  \
                         {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>}};     \
   }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if RAYCORE_WIDTH > 4
 #include <immintrin.h>
@@ -119,25 +120,46 @@ inline void store_up_to(T* to, Floats x, int64_t count) {
   else store_first(to, x, count);
 }
 
-// In a fixed order: halves are added until one number is left.
-inline float sum(Floats x) {
-  float lanes[kWidth];
-  store(lanes, x);
-  for (int width = kWidth / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-  return lanes[0];
+// How many numbers are stored side by side that belong to one lane: bfloat16 pairs are cheap to widen.
+template <typename T>
+constexpr int kPair = std::is_same<T, BFloat16>::value ? 2 : 1;
+
+// Two vectors of stored pairs: the first numbers of `count` pairs, and the second ones.
+inline void widen(const BFloat16* from, int64_t count, Floats& first, Floats& second) {
+  Words pairs = {};
+  if (count >= kWidth) std::memcpy(&pairs, from, sizeof(pairs));
+  else std::memcpy(&pairs, from, count * sizeof(uint32_t));
+  first = bits_of<Floats>(pairs << 16);
+  second = bits_of<Floats>(pairs & 0xffff0000u);
+}
+
+typedef float Quad __attribute__((vector_size(16)));
+
+// One number from all lanes. Halves are combined until one number is left, so the order is fixed.
+template <typename Vector, typename Combine>
+inline float combine_lanes(Vector x, const Combine& combine) {
+  constexpr int width = sizeof(Vector) / sizeof(float);
+  if constexpr (width > 4) {
+    typedef float Half __attribute__((vector_size(sizeof(Vector) / 2)));
+    Half halves[2];
+    std::memcpy(halves, &x, sizeof(x));
+    return combine_lanes(combine(halves[0], halves[1]), combine);
+  } else {
+    const Quad pairs = combine(x, __builtin_shufflevector(x, x, 2, 3, 0, 1));
+    return combine(pairs, __builtin_shufflevector(pairs, pairs, 1, 0, 3, 2))[0];
+  }
 }
 
 inline Floats maximum(Floats a, Floats b) {
   return a > b ? a : b;
 }
 
+inline float sum(Floats x) {
+  return combine_lanes(x, [](auto a, auto b) { return a + b; });
+}
+
 inline float maximum(Floats x) {
-  float lanes[kWidth];
-  store(lanes, x);
-  for (int width = kWidth / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+  return combine_lanes(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e to the power of x, off by less than 2 units in the last place; 0 below -87.3, and infinity above 88.3.

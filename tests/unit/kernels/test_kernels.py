@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 import hypothesis
@@ -66,6 +67,16 @@ def test_silu_of_the_largest_numbers() -> None:
     gate = torch.tensor([[-largest, -1e4, -100.0, 0.0, 88.5, 1e4, largest, math.inf]])
     found = torch.ops.raycore.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], 1))
     assert found.tolist() == [[0.0, 0.0, pytest.approx(0.0, abs=1e-30), 0.0, 88.5, 1e4, largest, math.inf]]
+
+
+@hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 9), strategies.integers(1, 150), strategies.integers(1, 600))
+def test_few_rows_linear(dtype: torch.dtype, seed: int, num_rows: int, half_inputs: int, num_outputs: int) -> None:
+    x, weight = (
+        randn(seed, num_rows, 2 * half_inputs).to(dtype),
+        randn(seed + 1, num_outputs, 2 * half_inputs).to(dtype),
+    )
+    size = x.double().abs() @ weight.double().abs().t()
+    assert_near(torch.ops.raycore.few_rows_linear(x, weight), x.double() @ weight.double().t(), size)
 
 
 @hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 9), strategies.integers(1, 300))
@@ -169,3 +180,17 @@ def test_attention(step: dict) -> None:
         largest = qkv.double().abs().max()
         # a score's rounding moves a weight by its share, and a score is a sum of head_dim products
         assert_near(part, cache.expected(qkv)[-len(part) :], 4 * largest)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    x = torch.zeros(2, 6)
+    for call, what in (
+        (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(5), EPS), "a contiguous weight [D]"),
+        (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(6).bfloat16(), EPS), "a weight of the dtype of x"),
+        (lambda: torch.ops.raycore.rms_norm(x.double(), torch.zeros(6).double(), EPS), "float32, bfloat16 or float16"),
+        (lambda: torch.ops.raycore.silu_and_mul(x.t()), "a contiguous gate_up [T, 2F]"),
+        (lambda: torch.ops.raycore.most_likely(x[0]), "contiguous logits [R, V]"),
+        (lambda: torch.ops.raycore.few_rows_linear(x, x[:, :4]), "a contiguous weight [O, I]"),
+    ):
+        with pytest.raises(RuntimeError, match=f"raycore's kernels expect .*{re.escape(what)}"):
+            call()

@@ -1,0 +1,29 @@
+// Tasks that torch's threads share.
+
+#pragma once
+
+#include "kernels.h"
+
+namespace {
+
+using namespace raycore;
+
+// Calls function(task) for every task, each thread taking the next one when it is free.
+template <typename Function>
+void share(int64_t num_tasks, const Threads& threads, const Function& function) {
+  struct Context {
+    int64_t next, num_tasks;
+    const Function& function;
+  } context{0, num_tasks, function};
+  threads.for_range(
+      num_tasks < threads.count ? num_tasks : threads.count, 1,
+      [](int64_t begin, int64_t end, void* pointer) {
+        Context& context = *static_cast<Context*>(pointer);
+        for (; begin < end; begin++)
+          for (int64_t task; (task = __atomic_fetch_add(&context.next, 1, __ATOMIC_RELAXED)) < context.num_tasks;)
+            context.function(task);
+      },
+      &context);
+}
+
+}  // namespace
