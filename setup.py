@@ -24,5 +24,6 @@ setup(
             py_limited_api=True,  # it contains no Python code: one file serves every version
             optional=True,  # without a compiler, plain torch computes
         )
-    ]
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

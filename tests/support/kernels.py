@@ -1,9 +1,81 @@
-"""Marks tests of the native kernels, which an installation without a compiler hasn't got."""
+"""The native kernels in tests: on this processor and, with a cross-compiler and qemu, on an emulated arm64."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
 import pytest
+import torch
 
 from raycore.kernels import library
 
 needs_kernels = pytest.mark.skipif(library.load() is None, reason="raycore was installed without its native kernels")
+
+_SOURCES = Path(library.__file__).parent / "csrc"
+_COMPILER, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+class EmulatedOps:
+    """The operations of `torch.ops.raycore`, computed by the kernels for arm64."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return _run("rms_norm", x.dtype, [*x.shape], x.shape, x.dtype, [eps], x, weight)
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        shape = len(gate_up), gate_up.shape[1] // 2
+        return _run("silu_and_mul", gate_up.dtype, [*shape], shape, gate_up.dtype, [], gate_up)
+
+    def few_rows_linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        shape = len(x), len(weight)
+        return _run("few_rows_linear", x.dtype, [*x.shape, len(weight)], shape, x.dtype, [], x, weight)
+
+    def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
+        return _run("most_likely", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits)
+
+    def attention(self, qkv, norm, eps, turns, cache, tables, sequences, heads, kv_heads, block_size, window, scale):
+        sizes = [len(sequences), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window]
+        shape = len(qkv), heads * turns.shape[1]
+        operands = qkv, norm, turns, cache, tables, sequences
+        return _run("attention", qkv.dtype, sizes, shape, qkv.dtype, [eps, scale], *operands, changes=cache)
+
+
+def emulated_ops() -> EmulatedOps:
+    """Skips the test if this machine can't compile for arm64 or emulate it."""
+    if not shutil.which(_COMPILER) or not shutil.which(_EMULATOR):
+        pytest.skip(f"needs {_COMPILER} and {_EMULATOR}")
+    _program()
+    return EmulatedOps()
+
+
+@cache
+def _program() -> Path:
+    program = Path(tempfile.mkdtemp()) / "run_kernel"
+    sources = [_SOURCES / "neon.cpp", Path(__file__).parent / "run_kernel.cpp"]
+    flags = ["-std=c++17", "-O3", "-ffp-contract=fast", "-static", f"-I{_SOURCES}"]
+    subprocess.run([_COMPILER, *flags, *sources, "-o", program], check=True)
+    return program
+
+
+def _run(name, dtype, sizes, shape, result_dtype, numbers, *operands, changes=None) -> torch.Tensor:
+    with tempfile.TemporaryDirectory() as folder:
+        for i, operand in enumerate([torch.tensor(numbers, dtype=torch.float32), *operands]):
+            (Path(folder) / str(i)).write_bytes(_bytes(operand))
+        command = [_EMULATOR, _program(), name, _DTYPES.index(dtype), folder, *sizes]
+        subprocess.run([str(part) for part in command], check=True, timeout=60)
+        if changes is not None:
+            changes.copy_(_tensor(Path(folder) / "4", changes.dtype, changes.shape))
+        return _tensor(Path(folder) / "out", result_dtype, shape)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def _tensor(path: Path, dtype: torch.dtype, shape) -> torch.Tensor:
+    data = bytearray(path.read_bytes())
+    return torch.frombuffer(data, dtype=dtype).view(*shape) if data else torch.empty(*shape, dtype=dtype)

@@ -162,7 +162,8 @@ inline float maximum(Floats x) {
   return combine_lanes(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e to the power of x, off by less than 2 units in the last place; 0 below -87.3, and infinity above 88.3.
+// e to the power of x, off by less than 2 units in the last place; 0 below -87.3, infinity above 88.3; NaN for
+// NaN.
 //
 // x = n ln 2 + r with |r| <= ln 2 / 2; a polynomial for e^r; n goes into the exponent's bits.
 inline Floats exponential(Floats x) {
@@ -179,7 +180,8 @@ inline Floats exponential(Floats x) {
   y = y * r * r + r + splat(1.0f);
   const Floats scaled = bits_of<Floats>(bits_of<Ints>(y) + (exponent << 23));
   const Floats low = x < splat(-87.3f) ? splat(0.0f) : scaled;
-  return x > splat(88.3f) ? splat(kInfinity) : low;
+  const Floats all = x > splat(88.3f) ? splat(kInfinity) : low;
+  return x == x ? all : x;
 }
 
 }  // namespace

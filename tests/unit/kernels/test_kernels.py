@@ -10,27 +10,36 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
-from kernels import needs_kernels
+from kernels import EmulatedOps, emulated_ops, needs_kernels
 
 from raycore.kernels import library
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.timeout(400)]
+"""Emulation is slow."""
 
 EPS = 1e-6
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SEEDS = strategies.integers(0, 1 << 32)
+SETTINGS = hypothesis.settings(max_examples=60, deadline=None)
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """The largest error, relative to the numbers that are added up: that of storing the result, or of adding in float32."""
 
 
-@pytest.fixture(autouse=True, params=["avx2", "avx512", "neon"], scope="module")
+ops = torch.ops.raycore
+
+
+@pytest.fixture(autouse=True, params=["avx2", "avx512", "neon", "neon, emulated"], scope="module")
 def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    global ops
     before = library.load()
     assert before is not None
-    if library.choose(request.param) is None:
+    if request.param == "neon, emulated":
+        ops = emulated_ops()
+    elif library.choose(request.param) is None:
         pytest.skip("this processor hasn't got it")
     yield
     library.choose(before)
+    ops = torch.ops.raycore
 
 
 def randn(seed: int, *shape: int) -> torch.Tensor:
@@ -44,31 +53,34 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor
     assert worst <= 0, f"off by {float(worst)} more than allowed"
 
 
+@SETTINGS
 @hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300), strategies.booleans())
 def test_rms_norm(dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
     x, weight = randn(seed, num_rows, 2 * dim).to(dtype) * 3, randn(seed + 1, dim).to(dtype)
     x = x[:, :dim] if is_slice else x[:, :dim].contiguous()
     expected = x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
-    found = torch.ops.raycore.rms_norm(x, weight, EPS)
+    found = ops.rms_norm(x, weight, EPS)
     assert found.shape == expected.shape
     if num_rows:
         assert_near(found, expected)
 
 
+@SETTINGS
 @hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 70), strategies.integers(1, 300))
 def test_silu_and_mul(dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
     x = (randn(seed, num_rows, 2 * dim) * 10).to(dtype)
     gate, up = x.double().chunk(2, dim=1)
-    assert_near(torch.ops.raycore.silu_and_mul(x), gate * torch.sigmoid(gate) * up)
+    assert_near(ops.silu_and_mul(x), gate * torch.sigmoid(gate) * up)
 
 
 def test_silu_of_the_largest_numbers() -> None:
     largest = torch.finfo(torch.float32).max
     gate = torch.tensor([[-largest, -1e4, -100.0, 0.0, 88.5, 1e4, largest, math.inf]])
-    found = torch.ops.raycore.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], 1))
+    found = ops.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], 1))
     assert found.tolist() == [[0.0, 0.0, pytest.approx(0.0, abs=1e-30), 0.0, 88.5, 1e4, largest, math.inf]]
 
 
+@SETTINGS
 @hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 9), strategies.integers(1, 150), strategies.integers(1, 600))
 def test_few_rows_linear(dtype: torch.dtype, seed: int, num_rows: int, half_inputs: int, num_outputs: int) -> None:
     x, weight = (
@@ -76,27 +88,29 @@ def test_few_rows_linear(dtype: torch.dtype, seed: int, num_rows: int, half_inpu
         randn(seed + 1, num_outputs, 2 * half_inputs).to(dtype),
     )
     size = x.double().abs() @ weight.double().abs().t()
-    assert_near(torch.ops.raycore.few_rows_linear(x, weight), x.double() @ weight.double().t(), size)
+    assert_near(ops.few_rows_linear(x, weight), x.double() @ weight.double().t(), size)
 
 
+@SETTINGS
 @hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 9), strategies.integers(1, 300))
 def test_most_likely_is_the_first_of_the_largest(dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
     x = (randn(seed, num_rows, dim) * 2).round().to(dtype)  # few different values
     expected = [row.index(max(row)) for row in x.tolist()]
-    assert torch.ops.raycore.most_likely(x).tolist() == expected
+    assert ops.most_likely(x).tolist() == expected
 
 
 def test_numbers_that_are_not_finite_are_kept() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         x = torch.tensor([[math.nan, 1.0] * 20], dtype=dtype)
-        assert torch.ops.raycore.rms_norm(x, torch.ones(40, dtype=dtype), EPS).isnan().all()
-        assert torch.ops.raycore.silu_and_mul(x).tolist()[0][0] != 0.0
+        assert ops.rms_norm(x, torch.ones(40, dtype=dtype), EPS).isnan().all()
+        assert ops.silu_and_mul(x).tolist()[0][0] != 0.0
 
 
 @strategies.composite
 def attention_steps(draw: strategies.DrawFn) -> dict[str, object]:
     num_kv_heads, group = draw(strategies.integers(1, 3)), draw(strategies.integers(1, 6))
-    lengths = draw(strategies.lists(strategies.integers(1, 700), min_size=1, max_size=5))
+    longest, max_size = (300, 2) if isinstance(ops, EmulatedOps) else (700, 5)
+    lengths = draw(strategies.lists(strategies.integers(1, longest), min_size=1, max_size=max_size))
     return {
         "seed": draw(SEEDS),
         "dtype": draw(DTYPES),
@@ -135,7 +149,7 @@ class Cache:
         window, scale = step["window"], step["head_dim"] ** -0.5
         sizes = step["num_heads"], step["num_kv_heads"], step["block_size"], window, scale
         rows = torch.tensor(sequences, dtype=torch.int32)
-        return torch.ops.raycore.attention(qkv, norm, EPS, self.turns, self.cache, self.tables, rows, *sizes)
+        return ops.attention(qkv, norm, EPS, self.turns, self.cache, self.tables, rows, *sizes)
 
     def expected(self, qkv: torch.Tensor) -> torch.Tensor:
         """Attention of one sequence's tokens, which are rounded where the cache or qkv stores them."""
@@ -157,7 +171,7 @@ class Cache:
         return torch.einsum("nts,snh->tnh", weights, values).flatten(1)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@SETTINGS
 @hypothesis.given(attention_steps())
 def test_attention(step: dict) -> None:
     """Prefixes first, one after the other; then all sequences' ends in one step."""

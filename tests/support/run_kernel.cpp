@@ -1,0 +1,72 @@
+// Runs one kernel on arguments from files, for processors that the tests only emulate.
+//
+// usage: run_kernel OPERATION DTYPE FOLDER INTEGER...     FOLDER has the operands 0, 1, ...; the result becomes `out`
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+using namespace raycore;
+
+static void serial(int64_t count, int64_t, RangeFunction function, void* context) {
+  if (count) function(0, count, context);
+}
+
+int main(int argc, char** argv) {
+  const std::string operation = argv[1], folder = argv[3];
+  const int dtype = std::atoi(argv[2]), size = dtype == kFloat32 ? 4 : 2;
+  std::vector<int64_t> n;
+  for (int i = 4; i < argc; i++) n.push_back(std::atoll(argv[i]));
+  std::vector<std::vector<char>> operands;
+  for (int i = 0;; i++) {
+    std::ifstream file(folder + "/" + std::to_string(i), std::ios::binary);
+    if (!file) break;
+    operands.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  const auto operand = [&](size_t i) { return operands[i].empty() ? nullptr : operands[i].data(); };
+  const Threads threads = {1, serial};
+  const Kernels& kernels = kNeonKernels;
+  std::vector<char> out;
+  const float* numbers = reinterpret_cast<const float*>(operand(0));  // eps, scale
+  if (operation == "rms_norm") {
+    out.resize(n[0] * n[1] * size);
+    kernels.rms_norm[dtype]({operand(1), operand(2), out.data(), n[0], n[1], n[1], numbers[0]}, threads);
+  } else if (operation == "silu_and_mul") {
+    out.resize(n[0] * n[1] * size);
+    kernels.silu_and_mul[dtype]({operand(1), out.data(), n[0], n[1]}, threads);
+  } else if (operation == "few_rows_linear") {
+    out.resize(n[0] * n[2] * size);
+    kernels.few_rows_linear[dtype]({operand(1), operand(2), out.data(), n[0], n[1], n[2], n[1]}, threads);
+  } else if (operation == "most_likely") {
+    out.resize(n[0] * sizeof(int64_t));
+    kernels.most_likely[dtype]({operand(1), reinterpret_cast<int64_t*>(out.data()), n[0], n[1]}, threads);
+  } else {
+    AttentionArgs args;
+    args.qkv = operand(1);
+    args.norm = operand(2);
+    args.turns = reinterpret_cast<const float*>(operand(3));
+    args.cache = operand(4);
+    args.tables = reinterpret_cast<const int32_t*>(operand(5));
+    args.sequences = reinterpret_cast<const Sequence*>(operand(6));
+    args.num_sequences = n[0];
+    args.table_stride = n[1];
+    args.num_heads = n[2];
+    args.num_kv_heads = n[3];
+    args.head_dim = n[4];
+    args.block_size = n[5];
+    args.window = n[6];
+    args.eps = numbers[0];
+    args.scale = numbers[1];
+    out.resize(operands[1].size() / (n[2] + 2 * n[3]) * n[2]);
+    args.out = out.data();
+    kernels.attention[dtype](args, threads);
+    std::ofstream(folder + "/4", std::ios::binary).write(operands[4].data(), operands[4].size());
+  }
+  std::ofstream(folder + "/out", std::ios::binary).write(out.data(), out.size());
+}
