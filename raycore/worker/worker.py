@@ -188,9 +188,9 @@ class Worker(WorkerProtocol):
         config, spec = self.config, self.config.model.spec
         block_size, batch_invariant = config.cache.block_size, config.model.batch_invariant
         max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
-        qk_norms_NH = self._decoder.qk_norms_NH
+        qk_norms_NH, max_positions = self._decoder.qk_norms_NH, max_model_len + 1
         attention_spec = AttentionSpec.of(
-            spec, self.rank.tp_size, qk_norms_NH, max_model_len + 1, self._dtype, self._device
+            spec, self.rank.tp_size, qk_norms_NH, max_positions, self._dtype, self._device
         )
         heads = attention_spec.heads
         kv = KVTensors(

@@ -23,7 +23,7 @@ _MAX_HEAD_DIM = 256
 _MAX_BLOCK_SIZE = 256
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SDPA_FROM = 64
-"""Prompts of at least this many tokens are computed by SDPA."""
+"""Prompts of at least this many tokens are computed by SDPA, whose matrix products pay for long ones."""
 
 
 def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
