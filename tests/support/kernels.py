@@ -17,6 +17,8 @@ needs_kernels = pytest.mark.skipif(library.load() is None, reason="raycore was i
 
 _SOURCES = Path(library.__file__).parent / "csrc"
 _COMPILER, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+_FOLDER = tempfile.TemporaryDirectory()
+"""Of the compiled program. Removed at exit."""
 _DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -54,7 +56,7 @@ def emulated_ops() -> EmulatedOps:
 
 @cache
 def _program() -> Path:
-    program = Path(tempfile.mkdtemp()) / "run_kernel"
+    program = Path(_FOLDER.name) / "run_kernel"
     sources = [_SOURCES / "neon.cpp", Path(__file__).parent / "run_kernel.cpp"]
     flags = ["-std=c++17", "-O3", "-ffp-contract=fast", "-static", f"-I{_SOURCES}"]
     subprocess.run([_COMPILER, *flags, *sources, "-o", program], check=True)
