@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -23,6 +22,3 @@ def test_nodes_come_for_an_engine_and_for_a_rank_that_has_lost_its_own():
         cluster.close()
     assert "an engine has its nodes come" in said
     assert "a rank whose node has crashed has another one come" in said
-    # said after a second: of the engine's two ranks, or, if their nodes came sooner, of the rank whose node has crashed
-    waiting = r"waiting up to \d+ s more: [01] of [12] ranks? placed.*\neach missing rank needs 1 worker of CPU 1"
-    assert re.search(waiting, said), said
