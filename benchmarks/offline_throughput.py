@@ -1,12 +1,16 @@
 """Output tokens per second of `LLM.generate`: raycore and vLLM's CPU build in alternating runs.
 
-Shapes are (batch, prompt tokens, new tokens). Prompts are random ids, decoding is greedy, end-of-sequence is ignored,
-prefix caching is on. vLLM runs compiled: once with its defaults (it reserves a core), once tuned (two cores and Intel's
-OpenMP). Each run is a new process that warms up, then times every shape `--repeats` times. The table has medians over
-all timings. Both engines use `dtype="auto"` unless `--dtype` is given: on a processor without bfloat16 instructions,
-raycore then computes in float32 and vLLM in bfloat16, and `--peer-dtype float32` makes vLLM faster.
+Both engines run twice: as installed, and with all cores. As installed, vLLM leaves a core free. With all cores, raycore
+has `num_threads`, and vLLM is bound to the cores and has Intel's OpenMP, as its documentation recommends. vLLM runs
+compiled. Shapes are (batch, prompt tokens, new tokens). Prompts are random ids, decoding is greedy, end-of-sequence is
+ignored, prefix caching is on. Each run is a new process that warms up, then times every shape `--repeats` times. The
+tables have medians over all timings. With `--neighbour`, every run is repeated with a process beside it that computes
+all the time, and the last table shows what is left of the speed.
 
-A checkpoint needs at least 8,000 token ids and positions for 2,048 tokens; the bundled model has fewer of both.
+Both engines use `dtype="auto"` unless `--dtype` is given: on a processor without bfloat16 instructions, raycore then
+computes in float32 and vLLM in bfloat16, and `--peer-dtype float32` makes vLLM faster.
+
+A checkpoint needs at least 8,000 token ids and positions for 4,096 tokens; the bundled model has fewer of both.
 
     python benchmarks/offline_throughput.py --peer-python PEER/bin/python CHECKPOINT [CHECKPOINT ...]
 """
@@ -14,21 +18,32 @@ A checkpoint needs at least 8,000 token ids and positions for 2,048 tokens; the 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import os
+import subprocess
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common import median, run_child, table, this_python
 
-SHAPES = [(1, 32, 128), (16, 128, 128), (64, 128, 64)]
-LEAST_OF_DEFAULT = 1.1
+from raycore.node.resources import usable_cores
+
+SHAPES = [(1, 32, 128), (16, 128, 128), (64, 128, 64), (1, 3500, 64), (8, 3000, 64)]
 
 COMMON = """
 import json, random, sys, time
-model, dtype, repeats, shapes = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+run = json.loads(sys.argv[1])
 
 def measure(LLM, SamplingParams, **options):
     started = time.time()
-    llm = LLM(model=model, dtype=dtype, max_model_len=2048, max_num_seqs=256, enable_prefix_caching=True, **options)
+    llm = LLM(model=run["checkpoint"], dtype=run["dtype"], tensor_parallel_size=run["tp"], max_model_len=4096,
+              max_num_seqs=256, enable_prefix_caching=True, **options)
     started = time.time() - started
     rnd = random.Random(0)
     def prompts(batch, length):
@@ -43,7 +58,7 @@ def measure(LLM, SamplingParams, **options):
         made = sum(len(output.outputs[0].token_ids) for output in outputs)
         assert made == batch * new, (made, batch, new)
         return made / elapsed
-    rates = {str(shape): [generate(*shape) for _ in range(repeats)] for shape in map(tuple, shapes)}
+    rates = {str(shape): [generate(*shape) for _ in range(run["repeats"])] for shape in map(tuple, run["shapes"])}
     print("@result " + json.dumps({"startup": started, "rates": rates}), flush=True)
     return llm
 """
@@ -52,7 +67,7 @@ OURS = (
     COMMON
     + """
 from raycore import LLM, SamplingParams
-measure(LLM, SamplingParams).shutdown()
+measure(LLM, SamplingParams, num_threads=run["num_threads"]).shutdown()
 """
 )
 
@@ -73,13 +88,39 @@ PEER_ENVIRONMENT = {
 }
 
 
+@dataclass(frozen=True)
+class Engine:
+    """One of the compared engines."""
+
+    name: str
+    python: str
+    script: str
+    dtype: str
+    environment: dict[str, str]
+    num_threads: int | None = None
+
+    def run(self, checkpoint: str, args: argparse.Namespace) -> dict[str, Any]:
+        """Time all shapes in a new process."""
+        run = {
+            "checkpoint": checkpoint,
+            "dtype": self.dtype,
+            "tp": args.tensor_parallel_size,
+            "repeats": args.repeats,
+            "shapes": SHAPES,
+            "num_threads": self.num_threads,
+        }
+        return run_child(self.python, self.script, [json.dumps(run)], self.environment, args.timeout_s)
+
+
 def main() -> None:
-    """Run the benchmark and print a table for each checkpoint."""
+    """Run the benchmark and print the tables of each checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument(
         "--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs"
     )
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--neighbour", action="store_true", help="also measure beside a process that computes")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--peer-dtype", default=None, help="default: as --dtype")
     parser.add_argument("--runs", type=int, default=2, help="processes per engine")
@@ -90,44 +131,98 @@ def main() -> None:
         _compare(checkpoint, args)
 
 
-def _compare(checkpoint: str, args: argparse.Namespace) -> None:
-    engines: dict[str, tuple[str, str, str, dict[str, str]]] = {"raycore": (this_python(), OURS, args.dtype, {})}
+def _engines(args: argparse.Namespace) -> list[Engine]:
+    threads = usable_cores() // args.tensor_parallel_size
+    engines = [
+        Engine("raycore", this_python(), OURS, args.dtype, {}),
+        Engine("raycore, all cores", this_python(), OURS, args.dtype, {}, threads),
+    ]
     if args.peer_python:
-        peer_dtype = args.peer_dtype or args.dtype
-        engines["vLLM"] = (args.peer_python, PEER, peer_dtype, PEER_ENVIRONMENT)
-        engines["vLLM tuned"] = (args.peer_python, PEER, peer_dtype, PEER_ENVIRONMENT | _tuning(args.peer_python))
-    rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        dtype = args.peer_dtype or args.dtype
+        tuning = _tuning(args.peer_python, args.tensor_parallel_size)
+        engines += [
+            Engine("vLLM", args.peer_python, PEER, dtype, PEER_ENVIRONMENT),
+            Engine("vLLM, all cores", args.peer_python, PEER, dtype, PEER_ENVIRONMENT | tuning),
+        ]
+    return engines
+
+
+def _compare(checkpoint: str, args: argparse.Namespace) -> None:
+    engines = _engines(args)
+    names = [engine.name for engine in engines]
+    rates: dict[bool, dict[str, dict[str, list[float]]]] = {
+        is_beside: {name: defaultdict(list) for name in names} for is_beside in (False, True)
+    }
     startups: dict[str, list[float]] = defaultdict(list)
     for _ in range(args.runs):
-        for name, (python, script, dtype, environment) in engines.items():
-            fields = run_child(
-                python,
-                script,
-                [checkpoint, dtype, str(args.repeats), str([list(s) for s in SHAPES])],
-                environment,
-                args.timeout_s,
-            )
-            startups[name].append(fields["startup"])
-            for shape, values in fields["rates"].items():
-                rates[name][shape] += values
-    runs = f"{args.runs} processes x {args.repeats} timings"
-    print(f"\n{Path(checkpoint).name}: output tokens per second; medians of {runs}")
-    print(f"dtype {args.dtype}, vLLM's {args.peer_dtype or args.dtype}")
-    header: list[object] = ["(batch, prompt, new)", *engines]
-    header += [f"/ {name}" for name in engines if name != "raycore"]
-    rows = [header]
-    for shape in map(str, SHAPES):
-        medians = {name: median(rates[name][shape]) for name in engines}
-        ratios = [medians["raycore"] / medians[name] for name in engines if name != "raycore"]
-        rows.append([shape, *(f"{value:.1f}" for value in medians.values()), *(f"{ratio:.2f}" for ratio in ratios)])
-    rows.append(["startup s", *(f"{median(startups[name]):.1f}" for name in engines), *([""] * (len(engines) - 1))])
-    print(table(rows), flush=True)
+        for engine in engines:
+            for is_beside in (False, True) if args.neighbour else (False,):
+                with _neighbour(is_beside):
+                    fields = engine.run(checkpoint, args)
+                if not is_beside:
+                    startups[engine.name].append(fields["startup"])
+                for shape, values in fields["rates"].items():
+                    rates[is_beside][engine.name][shape] += values
+                print(f"{engine.name}{' beside a neighbour' * is_beside}: {fields['rates']}", file=sys.stderr)
+    medians = {
+        is_beside: {name: [median(by_shape[str(shape)]) for shape in SHAPES] for name, by_shape in by_name.items()}
+        for is_beside, by_name in rates.items()
+        if is_beside <= args.neighbour
+    }
+    print(f"\n{Path(checkpoint).name}, dtype {args.dtype}, vLLM's {args.peer_dtype or args.dtype}", end="")
+    print(f", TP {args.tensor_parallel_size}: medians of {args.runs} processes x {args.repeats} timings")
+    for is_beside, by_name in medians.items():
+        print(f"\noutput tokens per second{', beside a busy process' * is_beside}")
+        print(_comparison(by_name))
+    if args.neighbour:
+        print("\nspeed beside a busy process / alone")
+        print(_shares_kept(medians[False], medians[True]))
+    print("\nstartup s:", ", ".join(f"{name} {median(startups[name]):.1f}" for name in names), flush=True)
 
 
-def _tuning(peer_python: str) -> dict[str, str]:
-    """Settings for vLLM on two cores, with the OpenMP runtime that it recommends, from its own environment."""
-    environment = Path(peer_python).parent.parent
-    return {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "LD_PRELOAD": str(environment / "lib" / "libiomp5.so")}
+def _comparison(medians: dict[str, list[float]]) -> str:
+    """Return a table of the rates, and of raycore's rates over vLLM's."""
+    pairs = [("raycore", "vLLM"), ("raycore, all cores", "vLLM, all cores")]
+    pairs = [pair for pair in pairs if pair[1] in medians]
+    ratios = [[ours / peer for ours, peer in zip(*(medians[n] for n in pair), strict=True)] for pair in pairs]
+    rows: list[list[str]] = [["(batch, prompt, new)", *medians, *(f"/ {peer}" for _, peer in pairs)]]
+    for index, shape in enumerate(SHAPES):
+        own = [f"{values[index]:.1f}" for values in medians.values()]
+        rows.append([str(shape), *own, *(f"{values[index]:.2f}" for values in ratios)])
+    means = [f"{math.prod(values) ** (1 / len(values)):.2f}" for values in ratios]
+    rows.append(["geometric mean", *([""] * len(medians)), *means])
+    return table(rows)
+
+
+def _shares_kept(alone: dict[str, list[float]], beside: dict[str, list[float]]) -> str:
+    rows = [["(batch, prompt, new)", *alone]]
+    for index, shape in enumerate(SHAPES):
+        rows.append([str(shape), *(f"{beside[name][index] / alone[name][index]:.2f}" for name in alone)])
+    return table(rows)
+
+
+@contextmanager
+def _neighbour(is_wanted: bool) -> Iterator[None]:
+    """Have a process compute meanwhile, on any core, in a session of its own."""
+    if not is_wanted:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _tuning(peer_python: str, tp_size: int) -> dict[str, str]:
+    """Settings for vLLM on all cores, with the OpenMP runtime that it recommends, from its own environment."""
+    cores = sorted(os.sched_getaffinity(0))
+    size = len(cores) // tp_size
+    shares = [cores[rank * size : (rank + 1) * size] for rank in range(tp_size)]
+    library = Path(peer_python).parent.parent / "lib" / "libiomp5.so"
+    bind = "|".join(",".join(map(str, share)) for share in shares)
+    return {"VLLM_CPU_OMP_THREADS_BIND": bind, "LD_PRELOAD": str(library)}
 
 
 if __name__ == "__main__":

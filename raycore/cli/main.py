@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _exit(status: int) -> NoReturn:
     """End the process, after its exit functions, but without the destructors of its C++ libraries.
 
-    If the signal interrupted the start of Ray, threads of Ray's are still running, and crash when what they use is
-    destroyed.
+    If the signal interrupted the start of Ray, some of Ray's threads are still running. They would crash when the
+    destructors free what they use.
     """
     try:
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # it has no other name

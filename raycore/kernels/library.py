@@ -61,7 +61,7 @@ def _library() -> ctypes.CDLL:
     found = sorted(_DIRECTORY.glob("_cpu*.so"))
     if not found:
         raise _Unusable(
-            "raycore was installed without its native kernels: install a C++ compiler, then install raycore again"
+            "raycore was installed without its native kernels, which GCC compiles: install g++, then raycore again"
         )
     try:
         library = ctypes.CDLL(str(found[0]))

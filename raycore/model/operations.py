@@ -77,8 +77,8 @@ class TorchOperations:
         self.device = device
         self._batch_invariant = batch_invariant
         self._tiles = Tiles()
-        self._tiled: list[tuple[TiledLinear, Tensor]] = []
-        """The linear layers, each with an empty tensor of the shape and dtype of a row: [0, I]."""
+        self._tiled: list[tuple[TiledLinear, int, torch.dtype]] = []
+        """The linear layers, each with the size and the dtype of its rows."""
 
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         bias_O = None if bias_O is None else bias_O.to(self.device)
@@ -88,7 +88,7 @@ class TorchOperations:
         if not self._batch_invariant:
             return linear
         tiled = TiledLinear(linear, self._tiles)
-        self._tiled.append((tiled, weight_OI.new_empty(0, weight_OI.shape[1], device=self.device)))
+        self._tiled.append((tiled, weight_OI.shape[1], weight_OI.dtype))
         return tiled
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
@@ -106,8 +106,8 @@ class TorchOperations:
     def check_tiles(self) -> bool:
         generator = torch.Generator().manual_seed(0)
         checks: list[bool] = []
-        for linear, like_0I in self._tiled:
-            x_TI = torch.randn(TILE_ROWS, like_0I.shape[1], generator=generator).to(like_0I)
+        for linear, num_inputs, dtype in self._tiled:
+            x_TI = torch.randn(TILE_ROWS, num_inputs, generator=generator).to(self.device, dtype)
             checks.append(linear.keeps_places(x_TI))
         return all(checks)
 

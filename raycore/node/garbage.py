@@ -12,6 +12,6 @@ def freeze_heap(*_: object) -> None:
     container objects, so a collection would stop a step for tens of milliseconds. Call this when everything is loaded,
     and only in processes that raycore starts. The arguments are ignored; `collective_rpc` passes the worker.
 
-    Nothing is collected first: that takes 0.13 s of a start or a replacement, and finds only a few objects.
+    Nothing is collected first: that would delay every start and every replacement, and find only a few objects.
     """
     gc.freeze()

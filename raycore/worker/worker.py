@@ -71,7 +71,6 @@ class Worker(WorkerProtocol):
         self._max_threads = 1
         self._ranks = TensorParallel()
         self._experts: ExpertParallel | None = None
-        self._is_native = False
         self._operations: Operations = TorchOperations(self._device)
         self.load_progress = 0.0
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
@@ -101,12 +100,7 @@ class Worker(WorkerProtocol):
             self._max_threads = config.executor.num_threads or cores
             torch.set_num_threads(self._max_threads)
         self._dtype = _choose_dtype(config, self._device)
-        self._is_native = self._can_be_native()
-        batch_invariant = config.model.batch_invariant
-        if self._is_native:
-            self._operations = NativeOperations(batch_invariant=batch_invariant)
-        else:
-            self._operations = TorchOperations(self._device, batch_invariant=batch_invariant)
+        self._operations = self._make_operations()
         if self.rank.tp_size > 1:
             self._ranks = self._join_ranks()
         if config.parallel.is_lockstep:
@@ -208,6 +202,18 @@ class Worker(WorkerProtocol):
             experts=self._experts,
         )
 
+    def _make_operations(self) -> Operations:
+        model, batch_invariant = self.config.model, self.config.model.batch_invariant
+        is_supported = native_supports(model.spec.head_dim, self.config.cache.block_size, self._dtype)
+        if self._device.type == "cpu" and is_supported and kernels.load() is not None:
+            return NativeOperations(batch_invariant=batch_invariant)
+        return TorchOperations(self._device, batch_invariant=batch_invariant)
+
+    @property
+    def _is_native(self) -> bool:
+        """Whether native kernels compute this model here."""
+        return isinstance(self._operations, NativeOperations)
+
     def _make_attention(self, spec: AttentionSpec, kv: KVTensors) -> Attention:
         batch_invariant, limits = self.config.model.batch_invariant, self.config.scheduler
         if self._is_native:
@@ -215,11 +221,6 @@ class Worker(WorkerProtocol):
         attention = BatchInvariantAttention if batch_invariant else GatherAttention
         max_blocks = attention.max_blocks(limits.max_model_len, kv.block_size)
         return attention(spec, kv, GatherScratch(kv, limits.max_num_seqs, max_blocks))
-
-    def _can_be_native(self) -> bool:
-        """Whether native kernels compute this model here."""
-        is_supported = native_supports(self.config.model.spec.head_dim, self.config.cache.block_size, self._dtype)
-        return self._device.type == "cpu" and is_supported and kernels.load() is not None
 
     def warm_up(self) -> None:
         """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -97,7 +98,7 @@ def test_what_does_not_fit_waits_in_ray_where_an_autoscaler_sees_it(
     ):
         reserve(EngineShape(2, 12), names=["raycore_a", "raycore_b"], timeout_s=2, asks_for_nodes=True, is_wanted=look)
     assert ("CREATED", "PENDING") in seen
-    assert "1 of 2 ranks placed (raycore_" in caplog.text
+    assert re.search(r"waiting up to \d+ s more: .*1 of 2 ranks placed \(raycore_", caplog.text)
     assert "12 workers of CPU 1, an engine of CPU 1; in total: CPU 13" in caplog.text
     assert live_groups() == []
 

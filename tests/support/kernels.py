@@ -18,7 +18,7 @@ needs_kernels = pytest.mark.skipif(library.load() is None, reason="raycore was i
 _SOURCES = Path(library.__file__).parent / "csrc"
 _COMPILER, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 _FOLDER = tempfile.TemporaryDirectory()
-"""Of the compiled program. Removed at exit."""
+"""Has the compiled program. Removed at exit."""
 _DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

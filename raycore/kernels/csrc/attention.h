@@ -16,10 +16,10 @@ namespace {
 
 using namespace raycore;
 
-constexpr int64_t kMaxChunk = 256;                // keys
+constexpr int64_t kMaxChunk = 256;  // keys
 constexpr int64_t kRowStride = kMaxChunk + kWidth;  // a block's last vector may reach beyond the chunk
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kTaskRows = 64;
+constexpr int64_t kTaskRows = 64;  // few enough that a short prompt gives every thread a task
 
 // Where one head's keys and values of a block are.
 template <typename T>

@@ -1,8 +1,7 @@
 // The kernels of one instruction set, as a table of functions. `ops.cpp` checks arguments and calls them.
 //
 // Shapes: T tokens, D hidden size, N query heads, K key-value heads, G = N / K, H elements of a head, S tokens of a
-// cache block, F feed-forward size, V vocabulary, R rows, I and O inputs and outputs of
-// a linear layer. All arithmetic is in float32, whatever the storage.
+// cache block, F feed-forward size, V vocabulary, R rows, I and O inputs and outputs of a linear layer. All arithmetic is in float32, whatever the storage.
 
 #pragma once
 
@@ -12,11 +11,12 @@ namespace raycore {
 
 enum DType : int32_t { kFloat32, kBFloat16, kFloat16, kNumDTypes };
 
-// Calls function(begin, end, context) for ranges that together cover 0 to count, on torch's threads.
 typedef void (*RangeFunction)(int64_t begin, int64_t end, void* context);
 
+// Torch's threads.
 struct Threads {
   int64_t count;
+  // Calls function(begin, end, context) for ranges of `grain` or more that together cover 0 to `count`.
   void (*for_range)(int64_t count, int64_t grain, RangeFunction function, void* context);
 };
 

@@ -3,17 +3,12 @@
 #pragma once
 
 #include "kernels.h"
+#include "threads.h"
 #include "vectors.h"
 
 namespace {
 
 using namespace raycore;
-
-// Rows below which a kernel isn't worth another thread: about 16 KB of float32.
-inline int64_t rows_per_thread(int64_t dim) {
-  const int64_t rows = 8192 / dim;
-  return rows < 1 ? 1 : rows;
-}
 
 template <typename T>
 inline float inverse_norm(const T* x, int64_t dim, float eps) {
@@ -32,25 +27,17 @@ inline float inverse_norm(const T* x, int64_t dim, float eps) {
 }
 
 template <typename T>
-inline void norm_row(const T* x, const T* weight, T* out, int64_t dim, float eps) {
-  const Floats factor = splat(inverse_norm(x, dim, eps));
-  for (int64_t i = 0; i < dim; i += kWidth) {
-    const int64_t left = dim - i;
-    store_up_to(out + i, load_up_to(x + i, left) * factor * load_up_to(weight + i, left), left);
-  }
-}
-
-template <typename T>
 void rms_norm(const NormArgs& args, const Threads& threads) {
-  threads.for_range(
-      args.num_rows, rows_per_thread(args.dim),
-      [](int64_t begin, int64_t end, void* context) {
-        const NormArgs& args = *static_cast<const NormArgs*>(context);
-        for (int64_t row = begin; row < end; row++)
-          norm_row(static_cast<const T*>(args.x) + row * args.x_stride, static_cast<const T*>(args.weight),
-                   static_cast<T*>(args.out) + row * args.dim, args.dim, args.eps);
-      },
-      const_cast<NormArgs*>(&args));
+  for_rows(args.num_rows, rows_per_thread(args.dim), threads, [&](int64_t row) {
+    const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+    const T* weight = static_cast<const T*>(args.weight);
+    T* out = static_cast<T*>(args.out) + row * args.dim;
+    const Floats factor = splat(inverse_norm(x, args.dim, args.eps));
+    for (int64_t i = 0; i < args.dim; i += kWidth) {
+      const int64_t left = args.dim - i;
+      store_up_to(out + i, load_up_to(x + i, left) * factor * load_up_to(weight + i, left), left);
+    }
+  });
 }
 
 inline Floats silu(Floats x) {
@@ -59,52 +46,39 @@ inline Floats silu(Floats x) {
 
 template <typename T>
 void silu_and_mul(const SiluArgs& args, const Threads& threads) {
-  threads.for_range(
-      args.num_rows, rows_per_thread(args.dim),
-      [](int64_t begin, int64_t end, void* context) {
-        const SiluArgs& args = *static_cast<const SiluArgs*>(context);
-        const int64_t dim = args.dim;
-        for (int64_t row = begin; row < end; row++) {
-          const T* gate = static_cast<const T*>(args.gate_up) + row * 2 * dim;
-          const T* up = gate + dim;
-          T* out = static_cast<T*>(args.out) + row * dim;
-          for (int64_t i = 0; i < dim; i += kWidth) {
-            const int64_t left = dim - i;
-            store_up_to(out + i, silu(load_up_to(gate + i, left)) * load_up_to(up + i, left), left);
-          }
-        }
-      },
-      const_cast<SiluArgs*>(&args));
+  for_rows(args.num_rows, rows_per_thread(args.dim), threads, [&](int64_t row) {
+    const T* gate = static_cast<const T*>(args.gate_up) + row * 2 * args.dim;
+    const T* up = gate + args.dim;
+    T* out = static_cast<T*>(args.out) + row * args.dim;
+    for (int64_t i = 0; i < args.dim; i += kWidth) {
+      const int64_t left = args.dim - i;
+      store_up_to(out + i, silu(load_up_to(gate + i, left)) * load_up_to(up + i, left), left);
+    }
+  });
 }
 
 template <typename T>
 void most_likely(const PickArgs& args, const Threads& threads) {
-  threads.for_range(
-      args.num_rows, 1,
-      [](int64_t begin, int64_t end, void* context) {
-        const PickArgs& args = *static_cast<const PickArgs*>(context);
-        for (int64_t row = begin; row < end; row++) {
-          const T* logits = static_cast<const T*>(args.logits) + row * args.dim;
-          Floats best = splat(-kInfinity);
-          Ints where = {}, here;
-          for (int i = 0; i < kWidth; i++) here[i] = i;
-          int64_t i = 0;
-          for (; i + kWidth <= args.dim; i += kWidth, here += kWidth) {
-            const Floats x = load(logits + i);
-            where = x > best ? here : where;
-            best = maximum(x, best);
-          }
-          float top = -kInfinity;
-          int64_t found = 0;
-          for (int lane = 0; lane < kWidth; lane++)
-            if (best[lane] > top || (best[lane] == top && where[lane] < found)) top = best[lane], found = where[lane];
-          const Floats rest = load_first(logits + i, args.dim - i);
-          for (int lane = 0; i + lane < args.dim; lane++)
-            if (rest[lane] > top) top = rest[lane], found = i + lane;
-          args.out[row] = found;
-        }
-      },
-      const_cast<PickArgs*>(&args));
+  for_rows(args.num_rows, 1, threads, [&](int64_t row) {
+    const T* logits = static_cast<const T*>(args.logits) + row * args.dim;
+    Floats best = splat(-kInfinity);
+    Ints where = {}, here;
+    for (int i = 0; i < kWidth; i++) here[i] = i;
+    int64_t i = 0;
+    for (; i + kWidth <= args.dim; i += kWidth, here += kWidth) {
+      const Floats x = load(logits + i);
+      where = x > best ? here : where;
+      best = maximum(x, best);
+    }
+    float top = -kInfinity;
+    int64_t found = 0;
+    for (int lane = 0; lane < kWidth; lane++)
+      if (best[lane] > top || (best[lane] == top && where[lane] < found)) top = best[lane], found = where[lane];
+    const Floats rest = load_first(logits + i, args.dim - i);
+    for (int lane = 0; i + lane < args.dim; lane++)
+      if (rest[lane] > top) top = rest[lane], found = i + lane;
+    args.out[row] = found;
+  });
 }
 
 }  // namespace

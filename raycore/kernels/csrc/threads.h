@@ -1,4 +1,4 @@
-// Tasks that torch's threads share.
+// Work that torch's threads share.
 
 #pragma once
 
@@ -7,6 +7,23 @@
 namespace {
 
 using namespace raycore;
+
+// Rows of `dim` numbers below which a kernel isn't worth another thread: about 16 KB of float32.
+inline int64_t rows_per_thread(int64_t dim) {
+  const int64_t rows = 8192 / dim;
+  return rows < 1 ? 1 : rows;
+}
+
+// Calls function(row) for every row. Each thread gets `grain` adjacent rows or more.
+template <typename Function>
+void for_rows(int64_t num_rows, int64_t grain, const Threads& threads, const Function& function) {
+  threads.for_range(
+      num_rows, grain,
+      [](int64_t begin, int64_t end, void* context) {
+        for (; begin < end; begin++) (*static_cast<const Function*>(context))(begin);
+      },
+      const_cast<Function*>(&function));
+}
 
 // Calls function(task) for every task, each thread taking the next one when it is free.
 template <typename Function>

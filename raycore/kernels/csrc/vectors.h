@@ -162,7 +162,7 @@ inline float maximum(Floats x) {
   return combine_lanes(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e to the power of x, off by less than 2 units in the last place; 0 below -87.3, infinity above 88.3; NaN for
+// e to the power of x, off by less than 2 units in the last place; 0 below -87.3, infinity above 88.3. NaN gives
 // NaN.
 //
 // x = n ln 2 + r with |r| <= ln 2 / 2; a polynomial for e^r; n goes into the exponent's bits.
