@@ -33,10 +33,10 @@ from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
 
 CONTEXT = 190
-DECODES = [(1, 40), (16, 40), (64, 40)]
-"""Pairs of the number of sequences and the number of timings."""
-PROMPT, PROMPT_TIMINGS = 2048, 5
-CACHE_BYTES = 1 << 30
+DECODES = [1, 16, 64]
+PROMPT = 2048
+MAX_TIMINGS = 64
+CACHE_BYTES = 3 << 30
 
 
 def main() -> None:
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=None, help="default: all cores")
+    parser.add_argument("--timings", type=int, default=40, help="of a decode step, up to 64; a prompt has an eighth")
     args = parser.parse_args()
     for checkpoint in args.checkpoints:
         _measure(checkpoint, args)
@@ -55,12 +56,12 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
     dtype = getattr(torch, worker.dtype_name())
     linears = [_Linears(worker.config.model.spec, dtype, packed=packed) for packed in (True, False)]
     rows: list[list[object]] = [["step", "step ms", "linear layers ms", "ratio", "linear layers GB/s"]]
-    for num_seqs, num_timings in DECODES:
+    for num_seqs in DECODES:
         steps = _Decodes(worker, num_seqs)
-        rows.append([f"decode {num_seqs} x {CONTEXT}", *_compare(steps, linears, num_seqs, num_timings)])
+        rows.append([f"decode {num_seqs} x {CONTEXT}", *_compare(steps, linears, num_seqs, args.timings)])
         steps.end()
     prompt = partial(_compute_prompt, worker)
-    rows.append([f"prompt of {PROMPT}", *_compare(prompt, linears, PROMPT, PROMPT_TIMINGS)])
+    rows.append([f"prompt of {PROMPT}", *_compare(prompt, linears, PROMPT, args.timings // 8)])
     threads = torch.get_num_threads()
     print(f"\n{Path(checkpoint).name}, {worker.dtype_name()}, {threads} threads")
     print(table(rows), flush=True)
@@ -126,7 +127,7 @@ class _Decodes:
     def __init__(self, worker: Worker, num_seqs: int) -> None:
         self._worker = worker
         self._slots = list(range(num_seqs))
-        blocks_each = CONTEXT // 8 + 1
+        blocks_each = (CONTEXT + MAX_TIMINGS + 2) // worker.config.cache.block_size + 1
         requests = [
             _request(slot, CONTEXT, range(slot * blocks_each, (slot + 1) * blocks_each)) for slot in self._slots
         ]
@@ -140,7 +141,7 @@ class _Decodes:
 
 
 def _compute_prompt(worker: Worker) -> None:
-    request = _request(0, PROMPT, range(PROMPT // 8))
+    request = _request(0, PROMPT, range(PROMPT // worker.config.cache.block_size))
     worker.execute_model(StepPlan(0, _int32([0]), _int32([PROMPT]), new_requests=[request]))
     worker.execute_model(StepPlan(1, freed_slots=[0]))
 
