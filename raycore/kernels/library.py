@@ -14,8 +14,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 VARIABLE = "RAYCORE_CPU_KERNELS"
-"""This environment variable chooses the kernels' instruction set: `avx2`, `avx512` or `neon`; or `none`, for plain
-torch. By default, the best that the processor has."""
+"""This environment variable chooses the kernels' instruction set: `avx2`, `avx512`, `avx512_bf16`, `amx` or `neon`; or
+`none`, for plain torch. By default, the best that the processor has."""
 
 _DIRECTORY = Path(__file__).parent
 

@@ -240,8 +240,11 @@ void attend_rows(const AttentionArgs& args, const Sequence& sequence, int64_t he
   }
 }
 
+// Computes the results of some rows of one sequence and key-value head.
+typedef void (*Attend)(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t row, int64_t last_row);
+
 template <typename T>
-void attention(const AttentionArgs& args, const Threads& threads) {
+void attention(const AttentionArgs& args, const Threads& threads, Attend attend) {
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim;
   // Rotates the queries of some tokens that share a key-value head, rotates their keys, and stores keys and values.
   const auto prepare = [&](const Sequence& sequence, int64_t head, int64_t first_token, int64_t last_token) {
@@ -267,7 +270,7 @@ void attention(const AttentionArgs& args, const Threads& threads) {
     share(args.num_sequences * K, threads, [&](int64_t task) {
       const Sequence& sequence = args.sequences[task / K];
       prepare(sequence, task % K, 0, 1);
-      attend_rows<T>(args, sequence, task % K, 0, G);
+      attend(args, sequence, task % K, 0, G);
     });
     return;
   }
@@ -282,8 +285,13 @@ void attention(const AttentionArgs& args, const Threads& threads) {
   };
   for_tasks(prepare);
   for_tasks([&](const Sequence& sequence, int64_t head, int64_t first_token, int64_t last_token) {
-    if (sequence.attends) attend_rows<T>(args, sequence, head, first_token * G, last_token * G);
+    if (sequence.attends) attend(args, sequence, head, first_token * G, last_token * G);
   });
+}
+
+template <typename T>
+void attention(const AttentionArgs& args, const Threads& threads) {
+  attention<T>(args, threads, attend_rows<T>);
 }
 
 }  // namespace

@@ -5,5 +5,5 @@
 #include "linear.h"
 #include "rowwise.h"
 #include "table.h"
-RAYCORE_TABLE(kAvx2Kernels, "avx2")
+RAYCORE_TABLE(kAvx2Kernels, "avx2", attention<BFloat16>)
 #endif

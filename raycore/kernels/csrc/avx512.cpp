@@ -5,5 +5,5 @@
 #include "linear.h"
 #include "rowwise.h"
 #include "table.h"
-RAYCORE_TABLE(kAvx512Kernels, "avx512")
+RAYCORE_TABLE(kAvx512Kernels, "avx512", attention<BFloat16>)
 #endif

@@ -85,6 +85,8 @@ struct Kernels {
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512Bf16Kernels;
+extern const Kernels kAmxKernels;
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif

@@ -4,5 +4,5 @@
 #include "linear.h"
 #include "rowwise.h"
 #include "table.h"
-RAYCORE_TABLE(kNeonKernels, "neon")
+RAYCORE_TABLE(kNeonKernels, "neon", attention<BFloat16>)
 #endif

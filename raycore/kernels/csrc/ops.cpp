@@ -1,6 +1,8 @@
 // Registers the kernels with torch, under `torch.ops.raycore`.
 
 #include <dlfcn.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <stdexcept>
@@ -218,17 +220,31 @@ const Op kOps[] = {
 namespace raycore {
 namespace {
 
+#if defined(__x86_64__)
+// Whether AMX may be used. Linux allows it to a process that asks for it.
+bool has_amx() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
 // The kernels named `choice`, or the best ones ("auto"). Null if this processor or library hasn't got them.
 const Kernels* choose(const char* choice) {
-  const bool is_auto = !std::strcmp(choice, "auto");
+  const auto is_wanted = [&](const Kernels& kernels) {
+    return !std::strcmp(choice, "auto") || !std::strcmp(choice, kernels.name);
+  };
 #if defined(__x86_64__)
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (has_avx512 && (is_auto || !std::strcmp(choice, kAvx512Kernels.name))) return &kAvx512Kernels;
-  if (has_avx2 && (is_auto || !std::strcmp(choice, kAvx2Kernels.name))) return &kAvx2Kernels;
+  const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16");
+  if (has_bf16 && is_wanted(kAmxKernels) && has_amx()) return &kAmxKernels;
+  if (has_bf16 && is_wanted(kAvx512Bf16Kernels)) return &kAvx512Bf16Kernels;
+  if (has_avx512 && is_wanted(kAvx512Kernels)) return &kAvx512Kernels;
+  if (has_avx2 && is_wanted(kAvx2Kernels)) return &kAvx2Kernels;
 #elif defined(__aarch64__)
-  if (is_auto || !std::strcmp(choice, kNeonKernels.name)) return &kNeonKernels;
+  if (is_wanted(kNeonKernels)) return &kNeonKernels;
 #endif
   return nullptr;
 }

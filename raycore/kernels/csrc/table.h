@@ -1,11 +1,11 @@
 // The table of the kernels that this translation unit compiles.
 
-#define RAYCORE_TABLE(NAME, TEXT)                                                               \
-  namespace raycore {                                                                           \
-  const Kernels NAME = {TEXT,                                                                   \
-                        {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},               \
-                        {silu_and_mul<float>, silu_and_mul<BFloat16>, silu_and_mul<Float16>},   \
-                        {attention<float>, attention<BFloat16>, attention<Float16>},            \
-                        {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},  \
-                        {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>}};     \
+#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION)                                                  \
+  namespace raycore {                                                                                  \
+  const Kernels NAME = {TEXT,                                                                          \
+                        {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},                      \
+                        {silu_and_mul<float>, silu_and_mul<BFloat16>, silu_and_mul<Float16>},          \
+                        {attention<float>, BFLOAT16_ATTENTION, attention<Float16>},                    \
+                        {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>}, \
+                        {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>}};            \
   }

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kWidth = RAYCORE_WIDTH;
 constexpr float kInfinity = __builtin_inff();
+constexpr float kLog2OfE = 1.44269504f;
 
 typedef float Floats __attribute__((vector_size(4 * kWidth)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
@@ -59,6 +60,11 @@ inline void store(float* to, Floats x) {
   std::memcpy(to, &x, sizeof(x));
 }
 
+#ifdef __AVX512BF16__
+inline void store(BFloat16* to, Floats x) {
+  _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+}
+#else
 inline void store(BFloat16* to, Floats x) {
   // round to the nearest, ties to even; NaN stays NaN
   const Words bits = bits_of<Words>(x);
@@ -66,6 +72,7 @@ inline void store(BFloat16* to, Floats x) {
   const Halves halves = __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40, Halves);
   std::memcpy(to, &halves, sizeof(halves));
 }
+#endif
 
 #if RAYCORE_WIDTH == 16
 inline Floats load(const Float16* from) {
@@ -162,26 +169,56 @@ inline float maximum(Floats x) {
   return combine_lanes(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e to the power of x, off by less than 2 units in the last place; 0 below -87.3, infinity above 88.3. NaN gives
-// NaN.
-//
-// x = n ln 2 + r with |r| <= ln 2 / 2; a polynomial for e^r; n goes into the exponent's bits.
-inline Floats exponential(Floats x) {
-  const Floats shifted = x * splat(1.44269504f) + splat(12582912.0f);  // 1.5 · 2^23: rounds to an integer
-  const Ints exponent = bits_of<Ints>(shifted) - bits_of<Ints>(splat(12582912.0f));
-  const Floats n = shifted - splat(12582912.0f);
-  const Floats r = x - n * splat(0.693145752f) - n * splat(1.42860677e-6f);
+#if RAYCORE_WIDTH == 16
+// 2 to the power of x, off by less than 5e-6 of it.
+inline Floats power_of_two(Floats x) {
+  const Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // 0 if infinite
+  Floats y = splat(9.6181291e-3f);
+  y = y * r + splat(5.5504109e-2f);
+  y = y * r + splat(2.4022651e-1f);
+  y = y * r + splat(6.9314718e-1f);
+  y = y * r + splat(1.0f);
+  return (Floats)_mm512_scalef_ps((__m512)y, (__m512)(x - r));
+}
+#endif
+
+// e to the power of r, for |r| <= ln 2 / 2.
+inline Floats exponential_near_zero(Floats r) {
   Floats y = splat(1.98756915e-4f);
   y = y * r + splat(1.39819995e-3f);
   y = y * r + splat(8.33345187e-3f);
   y = y * r + splat(4.16657959e-2f);
   y = y * r + splat(1.66666655e-1f);
   y = y * r + splat(0.5f);
-  y = y * r * r + r + splat(1.0f);
+  return y * r * r + r + splat(1.0f);
+}
+
+// x - n ln 2, with ln 2 in two parts.
+inline Floats without_multiples(Floats x, Floats n) {
+  return x - n * splat(0.693145752f) - n * splat(1.42860677e-6f);
+}
+
+// e to the power of x, off by less than 2 units in the last place; 0 far below -87, infinity far above 88. NaN gives
+// NaN.
+//
+// x = n ln 2 + r with |r| <= ln 2 / 2; a polynomial for e^r; n goes into the exponent's bits.
+#if RAYCORE_WIDTH == 16
+inline Floats exponential(Floats x) {
+  x = splat(-104.0f) > x ? splat(-104.0f) : x;
+  x = splat(89.0f) < x ? splat(89.0f) : x;
+  const __m512 n = _mm512_roundscale_ps((__m512)(x * splat(kLog2OfE)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return (Floats)_mm512_scalef_ps((__m512)exponential_near_zero(without_multiples(x, (Floats)n)), n);
+}
+#else
+inline Floats exponential(Floats x) {
+  const Floats shifted = x * splat(kLog2OfE) + splat(12582912.0f);  // 1.5 · 2^23: rounds to an integer
+  const Ints exponent = bits_of<Ints>(shifted) - bits_of<Ints>(splat(12582912.0f));
+  const Floats y = exponential_near_zero(without_multiples(x, shifted - splat(12582912.0f)));
   const Floats scaled = bits_of<Floats>(bits_of<Ints>(y) + (exponent << 23));
   const Floats low = x < splat(-87.3f) ? splat(0.0f) : scaled;
   const Floats all = x > splat(88.3f) ? splat(kInfinity) : low;
   return x == x ? all : x;
 }
+#endif
 
 }  // namespace

@@ -1,7 +1,8 @@
 """Attention by native kernels for CPUs, which read keys and values where they lie in the cache.
 
-A token's result has the same bits whatever else the step computes, so this backend is batch-invariant, too. Only
-prompts without a cached prefix are left to torch's SDPA, which is faster for them and not batch-invariant.
+A token's result has the same bits whatever else the step computes, so this backend is batch-invariant, too. In
+bfloat16, if the processor can multiply such numbers, the kernels compute everything. Otherwise prompts without a cached
+prefix are left to torch's SDPA, which is faster for them and not batch-invariant.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raycore.kernels import library as kernels
 from raycore.model.attention.gather import WholePrompts
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.spec import AttentionSpec
@@ -22,6 +24,8 @@ from raycore.model.batch import StepInputs
 _MAX_HEAD_DIM = 256
 _MAX_BLOCK_SIZE = 256
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_BFLOAT16_SETS = ("avx512_bf16", "amx")
+"""The kernels' instruction sets that multiply bfloat16 numbers."""
 _SDPA_FROM = 64
 """Prompts of at least this many tokens are computed by SDPA, whose matrix products pay for long ones."""
 
@@ -44,7 +48,9 @@ class NativeAttention:
         self._eps = spec.norm_eps
         self._cosines_and_sines_PH = spec.rope.cosines_and_sines()
         self._scale = 1.0 / math.sqrt(spec.heads.head_dim)
-        self._longest_for_sdpa = 0 if batch_invariant else min((w for w in self._windows if w), default=sys.maxsize)
+        self._longest_for_sdpa = 0
+        if not batch_invariant and not _has_tiles(spec, kv.block_size):
+            self._longest_for_sdpa = min((w for w in self._windows if w), default=sys.maxsize)
         self._tables = self._sequences = torch.empty(0)
         self._prompts: list[WholePrompts] = []
         self._attend = torch.ops.raycore.attention.default
@@ -82,3 +88,9 @@ class NativeAttention:
         for prompts in self._prompts:
             out_TO[prompts.row : prompts.end] = prompts.attend(self._kv.blocks[layer], qkv_TO)
         return out_TO
+
+
+def _has_tiles(spec: AttentionSpec, block_size: int) -> bool:
+    """Whether the kernels compute many tokens with products of bfloat16 tiles."""
+    is_bfloat16 = spec.dtype == torch.bfloat16 and kernels.load() in _BFLOAT16_SETS
+    return is_bfloat16 and spec.heads.head_dim % 32 == 0 and block_size % 16 == 0

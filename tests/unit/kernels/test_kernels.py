@@ -28,7 +28,7 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 ops = torch.ops.raycore
 
 
-@pytest.fixture(autouse=True, params=["avx2", "avx512", "neon", "neon, emulated"], scope="module")
+@pytest.fixture(autouse=True, params=["avx2", "avx512", "avx512_bf16", "amx", "neon", "neon, emulated"], scope="module")
 def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     global ops
     before = library.load()

@@ -1,0 +1,10 @@
+#if defined(__x86_64__)
+#define RAYCORE_WIDTH 16
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,f16c,amx-tile,amx-bf16")
+#include "linear.h"
+#include "rowwise.h"
+#include "table.h"
+#include "tile_attention.h"
+RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", tile_attention<DotProducts>)
+RAYCORE_TABLE(kAmxKernels, "amx", tile_attention<AmxProducts>)
+#endif
