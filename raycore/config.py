@@ -303,7 +303,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     num_threads: Annotated[
         _Count | None,
         option(
-            "Compute threads per worker, on CPUs.",
+            "Maximum number of compute threads per worker, on CPUs. While other processes need cores, fewer are used.",
             default="the node's cores divided by the engine's workers on the node",
         ),
     ] = None

@@ -161,7 +161,8 @@ class EngineOptions(VllmOptions, total=False):
     channel_capacity_bytes: int
     """Capacity of a channel, in bytes. Larger messages are sent in parts. Default: 1048576."""
     num_threads: int | None
-    """Compute threads per worker, on CPUs. Default: the node's cores divided by the engine's workers on the node."""
+    """Maximum number of compute threads per worker, on CPUs. While other processes need cores, fewer are used. Default:
+    the node's cores divided by the engine's workers on the node."""
     init_timeout_s: float
     """Seconds within which ranks must start, including loading weights. Otherwise the start of the engine, or the
     restart of the rank, has failed. Default: 600."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from raycore.messages import StepPlan, StepResult, TokenLogprobs
 from raycore.model.attention.spec import Attention
 from raycore.model.batch import SlotBatch, StepInputs
+from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decoder import Decoder
 from raycore.model.experts import ExpertParallel
 from raycore.model.operations import Operations
@@ -21,18 +22,7 @@ from raycore.model.rows import TILE_ROWS
 from raycore.model.sampling.logprobs import prompt_logprobs
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
 
-_MANY_THREADS_FROM = 1 << 26
-"""Steps with at least this many multiplications (about 1 ms on one core) use several threads.
-
-In smaller steps, it costs more time to start and join the threads than they save.
-"""
-
 _PromptLogprobs = list[tuple[int, int, list[TokenLogprobs]]]
-
-
-def threads_for(num_multiplications: int, max_threads: int) -> int:
-    """Return the number of compute threads for a step: `max_threads` for many multiplications, 1 for few."""
-    return max_threads if num_multiplications >= _MANY_THREADS_FROM else 1
 
 
 class ModelRunner:
@@ -46,14 +36,14 @@ class ModelRunner:
         sampler: Sampler,
         operations: Operations,
         *,
-        max_threads: int = 1,
+        threads: ComputeThreads | None = None,
         reports: bool = True,
         batch_invariant: bool = False,
         experts: ExpertParallel | None = None,
     ) -> None:
         """
         Args:
-            max_threads: compute threads on a CPU, for large enough steps.
+            threads: chooses the number of compute threads on a CPU. None: one.
             reports: whether this worker reports prompt logprobs. One worker of an engine does.
             batch_invariant: make a token's result independent of what else the step computes.
             experts: the ranks of several engines that share experts and therefore run every step together. None: there
@@ -64,7 +54,7 @@ class ModelRunner:
         self._batch = batch
         self._sampler = sampler
         self._operations = operations
-        self._max_threads = max_threads
+        self._threads = threads or ComputeThreads()
         self._reports = reports
         self._batch_invariant = batch_invariant
         self._experts = experts
@@ -74,6 +64,12 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, as described in `StepPlan`, and return its result."""
+        try:
+            return self._execute(plan)
+        finally:
+            self._threads.end_step()
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         self._update_requests(plan)
         self._batch.apply(plan)
         step = self._batch.advance(plan)
@@ -96,7 +92,7 @@ class ModelRunner:
         num_kept = len(step.token_ids) if self._wants_all_rows(step) else len(step.sampled)
         is_anyone_busy = experts.begin(len(step.token_ids), num_kept)
         if is_anyone_busy and not len(step.slots):
-            self._choose_threads(experts.num_tokens)
+            self._begin(experts.num_tokens)
             self._decoder.forward_nothing()
         return is_anyone_busy
 
@@ -114,7 +110,7 @@ class ModelRunner:
 
         Adds prompt logprobs to `result`.
         """
-        self._choose_threads(len(step.token_ids) if self._experts is None else self._experts.num_tokens)
+        self._begin(len(step.token_ids) if self._experts is None else self._experts.num_tokens)
         self._attention.begin(step, self._batch.block_tables)
         last_rows = step.last_rows
         wants_all = self._wants_all_rows(step)
@@ -136,11 +132,10 @@ class ModelRunner:
         """Whether a request in the step asked for prompt logprobs."""
         return bool(self._prompt_logprobs) and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
 
-    def _choose_threads(self, num_tokens: int) -> None:
-        if self._max_threads > 1:
-            if self._batch_invariant:
-                num_tokens = TILE_ROWS  # every step uses the same number of threads
-            torch.set_num_threads(threads_for(num_tokens * self._decoder.num_weights, self._max_threads))
+    def _begin(self, num_tokens: int) -> None:
+        if self._batch_invariant:
+            num_tokens = TILE_ROWS  # every step uses the same number of threads
+        self._threads.begin_step(num_tokens * self._decoder.num_weights)
 
     def _report_prompts(self, step: StepInputs, hidden_TD: Tensor, last_rows: NDArray[np.int64]) -> _PromptLogprobs:
         """Return the logprobs of those prompt tokens that follow a token computed in this step."""

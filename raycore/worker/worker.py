@@ -33,13 +33,14 @@ from raycore.model.attention.scratch import GatherScratch
 from raycore.model.attention.spec import Attention, AttentionSpec
 from raycore.model.batch import SlotBatch
 from raycore.model.collectives import Collectives, join
+from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decoder import Decoder
 from raycore.model.experts import ExpertParallel
 from raycore.model.layers import TensorParallel, can_pack
 from raycore.model.native_operations import NativeOperations
 from raycore.model.operations import Operations, TorchOperations
 from raycore.model.rows import TILE_ROWS
-from raycore.model.runner import ModelRunner, threads_for
+from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, step_bytes
 from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
@@ -68,7 +69,7 @@ class Worker(WorkerProtocol):
         self.rank = rank
         self._device = torch.device("cpu")
         self._dtype = torch.float32
-        self._max_threads = 1
+        self._threads = ComputeThreads()
         self._ranks = TensorParallel()
         self._experts: ExpertParallel | None = None
         self._operations: Operations = TorchOperations(self._device)
@@ -97,8 +98,9 @@ class Worker(WorkerProtocol):
         else:
             host.keep_freed_memory()
             cores = max(1, host.usable_cores() // self.rank.num_local_workers)
-            self._max_threads = config.executor.num_threads or cores
-            torch.set_num_threads(self._max_threads)
+            num_threads = config.executor.num_threads or cores
+            torch.set_num_threads(num_threads)
+            self._threads = ComputeThreads(num_threads, is_fixed=config.model.batch_invariant)
         self._dtype = _choose_dtype(config, self._device)
         self._operations = self._make_operations()
         if self.rank.tp_size > 1:
@@ -131,7 +133,7 @@ class Worker(WorkerProtocol):
 
         If they aren't, log a warning. Rows are then computed one at a time.
         """
-        torch.set_num_threads(threads_for(TILE_ROWS * decoder.num_weights, self._max_threads))
+        self._threads.begin_step(TILE_ROWS * decoder.num_weights)
         if not decoder.check_tiles():
             logger.warning(
                 "batch_invariant=True: on device %s a token's result depends on its position in a tile of %d tokens, "
@@ -196,7 +198,7 @@ class Worker(WorkerProtocol):
             SlotBatch(max_seqs, max_model_len, block_size),
             Sampler(spec.vocab_size, self._device, batch_invariant=batch_invariant, grammars=self._grammars),
             self._operations,
-            max_threads=self._max_threads,
+            threads=self._threads,
             reports=self.rank.tp_rank == 0,
             batch_invariant=batch_invariant,
             experts=self._experts,

@@ -1,0 +1,116 @@
+"""Chooses the number of compute threads for each step on a CPU.
+
+A step's work is split among threads that wait for each other some hundred times. If other processes need a core, the
+thread on it makes all others wait: one busy process can make steps with a thread on every core ten times as long, but
+steps with one thread less hardly longer. So when threads have waited for a core, the next steps use fewer of them. When
+enough cores have been free for a while, they use more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from raycore.node.cpu_time import OtherProcesses, ThreadWaits
+from raycore.node.resources import usable_cores
+
+_MANY_THREADS_FROM = 1 << 26
+"""Steps with at least this many multiplications (about 1 ms on one core) use several threads.
+
+In smaller steps, it costs more time to start and join the threads than they save.
+"""
+_LOOK_AFTER_S = 0.1
+"""Time in large steps, after which the threads' waiting is looked at."""
+_TOO_MUCH_WAITING = 0.2
+"""Cores. With so many threads waiting on average, there are too many."""
+_MORE_AFTER_S = 0.5
+_MORE_AFTER_AT_MOST_S = 16.0
+"""How long cores must have been free before there are more threads. Doubles each time this was a mistake."""
+_FREE_CORES = 0.7
+"""Cores that must be free for another thread."""
+
+
+class ComputeThreads:
+    """The compute threads of one worker's steps. Call `begin_step` and `end_step` around each step."""
+
+    def __init__(self, max_threads: int = 1, *, is_fixed: bool = False) -> None:
+        """`is_fixed`: use `max_threads` in every large step."""
+        self._max_threads = max_threads
+        self._num_threads = max_threads
+        self._begun_s: float | None = None
+        """When the current step began. None if it is small."""
+        is_adaptive = max_threads > 1 and not is_fixed
+        self._controller = ThreadController(max_threads, usable_cores()) if is_adaptive else None
+
+    def begin_step(self, num_multiplications: int) -> None:
+        """Set the number of threads for a step."""
+        if self._max_threads == 1:
+            return
+        is_small = num_multiplications < _MANY_THREADS_FROM
+        torch.set_num_threads(1 if is_small else self._num_threads)
+        self._begun_s = None if is_small else time.perf_counter()
+
+    def end_step(self) -> None:
+        """Note how the step went."""
+        if self._controller is not None and self._begun_s is not None:
+            self._num_threads = self._controller.after_step(time.perf_counter() - self._begun_s)
+
+
+class ThreadController:
+    """Decides how many threads are best, from how long they wait for cores and how many cores others use."""
+
+    def __init__(
+        self,
+        max_threads: int,
+        num_cores: int,
+        *,
+        new_waits_s: Callable[[], float] | None = None,
+        cores_used_by_others: Callable[[], float | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            num_cores: how many cores this process may use.
+            new_waits_s: how long all threads together have waited for a core since the last call.
+            cores_used_by_others: how many cores other processes have used since the last call.
+            clock: returns seconds.
+        """
+        self.num_threads = max_threads
+        self._max_threads = max_threads
+        self._num_cores = num_cores
+        self._new_waits_s = new_waits_s or ThreadWaits().new_s
+        self._cores_used_by_others = cores_used_by_others or OtherProcesses().cores_used
+        self._clock = clock
+        self._in_steps_s = 0.0
+        self._changed_s = clock()
+        self._more_after_s = _MORE_AFTER_S
+        self._was_raised = False
+
+    def after_step(self, step_s: float) -> int:
+        """Note a large step that took `step_s` seconds. Returns how many threads the next one uses."""
+        self._in_steps_s += step_s
+        if self._in_steps_s < _LOOK_AFTER_S:
+            return self.num_threads
+        waiting = self._new_waits_s() / self._in_steps_s
+        self._in_steps_s = 0.0
+        unchanged_s = self._clock() - self._changed_s
+        if waiting > _TOO_MUCH_WAITING:
+            if self._was_raised and unchanged_s < self._more_after_s:
+                self._more_after_s = min(2 * self._more_after_s, _MORE_AFTER_AT_MOST_S)
+            self._change(max(1, self.num_threads - 1), is_raise=False)
+        elif self.num_threads < self._max_threads and unchanged_s >= self._more_after_s:
+            used = self._cores_used_by_others()
+            is_free = used is not None and self._num_cores - used >= self.num_threads + _FREE_CORES
+            self._change(self.num_threads + is_free, is_raise=is_free)
+        elif unchanged_s >= _MORE_AFTER_AT_MOST_S:
+            self._more_after_s = _MORE_AFTER_S
+        return self.num_threads
+
+    def _change(self, num_threads: int, *, is_raise: bool) -> None:
+        self.num_threads = num_threads
+        self._was_raised = is_raise
+        self._changed_s = self._clock()
+        if not is_raise:
+            self._cores_used_by_others()  # count from now on

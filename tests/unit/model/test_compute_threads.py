@@ -1,0 +1,96 @@
+"""How many threads compute a step, from what is known of waiting threads and of other processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raycore.model.compute_threads import ComputeThreads, ThreadController
+
+LARGE, SMALL = 1 << 30, 1 << 20
+
+
+class Machine:
+    """A machine with four cores, of which other processes use `others`. A thread too many waits all the time."""
+
+    def __init__(self, others: float = 0.0, *, is_known: bool = True) -> None:
+        self.others = others
+        self.now_s = 0.0
+        self._is_known = is_known
+        self._waited_s = 0.0
+        self.controller = ThreadController(
+            4, 4, new_waits_s=self._new_waits_s, cores_used_by_others=self._used, clock=lambda: self.now_s
+        )
+
+    def step(self, seconds: float = 0.2) -> int:
+        """A step of so many seconds. Returns how many threads the next one uses."""
+        self.now_s += seconds
+        self._waited_s += seconds * max(0.0, self.controller.num_threads + self.others - 4)
+        return self.controller.after_step(seconds)
+
+    def _new_waits_s(self) -> float:
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
+    def _used(self) -> float | None:
+        return self.others if self._is_known else None
+
+
+def test_a_quiet_machine_computes_with_all_threads():
+    machine = Machine(others=0.1)
+    assert {machine.step() for _ in range(50)} == {4}
+
+
+@pytest.mark.parametrize(("others", "num_threads"), [(1.0, 3), (2.0, 2), (3.0, 1), (8.0, 1)])
+def test_other_processes_get_the_cores_that_they_use(others: float, num_threads: int):
+    machine = Machine(others)
+    for _ in range(4):
+        machine.step()
+    assert {machine.step() for _ in range(50)} == {num_threads}
+
+
+def test_threads_come_back_when_cores_are_free():
+    machine = Machine(others=2.0)
+    for _ in range(10):
+        machine.step()
+    assert machine.controller.num_threads == 2
+    machine.others = 0.0
+    for _ in range(20):
+        machine.step()
+    assert machine.controller.num_threads == 4
+
+
+def test_threads_are_added_less_and_less_often_where_that_was_a_mistake():
+    machine = Machine()
+    # others compute whenever there are four threads, and seem to be idle otherwise
+    counts: list[int] = []
+    for _ in range(500):
+        machine.others = 1.0 if machine.controller.num_threads == 4 else 0.0
+        counts.append(machine.step())
+    assert counts.count(4) < 15
+    assert counts[-50:].count(4) <= 1
+
+
+def test_nothing_is_added_where_the_use_of_cores_is_not_known():
+    machine = Machine(others=1.0, is_known=False)
+    for _ in range(10):
+        machine.step()
+    machine.others = 0.0
+    assert {machine.step() for _ in range(50)} == {3}
+
+
+def test_short_steps_are_looked_at_together():
+    machine = Machine(others=1.0)
+    assert [machine.step(0.04) for _ in range(3)] == [4, 4, 3]
+
+
+def test_small_steps_use_one_thread():
+    before = torch.get_num_threads()
+    try:
+        threads = ComputeThreads(2, is_fixed=True)
+        for size, expected in ((SMALL, 1), (LARGE, 2), (SMALL, 1)):
+            threads.begin_step(size)
+            assert torch.get_num_threads() == expected
+            threads.end_step()
+    finally:
+        torch.set_num_threads(before)

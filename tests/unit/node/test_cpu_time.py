@@ -1,0 +1,93 @@
+"""What the kernel says of CPU time: of this process, and from files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from raycore.node.cpu_time import OtherProcesses, ThreadWaits
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+
+
+def test_waits_of_threads_are_added_up(tmp_path: Path):
+    def write(thread_id: int, waited_ms: int) -> None:
+        (tmp_path / str(thread_id)).mkdir(exist_ok=True)
+        (tmp_path / str(thread_id) / "schedstat").write_text(f"123456 {waited_ms * 10**6} 7\n")
+
+    write(1, 500)
+    write(2, 300)
+    waits = ThreadWaits(tmp_path)
+    assert waits.new_s() == 0.0
+    write(1, 600)
+    write(3, 50)  # a new thread
+    assert waits.new_s() == pytest.approx(0.15)
+    (tmp_path / "2" / "schedstat").unlink()  # its thread has ended
+    write(3, 60)
+    assert waits.new_s() == pytest.approx(0.01)
+
+
+def test_nothing_is_known_without_the_files(tmp_path: Path):
+    assert ThreadWaits(tmp_path / "none").new_s() == 0.0
+    assert OtherProcesses(tmp_path / "none").cores_used() is None
+
+
+def test_a_thread_that_shares_its_core_is_seen_to_wait():
+    core = min(os.sched_getaffinity(0))
+    command = f"""
+import os, subprocess, sys, time
+from raycore.node.cpu_time import ThreadWaits
+os.sched_setaffinity(0, [{core}])
+busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+try:
+    waits, deadline_s, waited_s = ThreadWaits(), time.monotonic() + 60, 0.0
+    while waited_s < 0.05 and time.monotonic() < deadline_s:
+        sum(range(10_000))
+        waited_s += waits.new_s()
+finally:
+    busy.kill()
+    busy.wait()
+print(waited_s >= 0.05)
+"""
+    found = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=100, check=True)
+    assert found.stdout.strip() == "True"
+
+
+def test_cores_of_others_are_busy_cores_without_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cores = sorted(os.sched_getaffinity(0))
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def write(busy_s: float) -> None:
+        lines = ["cpu 0 0 0 0 0 0 0 0 0 0", *(f"cpu{core} {int(busy_s * ticks)} 0 0 77 8 0 0 0 5 0" for core in cores)]
+        (tmp_path / "stat").write_text("\n".join([*lines, "cpu9999 1 2 3 4 5 6 7 8 9 10", "intr 5 6", "ctxt 7"]))
+
+    now_s = iter([100.0, 102.0])
+    own_s = iter([1.0, 1.5])
+    clock = SimpleNamespace(monotonic=lambda: next(now_s), process_time=lambda: next(own_s))
+    monkeypatch.setattr("raycore.node.cpu_time.time", clock)
+    write(1.0)
+    others = OtherProcesses(tmp_path / "stat")
+    write(2.0)
+    assert others.cores_used() == pytest.approx((len(cores) * 1.0 - 0.5) / 2.0)
+
+
+def test_a_computing_process_is_seen_here():
+    others = OtherProcesses()
+    if others.cores_used() is None:
+        pytest.skip("/proc/stat can't be read")
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        deadline_s, used = time.monotonic() + 60, 0.0
+        while used < 0.2 and time.monotonic() < deadline_s:
+            time.sleep(0.3)
+            used = others.cores_used() or 0.0
+    finally:
+        busy.kill()
+        busy.wait()
+    assert used >= 0.2
