@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raycore.model.layers import Linear
 from raycore.model.operations import Norm, TorchOperations
+from raycore.model.sampling.picking import DrawLimits
 
 _FEW_ROWS = 4
 """So many rows are computed while the weight is streamed once."""
 
 
 class NativeOperations(TorchOperations):
-    """Native kernels compute norms, activations, the head for a few rows, and the most likely token.
+    """Native kernels compute norms, activations, the head for a few rows, and pick tokens.
 
     `raycore.kernels` must be loaded.
     """
@@ -34,6 +36,10 @@ class NativeOperations(TorchOperations):
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:
         return torch.ops.raycore.most_likely.default(logits_RV)
+
+    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
+        limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
+        return torch.ops.raycore.draw.default(logits_RV, torch.as_tensor(limits_R5))
 
 
 class _FewRowsLinear:

@@ -21,7 +21,8 @@ from raycore.model.layers import (
     silu_and_mul,
 )
 from raycore.model.rows import TILE_ROWS, Tiles, on_one_thread
-from raycore.model.sampling.picking import most_likely
+from raycore.model.sampling import picking
+from raycore.model.sampling.picking import DrawLimits
 
 
 class Norm(Protocol):
@@ -55,6 +56,10 @@ class Operations(Protocol):
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:
         """Return int64[R]: each row's most likely token. If several are equally likely, the first of them."""
+        ...
+
+    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
+        """Return int64[R]: the token that each row draws."""
         ...
 
     def check_tiles(self) -> bool:
@@ -101,7 +106,10 @@ class TorchOperations:
         return on_one_thread(silu_and_mul, gate_up_TF) if self._batch_invariant else silu_and_mul(gate_up_TF)
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:
-        return most_likely(logits_RV)
+        return picking.most_likely(logits_RV)
+
+    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
+        return picking.draw(logits_RV, limits, self._batch_invariant)
 
     def check_tiles(self) -> bool:
         generator = torch.Generator().manual_seed(0)

@@ -196,7 +196,7 @@ class Worker(WorkerProtocol):
             self._decoder,
             self._make_attention(attention_spec, kv),
             SlotBatch(max_seqs, max_model_len, block_size),
-            Sampler(spec.vocab_size, self._device, batch_invariant=batch_invariant, grammars=self._grammars),
+            Sampler(spec.vocab_size, self._operations, batch_invariant=batch_invariant, grammars=self._grammars),
             self._operations,
             threads=self._threads,
             reports=self.rank.tp_rank == 0,

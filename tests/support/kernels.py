@@ -39,6 +39,9 @@ class EmulatedOps:
     def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
         return _run("most_likely", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits)
 
+    def draw(self, logits: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        return _run("draw", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits, limits)
+
     def attention(self, qkv, norm, eps, turns, cache, tables, sequences, heads, kv_heads, block_size, window, scale):
         sizes = [len(sequences), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window]
         shape = len(qkv), heads * turns.shape[1]

@@ -45,7 +45,13 @@ int main(int argc, char** argv) {
     kernels.few_rows_linear[dtype]({operand(1), operand(2), out.data(), n[0], n[1], n[2], n[1]}, threads);
   } else if (operation == "most_likely") {
     out.resize(n[0] * sizeof(int64_t));
-    kernels.most_likely[dtype]({operand(1), reinterpret_cast<int64_t*>(out.data()), n[0], n[1]}, threads);
+    kernels.most_likely[dtype]({operand(1), reinterpret_cast<int64_t*>(out.data()), n[0], n[1], n[1]}, threads);
+  } else if (operation == "draw") {
+    out.resize(n[0] * sizeof(int64_t));
+    std::vector<char> scratch(draw_scratch_bytes(n[1]));
+    const auto limits = reinterpret_cast<const DrawLimits*>(operand(2));
+    const auto token_ids = reinterpret_cast<int64_t*>(out.data());
+    kernels.draw[dtype]({operand(1), limits, scratch.data(), token_ids, n[0], n[1], n[1], 0}, threads);
   } else {
     AttentionArgs args;
     args.qkv = operand(1);

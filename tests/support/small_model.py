@@ -90,7 +90,7 @@ def make_runner(
         decoder,
         make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native),
         SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE),
-        Sampler(spec.vocab_size, CPU),
+        Sampler(spec.vocab_size, operations),
         operations,
     )
 

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "rowwise.h"
+#include "sampling.h"
 #include "table.h"
 RAYCORE_TABLE(kAvx2Kernels, "avx2", attention<BFloat16>)
 #endif

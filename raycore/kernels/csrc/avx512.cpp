@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "rowwise.h"
+#include "sampling.h"
 #include "table.h"
 RAYCORE_TABLE(kAvx512Kernels, "avx512", attention<BFloat16>)
 #endif

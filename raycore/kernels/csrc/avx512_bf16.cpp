@@ -3,6 +3,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,f16c,amx-tile,amx-bf16")
 #include "linear.h"
 #include "rowwise.h"
+#include "sampling.h"
 #include "table.h"
 #include "tile_attention.h"
 RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", tile_attention<DotProducts>)

@@ -68,9 +68,33 @@ struct LinearArgs {
 };
 
 struct PickArgs {
-  const void* logits;  // [R, V]
+  const void* logits;  // [R, V], rows `stride` apart
   int64_t* out;        // [R]
-  int64_t num_rows, dim;
+  int64_t num_rows, dim, stride;
+};
+
+// What a row's draw is limited to.
+struct DrawLimits {
+  double temperature;
+  double min_p;    // the least weight, relative to the most likely token's
+  double top_k;    // V if unlimited
+  double top_p;    // 1 if unlimited
+  double uniform;  // random, in [0, 1)
+};
+
+constexpr int64_t kDrawBlock = 128;  // tokens whose weights are added up, or whose maximum is taken, together
+
+// The scratch memory of a worker that draws.
+inline int64_t draw_scratch_bytes(int64_t dim) {
+  return (dim + kDrawBlock - 1) / kDrawBlock * 2 * (kDrawBlock * sizeof(float) + sizeof(double));
+}
+
+struct DrawArgs {
+  const void* logits;        // [R, V], rows `stride` apart
+  const DrawLimits* limits;  // [R]
+  char* scratch;             // of each worker, `scratch_stride` bytes apart
+  int64_t* out;              // [R]
+  int64_t num_rows, dim, stride, scratch_stride;
 };
 
 struct Kernels {
@@ -80,6 +104,7 @@ struct Kernels {
   void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
   void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
+  void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);
 };
 
 #if defined(__x86_64__)

@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "rowwise.h"
+#include "sampling.h"
 #include "table.h"
 RAYCORE_TABLE(kNeonKernels, "neon", attention<BFloat16>)
 #endif

@@ -140,10 +140,27 @@ void silu_and_mul(StackValue* stack, uint64_t, uint64_t) {
 
 void most_likely(StackValue* stack, uint64_t, uint64_t) {
   Tensor logits(stack[0]);
-  expect(logits.dim() == 2 && logits.size(1) && logits.is_contiguous(), "contiguous logits [R, V]");
+  expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   Tensor out = empty(logits.size(0), torch_functions.aoti_torch_dtype_int64());
-  kernels->most_likely[logits.dtype()]({logits.data(), out.data<int64_t>(), logits.size(0), logits.size(1)},
-                                       threads());
+  kernels->most_likely[logits.dtype()](
+      {logits.data(), out.data<int64_t>(), logits.size(0), logits.size(1), logits.stride(0)}, threads());
+  stack[0] = out.release();
+}
+
+void draw(StackValue* stack, uint64_t, uint64_t) {
+  Tensor logits(stack[0]), limits(stack[1]);
+  expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
+  const int64_t num_rows = logits.size(0), dim = logits.size(1);
+  expect(limits.dim() == 2 && limits.size(0) == num_rows && limits.size(1) == sizeof(DrawLimits) / sizeof(double) &&
+             limits.is_contiguous() && limits.torch_dtype() == torch_functions.aoti_torch_dtype_float64(),
+         "contiguous limits [R, 5] in float64");
+  const Threads all = threads();
+  const int64_t stride = draw_scratch_bytes(dim), num_workers = num_rows < all.count ? num_rows : all.count;
+  Tensor scratch = empty(num_workers * stride, torch_functions.aoti_torch_dtype_uint8());
+  Tensor out = empty(num_rows, torch_functions.aoti_torch_dtype_int64());
+  kernels->draw[logits.dtype()]({logits.data(), limits.data<DrawLimits>(), scratch.data<char>(), out.data<int64_t>(),
+                                 num_rows, dim, logits.stride(0), stride},
+                                all);
   stack[0] = out.release();
 }
 
@@ -207,6 +224,7 @@ const Op kOps[] = {
     {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", silu_and_mul},
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", few_rows_linear},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", most_likely},
+    {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", draw},
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
      "Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale) -> Tensor",

@@ -60,7 +60,7 @@ void silu_and_mul(const SiluArgs& args, const Threads& threads) {
 template <typename T>
 void most_likely(const PickArgs& args, const Threads& threads) {
   for_rows(args.num_rows, 1, threads, [&](int64_t row) {
-    const T* logits = static_cast<const T*>(args.logits) + row * args.dim;
+    const T* logits = static_cast<const T*>(args.logits) + row * args.stride;
     Floats best = splat(-kInfinity);
     Ints where = {}, here;
     for (int i = 0; i < kWidth; i++) here[i] = i;

@@ -7,5 +7,6 @@
                         {silu_and_mul<float>, silu_and_mul<BFloat16>, silu_and_mul<Float16>},          \
                         {attention<float>, BFLOAT16_ATTENTION, attention<Float16>},                    \
                         {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>}, \
-                        {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>}};            \
+                        {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},             \
+                        {draw<float>, draw<BFloat16>, draw<Float16>}};                                 \
   }

@@ -25,9 +25,9 @@ void for_rows(int64_t num_rows, int64_t grain, const Threads& threads, const Fun
       const_cast<Function*>(&function));
 }
 
-// Calls function(task) for every task, each thread taking the next one when it is free.
+// Calls function(task, worker) for every task. Each of up to `threads.count` workers takes the next task when it is free.
 template <typename Function>
-void share(int64_t num_tasks, const Threads& threads, const Function& function) {
+void share_with_workers(int64_t num_tasks, const Threads& threads, const Function& function) {
   struct Context {
     int64_t next, num_tasks;
     const Function& function;
@@ -36,11 +36,17 @@ void share(int64_t num_tasks, const Threads& threads, const Function& function) 
       num_tasks < threads.count ? num_tasks : threads.count, 1,
       [](int64_t begin, int64_t end, void* pointer) {
         Context& context = *static_cast<Context*>(pointer);
-        for (; begin < end; begin++)
+        for (int64_t worker = begin; worker < end; worker++)
           for (int64_t task; (task = __atomic_fetch_add(&context.next, 1, __ATOMIC_RELAXED)) < context.num_tasks;)
-            context.function(task);
+            context.function(task, worker);
       },
       &context);
+}
+
+// Calls function(task) for every task. Each thread takes the next task when it is free.
+template <typename Function>
+void share(int64_t num_tasks, const Threads& threads, const Function& function) {
+  share_with_workers(num_tasks, threads, [&](int64_t task, int64_t) { function(task); });
 }
 
 }  // namespace

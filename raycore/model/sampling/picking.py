@@ -16,8 +16,11 @@ a CPU, with 64 rows of 8,192 tokens.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _BLOCK = 128
@@ -28,6 +31,19 @@ _TOP_BLOCK = 32
 """Number of tokens in a block, in the search for the largest few dozen weights."""
 _FIRST_TOP = 64
 """Top-p looks at this many of the most likely tokens first, and sorts the whole row only if they don't suffice."""
+
+
+class DrawLimits(NamedTuple):
+    """What the draws of R rows are limited to."""
+
+    temperature_R: NDArray[np.float32]
+    min_p_R: NDArray[np.float32]
+    """The least weight."""
+    top_k_R: NDArray[np.int64]
+    """In [1, V]."""
+    top_p_R: NDArray[np.float64]
+    uniform_R: NDArray[np.float64]
+    """Random numbers in [0, 1)."""
 
 
 def most_likely(logits_RV: Tensor) -> Tensor:
@@ -95,12 +111,36 @@ def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, batch_invariant: bool 
     return threshold_R
 
 
-def draw(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
+def draw(logits_RV: Tensor, limits: DrawLimits, batch_invariant: bool = False) -> Tensor:
+    """Return int64[R]: the token that each row draws."""
+    vocab_size, device = logits_RV.shape[1], logits_RV.device
+    temperature_R, min_p_R, top_k_R, top_p_R, uniform_R = (_on_device(values_R, device) for values_R in limits)
+    weights_RV = token_weights(logits_RV, temperature_R, batch_invariant)
+    if limits.min_p_R.any():
+        drop_below_(weights_RV, min_p_R)
+    has_top_k = limits.top_k_R < vocab_size
+    rows_K = _on_device(np.flatnonzero(has_top_k), device)
+    rows_P = _on_device(np.flatnonzero((limits.top_p_R < 1.0) & ~has_top_k), device)
+    if len(rows_K) or len(rows_P):
+        threshold_R = torch.zeros_like(weights_RV[:, 0])
+        if len(rows_K):
+            threshold_R[rows_K] = top_k_thresholds(weights_RV[rows_K], top_k_R[rows_K], top_p_R[rows_K])
+        if len(rows_P):
+            threshold_R[rows_P] = top_p_thresholds(weights_RV[rows_P], top_p_R[rows_P], batch_invariant)
+        drop_below_(weights_RV, threshold_R)
+    return draw_weighted(weights_RV, uniform_R)
+
+
+def draw_weighted(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     """Return int64[R]: each row's first token at which the running sum reaches the share `1 - uniform_R` of the sum.
 
     `uniform_R` is float64, in [0, 1). So the share is positive, and no token of weight 0 is drawn.
     """
     return _search(weights_RV, 1.0 - uniform_R)
+
+
+def _on_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    return torch.as_tensor(np.ascontiguousarray(values), device=device)
 
 
 def _in_parts(x_RV: Tensor, batch_invariant: bool) -> list[Tensor]:

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import TokenLogprobs
-from raycore.model.sampling import keyed_random, picking
+from raycore.model.operations import Operations
+from raycore.model.sampling import keyed_random
 from raycore.model.sampling.logits import LogitsRules, TokenBatch
 from raycore.model.sampling.logprobs import token_logprobs
+from raycore.model.sampling.picking import DrawLimits
 from raycore.sampling_params import SamplingParams
 
 _LOGITS_AT_A_TIME = 1 << 22
@@ -67,20 +69,19 @@ class Sampler:
     def __init__(
         self,
         vocab_size: int,
-        device: torch.device | str = "cpu",
+        operations: Operations,
         *,
         batch_invariant: bool = False,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         """
         Args:
-            device: the device of the logits.
-            batch_invariant: whether to process rows one at a time where other rows could change the rounding.
+            batch_invariant: compute log probabilities one row at a time, because other rows could change the rounding.
             grammars: for requests with `structured_outputs`.
         """
         self._batch_invariant = batch_invariant
         self._vocab_size = vocab_size
-        self._device = torch.device(device)
+        self._operations = operations
         self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS, grammars)
         self._slots = np.zeros(_INITIAL_SLOTS, _SLOT)
 
@@ -132,7 +133,7 @@ class Sampler:
         size = rows_at_a_time(self._vocab_size)
         for first in range(0, len(slots), size):
             rows = slice(first, first + size)
-            part = self._sample_rows(logits_RV[rows].float(), slots[rows], positions[rows], batch)
+            part = self._sample_rows(logits_RV[rows], slots[rows], positions[rows], batch)
             token_ids[rows] = part.token_ids
             result.logprobs.extend((first + row, entry) for row, entry in part.logprobs)
             result.failed.extend((first + row, why) for row, why in part.failed)
@@ -160,43 +161,22 @@ class Sampler:
         """Pick a token for each row, from logits after the rules. `state`: the rows' records of type `_SLOT`."""
         greedy = state["greedy"]
         if greedy.all():
-            return _as_token_ids(picking.most_likely(logits_RV))
+            return _as_token_ids(self._operations.most_likely(logits_RV))
         if not greedy.any():
             return self._draw(logits_RV, state, positions)
         likely, drawn = np.flatnonzero(greedy), np.flatnonzero(~greedy)
         token_ids = np.empty(len(state), np.int32)
-        token_ids[likely] = _as_token_ids(picking.most_likely(logits_RV[self._on_device(likely)]))
+        token_ids[likely] = _as_token_ids(self._operations.most_likely(logits_RV[self._on_device(likely)]))
         token_ids[drawn] = self._draw(logits_RV[self._on_device(drawn)], state[drawn], positions[drawn])
         return token_ids
 
     def _draw(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
-        weights_RV = picking.token_weights(logits_RV, self._on_device(state["temperature"]), self._batch_invariant)
-        if state["min_p"].any():
-            picking.drop_below_(weights_RV, self._on_device(state["min_p"]))
-        self._keep_top_(weights_RV, state)
         uniform_R = keyed_random.uniform(state["stream_state"], state["stream_gamma"], positions)
-        return _as_token_ids(picking.draw(weights_RV, self._on_device(uniform_R)))
-
-    def _keep_top_(self, weights_RV: Tensor, state: NDArray[np.void]) -> None:
-        """Apply top-k and top-p, in place, to the rows that use them."""
-        has_top_k = state["top_k"] < self._vocab_size
-        rows_K = np.flatnonzero(has_top_k)
-        rows_P = np.flatnonzero((state["top_p"] < 1.0) & ~has_top_k)
-        if not len(rows_K) and not len(rows_P):
-            return
-        threshold_R = torch.zeros_like(weights_RV[:, 0])
-        if len(rows_K):
-            limits = self._on_device(state["top_k"][rows_K]), self._on_device(state["top_p"][rows_K])
-            rows = self._on_device(rows_K)
-            threshold_R[rows] = picking.top_k_thresholds(weights_RV[rows], *limits)
-        if len(rows_P):
-            rows = self._on_device(rows_P)
-            shares = self._on_device(state["top_p"][rows_P])
-            threshold_R[rows] = picking.top_p_thresholds(weights_RV[rows], shares, self._batch_invariant)
-        picking.drop_below_(weights_RV, threshold_R)
+        limits = DrawLimits(state["temperature"], state["min_p"], state["top_k"], state["top_p"], uniform_R)
+        return _as_token_ids(self._operations.draw(logits_RV, limits))
 
     def _on_device(self, values: NDArray[np.generic]) -> Tensor:
-        return torch.as_tensor(np.ascontiguousarray(values), device=self._device)
+        return torch.as_tensor(np.ascontiguousarray(values), device=self._operations.device)
 
 
 def _as_token_ids(ids_R: Tensor) -> NDArray[np.int32]:

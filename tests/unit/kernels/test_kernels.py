@@ -97,6 +97,7 @@ def test_most_likely_is_the_first_of_the_largest(dtype: torch.dtype, seed: int, 
     x = (randn(seed, num_rows, dim) * 2).round().to(dtype)  # few different values
     expected = [row.index(max(row)) for row in x.tolist()]
     assert ops.most_likely(x).tolist() == expected
+    assert ops.most_likely(torch.cat([x, x + 9], 1)[:, :dim]).tolist() == expected
 
 
 def test_numbers_that_are_not_finite_are_kept() -> None:
@@ -104,6 +105,74 @@ def test_numbers_that_are_not_finite_are_kept() -> None:
         x = torch.tensor([[math.nan, 1.0] * 20], dtype=dtype)
         assert ops.rms_norm(x, torch.ones(40, dtype=dtype), EPS).isnan().all()
         assert ops.silu_and_mul(x).tolist()[0][0] != 0.0
+
+
+def draw_one(logits: torch.Tensor, limits: list[float]) -> int:
+    return ops.draw(logits[None], torch.tensor([limits], dtype=torch.float64)).item()
+
+
+UNIFORM = strategies.floats(0, 1, exclude_max=True)
+
+
+@SETTINGS
+@hypothesis.given(
+    dtype=DTYPES,
+    seed=SEEDS,
+    vocab_size=strategies.integers(1, 3000),
+    temperature=strategies.sampled_from([0.3, 1.0, 5.0]),
+    min_p=strategies.just(0.0) | strategies.floats(0, 1),
+    top_k=strategies.none() | strategies.integers(1, 3000),
+    top_p=strategies.just(1.0) | strategies.floats(0.01, 1),
+    uniform=UNIFORM,
+)
+def test_draw(
+    dtype: torch.dtype,
+    seed: int,
+    vocab_size: int,
+    temperature: float,
+    min_p: float,
+    top_k: int | None,
+    top_p: float,
+    uniform: float,
+) -> None:
+    """The token at which the running sum of the kept weights reaches its share, except where rounding decides."""
+    logits = ((randn(seed, vocab_size) * 8).round() / 4 * temperature).to(dtype)  # weights are equal, or far apart
+    top_k = min(top_k or vocab_size, vocab_size)
+    found = draw_one(logits, [temperature, min_p, top_k, top_p, uniform])
+
+    weights = ((logits.double() - logits.double().max()) / temperature).exp()
+    hypothesis.assume(((weights - min_p).abs() > 1e-5).all())
+    weights[weights < min_p] = 0
+    largest = weights.sort(descending=True).values[:top_k]
+    sums = largest.cumsum(0)
+    hypothesis.assume(((sums / sums[-1] - top_p).abs() > 1e-6)[:-1].all())
+    weights[weights < largest[min(int((sums < top_p * sums[-1]).sum()), top_k - 1)] * (1 - 1e-5)] = 0
+    shares = weights.cumsum(0) / weights.sum()
+    assert weights[found] > 0
+    assert shares[found] > 1 - uniform - 1e-5
+    assert shares[found] - weights[found] / weights.sum() < 1 - uniform + 1e-5
+
+
+@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.given(SEEDS, UNIFORM)
+def test_rows_are_drawn_alone(seed: int, uniform: float) -> None:
+    logits = randn(seed, 9, 5000).bfloat16()
+    limits = torch.tensor([[0.8, 0.0, 40.0 * (i + 1), 0.9, uniform] for i in range(9)], dtype=torch.float64)
+    torch.set_num_threads(3)
+    together = ops.draw(logits, limits)
+    torch.set_num_threads(1)
+    assert together.tolist() == [draw_one(row, own.tolist()) for row, own in zip(logits, limits, strict=True)]
+
+
+def test_draws_at_the_limits() -> None:
+    inf = math.inf
+    logits = torch.tensor([-inf, 3.0, -inf, 3.0, 1.0, -inf])
+    for uniform, expected in ((0.0, 3), (0.49, 3), (0.51, 1), (1 - 2**-53, 1)):
+        for limits in ([1e-38, 0, 6, 1.0], [1.0, 0, 2, 1.0], [1.0, 1.0, 6, 1.0], [1.0, 0, 1, 1.0], [1.0, 0, 6, 0.01]):
+            assert draw_one(logits, [*limits, uniform]) == expected  # equally likely tokens are kept together
+    assert draw_one(logits, [1.0, 0, 6, 1.0, 0.0]) == 4  # no token of weight 0
+    assert draw_one(torch.tensor([5.0]), [1.0, 0, 1, 1.0, 0.3]) == 0
+    assert 0 <= draw_one(torch.full((300,), math.nan), [1.0, 0, 50, 0.9, 0.3]) < 300
 
 
 @strategies.composite
@@ -203,7 +272,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(6).bfloat16(), EPS), "a weight of the dtype of x"),
         (lambda: torch.ops.raycore.rms_norm(x.double(), torch.zeros(6).double(), EPS), "float32, bfloat16 or float16"),
         (lambda: torch.ops.raycore.silu_and_mul(x.t()), "a contiguous gate_up [T, 2F]"),
-        (lambda: torch.ops.raycore.most_likely(x[0]), "contiguous logits [R, V]"),
+        (lambda: torch.ops.raycore.most_likely(x.t()), "logits [R, V] with contiguous rows"),
+        (lambda: torch.ops.raycore.draw(x, torch.zeros(2, 5)), "contiguous limits [R, 5] in float64"),
         (lambda: torch.ops.raycore.few_rows_linear(x, x[:, :4]), "a contiguous weight [O, I]"),
     ):
         with pytest.raises(RuntimeError, match=f"raycore's kernels expect .*{re.escape(what)}"):

@@ -90,7 +90,7 @@ class Engine:
         decoder = Decoder(spec, make_weights(spec, dtype), TensorParallel(), operations)
         decoder.check_tiles()
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
-        self.sampler = Sampler(spec.vocab_size, CPU, batch_invariant=True)
+        self.sampler = Sampler(spec.vocab_size, operations, batch_invariant=True)
         max_gathered = 1 if kind == "torch, tight" else NUM_SLOTS
         attention = make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native, batch_invariant=True)
         self.runner = ModelRunner(decoder, attention, self.batch, self.sampler, operations, batch_invariant=True)

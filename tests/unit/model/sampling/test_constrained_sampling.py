@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from small_model import make_operations
 
 from raycore.demo import demo_model_path
 from raycore.grammar.compiler import GrammarCompiler
@@ -29,7 +30,8 @@ class Requests:
 
     def __init__(self, batch_invariant: bool = False) -> None:
         grammars = GrammarCompiler(demo_model_path(), VOCAB, [EOS])
-        self.sampler = Sampler(VOCAB, batch_invariant=batch_invariant, grammars=grammars)
+        operations = make_operations(batch_invariant=batch_invariant)
+        self.sampler = Sampler(VOCAB, operations, batch_invariant=batch_invariant, grammars=grammars)
         self.batch = SimpleNamespace(
             token_ids=np.zeros((NUM_SLOTS, LENGTH), np.int32), num_prompt=np.full(NUM_SLOTS, 2, np.int64)
         )
