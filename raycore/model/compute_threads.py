@@ -16,11 +16,13 @@ import torch
 from raycore.node.cpu_time import OtherProcesses, ThreadWaits
 from raycore.node.resources import usable_cores
 
-_MANY_THREADS_FROM = 1 << 26
+_LARGE_STEP = 1 << 26
 """Steps with at least this many multiplications (about 1 ms on one core) use several threads.
 
 In smaller steps, it costs more time to start and join the threads than they save.
 """
+_READ = 10
+"""Reading a weight from memory takes as long as so many multiplications."""
 _LOOK_AFTER_S = 0.1
 """Time in large steps, after which the threads' waiting is looked at."""
 _TOO_MUCH_WAITING = 0.2
@@ -44,11 +46,11 @@ class ComputeThreads:
         is_adaptive = max_threads > 1 and not is_fixed
         self._controller = ThreadController(max_threads, usable_cores()) if is_adaptive else None
 
-    def begin_step(self, num_multiplications: int) -> None:
-        """Set the number of threads for a step."""
+    def begin_step(self, num_tokens: int, num_weights: int) -> None:
+        """Set the number of threads for a step, in which each weight is multiplied with something of each token."""
         if self._max_threads == 1:
             return
-        is_small = num_multiplications < _MANY_THREADS_FROM
+        is_small = (num_tokens + _READ) * num_weights < _LARGE_STEP
         torch.set_num_threads(1 if is_small else self._num_threads)
         self._begun_s = None if is_small else time.perf_counter()
 

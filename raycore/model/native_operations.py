@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raycore.model.layers import Linear
+from raycore.kernels import library as kernels
+from raycore.model.layers import Linear, ReducedLinear, TensorParallel
 from raycore.model.operations import Norm, TorchOperations
 from raycore.model.sampling.picking import DrawLimits
 
@@ -15,7 +16,7 @@ _FEW_ROWS = 4
 
 
 class NativeOperations(TorchOperations):
-    """Native kernels compute norms, activations, the head for a few rows, and pick tokens.
+    """Native kernels compute norms and activations, pick tokens, and compute linear layers where they are faster.
 
     `raycore.kernels` must be loaded.
     """
@@ -23,8 +24,16 @@ class NativeOperations(TorchOperations):
     def __init__(self, *, batch_invariant: bool = False) -> None:
         super().__init__(torch.device("cpu"), batch_invariant=batch_invariant)
 
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        if not _fits_tiles(weight_OI):
+            return super().linear(weight_OI, bias_O, ranks)
+        linear = _TileLinear(weight_OI, bias_O)
+        return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
+
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
         packed = self.linear(weight_VD)
+        if isinstance(packed, _TileLinear):
+            return packed
         is_even = weight_VD.shape[1] % 2 == 0
         return _FewRowsLinear(weight_VD, packed) if is_tied and is_even and not self._batch_invariant else packed
 
@@ -40,6 +49,34 @@ class NativeOperations(TorchOperations):
     def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
         limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
         return torch.ops.raycore.draw.default(logits_RV, torch.as_tensor(limits_R5))
+
+
+def _fits_tiles(weight_OI: Tensor) -> bool:
+    """Whether AMX can multiply with this weight."""
+    num_outputs, num_inputs = weight_OI.shape
+    is_bfloat16 = weight_OI.dtype == torch.bfloat16 and kernels.load() == "amx"
+    return is_bfloat16 and num_outputs % 16 == 0 and num_inputs % 32 == 0
+
+
+class _TileLinear:
+    """A linear layer whose weight is packed for AMX.
+
+    For a few rows, it is about twice as fast as oneDNN, because it reads the weight as fast as the memory allows. A
+    row's result doesn't depend on other rows.
+    """
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._packed_OI = torch.ops.raycore.pack_linear.default(weight_OI.contiguous())
+        self._bias_O = weight_OI.new_empty(0) if bias_O is None else bias_O
+        self._tile_linear = torch.ops.raycore.tile_linear.default
+        self._add_tile_linear = torch.ops.raycore.add_tile_linear.default
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._tile_linear(x_TI, self._packed_OI, self._bias_O)
+
+    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        self._add_tile_linear(residual_TO, x_TI, self._packed_OI, self._bias_O)
+        return residual_TO
 
 
 class _FewRowsLinear:

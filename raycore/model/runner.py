@@ -135,7 +135,7 @@ class ModelRunner:
     def _begin(self, num_tokens: int) -> None:
         if self._batch_invariant:
             num_tokens = TILE_ROWS  # every step uses the same number of threads
-        self._threads.begin_step(num_tokens * self._decoder.num_weights)
+        self._threads.begin_step(num_tokens, self._decoder.num_weights)
 
     def _report_prompts(self, step: StepInputs, hidden_TD: Tensor, last_rows: NDArray[np.int64]) -> _PromptLogprobs:
         """Return the logprobs of those prompt tokens that follow a token computed in this step."""

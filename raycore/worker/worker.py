@@ -133,7 +133,7 @@ class Worker(WorkerProtocol):
 
         If they aren't, log a warning. Rows are then computed one at a time.
         """
-        self._threads.begin_step(TILE_ROWS * decoder.num_weights)
+        self._threads.begin_step(TILE_ROWS, decoder.num_weights)
         if not decoder.check_tiles():
             logger.warning(
                 "batch_invariant=True: on device %s a token's result depends on its position in a tile of %d tokens, "

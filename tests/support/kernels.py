@@ -15,11 +15,25 @@ from raycore.kernels import library
 
 needs_kernels = pytest.mark.skipif(library.load() is None, reason="raycore was installed without its native kernels")
 
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+"""The largest error, relative to the numbers that are added up: that of storing the result, or of adding in float32."""
+
 _SOURCES = Path(library.__file__).parent / "csrc"
 _COMPILER, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 _FOLDER = tempfile.TemporaryDirectory()
 """Has the compiled program. Removed at exit."""
 _DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def randn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | float = 0.0) -> None:
+    """`scale`: the size of the numbers that are added up, if the result may be smaller."""
+    allowed = ROUNDING[found.dtype] * torch.maximum(expected.abs(), torch.as_tensor(scale, dtype=torch.float64)) + 1e-7
+    worst = ((found.double() - expected).abs() - allowed).max()
+    assert worst <= 0, f"off by {float(worst)} more than allowed"
 
 
 class EmulatedOps:

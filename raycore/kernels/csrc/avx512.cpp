@@ -6,5 +6,5 @@
 #include "rowwise.h"
 #include "sampling.h"
 #include "table.h"
-RAYCORE_TABLE(kAvx512Kernels, "avx512", attention<BFloat16>)
+RAYCORE_TABLE(kAvx512Kernels, "avx512", attention<BFloat16>, nullptr)
 #endif

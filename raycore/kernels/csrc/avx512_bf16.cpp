@@ -6,6 +6,7 @@
 #include "sampling.h"
 #include "table.h"
 #include "tile_attention.h"
-RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", tile_attention<DotProducts>)
-RAYCORE_TABLE(kAmxKernels, "amx", tile_attention<AmxProducts>)
+#include "tile_linear.h"
+RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", tile_attention<DotProducts>, nullptr)
+RAYCORE_TABLE(kAmxKernels, "amx", tile_attention<AmxProducts>, tile_linear)
 #endif

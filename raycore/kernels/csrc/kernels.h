@@ -67,6 +67,15 @@ struct LinearArgs {
   int64_t num_rows, num_inputs, num_outputs, x_stride;
 };
 
+struct TileLinearArgs {
+  const void* x;         // [R, I], rows `x_stride` apart
+  const void* packed;    // the weight, as `pack_linear` returns it
+  const void* bias;      // [O], or null
+  const void* residual;  // [R, O], or null; may be `out`
+  void* out;             // [R, O]
+  int64_t num_rows, num_inputs, num_outputs, x_stride;
+};
+
 struct PickArgs {
   const void* logits;  // [R, V], rows `stride` apart
   int64_t* out;        // [R]
@@ -105,6 +114,8 @@ struct Kernels {
   void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
   void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);
+  // In bfloat16, with AMX; otherwise null. The numbers of inputs and outputs are multiples of 32 and 16.
+  void (*tile_linear)(const TileLinearArgs&, const Threads&);
 };
 
 #if defined(__x86_64__)

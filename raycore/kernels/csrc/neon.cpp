@@ -5,5 +5,5 @@
 #include "rowwise.h"
 #include "sampling.h"
 #include "table.h"
-RAYCORE_TABLE(kNeonKernels, "neon", attention<BFloat16>)
+RAYCORE_TABLE(kNeonKernels, "neon", attention<BFloat16>, nullptr)
 #endif

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kernels.h"
+#include "threads.h"
 #include "torch_abi.h"
 
 namespace raycore {
@@ -213,6 +214,54 @@ void few_rows_linear(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
+// The weight of a linear layer, packed for AMX: [O / 16, I / 32, 16, 16, 2].
+void pack_linear(StackValue* stack, uint64_t, uint64_t) {
+  Tensor weight(stack[0]);
+  expect(weight.dim() == 2 && weight.size(0) % 16 == 0 && weight.size(1) % 32 == 0 && weight.is_contiguous() &&
+             weight.dtype() == kBFloat16,
+         "a contiguous weight [O, I] in bfloat16, with multiples of 16 and 32");
+  const int64_t num_panels = weight.size(0) / 16, num_pairs = weight.size(1) / 2;
+  Tensor out = empty(weight.size(0), weight.size(1), weight.torch_dtype());
+  const uint32_t* from = weight.data<uint32_t>();
+  uint32_t* to = out.data<uint32_t>();
+  for_rows(num_panels, 1, threads(), [&](int64_t panel) {
+    const uint32_t* own = from + panel * 16 * num_pairs;
+    for (int64_t i = 0; i < num_pairs; i++)
+      for (int64_t o = 0; o < 16; o++) to[(panel * num_pairs + i) * 16 + o] = own[o * num_pairs + i];
+  });
+  stack[0] = out.release();
+}
+
+TileLinearArgs tile_linear_args(const Tensor& x, const Tensor& packed, const Tensor& bias, void* out) {
+  expect(kernels->tile_linear, "a processor with AMX");
+  expect(packed.dim() == 2 && packed.is_contiguous() && packed.dtype() == kBFloat16, "a packed weight in bfloat16");
+  const int64_t num_inputs = packed.size(1), num_outputs = packed.size(0);
+  expect(x.dim() == 2 && x.size(1) == num_inputs && x.stride(1) == 1 && x.dtype() == kBFloat16,
+         "x [R, I] in bfloat16 with contiguous rows");
+  const bool has_bias = bias.size(0);
+  expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == kBFloat16),
+         "a contiguous bias [O] in bfloat16");
+  return {x.data(), packed.data(), has_bias ? bias.data() : nullptr, nullptr, out, x.size(0), num_inputs, num_outputs,
+          x.stride(0)};
+}
+
+void tile_linear(StackValue* stack, uint64_t, uint64_t) {
+  Tensor x(stack[0]), packed(stack[1]), bias(stack[2]);
+  Tensor out = empty(x.size(0), packed.size(0), x.torch_dtype());
+  kernels->tile_linear(tile_linear_args(x, packed, bias, out.data()), threads());
+  stack[0] = out.release();
+}
+
+void add_tile_linear(StackValue* stack, uint64_t, uint64_t) {
+  Tensor residual(stack[0]), x(stack[1]), packed(stack[2]), bias(stack[3]);
+  expect(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.size(1) == packed.size(0) &&
+             residual.is_contiguous() && residual.dtype() == kBFloat16,
+         "a contiguous residual [R, O] in bfloat16");
+  TileLinearArgs args = tile_linear_args(x, packed, bias, residual.data());
+  args.residual = residual.data();
+  kernels->tile_linear(args, threads());
+}
+
 struct Op {
   const char* name;
   const char* schema;
@@ -224,6 +273,10 @@ const Op kOps[] = {
     {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", silu_and_mul},
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", few_rows_linear},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", most_likely},
+    {"pack_linear", "pack_linear(Tensor weight) -> Tensor", pack_linear},
+    {"tile_linear", "tile_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", tile_linear},
+    {"add_tile_linear", "add_tile_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
+     add_tile_linear},
     {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", draw},
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "

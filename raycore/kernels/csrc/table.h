@@ -1,6 +1,6 @@
 // The table of the kernels that this translation unit compiles.
 
-#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION)                                                  \
+#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION, TILE_LINEAR)                                     \
   namespace raycore {                                                                                  \
   const Kernels NAME = {TEXT,                                                                          \
                         {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},                      \
@@ -8,5 +8,6 @@
                         {attention<float>, BFLOAT16_ATTENTION, attention<Float16>},                    \
                         {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>}, \
                         {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},             \
-                        {draw<float>, draw<BFloat16>, draw<Float16>}};                                 \
+                        {draw<float>, draw<BFloat16>, draw<Float16>},                                  \
+                        TILE_LINEAR};                                                                  \
   }

@@ -9,12 +9,12 @@
 
 #pragma once
 
+#include "amx.h"
 #include "attention.h"
 
 namespace {
 
 constexpr int64_t kTileKeys = 16;
-constexpr int64_t kTileRows = 32;
 constexpr int64_t kMaxStep = 32;
 
 // Some rows' queries, and what is computed of them for one chunk and for all chunks so far. Scores are multiplied with
@@ -38,12 +38,13 @@ struct ChunkPointers {
   const BFloat16* steps[kMaxChunk / kTileKeys];  // [step_keys / 2, H, 2]
 };
 
-// The weights of a row, as powers of two of the scores relative to the highest one; and their sum.
-inline void weigh_scores(TileRows& rows, int64_t row, int64_t chunk, int64_t begin, int64_t num_keys) {
+// The weights of a row, as powers of two of the scores relative to the highest one; and their sum. Key i is at the
+// position `first` + i.
+inline void weigh_scores(TileRows& rows, int64_t row, int64_t first, int64_t num_keys) {
   float* scores = rows.scores + row * kRowStride;
   BFloat16* weights = rows.weights + row * kMaxChunk;
-  const int64_t from = rows.from[row] > begin ? rows.from[row] - chunk : begin - chunk;
-  const int64_t to = rows.to[row] - chunk < num_keys ? rows.to[row] - chunk : num_keys;
+  const int64_t from = rows.from[row] > first ? rows.from[row] - first : 0;
+  const int64_t to = rows.to[row] - first < num_keys ? rows.to[row] - first : num_keys;
   rows.part_highest[row] = -kInfinity;
   rows.part_total[row] = 0;
   if (from >= to) {
@@ -146,14 +147,14 @@ void attend_tile_rows(const AttentionArgs& args, const Sequence& sequence, int64
   }
   for (int64_t r = 0; r < kTileRows; r++) rows.highest[r] = rows.part_highest[r] = -kInfinity, rows.total[r] = 0;
   const int64_t size = kMaxChunk / S * S, step = S % kMaxStep ? kTileKeys : kMaxStep;
-  const Products products(num_rows);
+  Products products(num_rows);
   for (int64_t chunk = begin / size * size; chunk < end; chunk += size) {
     const int64_t first = chunk + (begin > chunk ? (begin - chunk) / step * step : 0);  // steps are at fixed positions, too
     const int64_t last = chunk + size < end ? chunk + size : end;
     const ChunkPointers pointers = point_to(args, table, head, first, last, step, rows.last_values);
     products.score(rows, pointers, S);
     const int64_t num_keys = pointers.num_steps * pointers.step_keys;
-    for (int64_t row = 0; row < num_rows; row++) weigh_scores(rows, row, first, begin, num_keys);
+    for (int64_t row = 0; row < num_rows; row++) weigh_scores(rows, row, first, num_keys);
     products.weigh(rows, pointers);
     merge_chunk(rows);
   }
@@ -258,106 +259,53 @@ class DotProducts {
   }
 };
 
-// Products by AMX, whose registers are tiles of up to 16 rows of 64 bytes. Tiles 0 to 3 have results, 4 and 5 the left
-// operand's rows, 6 and 7 two columns of the right operand.
+// Products by AMX.
 class AmxProducts {
  public:
-  explicit AmxProducts(int64_t num_rows) : num_rows_(num_rows) { _tile_storeconfig(&before_); }
-  AmxProducts(const AmxProducts&) = delete;
-  // oneDNN expects to find the shapes that it has chosen
-  ~AmxProducts() { before_.palette ? _tile_loadconfig(&before_) : _tile_release(); }
+  explicit AmxProducts(int64_t num_rows) : num_rows_(num_rows) {}
 
-  void score(TileRows& rows, const ChunkPointers& chunk, int64_t block_size) const {
-    set_shapes(kMaxStep);
-    int64_t t = 0;
-    if (num_rows_ > 16) {
-      for (; t + 2 <= chunk.num_tiles; t += 2) score_tiles<true, true>(rows, chunk, block_size, t);
-      if (t < chunk.num_tiles) score_tiles<true, false>(rows, chunk, block_size, t);
-    } else {
-      for (; t + 2 <= chunk.num_tiles; t += 2) score_tiles<false, true>(rows, chunk, block_size, t);
-      if (t < chunk.num_tiles) score_tiles<false, false>(rows, chunk, block_size, t);
-    }
+  void score(TileRows& rows, const ChunkPointers& chunk, int64_t block_size) {
+    shapes_.set(num_rows_, kTileInner);
+    num_rows_ > 16 ? score_tiles<true>(rows, chunk, block_size) : score_tiles<false>(rows, chunk, block_size);
   }
 
-  void weigh(TileRows& rows, const ChunkPointers& chunk) const {
-    set_shapes(chunk.step_keys);
-    for (int64_t h = 0; h < rows.dim; h += 32)
-      num_rows_ > 16 ? weigh_columns<true>(rows, chunk, h) : weigh_columns<false>(rows, chunk, h);
+  void weigh(TileRows& rows, const ChunkPointers& chunk) {
+    shapes_.set(num_rows_, chunk.step_keys);
+    num_rows_ > 16 ? weigh_tiles<true>(rows, chunk) : weigh_tiles<false>(rows, chunk);
   }
 
  private:
-  struct alignas(64) Shapes {
-    uint8_t palette = 0, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t num_rows[16] = {};
-  };
-
-  // `inner`: how many numbers of the left operand's rows are multiplied at once.
-  void set_shapes(int64_t inner) const {
-    Shapes shapes;
-    shapes.palette = 1;
-    const int64_t upper = num_rows_ < 16 ? num_rows_ : 16, lower = num_rows_ > 16 ? num_rows_ - 16 : upper;
-    for (int tile = 0; tile < 8; tile++) {
-      const bool is_lower = tile == 2 || tile == 3 || tile == 5;
-      shapes.row_bytes[tile] = tile == 4 || tile == 5 ? 2 * inner : 64;
-      shapes.num_rows[tile] = tile >= 6 ? inner / 2 : is_lower ? lower : upper;
-    }
-    _tile_loadconfig(&shapes);
+  template <bool has_lower>
+  static void score_tiles(TileRows& rows, const ChunkPointers& chunk, int64_t block_size) {
+    int64_t t = 0;
+    for (; t + 2 <= chunk.num_tiles; t += 2) score_columns<has_lower, true>(rows, chunk, block_size, t);
+    if (t < chunk.num_tiles) score_columns<has_lower, false>(rows, chunk, block_size, t);
   }
 
   template <bool has_lower, bool is_pair>
-  static void add_products() {
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (is_pair) _tile_dpbf16ps(1, 4, 7);
-    if constexpr (has_lower) _tile_dpbf16ps(2, 5, 6);
-    if constexpr (has_lower && is_pair) _tile_dpbf16ps(3, 5, 7);
-  }
-
-  template <bool has_lower, bool is_pair>
-  static void clear() {
-    _tile_zero(0);
-    if constexpr (is_pair) _tile_zero(1);
-    if constexpr (has_lower) _tile_zero(2);
-    if constexpr (has_lower && is_pair) _tile_zero(3);
-  }
-
-  template <bool has_lower, bool is_pair>
-  static void store_results(float* to, int64_t stride) {
-    _tile_stored(0, to, stride * sizeof(float));
-    if constexpr (is_pair) _tile_stored(1, to + 16, stride * sizeof(float));
-    if constexpr (has_lower) _tile_stored(2, to + 16 * stride, stride * sizeof(float));
-    if constexpr (has_lower && is_pair) _tile_stored(3, to + 16 * stride + 16, stride * sizeof(float));
-  }
-
-  template <bool has_lower, bool is_pair>
-  static void score_tiles(TileRows& rows, const ChunkPointers& chunk, int64_t block_size, int64_t t) {
-    clear<has_lower, is_pair>();
-    for (int64_t i = 0; i < rows.dim; i += 32) {
-      _tile_loadd(4, rows.q + i, rows.dim * sizeof(BFloat16));
-      if constexpr (has_lower) _tile_loadd(5, rows.q + 16 * rows.dim + i, rows.dim * sizeof(BFloat16));
-      _tile_loadd(6, chunk.tiles[t] + i * block_size, 2 * block_size * sizeof(BFloat16));
-      if constexpr (is_pair) _tile_loadd(7, chunk.tiles[t + 1] + i * block_size, 2 * block_size * sizeof(BFloat16));
-      add_products<has_lower, is_pair>();
-    }
-    store_results<has_lower, is_pair>(rows.scores + t * kTileKeys, kRowStride);
+  static void score_columns(TileRows& rows, const ChunkPointers& chunk, int64_t block_size, int64_t t) {
+    clear_tiles<has_lower, is_pair>();
+    for (int64_t i = 0; i < rows.dim; i += kTileInner)
+      add_tile_products<has_lower, is_pair>(rows.q + i, rows.dim, chunk.tiles[t] + i * block_size,
+                                            chunk.tiles[t + is_pair] + i * block_size, 2 * block_size);
+    store_tiles<has_lower, is_pair>(rows.scores + t * kTileKeys, kRowStride);
   }
 
   template <bool has_lower>
-  static void weigh_columns(TileRows& rows, const ChunkPointers& chunk, int64_t h) {
-    clear<has_lower, true>();
-    for (int64_t step = 0; step < chunk.num_steps; step++) {
-      const BFloat16 *weights = rows.weights + step * chunk.step_keys, *values = chunk.steps[step] + 2 * h;
-      _tile_loadd(4, weights, kMaxChunk * sizeof(BFloat16));
-      if constexpr (has_lower) _tile_loadd(5, weights + 16 * kMaxChunk, kMaxChunk * sizeof(BFloat16));
-      _tile_loadd(6, values, 2 * rows.dim * sizeof(BFloat16));
-      _tile_loadd(7, values + 32, 2 * rows.dim * sizeof(BFloat16));
-      add_products<has_lower, true>();
+  static void weigh_tiles(TileRows& rows, const ChunkPointers& chunk) {
+    for (int64_t h = 0; h < rows.dim; h += 2 * kTileColumns) {
+      clear_tiles<has_lower, true>();
+      for (int64_t step = 0; step < chunk.num_steps; step++) {
+        const BFloat16* values = chunk.steps[step] + 2 * h;
+        add_tile_products<has_lower, true>(rows.weights + step * chunk.step_keys, kMaxChunk, values,
+                                           values + 2 * kTileColumns, 2 * rows.dim);
+      }
+      store_tiles<has_lower, true>(rows.part + h, rows.dim);
     }
-    store_results<has_lower, true>(rows.part + h, rows.dim);
   }
 
   int64_t num_rows_;
-  Shapes before_;
+  TileShapes shapes_;
 };
 
 }  // namespace

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
-from kernels import EmulatedOps, emulated_ops, needs_kernels
+from kernels import EmulatedOps, assert_near, emulated_ops, needs_kernels, randn
 
 from raycore.kernels import library
 
@@ -21,8 +21,6 @@ EPS = 1e-6
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SEEDS = strategies.integers(0, 1 << 32)
 SETTINGS = hypothesis.settings(max_examples=60, deadline=None)
-ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-"""The largest error, relative to the numbers that are added up: that of storing the result, or of adding in float32."""
 
 
 ops = torch.ops.raycore
@@ -40,17 +38,6 @@ def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     library.choose(before)
     ops = torch.ops.raycore
-
-
-def randn(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def assert_near(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | float = 0.0) -> None:
-    """`scale`: the size of the numbers that are added up, if the result may be smaller."""
-    allowed = ROUNDING[found.dtype] * torch.maximum(expected.abs(), torch.as_tensor(scale, dtype=torch.float64)) + 1e-7
-    worst = ((found.double() - expected).abs() - allowed).max()
-    assert worst <= 0, f"off by {float(worst)} more than allowed"
 
 
 @SETTINGS
@@ -240,7 +227,7 @@ class Cache:
         return torch.einsum("nts,snh->tnh", weights, values).flatten(1)
 
 
-@SETTINGS
+@hypothesis.settings(max_examples=120, deadline=None)
 @hypothesis.given(attention_steps())
 def test_attention(step: dict) -> None:
     """Prefixes first, one after the other; then all sequences' ends in one step."""

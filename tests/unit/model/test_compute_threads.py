@@ -7,8 +7,6 @@ import torch
 
 from raycore.model.compute_threads import ComputeThreads, ThreadController
 
-LARGE, SMALL = 1 << 30, 1 << 20
-
 
 class Machine:
     """A machine with four cores, of which other processes use `others`. A thread too many waits all the time."""
@@ -88,8 +86,8 @@ def test_small_steps_use_one_thread():
     before = torch.get_num_threads()
     try:
         threads = ComputeThreads(2, is_fixed=True)
-        for size, expected in ((SMALL, 1), (LARGE, 2), (SMALL, 1)):
-            threads.begin_step(size)
+        for num_tokens, num_weights, expected in ((1, 1 << 20, 1), (64, 1 << 20, 2), (1, 1 << 25, 2), (16, 1 << 20, 1)):
+            threads.begin_step(num_tokens, num_weights)
             assert torch.get_num_threads() == expected
             threads.end_step()
     finally:
