@@ -31,6 +31,9 @@ def randn(seed: int, *shape: int) -> torch.Tensor:
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | float = 0.0) -> None:
     """`scale`: the size of the numbers that are added up, if the result may be smaller."""
+    assert found.shape == expected.shape
+    if not found.numel():
+        return
     allowed = ROUNDING[found.dtype] * torch.maximum(expected.abs(), torch.as_tensor(scale, dtype=torch.float64)) + 1e-7
     worst = ((found.double() - expected).abs() - allowed).max()
     assert worst <= 0, f"off by {float(worst)} more than allowed"

@@ -62,6 +62,7 @@ inline void multiply_pair(const TileLinearArgs& args, int64_t row, int64_t num_r
 }
 
 inline void tile_linear(const TileLinearArgs& args, const Threads& threads) {
+  if (args.num_rows == 0) return;
   const int64_t I = args.num_inputs, num_panels = args.num_outputs / kTileColumns, num_pairs = (num_panels + 1) / 2;
   const int64_t fitting_rows = kRowBlockBytes / (I * int64_t(sizeof(BFloat16))) / kTileRows * kTileRows;
   const int64_t max_rows = fitting_rows < kTileRows ? kTileRows : fitting_rows;

@@ -46,14 +46,11 @@ def test_rms_norm(dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_sli
     x, weight = randn(seed, num_rows, 2 * dim).to(dtype) * 3, randn(seed + 1, dim).to(dtype)
     x = x[:, :dim] if is_slice else x[:, :dim].contiguous()
     expected = x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
-    found = ops.rms_norm(x, weight, EPS)
-    assert found.shape == expected.shape
-    if num_rows:
-        assert_near(found, expected)
+    assert_near(ops.rms_norm(x, weight, EPS), expected)
 
 
 @SETTINGS
-@hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 70), strategies.integers(1, 300))
+@hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300))
 def test_silu_and_mul(dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
     x = (randn(seed, num_rows, 2 * dim) * 10).to(dtype)
     gate, up = x.double().chunk(2, dim=1)
@@ -68,7 +65,7 @@ def test_silu_of_the_largest_numbers() -> None:
 
 
 @SETTINGS
-@hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 9), strategies.integers(1, 150), strategies.integers(1, 600))
+@hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 9), strategies.integers(1, 150), strategies.integers(1, 600))
 def test_few_rows_linear(dtype: torch.dtype, seed: int, num_rows: int, half_inputs: int, num_outputs: int) -> None:
     x, weight = (
         randn(seed, num_rows, 2 * half_inputs).to(dtype),
@@ -79,7 +76,7 @@ def test_few_rows_linear(dtype: torch.dtype, seed: int, num_rows: int, half_inpu
 
 
 @SETTINGS
-@hypothesis.given(DTYPES, SEEDS, strategies.integers(1, 9), strategies.integers(1, 300))
+@hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 9), strategies.integers(1, 300))
 def test_most_likely_is_the_first_of_the_largest(dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
     x = (randn(seed, num_rows, dim) * 2).round().to(dtype)  # few different values
     expected = [row.index(max(row)) for row in x.tolist()]
