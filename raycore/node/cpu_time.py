@@ -14,19 +14,27 @@ _IDLE_FIELDS = (3, 4)
 """Of a line of /proc/stat: time without work, and time that only waits for a disk."""
 
 
+_LEAST_WAIT_NS = 300_000
+"""A thread that wakes up waits this long at most, if a core is free. A thread that is interrupted waits for
+milliseconds."""
+
+
 class ThreadWaits:
-    """Adds up how long the threads of this process were ready to run but had no core."""
+    """Adds up how long the threads of this process were ready to run but had no core.
+
+    Threads whose waits are so short on average that they only woke up aren't counted.
+    """
 
     def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
         """`tasks`: the directory with the threads' files."""
         self._tasks = tasks
-        self._waited_ns: dict[str, int] = {}
-        """By thread id."""
+        self._last: dict[str, tuple[int, int]] = {}
+        """By thread id: how long, in nanoseconds, and how often it has waited."""
         self.new_s()
 
     def new_s(self) -> float:
         """Return how many seconds all threads together have waited since the last call."""
-        now_ns: dict[str, int] = {}
+        now: dict[str, tuple[int, int]] = {}
         try:
             thread_ids = os.listdir(self._tasks)
         except OSError:
@@ -34,12 +42,17 @@ class ThreadWaits:
         for thread_id in thread_ids:
             try:
                 with open(f"{self._tasks}/{thread_id}/schedstat", "rb", buffering=0) as file:
-                    now_ns[thread_id] = int(file.read(64).split()[1])
-            except (OSError, IndexError, ValueError):  # the thread has ended, or the kernel doesn't count
+                    _, waited_ns, num_waits = file.read(64).split()
+                    now[thread_id] = int(waited_ns), int(num_waits)
+            except (OSError, ValueError):  # the thread has ended, or the kernel doesn't count
                 continue
-        waited_ns = sum(value - self._waited_ns.get(thread_id, 0) for thread_id, value in now_ns.items())
-        self._waited_ns = now_ns
-        return waited_ns / 1e9
+        total_ns = 0
+        for thread_id, (waited_ns, num_waits) in now.items():
+            last_ns, last_num = self._last.get(thread_id, (0, 0))
+            if waited_ns - last_ns >= _LEAST_WAIT_NS * (num_waits - last_num):
+                total_ns += waited_ns - last_ns
+        self._last = now
+        return total_ns / 1e9
 
 
 class OtherProcesses:

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Li
 
 
 def test_waits_of_threads_are_added_up(tmp_path: Path):
-    def write(thread_id: int, waited_ms: int) -> None:
+    def write(thread_id: int, waited_ms: int, num_waits: int = 7) -> None:
         (tmp_path / str(thread_id)).mkdir(exist_ok=True)
-        (tmp_path / str(thread_id) / "schedstat").write_text(f"123456 {waited_ms * 10**6} 7\n")
+        (tmp_path / str(thread_id) / "schedstat").write_text(f"123456 {waited_ms * 10**6} {num_waits}\n")
 
     write(1, 500)
     write(2, 300)
@@ -30,6 +30,7 @@ def test_waits_of_threads_are_added_up(tmp_path: Path):
     assert waits.new_s() == pytest.approx(0.15)
     (tmp_path / "2" / "schedstat").unlink()  # its thread has ended
     write(3, 60)
+    write(1, 700, num_waits=2007)  # it woke up 2,000 times
     assert waits.new_s() == pytest.approx(0.01)
 
 
