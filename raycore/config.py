@@ -82,8 +82,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto"] | DType,
         option(
-            "Data type of weights and activations. auto: the checkpoint's data type. A worker whose device has no "
-            "instructions for that uses float32 on a CPU and float16 on a GPU.",
+            "Data type of weights and activations. auto: the checkpoint's data type. If the first rank's device has no "
+            "instructions for that, all ranks use float32 on CPUs and float16 on GPUs.",
             convert=_dtype_name,
         ),
     ] = "auto"

@@ -83,8 +83,8 @@ class EngineOptions(VllmOptions, total=False):
     """Options of an engine, except its model and tokenizer."""
 
     dtype: str | Any
-    """Data type of weights and activations. auto: the checkpoint's data type. A worker whose device has no instructions
-    for that uses float32 on a CPU and float16 on a GPU. Default: auto."""
+    """Data type of weights and activations. auto: the checkpoint's data type. If the first rank's device has no
+    instructions for that, all ranks use float32 on CPUs and float16 on GPUs. Default: auto."""
     max_model_len: int | None
     """Maximum length of a sequence in tokens: prompt and output together. Default: the checkpoint's maximum."""
     seed: int

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raycore import __version__
+from raycore.node.cpu_features import features_of
 
 PACKAGES = (
     *("ray", "torch", "transformers", "numpy", "msgspec", "tokenizers", "safetensors", "llguidance"),
@@ -61,8 +62,7 @@ def describe_machine() -> Iterator[tuple[str, str]]:
 def cpu_of(cpuinfo: str) -> tuple[str, list[str]]:
     """The CPU's model name, and which of `_CPU_FEATURES` it has. `cpuinfo`: the text of /proc/cpuinfo."""
     model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
-    found = set(flags.group(1).split()) if flags else set[str]()
+    found = features_of(cpuinfo)
     return model.group(1) if model else "unknown", [name for name in _CPU_FEATURES if name in found]
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from ray.exceptions import RayError
@@ -28,7 +28,7 @@ from raycore.cluster.logs import with_last_lines
 from raycore.cluster.rank import Rank
 from raycore.cluster.reservations import Groups, Reservations
 from raycore.cluster.standby import Standbys
-from raycore.config import EngineConfig
+from raycore.config import DType, EngineConfig
 from raycore.engine.engine_actor import DP_ENGINE_CORE_ACTOR, DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidInput
 from raycore.messages import EngineInfo
@@ -176,6 +176,7 @@ class CoreEngineActorManager:
             for ref in done:
                 rank = waiting.pop(ref)
                 rank.info = _init_result(ref, rank.dp_rank, rank.nodes[self._shape.engine_bundle_index])
+        self._keep_dtype()
         for rank in ranks:
             peers = [other.actor for other in ranks if other is not rank]
             rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [])
@@ -298,12 +299,14 @@ class CoreEngineActorManager:
             dp_rank: self._actor(dp_rank, group, nodes[dp_rank], self._num_local_workers(nodes[dp_rank][0], standing))
             for dp_rank, group in groups.items()
         }
-        # the first rank provides the rendezvous address; Ray passes it to all ranks
-        meeting = None
+        # the first rank chooses the dtype and provides the rendezvous address; Ray passes both to all ranks
+        dtype, meeting, first = None, None, next(iter(actors.values()))
+        if self._config.model.dtype == "auto" and self._config.device == "cpu":
+            dtype = as_argument(first.choose_dtype.remote())
         if self._config.parallel.is_lockstep:
-            meeting = as_argument(next(iter(actors.values())).rendezvous.remote())
+            meeting = as_argument(first.rendezvous.remote(dtype))
         created = [
-            Rank(dp_rank, group, nodes[dp_rank], actors[dp_rank], actors[dp_rank].wait_for_init.remote(meeting))
+            Rank(dp_rank, group, nodes[dp_rank], actors[dp_rank], actors[dp_rank].wait_for_init.remote(meeting, dtype))
             for dp_rank, group in groups.items()
         ]
         self.ranks |= {rank.dp_rank: rank for rank in created}
@@ -332,6 +335,13 @@ class CoreEngineActorManager:
         if self._config.device == "auto":
             self._config = msgspec.structs.replace(self._config, device=choose_device(read_cluster()))
             self._shape = shape_of(self._config)
+
+    def _keep_dtype(self) -> None:
+        """Let ranks that are created later compute in the same dtype as those that are up, whatever their processor."""
+        model = self._config.model
+        if model.dtype == "auto":
+            model = msgspec.structs.replace(model, dtype=cast(DType, self.infos[0].dtype))
+            self._config = msgspec.structs.replace(self._config, model=model)
 
     def _make_standbys(self) -> Standbys | None:
         """Create the engine's `Standbys`, without any processes. Returns None if standbys are disabled or unsupported.

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from ray.util.placement_group import PlacementGroup
 
-from raycore.config import EngineConfig
+from raycore.config import DType, EngineConfig
 from raycore.engine.core import EngineCore, decode_requests, run_loop
 from raycore.engine.lockstep import run_lockstep_loop
 from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, StartWave, Submit, Utility
@@ -31,8 +31,10 @@ from raycore.executor.base import Executor
 from raycore.logs import log_as
 from raycore.messages import EngineInfo
 from raycore.node import lifeline
+from raycore.node.cpu_features import cpu_features
 from raycore.node.garbage import freeze_heap
 from raycore.ray_api import actor_class, endpoint, node_id, node_ip
+from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.rank import RankIdentity
 
 logger = logging.getLogger(__name__)
@@ -86,22 +88,31 @@ class DPEngineCoreActor:
         self._executor.adopt(identity)
 
     @endpoint("run")
-    def rendezvous(self) -> str:
+    def choose_dtype(self) -> DType:
+        """Return the dtype that `auto` means on this node's CPU."""
+        return choose_cpu_dtype(self._config.model.spec.dtype, cpu_features())
+
+    @endpoint("run")
+    def rendezvous(self, dtype: DType | None = None) -> str:
         """Return the address at which the workers of all ranks that share experts connect to each other.
 
-        Call this on only one of the ranks, before `wait_for_init()`.
+        Call this on only one of the ranks, before `wait_for_init()` and with the same `dtype`.
         """
+        self._use_dtype(dtype)
         self._executor = self._make_executor()
         return self._executor.rendezvous()
 
     @endpoint("run")
-    def wait_for_init(self, rendezvous: str | None = None) -> bytes:
+    def wait_for_init(self, rendezvous: str | None = None, dtype: DType | None = None) -> bytes:
         """Initialize the rank. Returns an encoded `EngineInfo`; raises if the rank can't be initialized.
 
-        `rendezvous`: if ranks share experts, the address that one rank's `rendezvous()` returned. Such ranks must be
-        initialized at the same time, because their workers wait for each other.
+        Args:
+            rendezvous: if ranks share experts, the address that one rank's `rendezvous()` returned. Such ranks must be
+                initialized at the same time, because their workers wait for each other.
+            dtype: used in place of the configured one. None: the configured one.
         """
         started_s = time.perf_counter()
+        self._use_dtype(dtype)
         executor = self._executor = self._executor or self._make_executor()
         self._core = EngineCore(self._config, executor, rendezvous)
         executor.register_failure_callback(self._mailbox.fail)
@@ -121,6 +132,12 @@ class DPEngineCoreActor:
         executor.collective_rpc(freeze_heap)
         freeze_heap()
         return msgspec.msgpack.encode(info)
+
+    def _use_dtype(self, dtype: DType | None) -> None:
+        if dtype is not None:
+            self._config = msgspec.structs.replace(
+                self._config, model=msgspec.structs.replace(self._config.model, dtype=dtype)
+            )
 
     @endpoint()
     def load_progress(self) -> float:

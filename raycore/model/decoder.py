@@ -135,8 +135,8 @@ class _Layer:
     ) -> FeedForward:
         own = weights.feed_forward
         if isinstance(own, MlpWeights):
-            gate_up = operations.linear(own.gate_up_FD, own.gate_up_bias)
-            return DenseFeedForward(gate_up, operations.linear(own.down_DF, own.down_bias, ranks), operations)
+            gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias)
+            return DenseFeedForward(gate_up, operations.linear(own.down_DF, own.down_bias, ranks))
         assert spec.moe is not None
         is_last = self._index == spec.num_layers - 1
         return SparseFeedForward(spec.moe, own, experts, is_last, operations)

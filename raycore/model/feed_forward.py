@@ -17,7 +17,7 @@ from torch.nn import functional
 from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.model.experts import ExpertRanks
 from raycore.model.layers import Linear
-from raycore.model.operations import Operations
+from raycore.model.operations import GatedLinear, Operations
 from raycore.model.weights.moe_weights import MoeWeights
 
 
@@ -36,17 +36,16 @@ class FeedForward(Protocol):
 class DenseFeedForward:
     """A gated feed-forward network: `down(silu(gate(x)) · up(x))`."""
 
-    def __init__(self, gate_up: Linear, down: Linear, operations: Operations) -> None:
+    def __init__(self, gate_up: GatedLinear, down: Linear) -> None:
         self._gate_up = gate_up
         self._down = down
-        self._operations = operations
 
     def apply(self, x_TD: Tensor) -> Tensor:
         """Return the network's output for `x_TD`, [T, D]."""
-        return self._down(self._operations.silu_and_mul(self._gate_up(x_TD)))
+        return self._down(self._gate_up(x_TD))
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
-        return self._down.add_to(residual_TD, self._operations.silu_and_mul(self._gate_up(x_TD)))
+        return self._down.add_to(residual_TD, self._gate_up(x_TD))
 
     def forward_nothing(self) -> None:
         """Do nothing: engines share no dense layers."""
@@ -66,7 +65,7 @@ class SparseFeedForward:
         self._router = operations.linear(weights.router_ED)
         self._first = weights.first_expert
         self._experts = [
-            DenseFeedForward(operations.linear(gate_up_FD), operations.linear(down_DF), operations)
+            DenseFeedForward(operations.gated_linear(gate_up_FD), operations.linear(down_DF))
             for gate_up_FD, down_DF in zip(weights.gate_up_EFD, weights.down_EDF, strict=True)
         ]
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -23,6 +24,9 @@ from raycore.model.layers import (
 from raycore.model.rows import TILE_ROWS, Tiles, on_one_thread
 from raycore.model.sampling import picking
 from raycore.model.sampling.picking import DrawLimits
+
+GatedLinear = Callable[[Tensor], Tensor]
+"""Returns [T, F] for x [T, D]."""
 
 
 class Norm(Protocol):
@@ -50,8 +54,8 @@ class Operations(Protocol):
         """Return the norm `x / sqrt(mean(x²) + eps) · weight`."""
         ...
 
-    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
-        """Return `silu(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
+    def gated_linear(self, gate_up_OI: Tensor, bias_O: Tensor | None = None) -> GatedLinear:
+        """Return the layer `silu(gate(x)) · up(x)`. `gate_up_OI` has the rows of the gate, then those of up."""
         ...
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:
@@ -102,7 +106,12 @@ class TorchOperations:
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
         return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant)
 
+    def gated_linear(self, gate_up_OI: Tensor, bias_O: Tensor | None = None) -> GatedLinear:
+        gate_up = self.linear(gate_up_OI, bias_O)
+        return lambda x_TI: self.silu_and_mul(gate_up(x_TI))
+
     def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """Return `silu(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
         return on_one_thread(silu_and_mul, gate_up_TF) if self._batch_invariant else silu_and_mul(gate_up_TF)
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:

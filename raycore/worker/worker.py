@@ -36,7 +36,7 @@ from raycore.model.collectives import Collectives, join
 from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decoder import Decoder
 from raycore.model.experts import ExpertParallel
-from raycore.model.layers import TensorParallel, can_pack
+from raycore.model.layers import TensorParallel
 from raycore.model.native_operations import NativeOperations
 from raycore.model.operations import Operations, TorchOperations
 from raycore.model.rows import TILE_ROWS
@@ -45,8 +45,10 @@ from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, step_bytes
 from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
 from raycore.node import resources as host
+from raycore.node.cpu_features import cpu_features
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank
 
@@ -360,11 +362,11 @@ def _choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     For `auto`, this is the checkpoint's dtype or, if the device has no instructions for that dtype, float32 on a CPU
     and float16 on a GPU.
     """
-    asked = config.model.dtype
-    if asked != "auto":
-        return getattr(torch, asked)
-    own: torch.dtype = getattr(torch, config.model.spec.dtype)
-    if device.type == "cuda":
-        needs_float16 = own == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.float16 if needs_float16 else own
-    return own if can_pack(own) else torch.float32
+    chosen = config.model.dtype
+    if chosen == "auto":
+        chosen = config.model.spec.dtype
+        if device.type == "cpu":
+            chosen = choose_cpu_dtype(chosen, cpu_features())
+        elif chosen == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            chosen = "float16"
+    return getattr(torch, chosen)

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import ray
@@ -15,7 +15,7 @@ from configs import make_config
 from ray.util.placement_group import placement_group_table
 
 from raycore.cluster.manager import CoreEngineActorManager
-from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
+from raycore.config import DType, EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
 from raycore.errors import InitializationError, InvalidConfig, WorkerDied
 from raycore.messages import EngineInfo
 from raycore.worker.rank import RankIdentity
@@ -26,7 +26,8 @@ class FakeRank:
     """Stands in for `DPEngineCoreActor`; the model's name in its configuration says how it behaves."""
 
     def __init__(self, config_bytes: bytes, identity: RankIdentity, placement_group: object, name: str) -> None:
-        self.behaviour = EngineConfig.decode(config_bytes).model.model
+        model = EngineConfig.decode(config_bytes).model
+        self.behaviour, self.dtype = model.model, model.dtype
         dp_rank = self.dp_rank = identity.dp_rank
         self.is_first = name.endswith(f"_dp{dp_rank}")
         """Whether it took nobody's place."""
@@ -36,7 +37,11 @@ class FakeRank:
             raise ValueError("no room for weights")
 
     @ray.method(concurrency_group="run")
-    def wait_for_init(self, rendezvous: str | None) -> bytes:
+    def choose_dtype(self) -> str:
+        return "bfloat16" if self.dp_rank == 0 and self.is_first else "float32"
+
+    @ray.method(concurrency_group="run")
+    def wait_for_init(self, rendezvous: str | None, dtype: str | None) -> bytes:
         if self.behaviour == "bad config" and self.dp_rank == 1:
             raise InvalidConfig("max_model_len=7 is odd")
         if self.behaviour == "never up" and self.dp_rank == 1:
@@ -55,7 +60,7 @@ class FakeRank:
                 num_blocks=8,
                 block_size=16,
                 max_model_len=64,
-                dtype="float32",
+                dtype=dtype or self.dtype,
                 timings_s={"num_local_workers": self.num_local_workers},
                 worker_pids=[],
             )
@@ -82,6 +87,7 @@ class FakeRank:
 def config(
     behaviour: str = "",
     *,
+    dtype: Literal["auto"] | DType = "float32",
     data_parallel_size: int = 2,
     executor: ExecutorConfig | None = None,
     wait_for_nodes_s: float = 0.0,
@@ -89,7 +95,7 @@ def config(
     base = make_config()
     return msgspec.structs.replace(
         base,
-        model=msgspec.structs.replace(base.model, model=behaviour),
+        model=msgspec.structs.replace(base.model, model=behaviour, dtype=dtype),
         parallel=ParallelConfig(1, data_parallel_size, wait_for_nodes_s=wait_for_nodes_s),
         recovery=RecoveryConfig(standby_delay_s=None),
         executor=executor or ExecutorConfig("inline", init_timeout_s=30.0, shutdown_timeout_s=5.0),

@@ -69,8 +69,10 @@ class Listener:
 class Engine:
     """A manager of fake ranks and their supervisor."""
 
-    def __init__(self, behaviour: str = "", recovery: RecoveryConfig = RECOVERY, data_parallel_size: int = 2) -> None:
-        engine_config = config(behaviour, data_parallel_size=data_parallel_size)
+    def __init__(
+        self, behaviour: str = "", recovery: RecoveryConfig = RECOVERY, data_parallel_size: int = 2, **options: Any
+    ) -> None:
+        engine_config = config(behaviour, data_parallel_size=data_parallel_size, **options)
         engine_config = msgspec.structs.replace(engine_config, recovery=recovery)
         self.manager = manager_of(engine_config)
         self.listener = Listener()
@@ -116,6 +118,15 @@ def test_a_killed_rank_is_told_of_at_once_and_replaced(start):
     assert rank == 1
     assert pid != victim.pid
     assert is_running(engine.infos[0].pid), "the other rank has nothing to do with it"
+
+
+def test_all_ranks_compute_in_the_dtype_that_the_first_one_chose(start):
+    engine = start(dtype="auto")
+    assert [info.dtype for info in engine.infos] == ["bfloat16", "bfloat16"]
+    os.kill(engine.infos[0].pid, signal.SIGKILL)
+    assert engine.listener.next("lost", timeout_s=5.0)[0] == 0
+    engine.listener.next("up")
+    assert [info.dtype for info in engine.manager.infos] == ["bfloat16", "bfloat16"]
 
 
 @pytest.mark.parametrize(

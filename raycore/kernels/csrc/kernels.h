@@ -72,8 +72,9 @@ struct TileLinearArgs {
   const void* packed;    // the weight, as `pack_linear` returns it
   const void* bias;      // [O], or null
   const void* residual;  // [R, O], or null; may be `out`
-  void* out;             // [R, O]
+  void* out;             // [R, O]; with `is_gated`, [R, O / 2]
   int64_t num_rows, num_inputs, num_outputs, x_stride;
+  bool is_gated;         // 16 outputs are gates, the next 16 what they gate, and so on; `out` is silu(gate) · gated
 };
 
 struct PickArgs {

@@ -241,14 +241,24 @@ TileLinearArgs tile_linear_args(const Tensor& x, const Tensor& packed, const Ten
   const bool has_bias = bias.size(0);
   expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == kBFloat16),
          "a contiguous bias [O] in bfloat16");
-  return {x.data(), packed.data(), has_bias ? bias.data() : nullptr, nullptr, out, x.size(0), num_inputs, num_outputs,
-          x.stride(0)};
+  return {x.data(),    packed.data(), has_bias ? bias.data() : nullptr, nullptr, out, x.size(0), num_inputs, num_outputs,
+          x.stride(0), false};
 }
 
 void tile_linear(StackValue* stack, uint64_t, uint64_t) {
   Tensor x(stack[0]), packed(stack[1]), bias(stack[2]);
   Tensor out = empty(x.size(0), packed.size(0), x.torch_dtype());
   kernels->tile_linear(tile_linear_args(x, packed, bias, out.data()), threads());
+  stack[0] = out.release();
+}
+
+void gated_tile_linear(StackValue* stack, uint64_t, uint64_t) {
+  Tensor x(stack[0]), packed(stack[1]), bias(stack[2]);
+  expect(packed.size(0) % 32 == 0, "as many gates as other outputs, in multiples of 16");
+  Tensor out = empty(x.size(0), packed.size(0) / 2, x.torch_dtype());
+  TileLinearArgs args = tile_linear_args(x, packed, bias, out.data());
+  args.is_gated = true;
+  kernels->tile_linear(args, threads());
   stack[0] = out.release();
 }
 
@@ -275,6 +285,7 @@ const Op kOps[] = {
     {"most_likely", "most_likely(Tensor logits) -> Tensor", most_likely},
     {"pack_linear", "pack_linear(Tensor weight) -> Tensor", pack_linear},
     {"tile_linear", "tile_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", tile_linear},
+    {"gated_tile_linear", "gated_tile_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", gated_tile_linear},
     {"add_tile_linear", "add_tile_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
      add_tile_linear},
     {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", draw},

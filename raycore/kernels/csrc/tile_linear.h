@@ -7,6 +7,7 @@
 
 #include "amx.h"
 #include "kernels.h"
+#include "rowwise.h"
 #include "threads.h"
 
 namespace {
@@ -42,6 +43,16 @@ void multiply_panels(const TileLinearArgs& args, int64_t row, int64_t num_rows, 
   const BFloat16* bias = static_cast<const BFloat16*>(args.bias);
   const BFloat16* residual = static_cast<const BFloat16*>(args.residual);
   BFloat16* out = static_cast<BFloat16*>(args.out);
+  if (args.is_gated) {
+    const int64_t o = panel * kTileColumns;
+    const Floats gate_offset = bias ? load(bias + o) : Floats{};
+    const Floats offset = bias ? load(bias + o + kTileColumns) : Floats{};
+    for (int64_t r = 0; r < num_rows; r++) {
+      const Floats gate = load(sums + 2 * r * kTileColumns) + gate_offset;
+      store(out + ((row + r) * O + o) / 2, silu(gate) * (load(sums + (2 * r + 1) * kTileColumns) + offset));
+    }
+    return;
+  }
   for (int64_t half = 0; half <= is_pair; half++) {
     const int64_t o = (panel + half) * kTileColumns;
     const Floats offset = bias ? load(bias + o) : Floats{};

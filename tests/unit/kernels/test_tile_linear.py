@@ -52,6 +52,11 @@ def test_tile_linear(seed: int, num_rows: int, inner_tiles: int, panels: int, nu
     sums = residual.clone()
     torch.ops.raycore.add_tile_linear(sums, x, packed, bias)
     assert_near(sums, product + bias.double() + residual.double(), size)
+    if panels % 2 == 0:
+        gate, up = (product + bias.double()).unflatten(1, (-1, 2, 16)).unbind(2)
+        gated = (gate * torch.sigmoid(gate) * up).flatten(1)
+        scale = size.unflatten(1, (-1, 2, 16)).prod(2).flatten(1)
+        assert_near(torch.ops.raycore.gated_tile_linear(x, packed, bias), gated, scale)
     torch.set_num_threads(1)
     for row in {0, num_rows // 2, num_rows - 1} if num_rows else ():
         assert torch.equal(torch.ops.raycore.tile_linear(x[row : row + 1], packed, bias)[0], found[row])
