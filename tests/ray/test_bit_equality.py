@@ -17,7 +17,7 @@ SEEDED = SamplingParams(temperature=1.1, top_p=0.95, seed=5, max_tokens=10, logp
 
 
 def start(**options: object) -> LLM:
-    return LLM(demo_model_path(), block_size=8, num_threads=1, standby_delay_s=None, **options)
+    return LLM(demo_model_path(), num_threads=1, standby_delay_s=None, **options)
 
 
 def outcomes(llm: LLM, prompts: list[str], params: SamplingParams) -> list[object]:
@@ -43,7 +43,7 @@ def expected(ray_cluster, mode) -> dict[str, list[object]]:
 
 @pytest.mark.parametrize("dp", [1, 2])
 def test_a_crowd_gives_the_same_bits_as_each_alone(ray_cluster, mode, expected, dp) -> None:
-    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "num_gpu_blocks_override": 24}
+    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "num_gpu_blocks_override": 12}
     with start(data_parallel_size=dp, **limits, **mode) as llm:
         for _ in range(2):  # the second time finds prefixes
             assert outcomes(llm, PROMPTS, GREEDY) == expected["greedy"]

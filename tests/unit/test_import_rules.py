@@ -48,7 +48,7 @@ BELOW = {
     "metrics": set(),
     "executor": {"worker", "placement"},
     "worker": {"model", "rpc", "kernels"},
-    "model": {"grammar"},
+    "model": {"grammar", "kernels"},
     "kernels": set(),
     "rpc": set(),
     "grammar": set(),

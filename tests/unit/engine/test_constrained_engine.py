@@ -117,7 +117,7 @@ def test_every_output_is_valid(core, seed):
 
 def test_preempted_requests_give_the_same(core, mode):
     made = [request(seq_id, seed=7, regex="([a-z]{3,9} ){12}") for seq_id in range(NUM_REQUESTS)]
-    tight = make_core(num_gpu_blocks_override=64, block_size=8, **mode)
+    tight = make_core(num_gpu_blocks_override=33, **mode)
     outputs, _ = run(tight, made)
     assert tight.load().num_preemptions > 0
     assert outputs == run(core, made)[0]
@@ -129,7 +129,7 @@ def test_a_constraint_begins_behind_a_thought_also_after_preemptions_and_on_anot
     made = [request(seq_id, seed=8, regex="([a-z]{3,9} ){15}", after="1") for seq_id in range(NUM_REQUESTS)]
     for each in made:
         each.params.min_tokens = 60  # so that few end before it
-    tight = make_core(num_gpu_blocks_override=64, block_size=8, **mode)
+    tight = make_core(num_gpu_blocks_override=33, **mode)
     outputs, _ = run(tight, made)
     assert tight.load().num_preemptions > 0
     tight.shutdown()
