@@ -1,0 +1,44 @@
+"""The layers of `NativeOperations` beside those of `TorchOperations`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels import needs_kernels
+from small_model import make_operations
+
+pytestmark = needs_kernels
+
+SIZES = [(96, 64), (48, 40), (24, 64)]
+"""Outputs and inputs: some fit the tiles of AMX, some don't."""
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 40])
+def test_layers_agree(dtype: torch.dtype, size: tuple[int, int], batch_invariant: bool, num_rows: int) -> None:
+    torch_operations, native = (
+        make_operations(native=is_native, batch_invariant=batch_invariant) for is_native in (False, True)
+    )
+    num_outputs, num_inputs = size
+    weight, bias = randn(*size, dtype=dtype, seed=1), randn(num_outputs, dtype=dtype, seed=2)
+    x, residual = randn(num_rows, num_inputs, dtype=dtype), randn(num_rows, num_outputs, dtype=dtype, seed=3)
+    for own_bias in (None, bias):
+        expected, found = (each.linear(weight.clone(), own_bias) for each in (torch_operations, native))
+        torch.testing.assert_close(found(x), expected(x), rtol=0.02, atol=0.05)
+        sums = found.add_to(residual.clone(), x)
+        torch.testing.assert_close(sums, expected.add_to(residual.clone(), x), rtol=0.02, atol=0.1)
+        expected, found = (each.gated_linear(weight.clone(), own_bias) for each in (torch_operations, native))
+        torch.testing.assert_close(found(x), expected(x), rtol=0.05, atol=0.3)
+    for is_tied in (False, True):
+        expected, found = (each.head(weight.clone(), is_tied=is_tied) for each in (torch_operations, native))
+        torch.testing.assert_close(found(x), expected(x), rtol=0.02, atol=0.05)
