@@ -45,7 +45,7 @@ class ComputeThreads:
         self._max_threads = max_threads
         self._num_threads = max_threads
         self._begun_s: float | None = None
-        """When the current step began. None if it is small."""
+        """When the current step began. None if it is small, or there is none."""
         is_adaptive = max_threads > 1 and not is_fixed
         self._controller = ThreadController(max_threads, usable_cores()) if is_adaptive else None
 
@@ -58,9 +58,10 @@ class ComputeThreads:
         self._begun_s = None if is_small else time.perf_counter()
 
     def end_step(self) -> None:
-        """Note how the step went."""
-        if self._controller is not None and self._begun_s is not None:
-            self._num_threads = self._controller.after_step(time.perf_counter() - self._begun_s)
+        """Note how the step went. Does nothing if no step has begun."""
+        begun_s, self._begun_s = self._begun_s, None
+        if self._controller is not None and begun_s is not None:
+            self._num_threads = self._controller.after_step(time.perf_counter() - begun_s)
 
 
 class ThreadController:

@@ -82,6 +82,22 @@ def test_short_steps_are_looked_at_together():
     assert [machine.step(0.04) for _ in range(3)] == [4, 4, 3]
 
 
+def test_the_time_between_steps_does_not_count(monkeypatch: pytest.MonkeyPatch):
+    noted: list[float] = []
+    monkeypatch.setattr(ThreadController, "after_step", lambda self, step_s: noted.append(step_s) or 2)
+    before = torch.get_num_threads()
+    try:
+        threads = ComputeThreads(2)
+        threads.begin_step(64, 1 << 25)
+        threads.end_step()
+        threads.end_step()  # of a step without tokens
+        threads.begin_step(1, 1 << 10)
+        threads.end_step()
+    finally:
+        torch.set_num_threads(before)
+    assert len(noted) == 1
+
+
 def test_small_steps_use_one_thread():
     before = torch.get_num_threads()
     try:
