@@ -42,6 +42,7 @@ class ComputeThreads:
 
     def __init__(self, max_threads: int = 1, *, is_fixed: bool = False) -> None:
         """`is_fixed`: use `max_threads` in every large step."""
+        self.is_fixed = is_fixed
         self._max_threads = max_threads
         self._num_threads = max_threads
         self._begun_s: float | None = None

@@ -66,6 +66,11 @@ class Operations(Protocol):
         """Return int64[R]: the token that each row draws."""
         ...
 
+    @property
+    def depends_on_threads(self) -> bool:
+        """For batch invariance: whether the bits of results depend on the number of compute threads."""
+        ...
+
     def check_tiles(self) -> bool:
         """For batch invariance: whether a row's result has the same bits wherever in a tile the row is.
 
@@ -119,6 +124,10 @@ class TorchOperations:
 
     def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
         return picking.draw(logits_RV, limits, self._batch_invariant)
+
+    @property
+    def depends_on_threads(self) -> bool:
+        return bool(self._tiled)
 
     def check_tiles(self) -> bool:
         generator = torch.Generator().manual_seed(0)

@@ -133,7 +133,7 @@ class ModelRunner:
         return bool(self._prompt_logprobs) and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
 
     def _begin(self, num_tokens: int) -> None:
-        if self._batch_invariant:
+        if self._threads.is_fixed:
             num_tokens = TILE_ROWS  # every step uses the same number of threads
         self._threads.begin_step(num_tokens, self._decoder.num_weights)
 

@@ -71,6 +71,7 @@ class Worker(WorkerProtocol):
         self.rank = rank
         self._device = torch.device("cpu")
         self._dtype = torch.float32
+        self._max_threads = 1
         self._threads = ComputeThreads()
         self._ranks = TensorParallel()
         self._experts: ExpertParallel | None = None
@@ -102,7 +103,7 @@ class Worker(WorkerProtocol):
             cores = max(1, host.usable_cores() // self.rank.num_local_workers)
             num_threads = config.executor.num_threads or cores
             torch.set_num_threads(num_threads)
-            self._threads = ComputeThreads(num_threads, is_fixed=config.model.batch_invariant)
+            self._max_threads = num_threads
         self._dtype = _choose_dtype(config, self._device)
         self._operations = self._make_operations()
         if self.rank.tp_size > 1:
@@ -127,6 +128,8 @@ class Worker(WorkerProtocol):
             weights = load_decoder_weights(model.spec, path, *tp, self._dtype, self._note_progress, share)
         with torch.inference_mode():
             self._decoder = Decoder(model.spec, weights, self._ranks, self._operations, self._experts)
+            is_fixed = model.batch_invariant and self._operations.depends_on_threads
+            self._threads = ComputeThreads(self._max_threads, is_fixed=is_fixed)
             if model.batch_invariant:
                 self._check_tiles(self._decoder)
 

@@ -53,6 +53,8 @@ LLAMA = msgspec.structs.replace(
 QWEN3 = msgspec.structs.replace(
     LLAMA, model_type="qwen3", hidden_size=40, num_kv_heads=2, head_dim=16, layer_windows=[None, None], qk_norm=True
 )
+ALIGNED = msgspec.structs.replace(LLAMA, hidden_size=64, intermediate_size=96, vocab_size=112)
+"""Its linear layers fit the tiles of AMX."""
 DRAWN = SamplingParams(temperature=0.9, top_p=0.9, top_k=30, logprobs=3)
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -88,6 +90,7 @@ class Engine:
             rows.normal_(std=30.0)  # what earlier requests may have left there
         operations = make_operations(native=native, batch_invariant=True)
         decoder = Decoder(spec, make_weights(spec, dtype), TensorParallel(), operations)
+        self.depends_on_threads = operations.depends_on_threads
         decoder.check_tiles()
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
         self.sampler = Sampler(spec.vocab_size, operations, batch_invariant=True)
@@ -153,7 +156,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("spec", "seed"), [(LLAMA, 0), (QWEN3, 1)], ids=["llama", "qwen3"])
+@pytest.mark.parametrize(("spec", "seed"), [(LLAMA, 0), (QWEN3, 1), (ALIGNED, 2)], ids=["llama", "qwen3", "aligned"])
 def test_a_request_in_any_crowd_equals_the_same_alone(
     spec: ModelSpec, seed: int, dtype: torch.dtype, kind: str
 ) -> None:
@@ -194,6 +197,24 @@ def test_two_threads_change_nothing(dtype: torch.dtype, kind: str) -> None:
     engine.step({0: 1, 1: 23})
     assert_same(engine, 0, alone(QWEN3, dtype, kind, prompts[0], 2, DRAWN))
     assert_same(engine, 1, alone(QWEN3, dtype, kind, prompts[1], 1, DRAWN))
+
+
+@needs_kernels
+def test_the_number_of_threads_changes_nothing_where_it_may_change() -> None:
+    engine = Engine(ALIGNED, torch.bfloat16, "native")
+    if engine.depends_on_threads:
+        pytest.skip("this processor hasn't got AMX")
+    prompt = [(7 * index) % 97 for index in range(100)]
+    try:
+        torch.set_num_threads(3)
+        engine.step({0: 77}, [engine.add(0, prompt, len(prompt), DRAWN)])
+        torch.set_num_threads(2)
+        engine.step({0: 23})
+        torch.set_num_threads(1)
+        engine.step({0: 1})
+    finally:
+        torch.set_num_threads(1)
+    assert_same(engine, 0, alone(ALIGNED, torch.bfloat16, "native", prompt, 2, DRAWN))
 
 
 @pytest.mark.parametrize("kind", KINDS)
