@@ -1,8 +1,8 @@
 // AMX: registers that are tiles of up to 16 rows of 64 bytes, and products of such tiles.
 //
 // Tiles 0 to 3 have results: 0 and 1 of up to 16 rows, 2 and 3 of up to 16 more. Tiles 4 and 5 have these rows' left
-// operands, 6 and 7 two right operands of 16 columns. Each has pairs of bfloat16 numbers in 4 bytes: of a row, in the left
-// operands, and of a column, in the right ones.
+// operands, 6 and 7 two right operands of 16 columns. Each has pairs of bfloat16 numbers in 4 bytes: of a row, in the
+// left operands, and of a column, in the right ones.
 
 #pragma once
 

@@ -241,7 +241,7 @@ void attend_rows(const AttentionArgs& args, const Sequence& sequence, int64_t he
 }
 
 // Computes the results of some rows of one sequence and key-value head.
-typedef void (*Attend)(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t row, int64_t last_row);
+typedef void (*Attend)(const AttentionArgs&, const Sequence&, int64_t head, int64_t row, int64_t last_row);
 
 template <typename T>
 void attention(const AttentionArgs& args, const Threads& threads, Attend attend) {

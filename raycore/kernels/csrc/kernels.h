@@ -1,7 +1,8 @@
 // The kernels of one instruction set, as a table of functions. `ops.cpp` checks arguments and calls them.
 //
 // Shapes: T tokens, D hidden size, N query heads, K key-value heads, G = N / K, H elements of a head, S tokens of a
-// cache block, F feed-forward size, V vocabulary, R rows, I and O inputs and outputs of a linear layer. All arithmetic is in float32, whatever the storage.
+// cache block, F feed-forward size, V vocabulary, R rows, I and O inputs and outputs of a linear layer. Sums are in
+// float32, whatever the storage.
 
 #pragma once
 

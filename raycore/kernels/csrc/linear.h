@@ -1,5 +1,5 @@
-// A linear layer for a few rows, with the weight as it is. Such a product is bound by memory: it streams the weight once
-// for every four rows.
+// A linear layer for a few rows, with the weight as it is. Such a product is bound by memory: it streams the weight
+// once for every four rows.
 
 #pragma once
 

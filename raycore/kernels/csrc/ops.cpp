@@ -241,8 +241,8 @@ TileLinearArgs tile_linear_args(const Tensor& x, const Tensor& packed, const Ten
   const bool has_bias = bias.size(0);
   expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == kBFloat16),
          "a contiguous bias [O] in bfloat16");
-  return {x.data(),    packed.data(), has_bias ? bias.data() : nullptr, nullptr, out, x.size(0), num_inputs, num_outputs,
-          x.stride(0), false};
+  const void* bias_data = has_bias ? bias.data() : nullptr;
+  return {x.data(), packed.data(), bias_data, nullptr, out, x.size(0), num_inputs, num_outputs, x.stride(0), false};
 }
 
 void tile_linear(StackValue* stack, uint64_t, uint64_t) {

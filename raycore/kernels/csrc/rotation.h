@@ -7,7 +7,8 @@
 
 namespace {
 
-// Rotates interleaved pairs: (x, y) becomes (x cos - y sin, y cos + x sin). `turns` has the cosine and sine of each pair.
+// Rotates interleaved pairs: (x, y) becomes (x cos - y sin, y cos + x sin). `turns` has the cosine and sine of each
+// pair.
 inline Floats rotated(Floats x, Floats turns) {
 #if RAYCORE_WIDTH == 16
   const Floats other = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);

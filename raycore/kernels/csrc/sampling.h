@@ -14,11 +14,11 @@ namespace {
 
 using namespace raycore;
 
-// The largest weight such that it and all larger ones together reach `wanted`: in number (top-k) or in sum (top-p). 0 if
-// all weights don't reach it. The weights must be positive, and at most 1; they are overwritten.
+// The largest weight such that it and all larger ones together reach `wanted`: in number (top-k) or in sum (top-p). 0
+// if all weights don't reach it. The weights must be positive, and at most 1; they are overwritten.
 //
-// Bits of positive numbers are ordered as the numbers are. The weight's bits are found from the highest to the lowest, in
-// three parts: each time, the weights with the bits found so far are grouped by the next part.
+// Bits of positive numbers are ordered as the numbers are. The weight's bits are found from the highest to the lowest,
+// in three parts: each time, the weights with the bits found so far are grouped by the next part.
 inline float least_kept(float* weights, int64_t count, double wanted, bool in_number) {
   constexpr int kBits = 10, kGroups = 1 << kBits;
   double groups[kGroups], reached = 0;
@@ -93,7 +93,8 @@ class Draw {
     const int64_t count = collect(least);
     double sum = 0;
     for (int64_t i = 0; i < count; i++) sum += candidates_[i];
-    if (count > top_k) sum -= double(count - top_k) * least;  // equal weights at the end: top-k counts only some of them
+    // of equal weights at the end, top-k counts only some
+    if (count > top_k) sum -= double(count - top_k) * least;
     const float found = least_kept(candidates_, count, top_p * sum, false);
     return found > least ? found : least;
   }
@@ -153,7 +154,8 @@ void draw(const DrawArgs& args, const Threads& threads) {
     Draw own(V, args.scratch + worker * args.scratch_stride);
     own.weigh(static_cast<const T*>(args.logits) + row * args.stride, float(limits.temperature));
     float least = float(limits.min_p);
-    if (limits.top_k < double(V) || limits.top_p < 1) least = own.least_of_top(least, int64_t(limits.top_k), limits.top_p);
+    if (limits.top_k < double(V) || limits.top_p < 1)
+      least = own.least_of_top(least, int64_t(limits.top_k), limits.top_p);
     args.out[row] = own.find(least, 1 - limits.uniform);
   });
 }

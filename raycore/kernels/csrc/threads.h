@@ -25,7 +25,8 @@ void for_rows(int64_t num_rows, int64_t grain, const Threads& threads, const Fun
       const_cast<Function*>(&function));
 }
 
-// Calls function(task, worker) for every task. Each of up to `threads.count` workers takes the next task when it is free.
+// Calls function(task, worker) for every task. Each of up to `threads.count` workers takes the next task when it is
+// free.
 template <typename Function>
 void share_with_workers(int64_t num_tasks, const Threads& threads, const Function& function) {
   struct Context {

@@ -1,11 +1,11 @@
 // Attention in bfloat16, with instructions that multiply and add pairs of bfloat16 numbers.
 //
-// As in attention.h, keys are visited in chunks at fixed positions, and the chunks' results are merged in order, so that
-// the bits of a row's result depend on its query and on the keys and values that it sees. But many more rows share what
-// is read of a chunk, and weights are rounded to bfloat16 before they are multiplied with values.
+// As in attention.h, keys are visited in chunks at fixed positions, and the chunks' results are merged in order, so
+// that the bits of a row's result depend on its query and on the keys and values that it sees. But many more rows share
+// what is read of a chunk, and weights are rounded to bfloat16 before they are multiplied with values.
 //
-// A class `Products` computes the matrix products: scores of tiles of 16 keys, and sums of weighted values, 16 or 32 at a
-// step.
+// A class `Products` computes the matrix products: scores of tiles of 16 keys, and sums of weighted values, 16 or 32 at
+// a step.
 
 #pragma once
 
@@ -23,12 +23,12 @@ struct TileRows {
   int64_t num_rows, dim, from[kTileRows], to[kTileRows];
   float log2_scale;
   alignas(64) float highest[kTileRows], total[kTileRows], part_highest[kTileRows], part_total[kTileRows];
-  alignas(64) BFloat16 q[kTileRows * kMaxHeadDim];          // [rows, H]
-  alignas(64) float scores[kTileRows * kRowStride];         // [rows, kRowStride]
-  alignas(64) BFloat16 weights[kTileRows * kMaxChunk];      // [rows, kMaxChunk]
-  alignas(64) float part[kTileRows * kMaxHeadDim];          // [rows, H]
-  alignas(64) float sums[kTileRows * kMaxHeadDim];          // [rows, H]
-  alignas(64) BFloat16 last_values[kMaxStep * kMaxHeadDim];       // the values of the last step, without those that don't exist
+  alignas(64) BFloat16 q[kTileRows * kMaxHeadDim];           // [rows, H]
+  alignas(64) float scores[kTileRows * kRowStride];          // [rows, kRowStride]
+  alignas(64) BFloat16 weights[kTileRows * kMaxChunk];       // [rows, kMaxChunk]
+  alignas(64) float part[kTileRows * kMaxHeadDim];           // [rows, H]
+  alignas(64) float sums[kTileRows * kMaxHeadDim];           // [rows, H]
+  alignas(64) BFloat16 last_values[kMaxStep * kMaxHeadDim];  // the last step's, with zeros after the last key
 };
 
 // Where a chunk's keys and values are.
@@ -97,8 +97,8 @@ inline void merge_chunk(TileRows& rows) {
   }
 }
 
-// The pointers of the keys from `begin` to `end`, which are of the chunk at `chunk`. Values that don't exist, after `end`,
-// may be NaN, whose product with a weight of 0 is NaN; so the last step is copied without them.
+// The pointers of the keys from `begin` to `end`, which are of the chunk at `chunk`. Values that don't exist, after
+// `end`, may be NaN, whose product with a weight of 0 is NaN; so the last step is copied without them.
 inline ChunkPointers point_to(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t begin, int64_t end,
                               int64_t step, BFloat16* last_values) {
   const int64_t S = args.block_size, H = args.head_dim;
@@ -149,7 +149,8 @@ void attend_tile_rows(const AttentionArgs& args, const Sequence& sequence, int64
   const int64_t size = kMaxChunk / S * S, step = S % kMaxStep ? kTileKeys : kMaxStep;
   Products products(num_rows);
   for (int64_t chunk = begin / size * size; chunk < end; chunk += size) {
-    const int64_t first = chunk + (begin > chunk ? (begin - chunk) / step * step : 0);  // steps are at fixed positions, too
+    // steps begin at fixed positions, too
+    const int64_t first = chunk + (begin > chunk ? (begin - chunk) / step * step : 0);
     const int64_t last = chunk + size < end ? chunk + size : end;
     const ChunkPointers pointers = point_to(args, table, head, first, last, step, rows.last_values);
     products.score(rows, pointers, S);
