@@ -35,8 +35,6 @@ from raycore.worker.worker import Worker
 CONTEXT = 190
 DECODES = [1, 16, 64]
 PROMPT = 2048
-MAX_TIMINGS = 64
-CACHE_BYTES = 3 << 30
 
 
 def main() -> None:
@@ -45,7 +43,7 @@ def main() -> None:
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=None, help="default: all cores")
-    parser.add_argument("--timings", type=int, default=40, help="of a decode step, up to 64; a prompt has an eighth")
+    parser.add_argument("--timings", type=int, default=40, help="of a decode step; a prompt has an eighth")
     args = parser.parse_args()
     for checkpoint in args.checkpoints:
         _measure(checkpoint, args)
@@ -57,7 +55,7 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
     linears = [_Linears(worker.config.model.spec, dtype, packed=packed) for packed in (True, False)]
     rows: list[list[object]] = [["step", "step ms", "linear layers ms", "ratio", "linear layers GB/s"]]
     for num_seqs in DECODES:
-        steps = _Decodes(worker, num_seqs)
+        steps = _Decodes(worker, num_seqs, _blocks_each(worker, args))
         rows.append([f"decode {num_seqs} x {CONTEXT}", *_compare(steps, linears, num_seqs, args.timings)])
         steps.end()
     prompt = partial(_compute_prompt, worker)
@@ -124,10 +122,9 @@ class _Linears:
 class _Decodes:
     """Decode steps of some sequences. The sequences grow by a token with each step."""
 
-    def __init__(self, worker: Worker, num_seqs: int) -> None:
+    def __init__(self, worker: Worker, num_seqs: int, blocks_each: int) -> None:
         self._worker = worker
         self._slots = list(range(num_seqs))
-        blocks_each = (CONTEXT + MAX_TIMINGS + 2) // worker.config.cache.block_size + 1
         requests = [
             _request(slot, CONTEXT, range(slot * blocks_each, (slot + 1) * blocks_each)) for slot in self._slots
         ]
@@ -151,17 +148,21 @@ def _make_worker(checkpoint: str, args: argparse.Namespace) -> Worker:
         checkpoint,
         dtype=args.dtype,
         num_threads=args.threads,
-        max_model_len=PROMPT + 16,
-        max_num_batched_tokens=64 * CONTEXT,
-        kv_cache_memory_bytes=CACHE_BYTES,
+        max_model_len=max(PROMPT, CONTEXT + args.timings) + 16,
+        max_num_batched_tokens=max(DECODES) * CONTEXT,
         device="cpu",
     )
     worker = Worker(config, WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1))
     worker.init_device()
     worker.load_model()
-    worker.initialize_cache(CACHE_BYTES // worker.bytes_per_block())
+    worker.initialize_cache(max(max(DECODES) * _blocks_each(worker, args), PROMPT // config.cache.block_size))
     worker.warm_up()
     return worker
+
+
+def _blocks_each(worker: Worker, args: argparse.Namespace) -> int:
+    """Return the number of blocks that a sequence needs until the end of its decode steps."""
+    return (CONTEXT + args.timings + 2) // worker.config.cache.block_size + 1
 
 
 def _request(slot: int, num_tokens: int, blocks: range) -> NewRequest:

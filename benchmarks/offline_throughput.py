@@ -150,13 +150,14 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
 def _compare(checkpoint: str, args: argparse.Namespace) -> None:
     engines = _engines(args)
     names = [engine.name for engine in engines]
+    situations = (False, True) if args.neighbour else (False,)  # beside a neighbour?
     rates: dict[bool, dict[str, dict[str, list[float]]]] = {
-        is_beside: {name: defaultdict(list) for name in names} for is_beside in (False, True)
+        is_beside: {name: defaultdict(list) for name in names} for is_beside in situations
     }
     startups: dict[str, list[float]] = defaultdict(list)
     for _ in range(args.runs):
         for engine in engines:
-            for is_beside in (False, True) if args.neighbour else (False,):
+            for is_beside in situations:
                 with _neighbour(is_beside):
                     fields = engine.run(checkpoint, args)
                 if not is_beside:
@@ -167,7 +168,6 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
     medians = {
         is_beside: {name: [median(by_shape[str(shape)]) for shape in SHAPES] for name, by_shape in by_name.items()}
         for is_beside, by_name in rates.items()
-        if is_beside <= args.neighbour
     }
     print(f"\n{Path(checkpoint).name}, dtype {args.dtype}, vLLM's {args.peer_dtype or args.dtype}", end="")
     print(f", TP {args.tensor_parallel_size}: medians of {args.runs} processes x {args.repeats} timings")

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 from ray.exceptions import RayError
@@ -338,9 +338,9 @@ class CoreEngineActorManager:
 
     def _keep_dtype(self) -> None:
         """Let ranks that are created later compute in the same dtype as those that are up, whatever their processor."""
-        model = self._config.model
-        if model.dtype == "auto":
-            model = msgspec.structs.replace(model, dtype=cast(DType, self.infos[0].dtype))
+        model, dtype = self._config.model, self.infos[0].dtype
+        if model.dtype == "auto" and dtype in get_args(DType):  # a custom worker class may have others
+            model = msgspec.structs.replace(model, dtype=cast(DType, dtype))
             self._config = msgspec.structs.replace(self._config, model=model)
 
     def _make_standbys(self) -> Standbys | None:

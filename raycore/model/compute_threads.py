@@ -106,18 +106,17 @@ class ThreadController:
         if waiting > _TOO_MUCH_WAITING * self._max_threads / self.num_threads:
             if self._was_raised and unchanged_s < self._more_after_s:
                 self._more_after_s = min(2 * self._more_after_s, _MORE_AFTER_AT_MOST_S)
-            self._change(max(1, self.num_threads - 1), is_raise=False)
+            self._change(-1)
+            self._cores_used_by_others()  # count from now on
         elif self.num_threads < self._max_threads and unchanged_s >= self._more_after_s:
             used = self._cores_used_by_others()
             is_free = used is not None and self._num_cores - used >= self.num_threads + _FREE_CORES
-            self._change(self.num_threads + is_free, is_raise=is_free)
+            self._change(1 if is_free else 0)
         elif unchanged_s >= _MORE_AFTER_AT_MOST_S:
             self._more_after_s = _MORE_AFTER_S
         return self.num_threads
 
-    def _change(self, num_threads: int, *, is_raise: bool) -> None:
-        self.num_threads = num_threads
-        self._was_raised = is_raise
+    def _change(self, by: int) -> None:
+        self.num_threads = max(1, self.num_threads + by)
+        self._was_raised = by > 0
         self._changed_s = self._clock()
-        if not is_raise:
-            self._cores_used_by_others()  # count from now on

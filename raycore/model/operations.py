@@ -26,7 +26,7 @@ from raycore.model.sampling import picking
 from raycore.model.sampling.picking import DrawLimits
 
 GatedLinear = Callable[[Tensor], Tensor]
-"""Returns [T, F] for x [T, D]."""
+"""A layer that returns `silu(gate(x)) · up(x)`, [T, F], for `x` [T, D]."""
 
 
 class Norm(Protocol):
@@ -55,7 +55,7 @@ class Operations(Protocol):
         ...
 
     def gated_linear(self, gate_up_OI: Tensor, bias_O: Tensor | None = None) -> GatedLinear:
-        """Return the layer `silu(gate(x)) · up(x)`. `gate_up_OI` has the rows of the gate, then those of up."""
+        """Return a gated layer. `gate_up_OI` has the rows of the gate, then those of up."""
         ...
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class ModelRunner:
         num_kept = len(step.token_ids) if self._wants_all_rows(step) else len(step.sampled)
         is_anyone_busy = experts.begin(len(step.token_ids), num_kept)
         if is_anyone_busy and not len(step.slots):
-            self._begin(experts.num_tokens)
+            self._choose_threads(experts.num_tokens)
             self._decoder.forward_nothing()
         return is_anyone_busy
 
@@ -110,7 +110,7 @@ class ModelRunner:
 
         Adds prompt logprobs to `result`.
         """
-        self._begin(len(step.token_ids) if self._experts is None else self._experts.num_tokens)
+        self._choose_threads(len(step.token_ids) if self._experts is None else self._experts.num_tokens)
         self._attention.begin(step, self._batch.block_tables)
         last_rows = step.last_rows
         wants_all = self._wants_all_rows(step)
@@ -132,7 +132,7 @@ class ModelRunner:
         """Whether a request in the step asked for prompt logprobs."""
         return bool(self._prompt_logprobs) and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
 
-    def _begin(self, num_tokens: int) -> None:
+    def _choose_threads(self, num_tokens: int) -> None:
         if self._threads.is_fixed:
             num_tokens = TILE_ROWS  # every step uses the same number of threads
         self._threads.begin_step(num_tokens, self._decoder.num_weights)

@@ -12,8 +12,6 @@ from pathlib import Path
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _IDLE_FIELDS = (3, 4)
 """Of a line of /proc/stat: time without work, and time that only waits for a disk."""
-
-
 _LEAST_WAIT_NS = 300_000
 """A thread that wakes up waits this long at most, if a core is free. A thread that is interrupted waits for
 milliseconds."""

@@ -101,9 +101,8 @@ class Worker(WorkerProtocol):
         else:
             host.keep_freed_memory()
             cores = max(1, host.usable_cores() // self.rank.num_local_workers)
-            num_threads = config.executor.num_threads or cores
-            torch.set_num_threads(num_threads)
-            self._max_threads = num_threads
+            self._max_threads = config.executor.num_threads or cores
+            torch.set_num_threads(self._max_threads)
         self._dtype = _choose_dtype(config, self._device)
         self._operations = self._make_operations()
         if self.rank.tp_size > 1:
@@ -189,9 +188,9 @@ class Worker(WorkerProtocol):
         config, spec = self.config, self.config.model.spec
         block_size, batch_invariant = config.cache.block_size, config.model.batch_invariant
         max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
-        qk_norms_NH, max_positions = self._decoder.qk_norms_NH, max_model_len + 1
+        qk_norms_NH = self._decoder.qk_norms_NH
         attention_spec = AttentionSpec.of(
-            spec, self.rank.tp_size, qk_norms_NH, max_positions, self._dtype, self._device
+            spec, self.rank.tp_size, qk_norms_NH, max_model_len + 1, self._dtype, self._device
         )
         heads = attention_spec.heads
         kv = KVTensors(

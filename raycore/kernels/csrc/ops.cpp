@@ -295,13 +295,6 @@ const Op kOps[] = {
      attention},
 };
 
-}  // namespace
-
-}  // namespace raycore
-
-namespace raycore {
-namespace {
-
 #if defined(__x86_64__)
 // Whether AMX may be used. Linux allows it to a process that asks for it.
 bool has_amx() {

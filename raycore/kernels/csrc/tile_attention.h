@@ -62,7 +62,7 @@ inline void weigh_scores(TileRows& rows, int64_t row, int64_t first, int64_t num
   const Floats scale = splat(rows.log2_scale), shift = splat(highest);
   Floats total = {};
   for (int64_t i = 0; i < num_keys; i += kWidth) {
-    const Floats weight = power_of_two(load(scores + i) * scale - shift);
+    const Floats weight = exp2(load(scores + i) * scale - shift);
     store(weights + i, weight);
     total += weight;
   }
@@ -76,7 +76,7 @@ inline void merge_chunk(TileRows& rows) {
   for (int64_t i = 0; i < rows.num_rows; i += kWidth) {
     const Floats old_highest = load(rows.highest + i), part = load(rows.part_highest + i);
     const Floats highest = maximum(old_highest, part);
-    const Floats old_factor = power_of_two(old_highest - highest), new_factor = power_of_two(part - highest);
+    const Floats old_factor = exp2(old_highest - highest), new_factor = exp2(part - highest);
     store(rows.highest + i, highest);
     store(old_share + i, old_factor);
     store(new_share + i, new_factor);
@@ -97,8 +97,8 @@ inline void merge_chunk(TileRows& rows) {
   }
 }
 
-// The pointers of the keys from `begin` to `end`, which are of the chunk at `chunk`. Values that don't exist, after
-// `end`, may be NaN, whose product with a weight of 0 is NaN; so the last step is copied without them.
+// The pointers of a chunk's keys from `begin` to `end`. What the cache has after `end` may be NaN, and its product with a
+// weight of 0 would be NaN, too. So if the last step has such values, it is copied without them, to `last_values`.
 inline ChunkPointers point_to(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t begin, int64_t end,
                               int64_t step, BFloat16* last_values) {
   const int64_t S = args.block_size, H = args.head_dim;

@@ -171,7 +171,7 @@ inline float maximum(Floats x) {
 
 #if RAYCORE_WIDTH == 16
 // 2 to the power of x, off by less than 5e-6 of it.
-inline Floats power_of_two(Floats x) {
+inline Floats exp2(Floats x) {
   const Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // 0 if infinite
   Floats y = splat(9.6181291e-3f);
   y = y * r + splat(5.5504109e-2f);

@@ -114,13 +114,13 @@ def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, batch_invariant: bool 
 def draw(logits_RV: Tensor, limits: DrawLimits, batch_invariant: bool = False) -> Tensor:
     """Return int64[R]: the token that each row draws."""
     vocab_size, device = logits_RV.shape[1], logits_RV.device
-    temperature_R, min_p_R, top_k_R, top_p_R, uniform_R = (_on_device(values_R, device) for values_R in limits)
+    temperature_R, min_p_R, top_k_R, top_p_R, uniform_R = (on_device(values_R, device) for values_R in limits)
     weights_RV = token_weights(logits_RV, temperature_R, batch_invariant)
     if limits.min_p_R.any():
         drop_below_(weights_RV, min_p_R)
     has_top_k = limits.top_k_R < vocab_size
-    rows_K = _on_device(np.flatnonzero(has_top_k), device)
-    rows_P = _on_device(np.flatnonzero((limits.top_p_R < 1.0) & ~has_top_k), device)
+    rows_K = on_device(np.flatnonzero(has_top_k), device)
+    rows_P = on_device(np.flatnonzero((limits.top_p_R < 1.0) & ~has_top_k), device)
     if len(rows_K) or len(rows_P):
         threshold_R = torch.zeros_like(weights_RV[:, 0])
         if len(rows_K):
@@ -139,7 +139,8 @@ def draw_weighted(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     return _search(weights_RV, 1.0 - uniform_R)
 
 
-def _on_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
+def on_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    """Return a tensor of `values`, which may be a field of records."""
     return torch.as_tensor(np.ascontiguousarray(values), device=device)
 
 

@@ -23,7 +23,7 @@ from raycore.model.operations import Operations
 from raycore.model.sampling import keyed_random
 from raycore.model.sampling.logits import LogitsRules, TokenBatch
 from raycore.model.sampling.logprobs import token_logprobs
-from raycore.model.sampling.picking import DrawLimits
+from raycore.model.sampling.picking import DrawLimits, on_device
 from raycore.sampling_params import SamplingParams
 
 _LOGITS_AT_A_TIME = 1 << 22
@@ -176,7 +176,7 @@ class Sampler:
         return _as_token_ids(self._operations.draw(logits_RV, limits))
 
     def _on_device(self, values: NDArray[np.generic]) -> Tensor:
-        return torch.as_tensor(np.ascontiguousarray(values), device=self._operations.device)
+        return on_device(values, self._operations.device)
 
 
 def _as_token_ids(ids_R: Tensor) -> NDArray[np.int32]:

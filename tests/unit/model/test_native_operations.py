@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels import needs_kernels
+from kernels import needs_kernels, randn
 from small_model import make_operations
 
 pytestmark = needs_kernels
@@ -18,10 +18,6 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 40])
@@ -30,8 +26,8 @@ def test_layers_agree(dtype: torch.dtype, size: tuple[int, int], batch_invariant
         make_operations(native=is_native, batch_invariant=batch_invariant) for is_native in (False, True)
     )
     num_outputs, num_inputs = size
-    weight, bias = randn(*size, dtype=dtype, seed=1), randn(num_outputs, dtype=dtype, seed=2)
-    x, residual = randn(num_rows, num_inputs, dtype=dtype), randn(num_rows, num_outputs, dtype=dtype, seed=3)
+    weight, bias = randn(1, *size).to(dtype), randn(2, num_outputs).to(dtype)
+    x, residual = randn(0, num_rows, num_inputs).to(dtype), randn(3, num_rows, num_outputs).to(dtype)
     for own_bias in (None, bias):
         expected, found = (each.linear(weight.clone(), own_bias) for each in (torch_operations, native))
         torch.testing.assert_close(found(x), expected(x), rtol=0.02, atol=0.05)
