@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -31,6 +32,10 @@ SCRIPT_S = 500.0
 
 _NODE_FLAGS = "--node-ip-address=127.0.0.1 --object-store-memory=100000000 --disable-usage-stats"
 
+_PORTS_BEGIN = 20_000
+"""Ray gives its workers those from 10,002 to 19,999."""
+
+_held_ports: list[socket.socket] = []
 
 RAYS_OWN = ("ray::DashboardAgent", "ray::IDLE", "ray::JobSupervisor", "ray::RuntimeEnvAgent")
 
@@ -248,9 +253,24 @@ def eventually(look: Callable[[], T | None], explain: Callable[[], str] = str) -
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nothing listens at the moment."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Ports on which nothing listens, and which no other test gets while this process lives.
+
+    They lie below those that the system hands out, which a process of Ray's could be given before a test uses its own.
+    """
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = []
+    for port in random.sample(range(_PORTS_BEGIN, end), end - _PORTS_BEGIN):
+        with ExitStack() as stack:
+            try:
+                # what tests hold is the UDP port of the same number
+                held = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                held.bind(("127.0.0.1", port))
+                socket.create_server(("127.0.0.1", port)).close()
+            except OSError:
+                continue
+            _held_ports.append(held)
+            stack.pop_all()
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise AssertionError(f"fewer than {count} ports from {_PORTS_BEGIN} to {end - 1} are free")
