@@ -57,6 +57,15 @@ inline void clear_tiles() {
   if constexpr (has_lower && is_pair) _tile_zero(3);
 }
 
+// Sets the results to numbers in memory.
+template <bool has_lower, bool is_pair>
+inline void load_tiles(const float* from, int64_t stride) {
+  _tile_loadd(0, from, stride * sizeof(float));
+  if constexpr (is_pair) _tile_loadd(1, from + 16, stride * sizeof(float));
+  if constexpr (has_lower) _tile_loadd(2, from + 16 * stride, stride * sizeof(float));
+  if constexpr (has_lower && is_pair) _tile_loadd(3, from + 16 * stride + 16, stride * sizeof(float));
+}
+
 // Adds the products of `left`, whose rows are `left_stride` numbers apart, with `right` and `other_right`, whose rows
 // of pairs are `right_stride` numbers apart.
 template <bool has_lower, bool is_pair>

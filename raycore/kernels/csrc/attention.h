@@ -19,7 +19,8 @@ using namespace raycore;
 constexpr int64_t kMaxChunk = 256;  // keys
 constexpr int64_t kRowStride = kMaxChunk + kWidth;  // a block's last vector may reach beyond the chunk
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kTaskRows = 64;  // few enough that a short prompt gives every thread a task
+constexpr int64_t kMinTaskRows = 32, kMaxTaskRows = 128;
+constexpr int64_t kPreparedTokens = 16;  // of a task; their keys and values fit in a core's cache
 
 // Where one head's keys and values of a block are.
 template <typename T>
@@ -243,50 +244,66 @@ void attend_rows(const AttentionArgs& args, const Sequence& sequence, int64_t he
 // Computes the results of some rows of one sequence and key-value head.
 typedef void (*Attend)(const AttentionArgs&, const Sequence&, int64_t head, int64_t row, int64_t last_row);
 
+// Calls function(sequence, head, first token, last token) for `num_heads` heads of all tokens, some tokens at a time.
+// A head's tasks are adjacent, because they read the same keys. The last tokens come first: they see the most keys.
+template <typename Function>
+void share_tokens(const AttentionArgs& args, int64_t num_heads, int64_t task_tokens, const Threads& threads,
+                  const Function& function) {
+  const auto num_ranges = [&](const Sequence& sequence) {
+    return (sequence.num_tokens + task_tokens - 1) / task_tokens;
+  };
+  int64_t num_tasks = 0;
+  for (int64_t i = 0; i < args.num_sequences; i++) num_tasks += num_ranges(args.sequences[i]) * num_heads;
+  share(num_tasks, threads, [&](int64_t task) {
+    const Sequence* sequence = args.sequences;
+    for (; task >= num_ranges(*sequence) * num_heads; sequence++) task -= num_ranges(*sequence) * num_heads;
+    const int64_t ranges = num_ranges(*sequence), first = (ranges - 1 - task % ranges) * task_tokens;
+    const int64_t left = sequence->num_tokens - first;
+    function(*sequence, task / ranges, first, first + (left < task_tokens ? left : task_tokens));
+  });
+}
+
 template <typename T>
 void attention(const AttentionArgs& args, const Threads& threads, Attend attend) {
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim;
-  // Rotates the queries of some tokens that share a key-value head, rotates their keys, and stores keys and values.
-  const auto prepare = [&](const Sequence& sequence, int64_t head, int64_t first_token, int64_t last_token) {
-    const int32_t* table = args.tables + sequence.slot * args.table_stride;
-    for (int64_t token = first_token; token < last_token; token++) {
-      T* row = static_cast<T*>(args.qkv) + (sequence.first_row + token) * (N + 2 * K) * H;
-      turn_queries(args, row, sequence.start + token, head);
-      store_token(args, table, row, sequence.start + token, head);
-    }
-  };
-  const int64_t task_tokens = G < kTaskRows ? kTaskRows / G : 1;
-  const auto num_tasks = [&](const Sequence& sequence) {
-    return (sequence.num_tokens + task_tokens - 1) / task_tokens * K;
+  // Rotates a token's key and the queries that share it. Stores key and value.
+  const auto prepare = [&](const Sequence& sequence, int64_t token, int64_t head) {
+    T* row = static_cast<T*>(args.qkv) + (sequence.first_row + token) * (N + 2 * K) * H;
+    turn_queries(args, row, sequence.start + token, head);
+    store_token(args, args.tables + sequence.slot * args.table_stride, row, sequence.start + token, head);
   };
   bool are_decodes = true;
-  int64_t total = 0;
+  int64_t num_rows = 0;
   for (int64_t i = 0; i < args.num_sequences; i++) {
-    const Sequence& sequence = args.sequences[i];
-    are_decodes &= sequence.num_tokens == 1 && sequence.attends;
-    total += num_tasks(sequence);
+    are_decodes &= args.sequences[i].num_tokens == 1 && args.sequences[i].attends;
+    num_rows += args.sequences[i].num_tokens * N;
   }
   if (are_decodes) {
-    share(args.num_sequences * K, threads, [&](int64_t task) {
-      const Sequence& sequence = args.sequences[task / K];
-      prepare(sequence, task % K, 0, 1);
-      attend(args, sequence, task % K, 0, G);
+    // a sequence's heads lie side by side, so that one thread reads several of them faster
+    const int64_t even_heads = args.num_sequences * K / (8 * threads.count);
+    const int64_t heads_each = even_heads < 1 ? 1 : even_heads > K ? K : even_heads;
+    const int64_t tasks_each = (K + heads_each - 1) / heads_each;
+    share(args.num_sequences * tasks_each, threads, [&](int64_t task) {
+      const Sequence& sequence = args.sequences[task / tasks_each];
+      const int64_t first = task % tasks_each * heads_each, last = first + heads_each < K ? first + heads_each : K;
+      for (int64_t head = first; head < last; head++) {
+        prepare(sequence, 0, head);
+        attend(args, sequence, head, 0, G);
+      }
     });
     return;
   }
-  const auto for_tasks = [&](const auto& function) {
-    share(total, threads, [&](int64_t task) {
-      int64_t i = 0;
-      for (; task >= num_tasks(args.sequences[i]); i++) task -= num_tasks(args.sequences[i]);
-      const Sequence& sequence = args.sequences[i];
-      const int64_t first_token = task / K * task_tokens, left = sequence.num_tokens - first_token;
-      function(sequence, task % K, first_token, first_token + (left < task_tokens ? left : task_tokens));
-    });
-  };
-  for_tasks(prepare);
-  for_tasks([&](const Sequence& sequence, int64_t head, int64_t first_token, int64_t last_token) {
-    if (sequence.attends) attend(args, sequence, head, first_token * G, last_token * G);
+  share_tokens(args, 1, kPreparedTokens, threads, [&](const Sequence& sequence, int64_t, int64_t first, int64_t last) {
+    for (int64_t token = first; token < last; token++)
+      for (int64_t head = 0; head < K; head++) prepare(sequence, token, head);
   });
+  // few enough rows that all threads have something to do until the end
+  const int64_t even_rows = num_rows / (8 * threads.count) / kMinTaskRows * kMinTaskRows;
+  const int64_t rows = even_rows < kMinTaskRows ? kMinTaskRows : even_rows > kMaxTaskRows ? kMaxTaskRows : even_rows;
+  share_tokens(args, K, G < rows ? rows / G : 1, threads,
+               [&](const Sequence& sequence, int64_t head, int64_t first, int64_t last) {
+                 if (sequence.attends) attend(args, sequence, head, first * G, last * G);
+               });
 }
 
 template <typename T>

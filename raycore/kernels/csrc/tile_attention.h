@@ -1,11 +1,12 @@
 // Attention in bfloat16, with instructions that multiply and add pairs of bfloat16 numbers.
 //
-// As in attention.h, keys are visited in chunks at fixed positions, and the chunks' results are merged in order, so
-// that the bits of a row's result depend on its query and on the keys and values that it sees. But many more rows share
-// what is read of a chunk, and weights are rounded to bfloat16 before they are multiplied with values.
+// As in attention.h, keys are visited in chunks at fixed positions, so that the bits of a row's result depend on its
+// query and on the keys and values that it sees. But many more rows share what is read of a chunk, and weights are
+// rounded to bfloat16 before they are multiplied with values. A chunk's weighted values are added to those of the
+// chunks before it, which are scaled first if this chunk has a higher score.
 //
-// A class `Products` computes the matrix products: scores of tiles of 16 keys, and sums of weighted values, 16 or 32 at
-// a step.
+// A class `Products` computes the matrix products: scores of tiles of 16 keys, and sums of weighted values, kStep at a
+// time.
 
 #pragma once
 
@@ -15,162 +16,159 @@
 namespace {
 
 constexpr int64_t kTileKeys = 16;
-constexpr int64_t kMaxStep = 32;
+constexpr int64_t kMaxTiles = kMaxTaskRows / kTileRows;
 
-// Some rows' queries, and what is computed of them for one chunk and for all chunks so far. Scores are multiplied with
-// `log2_scale` before they are powers of two.
+// The queries of some rows, and their results for all chunks so far: sums of weighted values, the sum of the weights,
+// and the highest score, relative to which the weights are. Scores are multiplied with `log2_scale` before they are
+// powers of two.
 struct TileRows {
   int64_t num_rows, dim, from[kTileRows], to[kTileRows];
-  float log2_scale;
-  alignas(64) float highest[kTileRows], total[kTileRows], part_highest[kTileRows], part_total[kTileRows];
-  alignas(64) BFloat16 q[kTileRows * kMaxHeadDim];           // [rows, H]
-  alignas(64) float scores[kTileRows * kRowStride];          // [rows, kRowStride]
-  alignas(64) BFloat16 weights[kTileRows * kMaxChunk];       // [rows, kMaxChunk]
-  alignas(64) float part[kTileRows * kMaxHeadDim];           // [rows, H]
-  alignas(64) float sums[kTileRows * kMaxHeadDim];           // [rows, H]
-  alignas(64) BFloat16 last_values[kMaxStep * kMaxHeadDim];  // the last step's, with zeros after the last key
+  float log2_scale, highest[kTileRows], total[kTileRows];
+  alignas(64) BFloat16 q[kTileRows * kMaxHeadDim];  // [rows, H]
+  alignas(64) float sums[kTileRows * kMaxHeadDim];  // [rows, H]
 };
 
-// Where a chunk's keys and values are.
-struct ChunkPointers {
-  int64_t num_tiles, num_steps, step_keys;
-  const BFloat16* tiles[kMaxChunk / kTileKeys];  // [H / 2, 16, 2], the first dimension `block_size` pairs apart
-  const BFloat16* steps[kMaxChunk / kTileKeys];  // [step_keys / 2, H, 2]
+// Where a chunk's keys and values are, and what is computed of them for a tile of rows.
+struct Chunk {
+  int64_t first, num_tiles, num_steps;
+  const BFloat16* tiles[kMaxChunk / kTileKeys];          // [H / 2, 16, 2], the first dimension `block_size` pairs apart
+  const BFloat16* steps[kMaxChunk / kTileKeys];          // [kStep / 2, H, 2]
+  alignas(64) float scores[kTileRows * kRowStride];      // [rows, kRowStride]
+  alignas(64) BFloat16 weights[kTileRows * kMaxChunk];   // [rows, kMaxChunk]
+  alignas(64) BFloat16 values[kMaxChunk * kMaxHeadDim];  // copies, for some of `steps`
 };
 
-// The weights of a row, as powers of two of the scores relative to the highest one; and their sum. Key i is at the
-// position `first` + i.
-inline void weigh_scores(TileRows& rows, int64_t row, int64_t first, int64_t num_keys) {
-  float* scores = rows.scores + row * kRowStride;
-  BFloat16* weights = rows.weights + row * kMaxChunk;
-  const int64_t from = rows.from[row] > first ? rows.from[row] - first : 0;
-  const int64_t to = rows.to[row] - first < num_keys ? rows.to[row] - first : num_keys;
-  rows.part_highest[row] = -kInfinity;
-  rows.part_total[row] = 0;
+// The weights of a row: powers of two of the scores, relative to the highest one so far. `num_keys`: a multiple of 16.
+inline void weigh_scores(TileRows& rows, Chunk& chunk, int64_t row, int64_t num_keys) {
+  float* scores = chunk.scores + row * kRowStride;
+  BFloat16* weights = chunk.weights + row * kMaxChunk;
+  const int64_t from = rows.from[row] > chunk.first ? rows.from[row] - chunk.first : 0;
+  const int64_t to = rows.to[row] - chunk.first < num_keys ? rows.to[row] - chunk.first : num_keys;
   if (from >= to) {
     std::memset(weights, 0, num_keys * sizeof(BFloat16));
     return;
   }
-  for (int64_t i = 0; i < from; i++) scores[i] = -kInfinity;
-  for (int64_t i = to; i < num_keys; i++) scores[i] = -kInfinity;
+  // two vectors at a time; those between `low` and `high` have keys that the row sees
+  constexpr int64_t W = 2 * kWidth;
+  const int64_t low = from / W * W, high = (to + W - 1) / W * W;
+  std::memset(weights, 0, low * sizeof(BFloat16));
+  if (high < num_keys) std::memset(weights + high, 0, (num_keys - high) * sizeof(BFloat16));
+  for (int64_t i = low; i < from; i++) scores[i] = -kInfinity;
+  for (int64_t i = to; i < high; i++) scores[i] = -kInfinity;
   Floats top0 = splat(-kInfinity), top1 = top0;
-  for (int64_t i = 0; i < num_keys; i += 2 * kWidth) {
+  for (int64_t i = low; i < high; i += W) {
     top0 = maximum(load(scores + i), top0);
-    if (i + kWidth < num_keys) top1 = maximum(load(scores + i + kWidth), top1);
+    top1 = maximum(load(scores + i + kWidth), top1);
   }
-  const float highest = maximum(maximum(top0, top1)) * rows.log2_scale;
-  const Floats scale = splat(rows.log2_scale), shift = splat(highest);
-  Floats total = {};
-  for (int64_t i = 0; i < num_keys; i += kWidth) {
-    const Floats weight = exp2(load(scores + i) * scale - shift);
-    store(weights + i, weight);
-    total += weight;
+  const float top = maximum(maximum(top0, top1)) * rows.log2_scale, old = rows.highest[row];
+  if (top > old) {
+    const Floats factor = exp2(splat(old - top));
+    float* sums = rows.sums + row * rows.dim;
+    for (int64_t i = 0; i < rows.dim; i += kWidth) store(sums + i, load(sums + i) * factor);
+    rows.total[row] *= factor[0];
+    rows.highest[row] = top;
   }
-  rows.part_highest[row] = highest;
-  rows.part_total[row] = sum(total);
+  const Floats scale = splat(rows.log2_scale), shift = splat(rows.highest[row]);
+  Floats total0 = {}, total1 = {};
+  for (int64_t i = low; i < high; i += W) {
+    const Floats weight0 = exp2(load(scores + i) * scale - shift);
+    const Floats weight1 = exp2(load(scores + i + kWidth) * scale - shift);
+    _mm512_storeu_si512(weights + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)weight1, (__m512)weight0));
+    total0 += weight0;
+    total1 += weight1;
+  }
+  rows.total[row] += sum(total0 + total1);
 }
 
-// Adds the results of a chunk to those of the chunks before it.
-inline void merge_chunk(TileRows& rows) {
-  alignas(64) float old_share[kTileRows], new_share[kTileRows];
-  for (int64_t i = 0; i < rows.num_rows; i += kWidth) {
-    const Floats old_highest = load(rows.highest + i), part = load(rows.part_highest + i);
-    const Floats highest = maximum(old_highest, part);
-    const Floats old_factor = exp2(old_highest - highest), new_factor = exp2(part - highest);
-    store(rows.highest + i, highest);
-    store(old_share + i, old_factor);
-    store(new_share + i, new_factor);
+// Prepares for the keys from `chunk.first` to `end`. What the cache has after `end` may be NaN, and its product with a
+// weight of 0 would be NaN, too. So a step with such values is copied without them, like one whose values aren't
+// adjacent in the cache.
+template <int64_t kStep>
+void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t end, Chunk& chunk) {
+  const int64_t S = args.block_size, H = args.head_dim, num_keys = end - chunk.first;
+  chunk.num_tiles = (num_keys + kTileKeys - 1) / kTileKeys;
+  chunk.num_steps = (num_keys + kStep - 1) / kStep;
+  for (int64_t i = 0; i < chunk.num_tiles; i++) {
+    const int64_t key = chunk.first + i * kTileKeys;
+    chunk.tiles[i] = block_of<BFloat16>(args, table, head, key).keys + key % S * 2;
   }
-  for (int64_t row = 0; row < rows.num_rows; row++) {
-    if (rows.part_total[row] == 0) continue;  // it sees none of these keys
-    float* sums = rows.sums + row * rows.dim;
-    const float* part = rows.part + row * rows.dim;
-    if (rows.total[row] == 0) {
-      std::memcpy(sums, part, rows.dim * sizeof(float));
-      rows.total[row] = rows.part_total[row];
+  const auto values_of = [&](int64_t key) {
+    return block_of<BFloat16>(args, table, head, key).values + key % S * H;
+  };
+  for (int64_t i = 0; i < chunk.num_steps; i++) {
+    const int64_t key = chunk.first + i * kStep;
+    if (key + kStep <= end && S % kStep == 0) {
+      chunk.steps[i] = values_of(key);
       continue;
     }
-    rows.total[row] = rows.total[row] * old_share[row] + rows.part_total[row] * new_share[row];
-    const Floats old_factor = splat(old_share[row]), new_factor = splat(new_share[row]);
-    for (int64_t i = 0; i < rows.dim; i += kWidth)
-      store(sums + i, load(sums + i) * old_factor + load(part + i) * new_factor);
-  }
-}
-
-// The pointers of a chunk's keys from `begin` to `end`. What the cache has after `end` may be NaN, and its product with a
-// weight of 0 would be NaN, too. So if the last step has such values, it is copied without them, to `last_values`.
-inline ChunkPointers point_to(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t begin, int64_t end,
-                              int64_t step, BFloat16* last_values) {
-  const int64_t S = args.block_size, H = args.head_dim;
-  ChunkPointers pointers;
-  pointers.step_keys = step;
-  pointers.num_tiles = (end - begin + kTileKeys - 1) / kTileKeys;
-  pointers.num_steps = (end - begin + step - 1) / step;
-  for (int64_t i = 0; i < pointers.num_tiles; i++) {
-    const int64_t key = begin + i * kTileKeys;
-    pointers.tiles[i] = block_of<BFloat16>(args, table, head, key).keys + key % S * 2;
-  }
-  for (int64_t i = 0; i < pointers.num_steps; i++) {
-    const int64_t key = begin + i * step, left = end - key;
-    const BFloat16* values = block_of<BFloat16>(args, table, head, key).values + key % S * H;
-    if (left < step) {
-      std::memcpy(last_values, values, (left + 1) / 2 * 2 * H * sizeof(BFloat16));
-      if (left % 2)
-        for (int64_t h = 0; h < H; h++) last_values[(left / 2 * H + h) * 2 + 1] = {0};
-      std::memset(last_values + (left + 1) / 2 * 2 * H, 0, (step - (left + 1) / 2 * 2) * H * sizeof(BFloat16));
-      values = last_values;
+    BFloat16* to = chunk.values + i * kStep * H;
+    chunk.steps[i] = to;
+    for (int64_t k = key; k < key + kStep; k += kTileKeys, to += kTileKeys * H) {
+      const int64_t left = end - k, copied = left <= 0 ? 0 : left < kTileKeys ? (left + 1) / 2 * 2 : kTileKeys;
+      if (copied) std::memcpy(to, values_of(k), copied * H * sizeof(BFloat16));
+      if (copied > left && left > 0)
+        for (int64_t h = 0; h < H; h++) to[(left / 2 * H + h) * 2 + 1] = {0};
+      std::memset(to + copied * H, 0, (kTileKeys - copied) * H * sizeof(BFloat16));
     }
-    pointers.steps[i] = values;
   }
-  return pointers;
 }
 
-// Results of up to kTileRows rows of one sequence and key-value head.
+// Results of up to kMaxTaskRows rows of one sequence and key-value head.
 template <class Products>
-void attend_tile_rows(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first_row,
-                      int64_t num_rows) {
+void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first_row,
+                 int64_t num_rows) {
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim, S = args.block_size;
   const int32_t* table = args.tables + sequence.slot * args.table_stride;
   const BFloat16* qkv = static_cast<const BFloat16*>(args.qkv) + sequence.first_row * (N + 2 * K) * H;
-  TileRows rows;
-  rows.num_rows = num_rows;
-  rows.dim = H;
-  rows.log2_scale = args.scale * kLog2OfE;
+  const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
+  TileRows tiles[kMaxTiles];
+  Chunk chunk;
   int64_t begin = INT64_MAX, end = 0;
-  for (int64_t r = 0; r < num_rows; r++) {
-    const int64_t token = (first_row + r) / G, query = head * G + (first_row + r) % G;
-    std::memcpy(rows.q + r * H, qkv + token * (N + 2 * K) * H + query * H, H * sizeof(BFloat16));
-    rows.to[r] = sequence.start + token + 1;
-    rows.from[r] = args.window && rows.to[r] > args.window ? rows.to[r] - args.window : 0;
-    begin = rows.from[r] < begin ? rows.from[r] : begin;
-    end = rows.to[r] > end ? rows.to[r] : end;
+  for (int64_t t = 0; t < num_tiles; t++) {
+    TileRows& rows = tiles[t];
+    rows.num_rows = num_rows - t * kTileRows < kTileRows ? num_rows - t * kTileRows : kTileRows;
+    rows.dim = H;
+    rows.log2_scale = args.scale * kLog2OfE;
+    for (int64_t r = 0; r < rows.num_rows; r++) {
+      const int64_t row = first_row + t * kTileRows + r, query = head * G + row % G;
+      std::memcpy(rows.q + r * H, qkv + row / G * (N + 2 * K) * H + query * H, H * sizeof(BFloat16));
+      rows.to[r] = sequence.start + row / G + 1;
+      rows.from[r] = args.window && rows.to[r] > args.window ? rows.to[r] - args.window : 0;
+      rows.highest[r] = -kInfinity;
+      rows.total[r] = 0;
+      begin = rows.from[r] < begin ? rows.from[r] : begin;
+      end = rows.to[r] > end ? rows.to[r] : end;
+    }
+    std::memset(rows.sums, 0, rows.num_rows * H * sizeof(float));
   }
-  for (int64_t r = 0; r < kTileRows; r++) rows.highest[r] = rows.part_highest[r] = -kInfinity, rows.total[r] = 0;
-  const int64_t size = kMaxChunk / S * S, step = S % kMaxStep ? kTileKeys : kMaxStep;
-  Products products(num_rows);
-  for (int64_t chunk = begin / size * size; chunk < end; chunk += size) {
-    // steps begin at fixed positions, too
-    const int64_t first = chunk + (begin > chunk ? (begin - chunk) / step * step : 0);
-    const int64_t last = chunk + size < end ? chunk + size : end;
-    const ChunkPointers pointers = point_to(args, table, head, first, last, step, rows.last_values);
-    products.score(rows, pointers, S);
-    const int64_t num_keys = pointers.num_steps * pointers.step_keys;
-    for (int64_t row = 0; row < num_rows; row++) weigh_scores(rows, row, first, num_keys);
-    products.weigh(rows, pointers);
-    merge_chunk(rows);
+  constexpr int64_t kStep = Products::kStep;
+  Products products;
+  // a weight is always added in the same lane: positions are multiples of two vectors
+  for (int64_t first = begin / (2 * kWidth) * (2 * kWidth), next; first < end; first = next) {
+    next = (first / kMaxChunk + 1) * kMaxChunk;
+    chunk.first = first;
+    find_chunk<kStep>(args, table, head, next < end ? next : end, chunk);
+    for (int64_t t = 0; t < num_tiles; t++) {
+      products.score(tiles[t], chunk, S);
+      for (int64_t r = 0; r < tiles[t].num_rows; r++) weigh_scores(tiles[t], chunk, r, chunk.num_steps * kStep);
+      products.weigh(tiles[t], chunk);
+    }
   }
-  for (int64_t r = 0; r < num_rows; r++) {
-    const int64_t token = (first_row + r) / G, query = head * G + (first_row + r) % G;
-    BFloat16* out = static_cast<BFloat16*>(args.out) + (sequence.first_row + token) * N * H + query * H;
-    const Floats factor = splat(1.0f / rows.total[r]);
-    for (int64_t i = 0; i < H; i += kWidth) store(out + i, load(rows.sums + r * H + i) * factor);
+  for (int64_t t = 0; t < num_tiles; t++) {
+    const TileRows& rows = tiles[t];
+    for (int64_t r = 0; r < rows.num_rows; r++) {
+      const int64_t row = first_row + t * kTileRows + r, query = head * G + row % G;
+      BFloat16* out = static_cast<BFloat16*>(args.out) + (sequence.first_row + row / G) * N * H + query * H;
+      const Floats factor = splat(1.0f / rows.total[r]);
+      for (int64_t i = 0; i < H; i += kWidth) store(out + i, load(rows.sums + r * H + i) * factor);
+    }
   }
 }
 
 template <class Products>
 void attend_tiles(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t row, int64_t last_row) {
-  for (; row < last_row; row += kTileRows)
-    attend_tile_rows<Products>(args, sequence, head, row, last_row - row < kTileRows ? last_row - row : kTileRows);
+  for (; row < last_row; row += kMaxTaskRows)
+    attend_task<Products>(args, sequence, head, row, last_row - row < kMaxTaskRows ? last_row - row : kMaxTaskRows);
 }
 
 template <class Products>
@@ -190,15 +188,15 @@ inline void with_constant(int64_t count, const Function& function) {
 // Products by AVX-512's dot products of pairs.
 class DotProducts {
  public:
-  explicit DotProducts(int64_t) {}
+  static constexpr int64_t kStep = kTileKeys;
 
-  void score(TileRows& rows, const ChunkPointers& chunk, int64_t block_size) const {
+  void score(const TileRows& rows, Chunk& chunk, int64_t block_size) const {
     for (int64_t row = 0; row < rows.num_rows; row += kMaxRows)
       with_constant<kMaxRows>(rows.num_rows - row,
                               [&](auto count) { score_rows<decltype(count)::value>(rows, chunk, block_size, row); });
   }
 
-  void weigh(TileRows& rows, const ChunkPointers& chunk) const {
+  void weigh(TileRows& rows, const Chunk& chunk) const {
     for (int64_t row = 0; row < rows.num_rows; row += kMaxRows)
       with_constant<kMaxRows>(rows.num_rows - row,
                               [&](auto count) { weigh_rows<decltype(count)::value>(rows, chunk, row); });
@@ -211,28 +209,34 @@ class DotProducts {
   static constexpr int kVectors = R <= 4 ? 4 : 2;
 
   template <int R>
-  static void score_rows(TileRows& rows, const ChunkPointers& chunk, int64_t block_size, int64_t row) {
+  static void score_rows(const TileRows& rows, Chunk& chunk, int64_t block_size, int64_t row) {
     for (int64_t t = 0; t < chunk.num_tiles; t += kVectors<R>)
       with_constant<kVectors<R>>(chunk.num_tiles - t, [&](auto count) {
         Floats sums[R][decltype(count)::value] = {};
         add_products(rows.q + row * rows.dim, rows.dim, rows.dim / 2, chunk.tiles + t, 2 * block_size, sums);
-        store_sums(sums, rows.scores + row * kRowStride + t * kTileKeys, kRowStride);
+        float* scores = chunk.scores + row * kRowStride + t * kTileKeys;
+        for (int r = 0; r < R; r++)
+          for (int v = 0; v < decltype(count)::value; v++) store(scores + r * kRowStride + v * kWidth, sums[r][v]);
       });
   }
 
   template <int R>
-  static void weigh_rows(TileRows& rows, const ChunkPointers& chunk, int64_t row) {
+  static void weigh_rows(TileRows& rows, const Chunk& chunk, int64_t row) {
     for (int64_t h = 0; h < rows.dim; h += kVectors<R> * kWidth)
       with_constant<kVectors<R>>((rows.dim - h) / kWidth, [&](auto count) {
         constexpr int V = decltype(count)::value;
-        Floats sums[R][V] = {};
+        float* to = rows.sums + row * rows.dim + h;
+        Floats sums[R][V];
+        for (int r = 0; r < R; r++)
+          for (int v = 0; v < V; v++) sums[r][v] = load(to + r * rows.dim + v * kWidth);
         for (int64_t step = 0; step < chunk.num_steps; step++) {
           const BFloat16* columns[V];
           for (int v = 0; v < V; v++) columns[v] = chunk.steps[step] + 2 * (h + v * kWidth);
-          add_products(rows.weights + row * kMaxChunk + step * chunk.step_keys, kMaxChunk, chunk.step_keys / 2, columns,
-                       2 * rows.dim, sums);
+          add_products(chunk.weights + row * kMaxChunk + step * kStep, kMaxChunk, kStep / 2, columns, 2 * rows.dim,
+                       sums);
         }
-        store_sums(sums, rows.part + row * rows.dim + h, rows.dim);
+        for (int r = 0; r < R; r++)
+          for (int v = 0; v < V; v++) store(to + r * rows.dim + v * kWidth, sums[r][v]);
       });
   }
 
@@ -252,60 +256,53 @@ class DotProducts {
       }
     }
   }
-
-  template <int R, int V>
-  static void store_sums(const Floats (&sums)[R][V], float* to, int64_t stride) {
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) store(to + r * stride + v * kWidth, sums[r][v]);
-  }
 };
 
 // Products by AMX.
 class AmxProducts {
  public:
-  explicit AmxProducts(int64_t num_rows) : num_rows_(num_rows) {}
+  static constexpr int64_t kStep = kTileInner;
 
-  void score(TileRows& rows, const ChunkPointers& chunk, int64_t block_size) {
-    shapes_.set(num_rows_, kTileInner);
-    num_rows_ > 16 ? score_tiles<true>(rows, chunk, block_size) : score_tiles<false>(rows, chunk, block_size);
+  void score(const TileRows& rows, Chunk& chunk, int64_t block_size) {
+    shapes_.set(rows.num_rows, kTileInner);
+    rows.num_rows > 16 ? score_tiles<true>(rows, chunk, block_size) : score_tiles<false>(rows, chunk, block_size);
   }
 
-  void weigh(TileRows& rows, const ChunkPointers& chunk) {
-    shapes_.set(num_rows_, chunk.step_keys);
-    num_rows_ > 16 ? weigh_tiles<true>(rows, chunk) : weigh_tiles<false>(rows, chunk);
+  void weigh(TileRows& rows, const Chunk& chunk) {
+    shapes_.set(rows.num_rows, kTileInner);
+    rows.num_rows > 16 ? weigh_tiles<true>(rows, chunk) : weigh_tiles<false>(rows, chunk);
   }
 
  private:
   template <bool has_lower>
-  static void score_tiles(TileRows& rows, const ChunkPointers& chunk, int64_t block_size) {
+  static void score_tiles(const TileRows& rows, Chunk& chunk, int64_t block_size) {
     int64_t t = 0;
     for (; t + 2 <= chunk.num_tiles; t += 2) score_columns<has_lower, true>(rows, chunk, block_size, t);
     if (t < chunk.num_tiles) score_columns<has_lower, false>(rows, chunk, block_size, t);
   }
 
   template <bool has_lower, bool is_pair>
-  static void score_columns(TileRows& rows, const ChunkPointers& chunk, int64_t block_size, int64_t t) {
+  static void score_columns(const TileRows& rows, Chunk& chunk, int64_t block_size, int64_t t) {
     clear_tiles<has_lower, is_pair>();
     for (int64_t i = 0; i < rows.dim; i += kTileInner)
       add_tile_products<has_lower, is_pair>(rows.q + i, rows.dim, chunk.tiles[t] + i * block_size,
                                             chunk.tiles[t + is_pair] + i * block_size, 2 * block_size);
-    store_tiles<has_lower, is_pair>(rows.scores + t * kTileKeys, kRowStride);
+    store_tiles<has_lower, is_pair>(chunk.scores + t * kTileKeys, kRowStride);
   }
 
   template <bool has_lower>
-  static void weigh_tiles(TileRows& rows, const ChunkPointers& chunk) {
+  static void weigh_tiles(TileRows& rows, const Chunk& chunk) {
     for (int64_t h = 0; h < rows.dim; h += 2 * kTileColumns) {
-      clear_tiles<has_lower, true>();
+      load_tiles<has_lower, true>(rows.sums + h, rows.dim);
       for (int64_t step = 0; step < chunk.num_steps; step++) {
         const BFloat16* values = chunk.steps[step] + 2 * h;
-        add_tile_products<has_lower, true>(rows.weights + step * chunk.step_keys, kMaxChunk, values,
-                                           values + 2 * kTileColumns, 2 * rows.dim);
+        add_tile_products<has_lower, true>(chunk.weights + step * kStep, kMaxChunk, values, values + 2 * kTileColumns,
+                                           2 * rows.dim);
       }
-      store_tiles<has_lower, true>(rows.part + h, rows.dim);
+      store_tiles<has_lower, true>(rows.sums + h, rows.dim);
     }
   }
 
-  int64_t num_rows_;
   TileShapes shapes_;
 };
 

@@ -36,6 +36,8 @@ void multiply_panels(const TileLinearArgs& args, int64_t row, int64_t num_rows, 
       fetch_tile(weight + 2 * kTileColumns * I);
       fetch_tile(weight + 3 * kTileColumns * I);
     }
+    if constexpr (has_lower)  // the processor fetches adjacent tiles by itself, but not rows that are far apart
+      for (int64_t r = 0; r < kTileRows; r++) _mm_prefetch(x + r * args.x_stride + i + kTileInner, _MM_HINT_T0);
     add_tile_products<has_lower, is_pair>(x + i, args.x_stride, weight, weight + is_pair * kTileColumns * I,
                                           2 * kTileColumns);
   }
