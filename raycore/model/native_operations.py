@@ -9,8 +9,11 @@ from torch import Tensor
 from raycore.kernels import library as kernels
 from raycore.model.layers import Linear, ReducedLinear, TensorParallel
 from raycore.model.operations import GatedLinear, Norm, TorchOperations
+from raycore.model.sampling.logprobs import Logprobs
 from raycore.model.sampling.picking import DrawLimits
 
+_MAX_LIKELY = 64
+"""Of so many tokens, the native kernel computes log probabilities."""
 _FEW_ROWS = 4
 """So many rows are computed while the weight is streamed once."""
 
@@ -54,6 +57,11 @@ class NativeOperations(TorchOperations):
     def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
         limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
         return torch.ops.raycore.draw.default(logits_RV, torch.as_tensor(limits_R5))
+
+    def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
+        if num_likely > _MAX_LIKELY:
+            return super().logprobs(logits_RV, token_ids_R, num_likely)
+        return Logprobs(*torch.ops.raycore.logprobs.default(logits_RV, token_ids_R, num_likely))
 
 
 def _fits_tiles(weight_OI: Tensor) -> bool:

@@ -23,6 +23,7 @@ from raycore.model.layers import (
 )
 from raycore.model.rows import TILE_ROWS, Tiles, on_one_thread
 from raycore.model.sampling import picking
+from raycore.model.sampling.logprobs import Logprobs, logprobs
 from raycore.model.sampling.picking import DrawLimits
 
 GatedLinear = Callable[[Tensor], Tensor]
@@ -64,6 +65,10 @@ class Operations(Protocol):
 
     def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
         """Return int64[R]: the token that each row draws."""
+        ...
+
+    def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
+        """Return the log probabilities of each row's token, int64[R], and of its `num_likely` most likely tokens."""
         ...
 
     @property
@@ -124,6 +129,9 @@ class TorchOperations:
 
     def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
         return picking.draw(logits_RV, limits, self._batch_invariant)
+
+    def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
+        return logprobs(logits_RV, token_ids_R, num_likely, self._batch_invariant)
 
     @property
     def depends_on_threads(self) -> bool:

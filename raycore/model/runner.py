@@ -19,7 +19,7 @@ from raycore.model.decoder import Decoder
 from raycore.model.experts import ExpertParallel
 from raycore.model.operations import Operations
 from raycore.model.rows import TILE_ROWS
-from raycore.model.sampling.logprobs import prompt_logprobs
+from raycore.model.sampling.logprobs import token_logprobs
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
 
 _PromptLogprobs = list[tuple[int, int, list[TokenLogprobs]]]
@@ -38,14 +38,12 @@ class ModelRunner:
         *,
         threads: ComputeThreads | None = None,
         reports: bool = True,
-        batch_invariant: bool = False,
         experts: ExpertParallel | None = None,
     ) -> None:
         """
         Args:
             threads: chooses the number of compute threads on a CPU. None: one.
             reports: whether this worker reports prompt logprobs. One worker of an engine does.
-            batch_invariant: make a token's result independent of what else the step computes.
             experts: the ranks of several engines that share experts and therefore run every step together. None: there
                 are none.
         """
@@ -56,7 +54,6 @@ class ModelRunner:
         self._operations = operations
         self._threads = threads or ComputeThreads()
         self._reports = reports
-        self._batch_invariant = batch_invariant
         self._experts = experts
         self._prompt_logprobs: dict[int, int] = {}
         """For requests with prompt logprobs, by slot: how many of the most likely tokens to report at each position."""
@@ -163,7 +160,8 @@ class ModelRunner:
             logits_TV = self._decoder.logits(hidden_TD[start : start + size])
             if self._reports:
                 next_ids = self._batch.token_ids[slot, first + start : first + start + len(logits_TV)]
-                logprobs += prompt_logprobs(logits_TV, next_ids, self._prompt_logprobs[slot], self._batch_invariant)
+                num_likely = [self._prompt_logprobs[slot]] * len(next_ids)
+                logprobs += token_logprobs(self._operations.logprobs, logits_TV, next_ids, num_likely)
         return logprobs
 
     def _sample(self, step: StepInputs, logits_RV: Tensor, result: StepResult) -> NDArray[np.int32]:

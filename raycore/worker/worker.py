@@ -186,7 +186,7 @@ class Worker(WorkerProtocol):
         """Allocate `num_blocks` KV cache blocks, and create the model runner."""
         assert self._decoder is not None, "load_model() comes first"
         config, spec = self.config, self.config.model.spec
-        block_size, batch_invariant = config.cache.block_size, config.model.batch_invariant
+        block_size = config.cache.block_size
         max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
         qk_norms_NH = self._decoder.qk_norms_NH
         attention_spec = AttentionSpec.of(
@@ -200,11 +200,10 @@ class Worker(WorkerProtocol):
             self._decoder,
             self._make_attention(attention_spec, kv),
             SlotBatch(max_seqs, max_model_len, block_size),
-            Sampler(spec.vocab_size, self._operations, batch_invariant=batch_invariant, grammars=self._grammars),
+            Sampler(spec.vocab_size, self._operations, grammars=self._grammars),
             self._operations,
             threads=self._threads,
             reports=self.rank.tp_rank == 0,
-            batch_invariant=batch_invariant,
             experts=self._experts,
         )
 

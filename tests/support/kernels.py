@@ -59,6 +59,14 @@ class EmulatedOps:
     def draw(self, logits: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
         return _run("draw", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits, limits)
 
+    def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_likely: int) -> tuple[torch.Tensor, ...]:
+        num_rows, sizes = len(logits), [*logits.shape, num_likely]
+        count = num_rows * (1 + num_likely)
+        packed = _run("logprobs", logits.dtype, sizes, (12 * count,), torch.uint8, [], logits, token_ids)
+        ranks, likely_ids = packed[: 8 * count].view(torch.int64).split([num_rows, num_rows * num_likely])
+        own, likely = packed[8 * count :].view(torch.float32).split([num_rows, num_rows * num_likely])
+        return own, ranks, likely.view(num_rows, num_likely), likely_ids.view(num_rows, num_likely)
+
     def attention(self, qkv, norm, eps, turns, cache, tables, sequences, heads, kv_heads, block_size, window, scale):
         sizes = [len(sequences), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window]
         shape = len(qkv), heads * turns.shape[1]

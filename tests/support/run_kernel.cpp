@@ -52,6 +52,15 @@ int main(int argc, char** argv) {
     const auto limits = reinterpret_cast<const DrawLimits*>(operand(2));
     const auto token_ids = reinterpret_cast<int64_t*>(out.data());
     kernels.draw[dtype]({operand(1), limits, scratch.data(), token_ids, n[0], n[1], n[1], 0}, threads);
+  } else if (operation == "logprobs") {
+    const int64_t num_rows = n[0], num_likely = n[2], count = num_rows * (1 + num_likely);
+    out.resize(count * (sizeof(int64_t) + sizeof(float)));
+    const auto integers = reinterpret_cast<int64_t*>(out.data());
+    const auto floats = reinterpret_cast<float*>(integers + count);
+    const auto token_ids = reinterpret_cast<const int64_t*>(operand(2));
+    kernels.logprobs[dtype]({operand(1), token_ids, floats, integers, floats + num_rows, integers + num_rows, num_rows,
+                             n[1], n[1], num_likely},
+                            threads);
   } else {
     AttentionArgs args;
     args.qkv = operand(1);

@@ -108,6 +108,18 @@ struct DrawArgs {
   int64_t num_rows, dim, stride, scratch_stride;
 };
 
+constexpr int64_t kMaxLikely = 64;
+
+struct LogprobsArgs {
+  const void* logits;        // [R, V], rows `stride` apart
+  const int64_t* token_ids;  // [R]
+  float* own;                // [R]: the log probability of the row's token
+  int64_t* ranks;            // [R]: 1 plus the number of tokens that are strictly more likely
+  float* likely;             // [R, k]: those of the most likely tokens
+  int64_t* likely_ids;       // [R, k]
+  int64_t num_rows, dim, stride, num_likely;  // k: at most V, and at most kMaxLikely
+};
+
 struct Kernels {
   const char* name;
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Threads&);
@@ -116,6 +128,7 @@ struct Kernels {
   void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
   void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);
+  void (*logprobs[kNumDTypes])(const LogprobsArgs&, const Threads&);
   // In bfloat16, with AMX; otherwise null. The numbers of inputs and outputs are multiples of 32 and 16.
   void (*tile_linear)(const TileLinearArgs&, const Threads&);
 };

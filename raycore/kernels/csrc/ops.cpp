@@ -165,6 +165,30 @@ void draw(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
+void logprobs(StackValue* stack, uint64_t, uint64_t) {
+  Tensor logits(stack[0]), token_ids(stack[1]);
+  const int64_t num_likely = stack[2];
+  expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
+  const int64_t num_rows = logits.size(0), dim = logits.size(1);
+  const int32_t int64 = torch_functions.aoti_torch_dtype_int64();
+  expect(token_ids.dim() == 1 && token_ids.size(0) == num_rows && token_ids.is_contiguous() &&
+             token_ids.torch_dtype() == int64,
+         "contiguous token ids [R] in int64");
+  for (int64_t row = 0; row < num_rows; row++)
+    expect(uint64_t(token_ids.data<int64_t>()[row]) < uint64_t(dim), "token ids of the vocabulary");
+  expect(num_likely >= 0 && num_likely <= dim && num_likely <= kMaxLikely, "at most 64 of the most likely tokens");
+  Tensor own = empty(num_rows, dtype_codes[kFloat32]), ranks = empty(num_rows, int64);
+  Tensor likely = empty(num_rows, num_likely, dtype_codes[kFloat32]), ids = empty(num_rows, num_likely, int64);
+  kernels->logprobs[logits.dtype()](
+      {logits.data(), token_ids.data<int64_t>(), own.data<float>(), ranks.data<int64_t>(), likely.data<float>(),
+       ids.data<int64_t>(), num_rows, dim, logits.stride(0), num_likely},
+      threads());
+  stack[0] = own.release();
+  stack[1] = ranks.release();
+  stack[2] = likely.release();
+  stack[3] = ids.release();
+}
+
 void attention(StackValue* stack, uint64_t, uint64_t) {
   Tensor qkv(stack[0]), norm(stack[1]), turns(stack[3]), cache(stack[4]), tables(stack[5]), sequences(stack[6]);
   AttentionArgs args;
@@ -288,6 +312,8 @@ const Op kOps[] = {
     {"gated_tile_linear", "gated_tile_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", gated_tile_linear},
     {"add_tile_linear", "add_tile_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
      add_tile_linear},
+    {"logprobs", "logprobs(Tensor logits, Tensor token_ids, int num_likely) -> (Tensor, Tensor, Tensor, Tensor)",
+     logprobs},
     {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", draw},
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "

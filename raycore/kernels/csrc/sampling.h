@@ -1,8 +1,9 @@
-// Draws a token from each row of logits: temperature, min-p, top-k, top-p, and the draw.
+// Draws a token from each row of logits (temperature, min-p, top-k, top-p, and the draw), and computes log
+// probabilities. A row is computed by one thread.
 //
-// As in picking.py, a token's weight is e^((logit - largest logit) / temperature), every filter is a least weight, and
+// For the draw, as in picking.py, a token's weight is e^((logit - largest logit) / temperature), every filter is a least weight, and
 // the draw goes through the tokens in the order of the vocabulary. So tokens exactly as likely as the last one that a
-// filter keeps are kept too. A row is computed by one thread.
+// filter keeps are kept too.
 
 #pragma once
 
@@ -43,6 +44,22 @@ inline float least_kept(float* weights, int64_t count, double wanted, bool in_nu
   return bits_of<float>(found);
 }
 
+// Up to kWidth numbers, and minus infinity after them.
+template <typename T>
+inline Floats load_scores(const T* from, int64_t count) {
+  if (count >= kWidth) return load(from);
+  Floats x = load_first(from, count);
+  for (int64_t lane = count; lane < kWidth; lane++) x[lane] = -kInfinity;
+  return x;
+}
+
+template <typename T>
+inline float highest_of(const T* logits, int64_t dim) {
+  Floats top = splat(-kInfinity);
+  for (int64_t i = 0; i < dim; i += kWidth) top = maximum(load_scores(logits + i, dim - i), top);
+  return maximum(top);
+}
+
 // The weights of one row.
 class Draw {
  public:
@@ -55,14 +72,9 @@ class Draw {
 
   template <typename T>
   void weigh(const T* logits, float temperature) {
-    float highest = -kInfinity;
-    Floats top = splat(highest);
-    for (int64_t i = 0; i + kWidth <= dim_; i += kWidth) top = maximum(load(logits + i), top);
-    highest = maximum(top);
+    const Floats shift = splat(highest_of(logits, dim_)), divisor = splat(temperature);
     const int64_t num_last = dim_ % kWidth;
     const Floats last = load_first(logits + dim_ - num_last, num_last);
-    for (int lane = 0; lane < num_last; lane++) highest = last[lane] > highest ? last[lane] : highest;
-    const Floats shift = splat(highest), divisor = splat(temperature);
     for (int64_t i = 0; i + kWidth <= dim_; i += kWidth)
       store(weights_ + i, exponential((load(logits + i) - shift) / divisor));
     std::memset(weights_ + dim_ - num_last, 0, (num_blocks_ * kDrawBlock - dim_ + num_last) * sizeof(float));
@@ -157,6 +169,65 @@ void draw(const DrawArgs& args, const Threads& threads) {
     if (limits.top_k < double(V) || limits.top_p < 1)
       least = own.least_of_top(least, int64_t(limits.top_k), limits.top_p);
     args.out[row] = own.find(least, 1 - limits.uniform);
+  });
+}
+
+// The largest of a row's logits, from the largest on. Of equal ones, the first come first.
+class Likely {
+ public:
+  Likely(float* values, int64_t* ids, int64_t count) : values_(values), ids_(ids), count_(count) {}
+
+  // Whether a logit of `x` would be one of them.
+  bool takes(float x) const { return found_ < count_ || (count_ && x > values_[count_ - 1]); }
+
+  void add(float x, int64_t id) {
+    int64_t place = found_ < count_ ? found_++ : count_ - 1;
+    for (; place > 0 && values_[place - 1] < x; place--) {
+      values_[place] = values_[place - 1];
+      ids_[place] = ids_[place - 1];
+    }
+    values_[place] = x;
+    ids_[place] = id;
+  }
+
+ private:
+  float* values_;
+  int64_t* ids_;
+  int64_t count_, found_ = 0;
+};
+
+template <typename T>
+void logprobs(const LogprobsArgs& args, const Threads& threads) {
+  const int64_t V = args.dim;
+  for_rows(args.num_rows, 1, threads, [&](int64_t row) {
+    const T* logits = static_cast<const T*>(args.logits) + row * args.stride;
+    float* likely_values = args.likely + row * args.num_likely;
+    Likely likely(likely_values, args.likely_ids + row * args.num_likely, args.num_likely);
+    const float highest = highest_of(logits, V), own = load_first(logits + args.token_ids[row], 1)[0];
+    double total = 0;
+    Ints above = {};
+    for (int64_t block = 0; block < V; block += kDrawBlock) {
+      const int64_t size = V - block < kDrawBlock ? V - block : kDrawBlock;
+      float scores[kDrawBlock];
+      Floats sums = {}, top = splat(-kInfinity);
+      for (int64_t i = 0; i < size; i += kWidth) {
+        const Floats x = load_scores(logits + block + i, size - i);
+        store(scores + i, x);
+        sums += exponential(x - splat(highest));
+        above -= x > splat(own);
+        top = maximum(x, top);
+      }
+      total += sum(sums);
+      if (!likely.takes(maximum(top))) continue;
+      for (int64_t i = 0; i < size; i++)
+        if (likely.takes(scores[i])) likely.add(scores[i], block + i);
+    }
+    const float log_total = float(__builtin_log(total));
+    args.own[row] = own - highest - log_total;
+    for (int64_t i = 0; i < args.num_likely; i++) likely_values[i] = likely_values[i] - highest - log_total;
+    int64_t rank = 1;
+    for (int lane = 0; lane < kWidth; lane++) rank += above[lane];
+    args.ranks[row] = rank;
   });
 }
 

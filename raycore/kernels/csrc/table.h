@@ -9,5 +9,6 @@
                         {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>}, \
                         {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},             \
                         {draw<float>, draw<BFloat16>, draw<Float16>},                                  \
+                        {logprobs<float>, logprobs<BFloat16>, logprobs<Float16>},                      \
                         TILE_LINEAR};                                                                  \
   }

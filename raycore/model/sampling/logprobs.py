@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,38 +13,53 @@ from torch import Tensor
 from raycore.messages import TokenLogprobs
 
 
-def token_logprobs(
-    logits_RV: Tensor, token_ids: NDArray[np.integer], num_top: Sequence[int], batch_invariant: bool = False
-) -> list[TokenLogprobs]:
-    """Return an entry for each row: its token, then its `num_top[row]` most likely tokens (-1: the whole vocabulary).
+class Logprobs(NamedTuple):
+    """Natural logarithms of the softmax of R rows of logits, computed in float32."""
 
-    The log probabilities are natural logarithms of the softmax of `logits_RV`, computed in float32. The token's rank is
-    1 plus the number of tokens that are strictly more likely.
+    own_R: Tensor
+    """float32[R]: of the row's token."""
+    ranks_R: Tensor
+    """int64[R]: 1 plus the number of tokens that are strictly more likely than the row's token."""
+    likely_RK: Tensor
+    """float32[R, K]: of the K most likely tokens, from the most likely one on."""
+    likely_ids_RK: Tensor
+    """int64[R, K]: these tokens."""
+
+
+def logprobs(logits_RV: Tensor, token_ids_R: Tensor, num_likely: int, batch_invariant: bool = False) -> Logprobs:
+    """Return the log probabilities of each row's token, and of its `num_likely` most likely tokens.
 
     Args:
         batch_invariant: compute each row by itself, so that its bits and the order of ties don't depend on other rows.
     """
     if batch_invariant and len(logits_RV) > 1:
-        rows = range(len(logits_RV))
-        return [token_logprobs(logits_RV[i : i + 1], token_ids[i : i + 1], num_top[i : i + 1])[0] for i in rows]
-    vocab_size = logits_RV.shape[1]
-    widths = [vocab_size if k < 0 else min(k, vocab_size) for k in num_top]
+        rows = [logprobs(logits_RV[i : i + 1], token_ids_R[i : i + 1], num_likely) for i in range(len(logits_RV))]
+        return Logprobs(*(torch.cat(column) for column in zip(*rows, strict=True)))
     logprobs_RV = torch.log_softmax(logits_RV.float(), dim=-1)
-    own_R1 = logprobs_RV.gather(1, torch.as_tensor(token_ids, dtype=torch.int64, device=logits_RV.device).unsqueeze(1))
-    ranks: list[int] = (1 + (logprobs_RV > own_R1).sum(dim=-1)).cpu().numpy().tolist()
-    top = logprobs_RV.topk(max(widths, default=0), dim=-1)
-    own = own_R1.squeeze(1).cpu().numpy().tolist()
-    columns = zip(
-        token_ids.tolist(), own, top.indices.cpu().numpy(), top.values.cpu().numpy(), widths, ranks, strict=True
+    own_R1 = logprobs_RV.gather(1, token_ids_R.unsqueeze(1))
+    ranks_R = 1 + (logprobs_RV > own_R1).sum(dim=-1)
+    return Logprobs(own_R1.squeeze(1), ranks_R, *logprobs_RV.topk(num_likely, dim=-1))
+
+
+def token_logprobs(
+    compute: Callable[[Tensor, Tensor, int], Logprobs],
+    logits_RV: Tensor,
+    token_ids: NDArray[np.integer],
+    num_likely: Sequence[int],
+) -> list[TokenLogprobs]:
+    """Return an entry for each row: its token, then its `num_likely[row]` most likely tokens (-1: all tokens).
+
+    Args:
+        compute: `Operations.logprobs`.
+    """
+    vocab_size = logits_RV.shape[1]
+    widths = [vocab_size if k < 0 else min(k, vocab_size) for k in num_likely]
+    token_ids_R = torch.as_tensor(token_ids, dtype=torch.int64, device=logits_RV.device)
+    own, ranks, likely_RK, likely_ids_RK = (
+        each.cpu().numpy() for each in compute(logits_RV, token_ids_R, max(widths, default=0))
     )
+    columns = zip(token_ids.tolist(), own.tolist(), likely_ids_RK, likely_RK, widths, ranks.tolist(), strict=True)
     return [
         TokenLogprobs([token_id, *ids_K[:width].tolist()], [logprob, *values_K[:width].tolist()], rank)
         for token_id, logprob, ids_K, values_K, width, rank in columns
     ]
-
-
-def prompt_logprobs(
-    logits_TV: Tensor, next_token_ids: NDArray[np.integer], num_top: int, batch_invariant: bool = False
-) -> list[TokenLogprobs]:
-    """Return an entry for each position t: the following token, `next_token_ids[t]`, then the most likely tokens."""
-    return token_logprobs(logits_TV, next_token_ids, [num_top] * len(next_token_ids), batch_invariant)

@@ -66,20 +66,11 @@ class SampledTokens(NamedTuple):
 class Sampler:
     """Samples tokens for the running requests, whose sampling parameters it holds by slot."""
 
-    def __init__(
-        self,
-        vocab_size: int,
-        operations: Operations,
-        *,
-        batch_invariant: bool = False,
-        grammars: GrammarCompiler | None = None,
-    ) -> None:
+    def __init__(self, vocab_size: int, operations: Operations, *, grammars: GrammarCompiler | None = None) -> None:
         """
         Args:
-            batch_invariant: compute log probabilities one row at a time, because other rows could change the rounding.
             grammars: for requests with `structured_outputs`.
         """
-        self._batch_invariant = batch_invariant
         self._vocab_size = vocab_size
         self._operations = operations
         self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS, grammars)
@@ -153,8 +144,9 @@ class Sampler:
         failed = self._rules.failed(slots)
         if not len(rows):
             return SampledTokens(token_ids, [], failed)
-        num_top: list[int] = state["num_logprobs"][rows].tolist()
-        entries = token_logprobs(logits_RV[self._on_device(rows)], token_ids[rows], num_top, self._batch_invariant)
+        num_likely: list[int] = state["num_logprobs"][rows].tolist()
+        logits_LV = logits_RV if len(rows) == len(logits_RV) else logits_RV[self._on_device(rows)]
+        entries = token_logprobs(self._operations.logprobs, logits_LV, token_ids[rows], num_likely)
         return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)), failed)
 
     def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:

@@ -159,6 +159,37 @@ def test_draws_at_the_limits() -> None:
     assert 0 <= draw_one(torch.full((300,), math.nan), [1.0, 0, 50, 0.9, 0.3]) < 300
 
 
+@SETTINGS
+@hypothesis.given(
+    DTYPES, SEEDS, strategies.integers(1, 9), strategies.integers(1, 700), strategies.integers(0, 64), SEEDS
+)
+def test_logprobs(dtype: torch.dtype, seed: int, num_rows: int, dim: int, num_likely: int, token_seed: int) -> None:
+    logits = (randn(seed, num_rows, dim) * 8).to(dtype)
+    token_ids = torch.randint(dim, (num_rows,), generator=torch.Generator().manual_seed(token_seed))
+    num_likely = min(num_likely, dim)
+    own, ranks, likely, likely_ids = ops.logprobs(logits, token_ids, num_likely)
+    expected = torch.log_softmax(logits.double(), 1)
+    own_logits = logits.gather(1, token_ids[:, None])
+    assert_near(own, expected.gather(1, token_ids[:, None])[:, 0], 16.0)
+    assert ranks.tolist() == (1 + (logits > own_logits).sum(1)).tolist()
+    order = logits.double().sort(dim=1, descending=True, stable=True).indices[:, :num_likely]
+    assert likely_ids.tolist() == order.tolist()
+    assert_near(likely, expected.gather(1, order), 16.0)
+
+
+def test_logprobs_at_the_limits() -> None:
+    inf = math.inf
+    logits = torch.tensor([[-inf, 3.0, -inf, 3.0, 1.0], [-inf, -inf, 0.5, -inf, -inf]])
+    own, ranks, likely, likely_ids = ops.logprobs(logits, torch.tensor([0, 2]), 3)
+    assert own.tolist() == [-inf, 0.0]
+    assert ranks.tolist() == [4, 1]
+    assert likely_ids.tolist() == [[1, 3, 4], [2, 0, 1]]
+    assert likely[1].tolist() == [0.0, -inf, -inf]
+    many = randn(0, 4, 160_000).bfloat16()
+    own, *_ = ops.logprobs(many, torch.zeros(4, dtype=torch.int64), 0)
+    assert_near(own, torch.log_softmax(many.double(), 1)[:, 0], 16.0)
+
+
 @strategies.composite
 def attention_steps(draw: strategies.DrawFn) -> dict[str, object]:
     num_kv_heads, group = draw(strategies.integers(1, 3)), draw(strategies.integers(1, 6))
@@ -258,6 +289,10 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         (lambda: torch.ops.raycore.silu_and_mul(x.t()), "a contiguous gate_up [T, 2F]"),
         (lambda: torch.ops.raycore.most_likely(x.t()), "logits [R, V] with contiguous rows"),
         (lambda: torch.ops.raycore.draw(x, torch.zeros(2, 5)), "contiguous limits [R, 5] in float64"),
+        (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, 6]), 1), "token ids of the vocabulary"),
+        (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, -1]), 1), "token ids of the vocabulary"),
+        (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, 1]), 7), "at most 64 of the most likely tokens"),
+        (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0.0, 1]), 1), "contiguous token ids [R] in int64"),
         (lambda: torch.ops.raycore.few_rows_linear(x, x[:, :4]), "a contiguous weight [O, I]"),
     ):
         with pytest.raises(RuntimeError, match=f"raycore's kernels expect .*{re.escape(what)}"):

@@ -23,7 +23,7 @@ from raycore.model.decoder import Decoder
 from raycore.model.layers import TensorParallel
 from raycore.model.rows import TILE_ROWS, Tiles, keeps_places, on_one_thread
 from raycore.model.runner import ModelRunner
-from raycore.model.sampling.logprobs import prompt_logprobs
+from raycore.model.sampling.logprobs import token_logprobs
 from raycore.model.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 
@@ -93,10 +93,10 @@ class Engine:
         self.depends_on_threads = operations.depends_on_threads
         decoder.check_tiles()
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
-        self.sampler = Sampler(spec.vocab_size, operations, batch_invariant=True)
+        self.sampler = Sampler(spec.vocab_size, operations)
         max_gathered = 1 if kind == "torch, tight" else NUM_SLOTS
         attention = make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native, batch_invariant=True)
-        self.runner = ModelRunner(decoder, attention, self.batch, self.sampler, operations, batch_invariant=True)
+        self.runner = ModelRunner(decoder, attention, self.batch, self.sampler, operations)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}
         self.logprobs: dict[int, list[TokenLogprobs]] = {slot: [] for slot in range(NUM_SLOTS)}
         self._decoder = decoder
@@ -232,10 +232,15 @@ def test_a_cached_prefix_gives_the_same_bits(num_cached: int, dtype: torch.dtype
     assert_same(engine, 2, expected)
 
 
-def test_prompt_logprobs_are_worked_out_row_by_row() -> None:
+@pytest.mark.parametrize("kind", ["torch", pytest.param("native", marks=needs_kernels)])
+def test_logprobs_do_not_depend_on_other_rows(kind: str) -> None:
     logits = torch.randn(5, 37) * 5
-    together = prompt_logprobs(logits, np.arange(5), 3, batch_invariant=True)
-    assert together == [prompt_logprobs(logits[i : i + 1], np.array([i]), 3)[0] for i in range(5)]
+    operations = make_operations(native=kind == "native", batch_invariant=True)
+    for num_likely in (3, 37):
+        together = token_logprobs(operations.logprobs, logits, np.arange(5), [num_likely] * 5)
+        for row in range(5):
+            part = logits[row : row + 1]
+            assert token_logprobs(operations.logprobs, part, np.array([row]), [num_likely]) == [together[row]]
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, TILE_ROWS, 2 * TILE_ROWS + 3])

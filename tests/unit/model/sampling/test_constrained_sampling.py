@@ -31,7 +31,7 @@ class Requests:
     def __init__(self, batch_invariant: bool = False) -> None:
         grammars = GrammarCompiler(demo_model_path(), VOCAB, [EOS])
         operations = make_operations(batch_invariant=batch_invariant)
-        self.sampler = Sampler(VOCAB, operations, batch_invariant=batch_invariant, grammars=grammars)
+        self.sampler = Sampler(VOCAB, operations, grammars=grammars)
         self.batch = SimpleNamespace(
             token_ids=np.zeros((NUM_SLOTS, LENGTH), np.int32), num_prompt=np.full(NUM_SLOTS, 2, np.int64)
         )

@@ -11,7 +11,7 @@ from small_model import make_operations
 
 from raycore.model.operations import Operations
 from raycore.model.sampling import keyed_random, picking
-from raycore.model.sampling.logprobs import prompt_logprobs
+from raycore.model.sampling.logprobs import token_logprobs
 from raycore.model.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 
@@ -403,9 +403,9 @@ def test_logprobs_are_of_the_raw_distribution():
 def test_prompt_logprobs_cover_every_position():
     logits = random_logits(5)
     next_ids = np.array([3, 1, 4, 1, 5], np.int32)
-    entries = prompt_logprobs(logits, next_ids, 2)
+    entries = token_logprobs(operations.logprobs, logits, next_ids, [2] * 5)
     raw = torch.log_softmax(logits, -1)
     assert [entry.token_ids[0] for entry in entries] == next_ids.tolist()
     assert [entry.logprobs[0] for entry in entries] == pytest.approx([float(raw[t, i]) for t, i in enumerate(next_ids)])
     assert all(len(entry.token_ids) == 3 for entry in entries)
-    assert prompt_logprobs(logits[:0], next_ids[:0], 2) == []
+    assert token_logprobs(operations.logprobs, logits[:0], next_ids[:0], []) == []
