@@ -9,7 +9,7 @@ from torch import Tensor
 from raycore.kernels import library as kernels
 from raycore.model.layers import Linear, ReducedLinear, TensorParallel
 from raycore.model.operations import GatedLinear, Norm, TorchOperations
-from raycore.model.sampling.logprobs import Logprobs
+from raycore.model.sampling.logprobs import Logprobs, logprobs
 from raycore.model.sampling.picking import DrawLimits
 
 _MAX_LIKELY = 64
@@ -60,7 +60,7 @@ class NativeOperations(TorchOperations):
 
     def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
         if num_likely > _MAX_LIKELY:
-            return super().logprobs(logits_RV, token_ids_R, num_likely)
+            return logprobs(logits_RV, token_ids_R, num_likely, row_by_row=True)
         return Logprobs(*torch.ops.raycore.logprobs.default(logits_RV, token_ids_R, num_likely))
 
 

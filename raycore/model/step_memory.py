@@ -56,12 +56,12 @@ def step_bytes(
     The bound should be less than three times what the largest step really needs.
 
     Args:
-        native: whether native kernels compute attention. They need no scratch memory.
+        native: whether native kernels compute attention and log probabilities. They need no scratch memory.
     """
     token_bytes = _native_token_bytes if native else _token_bytes
     token = token_bytes(spec, tp_size, dtype, batch_invariant)
     layer = limits.num_tokens * (token + _expert_bytes(spec, limits, tp_size, dtype))
-    logits = _logits_bytes(spec, limits, tp_size, dtype, batch_invariant)
+    logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
     attention = 0 if native else _attention_bytes(spec, limits, tp_size, dtype, batch_invariant)
     return _FIXED_BYTES + batch + attention + max(layer, logits)
@@ -126,13 +126,17 @@ def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
     return limits.num_expert_engines * (spec.moe.num_experts_per_tok * pair + routed)
 
 
-def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:
-    """Return the bytes of a step's logits, and of the memory for sampling from some of their rows at a time."""
+def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, row_by_row: bool) -> int:
+    """Return the bytes of a step's logits, and of the memory for sampling from some of their rows at a time.
+
+    Args:
+        row_by_row: whether prompts' log probabilities are computed without copying several rows of logits.
+    """
     num_samples = min(limits.num_seqs, limits.num_tokens)
     num_rows = min(rows_at_a_time(spec.vocab_size), max(num_samples, limits.num_tokens))
     copies = 1 if tp_size == 1 else 3
     logits = copies * max(num_samples, num_rows) * spec.vocab_size * dtype.itemsize
     hidden = 2 * limits.num_tokens * spec.hidden_size * dtype.itemsize
     penalties = max_penalty_bytes(num_samples, limits.max_model_len)
-    num_copied = num_samples if batch_invariant else num_rows  # prompts' log probabilities are then computed row by row
+    num_copied = num_samples if row_by_row else num_rows
     return logits + hidden + num_copied * spec.vocab_size * _FLOAT32 * _LOGITS_COPIES + penalties

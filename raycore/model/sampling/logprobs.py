@@ -26,13 +26,14 @@ class Logprobs(NamedTuple):
     """int64[R, K]: these tokens."""
 
 
-def logprobs(logits_RV: Tensor, token_ids_R: Tensor, num_likely: int, batch_invariant: bool = False) -> Logprobs:
+def logprobs(logits_RV: Tensor, token_ids_R: Tensor, num_likely: int, row_by_row: bool = False) -> Logprobs:
     """Return the log probabilities of each row's token, and of its `num_likely` most likely tokens.
 
     Args:
-        batch_invariant: compute each row by itself, so that its bits and the order of ties don't depend on other rows.
+        row_by_row: compute each row by itself. Then its bits and the order of ties don't depend on other rows, and only
+            one row is copied at a time.
     """
-    if batch_invariant and len(logits_RV) > 1:
+    if row_by_row and len(logits_RV) > 1:
         rows = [logprobs(logits_RV[i : i + 1], token_ids_R[i : i + 1], num_likely) for i in range(len(logits_RV))]
         return Logprobs(*(torch.cat(column) for column in zip(*rows, strict=True)))
     logprobs_RV = torch.log_softmax(logits_RV.float(), dim=-1)
