@@ -32,7 +32,7 @@ SCRIPT_S = 500.0
 
 _NODE_FLAGS = "--node-ip-address=127.0.0.1 --object-store-memory=100000000 --disable-usage-stats"
 
-_PORTS_BEGIN = 20_000
+_PORTS = range(20_000, 1 << 16)
 """Ray gives its workers those from 10,002 to 19,999."""
 
 _held_ports: list[socket.socket] = []
@@ -255,11 +255,13 @@ def eventually(look: Callable[[], T | None], explain: Callable[[], str] = str) -
 def free_ports(count: int) -> list[int]:
     """Ports on which nothing listens, and which no other test gets while this process lives.
 
-    They lie below those that the system hands out, which a process of Ray's could be given before a test uses its own.
+    If there are others, they aren't among those that the system hands out: a process of Ray's could be given one of
+    these before a test uses it.
     """
-    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    candidates = [port for port in _PORTS if not low <= port <= high] or _PORTS
     ports = []
-    for port in random.sample(range(_PORTS_BEGIN, end), end - _PORTS_BEGIN):
+    for port in random.sample(candidates, len(candidates)):
         with ExitStack() as stack:
             try:
                 # what tests hold is the UDP port of the same number
@@ -273,4 +275,4 @@ def free_ports(count: int) -> list[int]:
         ports.append(port)
         if len(ports) == count:
             return ports
-    raise AssertionError(f"fewer than {count} ports from {_PORTS_BEGIN} to {end - 1} are free")
+    raise AssertionError(f"fewer than {count} of {len(candidates)} ports are free")

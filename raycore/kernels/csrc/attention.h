@@ -280,8 +280,7 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend)
   }
   if (are_decodes) {
     // a sequence's heads lie side by side, so that one thread reads several of them faster
-    const int64_t even_heads = args.num_sequences * K / (8 * threads.count);
-    const int64_t heads_each = even_heads < 1 ? 1 : even_heads > K ? K : even_heads;
+    const int64_t heads_each = clamp(args.num_sequences * K / (kTasksEach * threads.count), 1, K);
     const int64_t tasks_each = (K + heads_each - 1) / heads_each;
     share(args.num_sequences * tasks_each, threads, [&](int64_t task) {
       const Sequence& sequence = args.sequences[task / tasks_each];
@@ -297,9 +296,8 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend)
     for (int64_t token = first; token < last; token++)
       for (int64_t head = 0; head < K; head++) prepare(sequence, token, head);
   });
-  // few enough rows that all threads have something to do until the end
-  const int64_t even_rows = num_rows / (8 * threads.count) / kMinTaskRows * kMinTaskRows;
-  const int64_t rows = even_rows < kMinTaskRows ? kMinTaskRows : even_rows > kMaxTaskRows ? kMaxTaskRows : even_rows;
+  const int64_t even_rows = num_rows / (kTasksEach * threads.count) / kMinTaskRows * kMinTaskRows;
+  const int64_t rows = clamp(even_rows, kMinTaskRows, kMaxTaskRows);
   share_tokens(args, K, G < rows ? rows / G : 1, threads,
                [&](const Sequence& sequence, int64_t head, int64_t first, int64_t last) {
                  if (sequence.attends) attend(args, sequence, head, first * G, last * G);

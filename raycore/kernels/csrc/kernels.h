@@ -108,7 +108,7 @@ struct DrawArgs {
   int64_t num_rows, dim, stride, scratch_stride;
 };
 
-constexpr int64_t kMaxLikely = 64;
+constexpr int64_t kMaxLikely = 64;  // they are kept in order while a row is read
 
 struct LogprobsArgs {
   const void* logits;        // [R, V], rows `stride` apart

@@ -1,9 +1,9 @@
 // Draws a token from each row of logits (temperature, min-p, top-k, top-p, and the draw), and computes log
 // probabilities. A row is computed by one thread.
 //
-// For the draw, as in picking.py, a token's weight is e^((logit - largest logit) / temperature), every filter is a least weight, and
-// the draw goes through the tokens in the order of the vocabulary. So tokens exactly as likely as the last one that a
-// filter keeps are kept too.
+// As in picking.py, for the draw a token's weight is e^((logit - largest logit) / temperature), every filter is a least
+// weight, and the draw goes through the tokens in the order of the vocabulary. So tokens exactly as likely as the last
+// one that a filter keeps are kept too.
 
 #pragma once
 

@@ -14,6 +14,12 @@ inline int64_t rows_per_thread(int64_t dim) {
   return rows < 1 ? 1 : rows;
 }
 
+constexpr int64_t kTasksEach = 8;  // of each thread: so few that they are worth it, so many that threads end together
+
+inline int64_t clamp(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
 // Calls function(row) for every row. Each thread gets `grain` adjacent rows or more.
 template <typename Function>
 void for_rows(int64_t num_rows, int64_t grain, const Threads& threads, const Function& function) {

@@ -214,9 +214,7 @@ class DotProducts {
       with_constant<kVectors<R>>(chunk.num_tiles - t, [&](auto count) {
         Floats sums[R][decltype(count)::value] = {};
         add_products(rows.q + row * rows.dim, rows.dim, rows.dim / 2, chunk.tiles + t, 2 * block_size, sums);
-        float* scores = chunk.scores + row * kRowStride + t * kTileKeys;
-        for (int r = 0; r < R; r++)
-          for (int v = 0; v < decltype(count)::value; v++) store(scores + r * kRowStride + v * kWidth, sums[r][v]);
+        store_sums(sums, chunk.scores + row * kRowStride + t * kTileKeys, kRowStride);
       });
   }
 
@@ -235,8 +233,7 @@ class DotProducts {
           add_products(chunk.weights + row * kMaxChunk + step * kStep, kMaxChunk, kStep / 2, columns, 2 * rows.dim,
                        sums);
         }
-        for (int r = 0; r < R; r++)
-          for (int v = 0; v < V; v++) store(to + r * rows.dim + v * kWidth, sums[r][v]);
+        store_sums(sums, to, rows.dim);
       });
   }
 
@@ -255,6 +252,12 @@ class DotProducts {
           sums[r][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][v], (__m512bh)pairs, (__m512bh)b[v]);
       }
     }
+  }
+
+  template <int R, int V>
+  static void store_sums(const Floats (&sums)[R][V], float* to, int64_t stride) {
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) store(to + r * stride + v * kWidth, sums[r][v]);
   }
 };
 

@@ -85,7 +85,8 @@ inline void tile_linear(const TileLinearArgs& args, const Threads& threads) {
   const int64_t rows_each = args.num_rows < block_rows ? args.num_rows : block_rows;
   // a pair of panels is read once; then its tiles are multiplied with each 32 rows
   const int64_t pair_cycles = I / kTileInner * (100 + 64 * ((rows_each + kTileRows - 1) / kTileRows));
-  const int64_t even_pairs = num_pairs * num_blocks / (8 * threads.count), least_pairs = kTaskCycles / pair_cycles + 1;
+  const int64_t even_pairs = num_pairs * num_blocks / (kTasksEach * threads.count);
+  const int64_t least_pairs = kTaskCycles / pair_cycles + 1;
   const int64_t task_pairs = even_pairs > least_pairs ? even_pairs : least_pairs;
   const int64_t tasks_each = (num_pairs + task_pairs - 1) / task_pairs;
   share(num_blocks * tasks_each, threads, [&](int64_t task) {
