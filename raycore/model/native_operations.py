@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from raycore.kernels import library as kernels
-from raycore.model.layers import Linear, ReducedLinear, TensorParallel
+from raycore.model.layers import Linear, ReducedLinear, TensorParallel, can_pack
 from raycore.model.operations import GatedLinear, Norm, TorchOperations
 from raycore.model.sampling.logprobs import Logprobs, logprobs
 from raycore.model.sampling.picking import DrawLimits
 
 _MAX_LIKELY = 64
 """Of so many tokens, the native kernel computes log probabilities."""
+_PANEL = 16
+"""Outputs of a linear layer whose weights are packed together."""
 _FEW_ROWS = 4
 """So many rows are computed while the weight is streamed once."""
 
@@ -28,22 +30,22 @@ class NativeOperations(TorchOperations):
         super().__init__(torch.device("cpu"), batch_invariant=batch_invariant)
 
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
-        if not _fits_tiles(weight_OI):
+        if not _is_native(weight_OI):
             return super().linear(weight_OI, bias_O, ranks)
-        linear = _TileLinear(weight_OI, bias_O)
+        linear = _PanelLinear(weight_OI, bias_O)
         return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
 
     def gated_linear(self, gate_up_OI: Tensor, bias_O: Tensor | None = None) -> GatedLinear:
-        if not _fits_tiles(gate_up_OI) or gate_up_OI.shape[0] % 32:
+        if not _is_native(gate_up_OI) or gate_up_OI.shape[0] % (2 * _PANEL):
             return super().gated_linear(gate_up_OI, bias_O)
-        return _GatedTileLinear(gate_up_OI, bias_O)
+        return _GatedPanelLinear(gate_up_OI, bias_O)
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
-        packed = self.linear(weight_VD)
-        if isinstance(packed, _TileLinear):
-            return packed
+        head = self.linear(weight_VD)
+        if isinstance(head, _PanelLinear):
+            return head
         is_even = weight_VD.shape[1] % 2 == 0
-        return _FewRowsLinear(weight_VD, packed) if is_tied and is_even and not self._batch_invariant else packed
+        return _FewRowsLinear(weight_VD, head) if is_tied and is_even and not self._batch_invariant else head
 
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
         return _NativeNorm(weight_D, eps)
@@ -64,49 +66,62 @@ class NativeOperations(TorchOperations):
         return Logprobs(*torch.ops.raycore.logprobs.default(logits_RV, token_ids_R, num_likely))
 
 
-def _fits_tiles(weight_OI: Tensor) -> bool:
-    """Whether AMX can multiply with this weight."""
-    num_outputs, num_inputs = weight_OI.shape
-    is_bfloat16 = weight_OI.dtype == torch.bfloat16 and kernels.load() == "amx"
-    return is_bfloat16 and num_outputs % 16 == 0 and num_inputs % 32 == 0
+def _is_native(weight_OI: Tensor) -> bool:
+    """Whether the native kernels multiply with this weight at least as fast as oneDNN does."""
+    if weight_OI.dtype == torch.float32:
+        return True
+    is_even = weight_OI.shape[1] % 2 == 0
+    return is_even and (not can_pack(weight_OI.dtype) or weight_OI.dtype == torch.bfloat16 and kernels.load() == "amx")
 
 
-class _TileLinear:
-    """A linear layer whose weight is packed for AMX.
+def _pack(weight_OI: Tensor) -> Tensor:
+    """Return the weight in panels, in the shortest dtype that has all its numbers.
 
-    For a few rows, it reads the weight faster than oneDNN does on these processors. A row's result doesn't depend on
-    other rows.
+    Many checkpoints are in 16 bits. If they are computed in float32, half of the memory has to be read this way, and
+    results are the same.
     """
+    shorter = [torch.bfloat16] * (weight_OI.shape[1] % 2 == 0) + [torch.float16]
+    for dtype in shorter if weight_OI.dtype == torch.float32 else []:
+        short_OI = weight_OI.to(dtype)
+        if torch.equal(short_OI.float(), weight_OI):
+            weight_OI = short_OI
+            break
+    return torch.ops.raycore.pack_linear.default(weight_OI.contiguous())
+
+
+class _PanelLinear:
+    """A linear layer whose weight is packed in panels of 16 outputs. A row's result doesn't depend on other rows."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        self._packed_OI = torch.ops.raycore.pack_linear.default(weight_OI.contiguous())
+        self._num_outputs = weight_OI.shape[0]
+        self._packed_OI = _pack(weight_OI)
         self._bias_O = weight_OI.new_empty(0) if bias_O is None else bias_O
-        self._tile_linear = torch.ops.raycore.tile_linear.default
-        self._add_tile_linear = torch.ops.raycore.add_tile_linear.default
+        self._panel_linear = torch.ops.raycore.panel_linear.default
+        self._add_panel_linear = torch.ops.raycore.add_panel_linear.default
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._tile_linear(x_TI, self._packed_OI, self._bias_O)
+        return self._panel_linear(x_TI, self._packed_OI, self._bias_O, self._num_outputs)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        self._add_tile_linear(residual_TO, x_TI, self._packed_OI, self._bias_O)
+        self._add_panel_linear(residual_TO, x_TI, self._packed_OI, self._bias_O)
         return residual_TO
 
 
-class _GatedTileLinear:
-    """`silu(gate(x)) · up(x)` with a weight that is packed for AMX, 16 rows of the gate beside 16 rows of up."""
+class _GatedPanelLinear:
+    """`silu(gate(x)) · up(x)` with a weight that is packed in panels, a panel of the gate beside one of up."""
 
     def __init__(self, gate_up_OI: Tensor, bias_O: Tensor | None) -> None:
-        self._packed_OI = torch.ops.raycore.pack_linear.default(_side_by_side(gate_up_OI))
+        self._packed_OI = _pack(_side_by_side(gate_up_OI))
         self._bias_O = gate_up_OI.new_empty(0) if bias_O is None else _side_by_side(bias_O)
-        self._gated_tile_linear = torch.ops.raycore.gated_tile_linear.default
+        self._gated_panel_linear = torch.ops.raycore.gated_panel_linear.default
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._gated_tile_linear(x_TI, self._packed_OI, self._bias_O)
+        return self._gated_panel_linear(x_TI, self._packed_OI, self._bias_O)
 
 
 def _side_by_side(gate_up_OX: Tensor) -> Tensor:
-    """Return the rows in another order: 16 rows of the first half, 16 of the second half, and so on."""
-    return gate_up_OX.view(2, -1, 16, *gate_up_OX.shape[1:]).transpose(0, 1).reshape(gate_up_OX.shape)
+    """Return the rows in another order: a panel of the first half, a panel of the second half, and so on."""
+    return gate_up_OX.view(2, -1, _PANEL, *gate_up_OX.shape[1:]).transpose(0, 1).reshape(gate_up_OX.shape)
 
 
 class _FewRowsLinear:

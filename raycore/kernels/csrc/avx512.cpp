@@ -3,8 +3,9 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "attention.h"
 #include "linear.h"
+#include "panel_linear.h"
 #include "rowwise.h"
 #include "sampling.h"
 #include "table.h"
-RAYCORE_TABLE(kAvx512Kernels, "avx512", attention<BFloat16>, nullptr)
+RAYCORE_TABLE(kAvx512Kernels, "avx512", attention<BFloat16>, (panel_linear<BFloat16, BFloat16>))
 #endif

@@ -2,11 +2,12 @@
 #define RAYCORE_WIDTH 16
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,f16c,amx-tile,amx-bf16")
 #include "linear.h"
+#include "panel_linear.h"
 #include "rowwise.h"
 #include "sampling.h"
 #include "table.h"
 #include "tile_attention.h"
 #include "tile_linear.h"
-RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", tile_attention<DotProducts>, nullptr)
+RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", tile_attention<DotProducts>, (panel_linear<BFloat16, BFloat16>))
 RAYCORE_TABLE(kAmxKernels, "amx", tile_attention<AmxProducts>, tile_linear)
 #endif

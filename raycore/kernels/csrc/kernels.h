@@ -68,14 +68,18 @@ struct LinearArgs {
   int64_t num_rows, num_inputs, num_outputs, x_stride;
 };
 
-struct TileLinearArgs {
+constexpr int kPanelOutputs = 16;
+
+struct PanelLinearArgs {
   const void* x;         // [R, I], rows `x_stride` apart
-  const void* packed;    // the weight, as `pack_linear` returns it
+  // The weight in panels of 16 outputs: [O / 16, I / p, 16, p]. p is 2 for bfloat16, and 1 for other types. The last
+  // panel's missing outputs have zeros.
+  const void* packed;
   const void* bias;      // [O], or null
   const void* residual;  // [R, O], or null; may be `out`
   void* out;             // [R, O]; with `is_gated`, [R, O / 2]
   int64_t num_rows, num_inputs, num_outputs, x_stride;
-  bool is_gated;         // 16 outputs are gates, the next 16 what they gate, and so on; `out` is silu(gate) · gated
+  bool is_gated;         // a panel of gates, then a panel of what they gate, and so on; `out` is silu(gate) · gated
 };
 
 struct PickArgs {
@@ -129,8 +133,8 @@ struct Kernels {
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
   void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);
   void (*logprobs[kNumDTypes])(const LogprobsArgs&, const Threads&);
-  // In bfloat16, with AMX; otherwise null. The numbers of inputs and outputs are multiples of 32 and 16.
-  void (*tile_linear)(const TileLinearArgs&, const Threads&);
+  // for the types of the rows and of the weight; null for a weight of another type, unless the rows are float32
+  void (*panel_linear[kNumDTypes][kNumDTypes])(const PanelLinearArgs&, const Threads&);
 };
 
 #if defined(__x86_64__)

@@ -2,8 +2,9 @@
 #define RAYCORE_WIDTH 4
 #include "attention.h"
 #include "linear.h"
+#include "panel_linear.h"
 #include "rowwise.h"
 #include "sampling.h"
 #include "table.h"
-RAYCORE_TABLE(kNeonKernels, "neon", attention<BFloat16>, nullptr)
+RAYCORE_TABLE(kNeonKernels, "neon", attention<BFloat16>, (panel_linear<BFloat16, BFloat16>))
 #endif

@@ -238,62 +238,71 @@ void few_rows_linear(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-// The weight of a linear layer, packed for AMX: [O / 16, I / 32, 16, 16, 2].
+// Copies the weight of some outputs, [outputs, I], into a panel: [I / p, 16, p], in words of p numbers.
+template <typename Word>
+void pack_panel(const Word* from, int64_t num_words, int64_t num_outputs, Word* to) {
+  for (int64_t i = 0; i < num_words; i++)
+    for (int64_t o = 0; o < kPanelOutputs; o++)
+      to[i * kPanelOutputs + o] = o < num_outputs ? from[o * num_words + i] : 0;
+}
+
+// The weight of a linear layer, packed in panels: [O, I], with O rounded up to a multiple of 16.
 void pack_linear(StackValue* stack, uint64_t, uint64_t) {
   Tensor weight(stack[0]);
-  expect(weight.dim() == 2 && weight.size(0) % 16 == 0 && weight.size(1) % 32 == 0 && weight.is_contiguous() &&
-             weight.dtype() == kBFloat16,
-         "a contiguous weight [O, I] in bfloat16, with multiples of 16 and 32");
-  const int64_t num_panels = weight.size(0) / 16, num_pairs = weight.size(1) / 2;
-  Tensor out = empty(weight.size(0), weight.size(1), weight.torch_dtype());
-  const uint32_t* from = weight.data<uint32_t>();
-  uint32_t* to = out.data<uint32_t>();
+  const DType dtype = weight.dtype();
+  expect(weight.dim() == 2 && weight.is_contiguous(), "a contiguous weight [O, I]");
+  const int64_t num_outputs = weight.size(0), num_inputs = weight.size(1);
+  expect(dtype != kBFloat16 || num_inputs % 2 == 0, "an even I for weights in bfloat16");
+  const int64_t num_panels = (num_outputs + kPanelOutputs - 1) / kPanelOutputs;
+  Tensor out = empty(num_panels * kPanelOutputs, num_inputs, weight.torch_dtype());
   for_rows(num_panels, 1, threads(), [&](int64_t panel) {
-    const uint32_t* own = from + panel * 16 * num_pairs;
-    for (int64_t i = 0; i < num_pairs; i++)
-      for (int64_t o = 0; o < 16; o++) to[(panel * num_pairs + i) * 16 + o] = own[o * num_pairs + i];
+    const int64_t first = panel * kPanelOutputs, begin = first * num_inputs, left = num_outputs - first;
+    if (dtype == kFloat16) pack_panel(weight.data<uint16_t>() + begin, num_inputs, left, out.data<uint16_t>() + begin);
+    else if (dtype == kFloat32) pack_panel(weight.data<uint32_t>() + begin, num_inputs, left, out.data<uint32_t>() + begin);
+    else pack_panel(weight.data<uint32_t>() + begin / 2, num_inputs / 2, left, out.data<uint32_t>() + begin / 2);
   });
   stack[0] = out.release();
 }
 
-TileLinearArgs tile_linear_args(const Tensor& x, const Tensor& packed, const Tensor& bias, void* out) {
-  expect(kernels->tile_linear, "a processor with AMX");
-  expect(packed.dim() == 2 && packed.is_contiguous() && packed.dtype() == kBFloat16, "a packed weight in bfloat16");
-  const int64_t num_inputs = packed.size(1), num_outputs = packed.size(0);
-  expect(x.dim() == 2 && x.size(1) == num_inputs && x.stride(1) == 1 && x.dtype() == kBFloat16,
-         "x [R, I] in bfloat16 with contiguous rows");
+// `out`, [R, O], is `num_outputs` wide.
+void panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias, const Tensor& out, int64_t num_outputs,
+                  const void* residual, bool is_gated) {
+  expect(packed.dim() == 2 && packed.is_contiguous(), "a packed weight");
+  const int64_t num_inputs = packed.size(1), missing = packed.size(0) - num_outputs;
+  expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
+  expect(x.dim() == 2 && x.size(1) == num_inputs && x.stride(1) == 1, "x [R, I] with contiguous rows");
+  const auto kernel = kernels->panel_linear[x.dtype()][packed.dtype()];
+  expect(kernel, "a weight of the dtype of x");
   const bool has_bias = bias.size(0);
-  expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == kBFloat16),
-         "a contiguous bias [O] in bfloat16");
-  const void* bias_data = has_bias ? bias.data() : nullptr;
-  return {x.data(), packed.data(), bias_data, nullptr, out, x.size(0), num_inputs, num_outputs, x.stride(0), false};
+  expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == x.dtype()),
+         "a contiguous bias [O] of the dtype of x");
+  kernel({x.data(), packed.data(), has_bias ? bias.data() : nullptr, residual, out.data(), x.size(0), num_inputs,
+          num_outputs, x.stride(0), is_gated},
+         threads());
 }
 
-void tile_linear(StackValue* stack, uint64_t, uint64_t) {
+void panel_linear(StackValue* stack, uint64_t, uint64_t) {
   Tensor x(stack[0]), packed(stack[1]), bias(stack[2]);
-  Tensor out = empty(x.size(0), packed.size(0), x.torch_dtype());
-  kernels->tile_linear(tile_linear_args(x, packed, bias, out.data()), threads());
+  const int64_t num_outputs = stack[3];
+  Tensor out = empty(x.size(0), num_outputs, x.torch_dtype());
+  panel_linear(x, packed, bias, out, num_outputs, nullptr, false);
   stack[0] = out.release();
 }
 
-void gated_tile_linear(StackValue* stack, uint64_t, uint64_t) {
+void gated_panel_linear(StackValue* stack, uint64_t, uint64_t) {
   Tensor x(stack[0]), packed(stack[1]), bias(stack[2]);
-  expect(packed.size(0) % 32 == 0, "as many gates as other outputs, in multiples of 16");
+  expect(packed.size(0) % (2 * kPanelOutputs) == 0, "a panel of gates for each panel of other outputs");
   Tensor out = empty(x.size(0), packed.size(0) / 2, x.torch_dtype());
-  TileLinearArgs args = tile_linear_args(x, packed, bias, out.data());
-  args.is_gated = true;
-  kernels->tile_linear(args, threads());
+  panel_linear(x, packed, bias, out, packed.size(0), nullptr, true);
   stack[0] = out.release();
 }
 
-void add_tile_linear(StackValue* stack, uint64_t, uint64_t) {
+void add_panel_linear(StackValue* stack, uint64_t, uint64_t) {
   Tensor residual(stack[0]), x(stack[1]), packed(stack[2]), bias(stack[3]);
-  expect(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.size(1) == packed.size(0) &&
-             residual.is_contiguous() && residual.dtype() == kBFloat16,
-         "a contiguous residual [R, O] in bfloat16");
-  TileLinearArgs args = tile_linear_args(x, packed, bias, residual.data());
-  args.residual = residual.data();
-  kernels->tile_linear(args, threads());
+  expect(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.is_contiguous() &&
+             residual.dtype() == x.dtype(),
+         "a contiguous residual [R, O] of the dtype of x");
+  panel_linear(x, packed, bias, residual, residual.size(1), residual.data(), false);
 }
 
 struct Op {
@@ -308,10 +317,10 @@ const Op kOps[] = {
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", few_rows_linear},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", most_likely},
     {"pack_linear", "pack_linear(Tensor weight) -> Tensor", pack_linear},
-    {"tile_linear", "tile_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", tile_linear},
-    {"gated_tile_linear", "gated_tile_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", gated_tile_linear},
-    {"add_tile_linear", "add_tile_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
-     add_tile_linear},
+    {"panel_linear", "panel_linear(Tensor x, Tensor packed, Tensor bias, int num_outputs) -> Tensor", panel_linear},
+    {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", gated_panel_linear},
+    {"add_panel_linear", "add_panel_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
+     add_panel_linear},
     {"logprobs", "logprobs(Tensor logits, Tensor token_ids, int num_likely) -> (Tensor, Tensor, Tensor, Tensor)",
      logprobs},
     {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", draw},

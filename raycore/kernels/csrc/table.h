@@ -1,14 +1,16 @@
 // The table of the kernels that this translation unit compiles.
 
-#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION, TILE_LINEAR)                                     \
-  namespace raycore {                                                                                  \
-  const Kernels NAME = {TEXT,                                                                          \
-                        {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},                      \
-                        {silu_and_mul<float>, silu_and_mul<BFloat16>, silu_and_mul<Float16>},          \
-                        {attention<float>, BFLOAT16_ATTENTION, attention<Float16>},                    \
-                        {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>}, \
-                        {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},             \
-                        {draw<float>, draw<BFloat16>, draw<Float16>},                                  \
-                        {logprobs<float>, logprobs<BFloat16>, logprobs<Float16>},                      \
-                        TILE_LINEAR};                                                                  \
+#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION, BFLOAT16_LINEAR)                                              \
+  namespace raycore {                                                                                               \
+  const Kernels NAME = {TEXT,                                                                                       \
+                        {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},                                   \
+                        {silu_and_mul<float>, silu_and_mul<BFloat16>, silu_and_mul<Float16>},                       \
+                        {attention<float>, BFLOAT16_ATTENTION, attention<Float16>},                                 \
+                        {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},              \
+                        {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},                          \
+                        {draw<float>, draw<BFloat16>, draw<Float16>},                                               \
+                        {logprobs<float>, logprobs<BFloat16>, logprobs<Float16>},                                   \
+                        {{panel_linear<float, float>, panel_linear<float, BFloat16>, panel_linear<float, Float16>}, \
+                         {nullptr, BFLOAT16_LINEAR, nullptr},                                                       \
+                         {nullptr, nullptr, panel_linear<Float16, Float16>}}};                                      \
   }

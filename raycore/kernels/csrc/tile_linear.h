@@ -1,12 +1,12 @@
-// A linear layer in bfloat16 whose weight is packed for AMX.
+// A linear layer in bfloat16 with AMX. A panel of the weight is a column of tiles, whose rows have pairs of inputs.
 //
-// The packed weight is [O / 16, I / 32, 16, 16, 2]: for 16 outputs, tiles of 32 inputs; a tile's rows have pairs of
-// inputs. A row's result depends only on that row: its products are added up in the order of the inputs.
+// A row's result depends only on that row: its products are added up in the order of the inputs.
 
 #pragma once
 
 #include "amx.h"
 #include "kernels.h"
+#include "panel_linear.h"
 #include "rowwise.h"
 #include "threads.h"
 
@@ -25,7 +25,7 @@ inline void fetch_tile(const BFloat16* tile) {
 // The results of up to kTileRows rows for one or two panels of outputs. With `fetches`, fetches the next two panels
 // meanwhile.
 template <bool has_lower, bool is_pair, bool fetches>
-void multiply_panels(const TileLinearArgs& args, int64_t row, int64_t num_rows, int64_t panel) {
+void multiply_tiles(const PanelLinearArgs& args, int64_t row, int64_t num_rows, int64_t panel) {
   const int64_t I = args.num_inputs, O = args.num_outputs;
   const BFloat16* x = static_cast<const BFloat16*>(args.x) + row * args.x_stride;
   const BFloat16* weight = static_cast<const BFloat16*>(args.packed) + panel * kTileColumns * I;
@@ -67,14 +67,18 @@ void multiply_panels(const TileLinearArgs& args, int64_t row, int64_t num_rows, 
 }
 
 template <bool has_lower>
-inline void multiply_pair(const TileLinearArgs& args, int64_t row, int64_t num_rows, int64_t panel, bool is_pair,
+inline void multiply_pair(const PanelLinearArgs& args, int64_t row, int64_t num_rows, int64_t panel, bool is_pair,
                           bool fetches) {
-  if (!is_pair) multiply_panels<has_lower, false, false>(args, row, num_rows, panel);
-  else if (fetches) multiply_panels<has_lower, true, true>(args, row, num_rows, panel);
-  else multiply_panels<has_lower, true, false>(args, row, num_rows, panel);
+  if (!is_pair) multiply_tiles<has_lower, false, false>(args, row, num_rows, panel);
+  else if (fetches) multiply_tiles<has_lower, true, true>(args, row, num_rows, panel);
+  else multiply_tiles<has_lower, true, false>(args, row, num_rows, panel);
 }
 
-inline void tile_linear(const TileLinearArgs& args, const Threads& threads) {
+inline void tile_linear(const PanelLinearArgs& args, const Threads& threads) {
+  if (args.num_inputs % kTileInner || args.num_outputs % kTileColumns) {
+    panel_linear<BFloat16, BFloat16>(args, threads);
+    return;
+  }
   if (args.num_rows == 0) return;
   const int64_t I = args.num_inputs, num_panels = args.num_outputs / kTileColumns, num_pairs = (num_panels + 1) / 2;
   const int64_t fitting_rows = kRowBlockBytes / (I * int64_t(sizeof(BFloat16))) / kTileRows * kTileRows;

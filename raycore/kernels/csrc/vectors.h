@@ -41,7 +41,7 @@ inline To bits_of(const From& from) {
 }
 
 inline Floats splat(float x) {
-  return Floats{} + x;
+  return x - Floats{};  // minus zero changes no x, so nothing is computed
 }
 
 inline Floats load(const float* from) {

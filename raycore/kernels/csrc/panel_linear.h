@@ -1,0 +1,211 @@
+// A linear layer whose weight is packed in panels of 16 outputs.
+//
+// A weight may be stored in fewer bits than the rows have. Then it is widened as it is read, so that results are the
+// same as with the wide weight. A row's result depends only on that row: its products are added up in the order of the
+// inputs.
+
+#pragma once
+
+#include "kernels.h"
+#include "rowwise.h"
+#include "threads.h"
+#include "vectors.h"
+
+namespace {
+
+using namespace raycore;
+
+// The sums of kGroupRows rows and kGroupPanels panels fit in the registers, beside the weights of one input.
+constexpr int kGroupRows = kWidth == 16 ? 12 : 6;
+constexpr int kGroupPanels = kWidth == 16 ? 2 : 1;
+constexpr int kVectors = kPanelOutputs / kWidth;       // of a panel
+constexpr int64_t kInnerBlock = 256 / kGroupPanels;    // inputs, whose weights stay in a core's first cache
+constexpr int64_t kTaskSums = 240 * 4 * kPanelOutputs;
+constexpr int64_t kTaskPanels = 8;                     // or more, if a task would take less time than kLeastCycles
+constexpr int64_t kLeastCycles = 20000;                // about 10 us, which makes another thread worth it
+
+template <typename T>
+constexpr bool kIsFloat = std::is_same<T, float>::value;
+
+// Rows whose inputs stay in a core's second cache. Rows that aren't float32 are copied to the stack.
+template <typename X>
+constexpr int64_t kMaxBlockRows = kIsFloat<X> ? 240 : 96;
+
+// Some rows' products with a block of inputs of up to kGroupPanels panels.
+struct PanelBlock {
+  const float* x;
+  float* sums;
+  const char* next;  // what is read after this block, in as many panels; it is fetched meanwhile
+  int64_t num_rows, num_inputs, x_stride, sums_stride, next_stride;
+};
+
+template <typename W, int P, int R>
+void add_products(const PanelBlock& block, int64_t row, const W* weight, int64_t panel_size, const char* next,
+                  int64_t next_step) {
+  constexpr int V = P * kVectors;
+  const float* x = block.x + row * block.x_stride;
+  float* sums = block.sums + row * block.sums_stride;
+  Floats own[R][V];
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) own[r][v] = load(sums + r * block.sums_stride + v * kWidth);
+  for (int64_t i = 0; i < block.num_inputs; i += kPair<W>, next += next_step) {
+    Floats first[V], second[V];
+    for (int v = 0; v < V; v++) {
+      const W* from = weight + v / kVectors * panel_size + i * kPanelOutputs + v % kVectors * kPair<W> * kWidth;
+      if (v % kVectors == 0) __builtin_prefetch(next + v / kVectors * block.next_stride);
+      if constexpr (kPair<W> == 2) widen(from, kWidth, first[v], second[v]);
+      else first[v] = load(from);
+    }
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) own[r][v] += first[v] * splat(x[r * block.x_stride + i]);
+    if constexpr (kPair<W> == 2)
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) own[r][v] += second[v] * splat(x[r * block.x_stride + i + 1]);
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) store(sums + r * block.sums_stride + v * kWidth, own[r][v]);
+}
+
+template <typename W, int P, int R = kGroupRows>
+inline void add_some_products(int64_t num_rows, const PanelBlock& block, int64_t row, const W* weight,
+                              int64_t panel_size, const char* next, int64_t next_step) {
+  if (num_rows >= R) add_products<W, P, R>(block, row, weight, panel_size, next, next_step);
+  else if constexpr (R > 1) add_some_products<W, P, R - 1>(num_rows, block, row, weight, panel_size, next, next_step);
+}
+
+// Adds all products of a block. `next_bytes`: what is to be fetched of each panel for one input.
+template <typename W, int P>
+void add_block(const PanelBlock& block, const W* weight, int64_t panel_size, int64_t next_bytes) {
+  const int64_t num_groups = (block.num_rows + kGroupRows - 1) / kGroupRows;
+  const int64_t next_step = (next_bytes * kPair<W> + num_groups - 1) / num_groups;
+  const char* next = block.next;
+  for (int64_t row = 0; row < block.num_rows; row += kGroupRows) {
+    add_some_products<W, P>(block.num_rows - row, block, row, weight, panel_size, next, next_step);
+    next += block.num_inputs / kPair<W> * next_step;
+  }
+}
+
+// Writes a panel's weights for some inputs as float32: [inputs, 16].
+template <typename W>
+void widen_panel(const W* panel, int64_t num_inputs, float* to) {
+  for (int64_t i = 0; i < num_inputs; i += kPair<W>)
+    for (int v = 0; v < kVectors; v++) {
+      const W* from = panel + i * kPanelOutputs + v * kPair<W> * kWidth;
+      float* out = to + i * kPanelOutputs + v * kWidth;
+      if constexpr (kPair<W> == 2) {
+        Floats first, second;
+        widen(from, kWidth, first, second);
+        store(out, first);
+        store(out + kPanelOutputs, second);
+      } else {
+        store(out, load(from));
+      }
+    }
+}
+
+template <typename W, int P>
+void add_panels(const PanelBlock& block, const W* weight, int64_t panel_size) {
+  if constexpr (!kIsFloat<W>)
+    if (block.num_rows > kGroupRows) {  // widened once for all groups of rows
+      alignas(64) float wide[P * kInnerBlock * kPanelOutputs];
+      for (int p = 0; p < P; p++)
+        widen_panel(weight + p * panel_size, block.num_inputs, wide + p * kInnerBlock * kPanelOutputs);
+      add_block<float, P>(block, wide, kInnerBlock * kPanelOutputs, kPanelOutputs * sizeof(W));
+      return;
+    }
+  add_block<W, P>(block, weight, panel_size, kPanelOutputs * sizeof(W));
+}
+
+// Stores a row's results for some panels, with bias and residual, or gated.
+template <typename X>
+void store_results(const PanelLinearArgs& args, int64_t row, int64_t first_panel, int64_t last_panel,
+                   const float* sums) {
+  const int64_t O = args.num_outputs, first = first_panel * kPanelOutputs, last = last_panel * kPanelOutputs;
+  const X* bias = static_cast<const X*>(args.bias);
+  const X* residual = static_cast<const X*>(args.residual);
+  X* out = static_cast<X*>(args.out);
+  const auto result = [&](int64_t o) {
+    const Floats y = load(sums + o - first);
+    return bias ? y + load_up_to(bias + o, O - o) : y;
+  };
+  if (args.is_gated) {
+    for (int64_t gates = first; gates < last; gates += 2 * kPanelOutputs)
+      for (int64_t i = 0; i < kPanelOutputs; i += kWidth)
+        store(out + (row * O + gates) / 2 + i, silu(result(gates + i)) * result(gates + kPanelOutputs + i));
+    return;
+  }
+  for (int64_t o = first; o < last && o < O; o += kWidth) {
+    Floats y = result(o);
+    if (residual) y += load_up_to(residual + row * O + o, O - o);
+    store_up_to(out + row * O + o, y, O - o);
+  }
+}
+
+// Computes the results of some rows for some panels.
+template <typename X, typename W>
+void multiply_panels(const PanelLinearArgs& args, int64_t first_row, int64_t last_row, int64_t first_panel,
+                     int64_t last_panel) {
+  const int64_t I = args.num_inputs, panel_size = kPanelOutputs * I, num_rows = last_row - first_row;
+  const int64_t width = (last_panel - first_panel) * kPanelOutputs;
+  const X* rows = static_cast<const X*>(args.x) + first_row * args.x_stride;
+  const W* packed = static_cast<const W*>(args.packed);
+  alignas(64) float sums[kTaskSums];
+  alignas(64) float copy[kIsFloat<X> ? 1 : kMaxBlockRows<X> * kInnerBlock];
+  std::memset(sums, 0, num_rows * width * sizeof(float));
+  for (int64_t i = 0; i < I; i += kInnerBlock) {
+    PanelBlock block;
+    block.num_rows = num_rows;
+    block.num_inputs = I - i < kInnerBlock ? I - i : kInnerBlock;
+    if constexpr (kIsFloat<X>) {
+      block.x = rows + i;
+      block.x_stride = args.x_stride;
+    } else {
+      for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t j = 0; j < block.num_inputs; j += kWidth)
+          store(copy + row * kInnerBlock + j, load_up_to(rows + row * args.x_stride + i + j, block.num_inputs - j));
+      block.x = copy;
+      block.x_stride = kInnerBlock;
+    }
+    block.sums_stride = width;
+    block.next_stride = panel_size * sizeof(W);
+    for (int64_t panel = first_panel; panel < last_panel; panel += kGroupPanels) {
+      const W* weight = packed + panel * panel_size + i * kPanelOutputs;
+      const bool is_last = panel + kGroupPanels >= last_panel, is_end = i + kInnerBlock >= I;
+      block.next = reinterpret_cast<const char*>(!is_last ? weight + kGroupPanels * panel_size
+                                                 : is_end ? packed + last_panel * panel_size
+                                                          : packed + first_panel * panel_size +
+                                                                (i + kInnerBlock) * kPanelOutputs);
+      block.sums = sums + (panel - first_panel) * kPanelOutputs;
+      if (panel + kGroupPanels <= last_panel) add_panels<W, kGroupPanels>(block, weight, panel_size);
+      else add_panels<W, 1>(block, weight, panel_size);
+    }
+  }
+  for (int64_t row = 0; row < num_rows; row++)
+    store_results<X>(args, first_row + row, first_panel, last_panel, sums + row * width);
+}
+
+template <typename X, typename W>
+void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
+  if (args.num_rows == 0) return;
+  constexpr int64_t max_rows = kMaxBlockRows<X>;
+  const int64_t num_panels = (args.num_outputs + kPanelOutputs - 1) / kPanelOutputs;
+  const int64_t num_blocks = (args.num_rows + max_rows - 1) / max_rows;
+  const int64_t even_rows = (args.num_rows + num_blocks - 1) / num_blocks;
+  const int64_t block_rows = (even_rows + kGroupRows - 1) / kGroupRows * kGroupRows;
+  const int64_t rows_each = args.num_rows < block_rows ? args.num_rows : block_rows;
+  // two products in a cycle, or 8 bytes of the weight
+  const int64_t panel_cycles = args.num_inputs * (rows_each * kVectors / 2 + 2 * int64_t(sizeof(W)));
+  const int64_t least = kLeastCycles / panel_cycles + 1, most = kTaskSums / kPanelOutputs / rows_each / 2 * 2;
+  const int64_t even_panels = num_panels * num_blocks / (kTasksEach * threads.count);
+  const int64_t wanted = clamp(even_panels, least, kTaskPanels > least ? kTaskPanels : least);
+  const int64_t task_panels = ((wanted < most ? wanted : most) + 1) / 2 * 2;  // gates and what they gate, or two vectors
+  const int64_t tasks_each = (num_panels + task_panels - 1) / task_panels;
+  share(num_blocks * tasks_each, threads, [&](int64_t task) {
+    const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_panels;
+    const int64_t last_row = first_row + block_rows < args.num_rows ? first_row + block_rows : args.num_rows;
+    const int64_t last_panel = first_panel + task_panels < num_panels ? first_panel + task_panels : num_panels;
+    if (first_row < last_row) multiply_panels<X, W>(args, first_row, last_row, first_panel, last_panel);
+  });
+}
+
+}  // namespace
