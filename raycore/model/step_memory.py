@@ -58,8 +58,10 @@ def step_bytes(
     Args:
         native: whether native kernels compute attention and log probabilities. They need no scratch memory.
     """
-    token_bytes = _native_token_bytes if native else _token_bytes
-    token = token_bytes(spec, tp_size, dtype, batch_invariant)
+    if native:
+        token = _native_token_bytes(spec, tp_size, dtype)
+    else:
+        token = _token_bytes(spec, tp_size, dtype, batch_invariant)
     layer = limits.num_tokens * (token + _expert_bytes(spec, limits, tp_size, dtype))
     logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
@@ -93,11 +95,10 @@ def _attention_bytes(
     return scratch + scores + num_windows * (masks + 3 * gather_rows)
 
 
-def _native_token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:
+def _native_token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype) -> int:
     """Return the bytes that one token needs within a layer, without experts, if native kernels compute the layer."""
     num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
-    num_copies = 2 if batch_invariant else 6  # of the queries: SDPA repeats keys and values for each query head
-    attention = (num_copies * num_heads + 2 * num_kv_heads) * spec.head_dim
+    attention = (2 * num_heads + 2 * num_kv_heads) * spec.head_dim
     feed_forward = 0 if spec.moe is not None else 3 * spec.intermediate_size // tp_size
     return (4 * spec.hidden_size + max(attention, feed_forward)) * dtype.itemsize
 

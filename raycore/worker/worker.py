@@ -222,7 +222,7 @@ class Worker(WorkerProtocol):
     def _make_attention(self, spec: AttentionSpec, kv: KVTensors) -> Attention:
         batch_invariant, limits = self.config.model.batch_invariant, self.config.scheduler
         if self._is_native:
-            return NativeAttention(spec, kv, batch_invariant=batch_invariant)
+            return NativeAttention(spec, kv)
         attention = BatchInvariantAttention if batch_invariant else GatherAttention
         max_blocks = attention.max_blocks(limits.max_model_len, kv.block_size)
         return attention(spec, kv, GatherScratch(kv, limits.max_num_seqs, max_blocks))

@@ -53,6 +53,26 @@ class EmulatedOps:
         shape = len(x), len(weight)
         return _run("few_rows_linear", x.dtype, [*x.shape, len(weight)], shape, x.dtype, [], x, weight)
 
+    def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.ops.raycore.pack_linear(weight)
+
+    def panel_linear(
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, num_outputs: int, residual=None, gated=False
+    ) -> torch.Tensor:
+        """Also computes what `add_panel_linear` and `gated_panel_linear` compute."""
+        residual = x[:0] if residual is None else residual
+        shape = len(x), num_outputs // 2 if gated else num_outputs
+        sizes = [*x.shape, num_outputs, _DTYPES.index(packed.dtype), gated]
+        return _run("panel_linear", x.dtype, sizes, shape, x.dtype, [], x, packed, bias, residual)
+
+    def add_panel_linear(
+        self, residual: torch.Tensor, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor
+    ) -> None:
+        residual.copy_(self.panel_linear(x, packed, bias, residual.shape[1], residual))
+
+    def gated_panel_linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return self.panel_linear(x, packed, bias, len(packed), gated=True)
+
     def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
         return _run("most_likely", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits)
 

@@ -43,6 +43,11 @@ int main(int argc, char** argv) {
   } else if (operation == "few_rows_linear") {
     out.resize(n[0] * n[2] * size);
     kernels.few_rows_linear[dtype]({operand(1), operand(2), out.data(), n[0], n[1], n[2], n[1]}, threads);
+  } else if (operation == "panel_linear") {
+    out.resize(n[0] * n[2] / (n[4] ? 2 : 1) * size);
+    kernels.panel_linear[dtype][n[3]]({operand(1), operand(2), operand(3), operand(4), out.data(), n[0], n[1], n[2],
+                                       n[1], n[4] != 0},
+                                      threads);
   } else if (operation == "most_likely") {
     out.resize(n[0] * sizeof(int64_t));
     kernels.most_likely[dtype]({operand(1), reinterpret_cast<int64_t*>(out.data()), n[0], n[1], n[1]}, threads);

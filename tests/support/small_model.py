@@ -115,7 +115,7 @@ def make_attention(
     dtype = kv.blocks[0].dtype
     attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, max_model_len + 1, dtype, CPU)
     if native:
-        return NativeAttention(attention_spec, kv, batch_invariant=batch_invariant)
+        return NativeAttention(attention_spec, kv)
     attention = BatchInvariantAttention if batch_invariant else GatherAttention
     scratch = GatherScratch(kv, max_gathered, attention.max_blocks(max_model_len, kv.block_size))
     return attention(attention_spec, kv, scratch)

@@ -1,9 +1,9 @@
 // Attention of a step's tokens to paged keys and values, where they lie.
 //
-// A task is one key-value head of a few adjacent tokens of one sequence. Its rows are the queries of these tokens that
-// share the head. Keys are visited in chunks, which begin at fixed positions. Each chunk gives a partial result, and
-// partial results are merged in order. So the bits of a row's result depend on its query and on the keys and values
-// that it sees: not on the task's other rows, on other sequences, or on the number of threads.
+// A task is one key-value head of some adjacent tokens of one sequence. Its rows are the queries of these tokens that
+// share the head. Keys are visited in chunks, which begin at fixed positions, and a row's results are added up in the
+// order of its keys. So their bits depend on its query and on the keys and values that it sees: not on the task's other
+// rows, on other sequences, or on the number of threads.
 
 #pragma once
 
@@ -19,7 +19,9 @@ using namespace raycore;
 constexpr int64_t kMaxChunk = 256;  // keys
 constexpr int64_t kRowStride = kMaxChunk + kWidth;  // a block's last vector may reach beyond the chunk
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kMinTaskRows = 32, kMaxTaskRows = 128;
+constexpr int kBlocksTogether = 4;  // whose values are added up in registers
+constexpr int kGroupRows = kWidth == 16 ? 8 : 6;  // whose sums fit in the registers
+constexpr int64_t kMinTaskRows = 32, kMaxTaskRows = 128, kMaxTaskNumbers = kMaxTaskRows * 136;
 constexpr int64_t kPreparedTokens = 16;  // of a task; their keys and values fit in a core's cache
 
 // Where one head's keys and values of a block are.
@@ -61,184 +63,196 @@ inline void turn_queries(const AttentionArgs& args, T* row, int64_t position, in
     turn_head(row + query * H, norm ? norm + query * H : nullptr, args.turns + position * H, H, args.eps);
 }
 
-// The scores of R rows for the first `count` keys of V vectors. `q`: [R, H], scaled. The order of the sums is the same
-// for every R and V.
+// The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [H, R], scaled. The order of the
+// sums is the same for every R and V.
 template <typename T, int R, int V>
 inline void score(const T* keys, int64_t count, int64_t block_size, const float* q, int64_t dim, float* scores) {
-  Floats even[R][V] = {}, odd[R][V] = {};
-  for (int64_t i = 0; i < dim; i += 2) {
+  Floats sums[R][V] = {};
+  const auto add = [&](const Floats(&keys)[V], int64_t i) {
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) sums[r][v] += keys[v] * splat(q[i * R + r]);
+  };
+  for (int64_t i = 0; i < dim; i += kPair<T>) {
+    Floats even[V], odd[V];
     for (int v = 0; v < V; v++) {
-      Floats first, second;
-      if constexpr (kPair<T> == 2) {
-        widen(keys + i * block_size + 2 * v * kWidth, count, first, second);
-      } else {
-        first = load_up_to(keys + i * block_size + v * kWidth, count);
-        second = load_up_to(keys + (i + 1) * block_size + v * kWidth, count);
-      }
-      for (int r = 0; r < R; r++) {
-        even[r][v] += first * splat(q[r * kMaxHeadDim + i]);
-        odd[r][v] += second * splat(q[r * kMaxHeadDim + i + 1]);
-      }
+      if constexpr (kPair<T> == 2) widen(keys + i * block_size + 2 * v * kWidth, count, even[v], odd[v]);
+      else even[v] = load_up_to(keys + i * block_size + v * kWidth, count);
     }
+    add(even, i);
+    if constexpr (kPair<T> == 2) add(odd, i + 1);
   }
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) store(scores + r * kRowStride + v * kWidth, even[r][v] + odd[r][v]);
+    for (int v = 0; v < V; v++) store(scores + r * kRowStride + v * kWidth, sums[r][v]);
 }
 
-// Adds the first `width` numbers of V vectors of `count` weighted values to the sums of R rows.
+// Adds `count` weighted values to the sums of R rows: V vectors of them, from `first` on, of which the first `width`
+// numbers count. The values are in blocks of `block_size`.
 template <typename T, int R, int V>
-inline void weigh(const T* values, int64_t width, int64_t dim, const float* weights, int64_t count, float* out) {
+inline void weigh(const Block<T>* blocks, int64_t block_size, int64_t first, int64_t width, int64_t dim,
+                  const float* weights, int64_t count, float* out, int64_t out_stride) {
   Floats sums[R][V];
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) sums[r][v] = load(out + r * kMaxHeadDim + v * kWidth);
-  int64_t s = 0;
-  if constexpr (kPair<T> == 2) {
-    Floats first, second;
-    for (; s + 2 <= count; s += 2)
+    for (int v = 0; v < V; v++) sums[r][v] = load(out + r * out_stride + first + v * kWidth);
+  const auto add = [&](const Floats(&values)[V], int64_t token) {
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) sums[r][v] += values[v] * splat(weights[r * kRowStride + token]);
+  };
+  for (; count > 0; blocks++, weights += block_size, count -= block_size) {
+    const int64_t num_tokens = count < block_size ? count : block_size;
+    const T* values = blocks->values + first * kPair<T>;
+    for (int64_t s = 0; s < num_tokens; s += kPair<T>) {
+      Floats even[V], odd[V];
       for (int v = 0; v < V; v++) {
-        widen(values + s * dim + 2 * v * kWidth, width, first, second);
-        for (int r = 0; r < R; r++) {
-          sums[r][v] += first * splat(weights[r * kRowStride + s]);
-          sums[r][v] += second * splat(weights[r * kRowStride + s + 1]);
-        }
+        if constexpr (kPair<T> == 2) widen(values + s * dim + 2 * v * kWidth, width, even[v], odd[v]);
+        else even[v] = load_up_to(values + s * dim + v * kWidth, width);
       }
-    if (s < count)  // the second of the pair may be anything, even NaN
-      for (int v = 0; v < V; v++) {
-        widen(values + s * dim + 2 * v * kWidth, width, first, second);
-        for (int r = 0; r < R; r++) sums[r][v] += first * splat(weights[r * kRowStride + s]);
-      }
-  } else {
-    for (; s < count; s++)
-      for (int v = 0; v < V; v++) {
-        const Floats value = load_up_to(values + s * dim + v * kWidth, width);
-        for (int r = 0; r < R; r++) sums[r][v] += value * splat(weights[r * kRowStride + s]);
-      }
+      add(even, s);
+      if (kPair<T> == 2 && s + 1 < num_tokens) add(odd, s + 1);  // behind the last token, there may be a NaN
+    }
   }
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) store(out + r * kMaxHeadDim + v * kWidth, sums[r][v]);
+    for (int v = 0; v < V; v++) store(out + r * out_stride + first + v * kWidth, sums[r][v]);
 }
 
-// The result of some of a row's keys: sums of weighted values, the sum of the weights, and the highest score, relative
-// to which the weights are.
-struct Partial {
-  float highest = -kInfinity, total = 0;
-  alignas(64) float sums[kMaxHeadDim];
+// Some rows of one sequence and key-value head: their queries, the keys that they see, and their results so far, which
+// are weighted sums of values. A weight is 2 to the power of its score minus the highest score.
+struct QueryRows {
+  alignas(64) float q[kMaxTaskNumbers];     // of each group of R rows: [H, R]
+  alignas(64) float sums[kMaxTaskNumbers];  // [rows, stride]
+  float highest[kMaxTaskRows], total[kMaxTaskRows];
+  int64_t from[kMaxTaskRows], to[kMaxTaskRows];
+  int64_t stride;
 };
 
-inline void merge(Partial& into, const Partial& part, int64_t dim) {
-  if (part.highest == -kInfinity) return;
-  const float highest = into.highest > part.highest ? into.highest : part.highest;
-  const float old_share = __builtin_expf(into.highest - highest), new_share = __builtin_expf(part.highest - highest);
-  into.total = into.total * old_share + part.total * new_share;
-  into.highest = highest;
-  for (int64_t i = 0; i < dim; i += kWidth)
-    store(into.sums + i, load(into.sums + i) * splat(old_share) + load(part.sums + i) * splat(new_share));
-}
-
-// The queries of R rows, and which keys each row sees.
-template <int R>
-struct Rows {
-  alignas(64) float q[R * kMaxHeadDim];
-  int64_t from[R], to[R];
+// Adjacent keys and values of a sequence, at positions `begin` to `end`.
+template <typename T>
+struct KeyChunk {
+  Block<T> blocks[kMaxChunk / 2];
+  int64_t begin, end;
 };
 
-inline void prefetch(const void* from, int64_t num_bytes) {
-  for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
+template <typename T>
+inline void fetch(const T* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
 }
 
-// R rows' results for the keys from `begin` to `end`, which are of one chunk.
+// Adds a chunk to the results of R rows. `fetches`: the chunk is not yet in a core's cache.
 template <typename T, int R>
-void attend_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t chunk, int64_t begin,
-                  int64_t end, const Rows<R>& rows, Partial* parts) {
-  const int64_t S = args.block_size, H = args.head_dim, num_bytes = S * H * sizeof(T), first = begin / S * S;
+void attend_chunk(const AttentionArgs& args, const KeyChunk<T>& chunk, bool fetches, QueryRows& rows, int64_t first_row) {
+  const int64_t S = args.block_size, H = args.head_dim;
+  // relative to the chunk: the keys that any of these rows sees, and where their blocks begin
+  const int64_t begin = rows.from[first_row] > chunk.begin ? rows.from[first_row] - chunk.begin : 0;
+  const int64_t seen = rows.to[first_row + R - 1], end = (seen < chunk.end ? seen : chunk.end) - chunk.begin;
+  if (begin >= end) return;
+  const int64_t first = begin / S * S, num_blocks = (end - first + S - 1) / S;
+  const Block<T>* blocks = chunk.blocks + first / S;
   alignas(64) float weights[R * kRowStride];
-  alignas(64) float sums[R * kMaxHeadDim] = {};
-  constexpr int V = kWidth == 16 && R <= 3 ? 2 : 1;  // enough sums to hide their latency, few enough for registers
-  for (int64_t key = first; key < end; key += S) {
-    const Block<T> block = block_of<T>(args, table, head, key);
-    prefetch(key + S < end ? block_of<T>(args, table, head, key + S).keys
-                           : block_of<T>(args, table, head, first).values, num_bytes);
-    float* scores = weights + key - chunk;
+  // enough sums to hide their latency, few enough for the registers
+  constexpr int V = kWidth == 4 ? 4 : 2, W = kWidth == 8 ? (R <= 3 ? 4 : 2) : R <= 3 ? 8 : R <= 6 ? 4 : 2;
+  for (int64_t i = 0; i < num_blocks; i++) {
+    if (fetches) fetch(i + 1 < num_blocks ? blocks[i + 1].keys : blocks[0].values, S * H);
+    float* scores = weights + first + i * S;
+    const T* keys = blocks[i].keys;
+    const float* q = rows.q + first_row * rows.stride;
     int64_t s = 0;
-    for (; s + V * kWidth <= S; s += V * kWidth)
-      score<T, R, V>(block.keys + s * kPair<T>, kWidth, S, rows.q, H, scores + s);
-    for (; s < S; s += kWidth) score<T, R, 1>(block.keys + s * kPair<T>, S - s, S, rows.q, H, scores + s);
+    for (; s + V * kWidth <= S; s += V * kWidth) score<T, R, V>(keys + s * kPair<T>, kWidth, S, q, H, scores + s);
+    for (; s < S; s += kWidth) score<T, R, 1>(keys + s * kPair<T>, S - s, S, q, H, scores + s);
   }
   // vectors begin at multiples of kWidth, so that a key's weight is always added in the same lane
-  const int64_t low = (first - chunk) / kWidth * kWidth, high = end - chunk;
+  const int64_t low = first / kWidth * kWidth;
   for (int r = 0; r < R; r++) {
-    float* row = weights + r * kRowStride;
-    const int64_t from = rows.from[r] > first ? rows.from[r] - chunk : first - chunk;
-    const int64_t to = rows.to[r] < end ? rows.to[r] - chunk : high;
-    for (int64_t i = low; i < from && i < high; i++) row[i] = -kInfinity;
-    for (int64_t i = to > low ? to : low; i < high + kWidth; i++) row[i] = -kInfinity;
-    Floats top = splat(-kInfinity);
-    for (int64_t i = low; i < high; i += kWidth) top = maximum(load(row + i), top);
-    parts[r].highest = maximum(top);
-    const Floats shift = splat(parts[r].highest == -kInfinity ? 0.0f : parts[r].highest);
+    const int64_t row = first_row + r;
+    float* scores = weights + r * kRowStride;
+    const int64_t from = rows.from[row] - chunk.begin > first ? rows.from[row] - chunk.begin : first;
+    const int64_t to = rows.to[row] - chunk.begin < end ? rows.to[row] - chunk.begin : end;
+    for (int64_t i = low; i < from && i < end; i++) scores[i] = -kInfinity;
+    for (int64_t i = to > low ? to : low; i < end + kWidth; i++) scores[i] = -kInfinity;
+    Floats top = splat(rows.highest[row]);
+    for (int64_t i = low; i < end; i += kWidth) top = maximum(load(scores + i), top);
+    const float highest = maximum(top);
+    const Floats shift = splat(highest == -kInfinity ? 0.0f : highest);
     Floats total = {};
-    for (int64_t i = low; i < high; i += kWidth) {
-      const Floats weight = exponential(load(row + i) - shift);
-      store(row + i, weight);
+    for (int64_t i = low; i < end; i += kWidth) {
+      const Floats weight = power_of_two(load(scores + i) - shift);
+      store(scores + i, weight);
       total += weight;
     }
-    parts[r].total = sum(total);
+    const Floats kept = power_of_two(splat(rows.highest[row]) - shift);  // 0 before the first key
+    rows.total[row] = rows.total[row] * kept[0] + sum(total);
+    rows.highest[row] = highest;
+    float* sums = rows.sums + row * rows.stride;
+    for (int64_t i = 0; i < H; i += kWidth) store(sums + i, load(sums + i) * kept);
   }
-  constexpr int W = kWidth == 16 && R <= 3 ? 4 : 2;
-  for (int64_t key = first; key < end; key += S) {
-    const T* values = block_of<T>(args, table, head, key).values;
-    if (key + S < end) prefetch(block_of<T>(args, table, head, key + S).values, num_bytes);
-    const int64_t count = end - key < S ? end - key : S;
-    const float* own = weights + key - chunk;
-    int64_t i = 0;
-    for (; i + W * kWidth <= H; i += W * kWidth)
-      weigh<T, R, W>(values + i * kPair<T>, kWidth, H, own, count, sums + i);
-    for (; i < H; i += kWidth) weigh<T, R, 1>(values + i * kPair<T>, H - i, H, own, count, sums + i);
+  for (int64_t i = 0; i < num_blocks; i += kBlocksTogether) {
+    for (int64_t next = i + kBlocksTogether; fetches && next < i + 2 * kBlocksTogether && next < num_blocks; next++)
+      fetch(blocks[next].values, S * H);
+    const int64_t key = first + i * S, count = end - key < kBlocksTogether * S ? end - key : kBlocksTogether * S;
+    float* sums = rows.sums + first_row * rows.stride;
+    int64_t h = 0;
+    for (; h + W * kWidth <= H; h += W * kWidth)
+      weigh<T, R, W>(blocks + i, S, h, kWidth, H, weights + key, count, sums, rows.stride);
+    for (; h < H; h += kWidth)
+      weigh<T, R, 1>(blocks + i, S, h, H - h, H, weights + key, count, sums, rows.stride);
   }
-  for (int r = 0; r < R; r++) std::memcpy(parts[r].sums, sums + r * kMaxHeadDim, sizeof(parts[r].sums));
 }
 
-// Results of R rows of one sequence and key-value head. Row i is query i % G of the sequence's token i / G.
-template <typename T, int R>
-void attend_rows(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first_row) {
-  const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim;
+template <typename T, int R = kGroupRows>
+inline void attend_some_rows(const AttentionArgs& args, const KeyChunk<T>& chunk, bool fetches, QueryRows& rows,
+                             int64_t first_row, int64_t num_rows) {
+  if (num_rows >= R) attend_chunk<T, R>(args, chunk, fetches, rows, first_row);
+  else if constexpr (R > 1) attend_some_rows<T, R - 1>(args, chunk, fetches, rows, first_row, num_rows);
+}
+
+// Results of `num_rows` rows of one sequence and key-value head. Row i is query i % G of the sequence's token i / G.
+template <typename T>
+void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first_row,
+                 int64_t num_rows) {
+  const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim, S = args.block_size;
   const int32_t* table = args.tables + sequence.slot * args.table_stride;
-  Rows<R> rows;
-  Partial results[R], parts[R];
-  int64_t begin = INT64_MAX, end = 0;
-  for (int r = 0; r < R; r++) {
-    const int64_t token = (first_row + r) / G, query = head * G + (first_row + r) % G;
-    const T* q = static_cast<const T*>(args.qkv) + (sequence.first_row + token) * (N + 2 * K) * H + query * H;
+  const auto place = [&](int64_t row, int64_t num_heads) {
+    const int64_t token = (first_row + row) / G, query = head * G + (first_row + row) % G;
+    return ((sequence.first_row + token) * num_heads + query) * H;
+  };
+  QueryRows rows;
+  rows.stride = (H + kWidth - 1) / kWidth * kWidth;
+  for (int64_t row = 0; row < num_rows; row++) {
+    const T* q = static_cast<const T*>(args.qkv) + place(row, N + 2 * K);
+    const int64_t group = row / kGroupRows * kGroupRows;
+    const int64_t group_rows = num_rows - group < kGroupRows ? num_rows - group : kGroupRows;
+    for (int64_t i = 0; i < H; i += kWidth) {
+      const Floats scaled = load_up_to(q + i, H - i) * splat(args.scale * kLog2OfE);
+      for (int64_t j = 0; j < kWidth && i + j < H; j++)
+        rows.q[group * rows.stride + (i + j) * group_rows + row - group] = scaled[j];
+      store(rows.sums + row * rows.stride + i, Floats{});
+    }
+    rows.highest[row] = -kInfinity;
+    rows.total[row] = 0;
+    rows.to[row] = sequence.start + (first_row + row) / G + 1;
+    rows.from[row] = args.window && rows.to[row] > args.window ? rows.to[row] - args.window : 0;
+  }
+  const int64_t size = kMaxChunk / S * S, end = rows.to[num_rows - 1];
+  KeyChunk<T> chunk;
+  for (chunk.begin = rows.from[0] / size * size; chunk.begin < end; chunk.begin += size) {
+    chunk.end = chunk.begin + size < end ? chunk.begin + size : end;
+    for (int64_t key = chunk.begin; key < chunk.end; key += S)
+      chunk.blocks[(key - chunk.begin) / S] = block_of<T>(args, table, head, key);
+    for (int64_t row = 0; row < num_rows; row += kGroupRows)
+      attend_some_rows<T>(args, chunk, row == 0, rows, row, num_rows - row);
+  }
+  for (int64_t row = 0; row < num_rows; row++) {
+    T* out = static_cast<T*>(args.out) + place(row, N);
+    const Floats factor = splat(1.0f / rows.total[row]);
     for (int64_t i = 0; i < H; i += kWidth)
-      store(rows.q + r * kMaxHeadDim + i, load_up_to(q + i, H - i) * splat(args.scale));
-    rows.to[r] = sequence.start + token + 1;
-    rows.from[r] = args.window && rows.to[r] > args.window ? rows.to[r] - args.window : 0;
-    begin = rows.from[r] < begin ? rows.from[r] : begin;
-    end = rows.to[r] > end ? rows.to[r] : end;
-    std::memset(results[r].sums, 0, sizeof(results[r].sums));
-  }
-  const int64_t size = kMaxChunk / args.block_size * args.block_size;
-  for (int64_t chunk = begin / size * size; chunk < end; chunk += size) {
-    attend_chunk<T, R>(args, table, head, chunk, chunk > begin ? chunk : begin, chunk + size < end ? chunk + size : end,
-                       rows, parts);
-    for (int r = 0; r < R; r++) merge(results[r], parts[r], H);
-  }
-  for (int r = 0; r < R; r++) {
-    const int64_t token = (first_row + r) / G, query = head * G + (first_row + r) % G;
-    T* out = static_cast<T*>(args.out) + (sequence.first_row + token) * N * H + query * H;
-    const Floats factor = splat(1.0f / results[r].total);
-    for (int64_t i = 0; i < H; i += kWidth) store_up_to(out + i, load(results[r].sums + i) * factor, H - i);
+      store_up_to(out + i, load(rows.sums + row * rows.stride + i) * factor, H - i);
   }
 }
 
 template <typename T>
 void attend_rows(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t row, int64_t last_row) {
-  for (; row + 4 <= last_row; row += 4) attend_rows<T, 4>(args, sequence, head, row);
-  switch (last_row - row) {
-    case 3: attend_rows<T, 3>(args, sequence, head, row); break;
-    case 2: attend_rows<T, 2>(args, sequence, head, row); break;
-    case 1: attend_rows<T, 1>(args, sequence, head, row); break;
-  }
+  const int64_t fitting = kMaxTaskNumbers / (args.head_dim + kWidth) / kGroupRows * kGroupRows;
+  const int64_t most = fitting < kMaxTaskRows ? fitting : kMaxTaskRows;
+  for (; row < last_row; row += most)
+    attend_query_rows<T>(args, sequence, head, row, last_row - row < most ? last_row - row : most);
 }
 
 // Computes the results of some rows of one sequence and key-value head.
@@ -275,7 +289,7 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend)
   bool are_decodes = true;
   int64_t num_rows = 0;
   for (int64_t i = 0; i < args.num_sequences; i++) {
-    are_decodes &= args.sequences[i].num_tokens == 1 && args.sequences[i].attends;
+    are_decodes &= args.sequences[i].num_tokens == 1;
     num_rows += args.sequences[i].num_tokens * N;
   }
   if (are_decodes) {
@@ -300,7 +314,7 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend)
   const int64_t rows = clamp(even_rows, kMinTaskRows, kMaxTaskRows);
   share_tokens(args, K, G < rows ? rows / G : 1, threads,
                [&](const Sequence& sequence, int64_t head, int64_t first, int64_t last) {
-                 if (sequence.attends) attend(args, sequence, head, first * G, last * G);
+                 attend(args, sequence, head, first * G, last * G);
                });
 }
 

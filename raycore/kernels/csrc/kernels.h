@@ -41,7 +41,6 @@ struct Sequence {
   int32_t first_row;  // of its tokens in qkv
   int32_t num_tokens;
   int32_t start;      // position of the first of these tokens
-  int32_t attends;    // 0: only store keys and values, and leave the tokens' rows of `out` as they are
 };
 
 struct AttentionArgs {

@@ -217,7 +217,7 @@ void attention(StackValue* stack, uint64_t, uint64_t) {
          "block tables [slots, blocks] in int32");
   expect(sequences.dim() == 2 && sequences.size(1) == sizeof(Sequence) / sizeof(int32_t) && sequences.is_contiguous() &&
              sequences.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
-         "contiguous sequences [n, 5] in int32");
+         "contiguous sequences [n, 4] in int32");
   expect(norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm of the dtype of qkv");
   expect(cache.dtype() == qkv.dtype() && cache.is_contiguous(), "a contiguous cache of the dtype of qkv");
   Tensor out = empty(qkv.size(0), args.num_heads * args.head_dim, qkv.torch_dtype());

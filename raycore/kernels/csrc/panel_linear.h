@@ -15,8 +15,8 @@ namespace {
 
 using namespace raycore;
 
-// The sums of kGroupRows rows and kGroupPanels panels fit in the registers, beside the weights of one input.
-constexpr int kGroupRows = kWidth == 16 ? 12 : 6;
+// The sums of kPanelRows rows and kGroupPanels panels fit in the registers, beside the weights of one input.
+constexpr int kPanelRows = kWidth == 16 ? 12 : 6;
 constexpr int kGroupPanels = kWidth == 16 ? 2 : 1;
 constexpr int kVectors = kPanelOutputs / kWidth;       // of a panel
 constexpr int64_t kInnerBlock = 256 / kGroupPanels;    // inputs, whose weights stay in a core's first cache
@@ -66,7 +66,7 @@ void add_products(const PanelBlock& block, int64_t row, const W* weight, int64_t
     for (int v = 0; v < V; v++) store(sums + r * block.sums_stride + v * kWidth, own[r][v]);
 }
 
-template <typename W, int P, int R = kGroupRows>
+template <typename W, int P, int R = kPanelRows>
 inline void add_some_products(int64_t num_rows, const PanelBlock& block, int64_t row, const W* weight,
                               int64_t panel_size, const char* next, int64_t next_step) {
   if (num_rows >= R) add_products<W, P, R>(block, row, weight, panel_size, next, next_step);
@@ -76,10 +76,10 @@ inline void add_some_products(int64_t num_rows, const PanelBlock& block, int64_t
 // Adds all products of a block. `next_bytes`: what is to be fetched of each panel for one input.
 template <typename W, int P>
 void add_block(const PanelBlock& block, const W* weight, int64_t panel_size, int64_t next_bytes) {
-  const int64_t num_groups = (block.num_rows + kGroupRows - 1) / kGroupRows;
+  const int64_t num_groups = (block.num_rows + kPanelRows - 1) / kPanelRows;
   const int64_t next_step = (next_bytes * kPair<W> + num_groups - 1) / num_groups;
   const char* next = block.next;
-  for (int64_t row = 0; row < block.num_rows; row += kGroupRows) {
+  for (int64_t row = 0; row < block.num_rows; row += kPanelRows) {
     add_some_products<W, P>(block.num_rows - row, block, row, weight, panel_size, next, next_step);
     next += block.num_inputs / kPair<W> * next_step;
   }
@@ -106,7 +106,7 @@ void widen_panel(const W* panel, int64_t num_inputs, float* to) {
 template <typename W, int P>
 void add_panels(const PanelBlock& block, const W* weight, int64_t panel_size) {
   if constexpr (!kIsFloat<W>)
-    if (block.num_rows > kGroupRows) {  // widened once for all groups of rows
+    if (block.num_rows > kPanelRows) {  // widened once for all groups of rows
       alignas(64) float wide[P * kInnerBlock * kPanelOutputs];
       for (int p = 0; p < P; p++)
         widen_panel(weight + p * panel_size, block.num_inputs, wide + p * kInnerBlock * kPanelOutputs);
@@ -191,7 +191,7 @@ void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
   const int64_t num_panels = (args.num_outputs + kPanelOutputs - 1) / kPanelOutputs;
   const int64_t num_blocks = (args.num_rows + max_rows - 1) / max_rows;
   const int64_t even_rows = (args.num_rows + num_blocks - 1) / num_blocks;
-  const int64_t block_rows = (even_rows + kGroupRows - 1) / kGroupRows * kGroupRows;
+  const int64_t block_rows = (even_rows + kPanelRows - 1) / kPanelRows * kPanelRows;
   const int64_t rows_each = args.num_rows < block_rows ? args.num_rows : block_rows;
   // two products in a cycle, or 8 bytes of the weight
   const int64_t panel_cycles = args.num_inputs * (rows_each * kVectors / 2 + 2 * int64_t(sizeof(W)));

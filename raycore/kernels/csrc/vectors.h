@@ -181,6 +181,21 @@ inline Floats exp2(Floats x) {
 }
 #endif
 
+constexpr float kRounder = 12582912.0f;  // 1.5 · 2^23: added to a number, it leaves no bits for a fraction
+
+// 2 to the power of x, for x <= 0: off by less than 3 units in the last place, and 0 for x <= -127. NaN gives NaN.
+inline Floats power_of_two(Floats x) {
+  x = splat(-127.0f) > x ? splat(-127.0f) : x;
+  const Floats shifted = x + splat(kRounder), r = x - (shifted - splat(kRounder));
+  Floats y = splat(0.00132647273f);
+  y = y * r + splat(0.00967151299f);
+  y = y * r + splat(0.0555073358f);
+  y = y * r + splat(0.240222424f);
+  y = y * r + splat(0.693147004f);
+  y = y * r + splat(1.0f);
+  return bits_of<Floats>(bits_of<Ints>(y) + (bits_of<Ints>(shifted) << 23));  // the other bits of kRounder are lost
+}
+
 // e to the power of r, for |r| <= ln 2 / 2.
 inline Floats exponential_near_zero(Floats r) {
   Floats y = splat(1.98756915e-4f);
@@ -210,9 +225,9 @@ inline Floats exponential(Floats x) {
 }
 #else
 inline Floats exponential(Floats x) {
-  const Floats shifted = x * splat(kLog2OfE) + splat(12582912.0f);  // 1.5 · 2^23: rounds to an integer
-  const Ints exponent = bits_of<Ints>(shifted) - bits_of<Ints>(splat(12582912.0f));
-  const Floats y = exponential_near_zero(without_multiples(x, shifted - splat(12582912.0f)));
+  const Floats shifted = x * splat(kLog2OfE) + splat(kRounder);
+  const Ints exponent = bits_of<Ints>(shifted) - bits_of<Ints>(splat(kRounder));
+  const Floats y = exponential_near_zero(without_multiples(x, shifted - splat(kRounder)));
   const Floats scaled = bits_of<Floats>(bits_of<Ints>(y) + (exponent << 23));
   const Floats low = x < splat(-87.3f) ? splat(0.0f) : scaled;
   const Floats all = x > splat(88.3f) ? splat(kInfinity) : low;

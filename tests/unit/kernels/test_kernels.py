@@ -76,6 +76,56 @@ def test_few_rows_linear(dtype: torch.dtype, seed: int, num_rows: int, half_inpu
 
 
 @SETTINGS
+@hypothesis.given(
+    strategies.sampled_from(
+        [
+            (torch.float32, torch.float32),
+            (torch.float32, torch.bfloat16),
+            (torch.float32, torch.float16),
+            (torch.bfloat16, torch.bfloat16),
+            (torch.float16, torch.float16),
+        ]
+    ),
+    SEEDS,
+    strategies.integers(0, 40) | strategies.integers(1, 700),
+    strategies.sampled_from([32, 64, 640]) | strategies.integers(1, 300).map(lambda half: 2 * half),
+    strategies.sampled_from([16, 32, 96, 320]) | strategies.integers(1, 300),
+    strategies.sampled_from([1, 3]),
+)
+def test_panel_linear(
+    dtypes: tuple[torch.dtype, torch.dtype],
+    seed: int,
+    num_rows: int,
+    num_inputs: int,
+    num_outputs: int,
+    num_threads: int,
+) -> None:
+    dtype, stored = dtypes
+    num_rows = min(num_rows, 50) if isinstance(ops, EmulatedOps) else num_rows
+    x = randn(seed, num_rows, 2 * num_inputs).to(dtype)[:, :num_inputs]
+    weight = randn(seed + 1, num_outputs, num_inputs).to(stored)
+    bias, residual = randn(seed + 2, num_outputs).to(dtype), randn(seed + 3, num_rows, num_outputs).to(dtype)
+    packed, no_bias = ops.pack_linear(weight), bias[:0]
+    size = x.double().abs() @ weight.double().abs().t() + bias.abs() + residual.abs()
+    product = x.double() @ weight.double().t()
+    torch.set_num_threads(num_threads)
+    assert_near(ops.panel_linear(x, packed, no_bias, num_outputs), product, size)
+    found = ops.panel_linear(x, packed, bias, num_outputs)
+    assert_near(found, product + bias.double(), size)
+    sums = residual.clone()
+    ops.add_panel_linear(sums, x, packed, bias)
+    assert_near(sums, product + bias.double() + residual.double(), size)
+    if num_outputs % 32 == 0:
+        gate, up = (product + bias.double()).unflatten(1, (-1, 2, 16)).unbind(2)
+        scale = size.unflatten(1, (-1, 2, 16)).prod(2).flatten(1)
+        found_gated = ops.gated_panel_linear(x, packed, bias)
+        assert_near(found_gated, (gate * torch.sigmoid(gate) * up).flatten(1), scale)
+    torch.set_num_threads(1)
+    for row in {0, num_rows // 2, num_rows - 1} if num_rows else ():
+        assert torch.equal(ops.panel_linear(x[row : row + 1], packed, bias, num_outputs)[0], found[row])
+
+
+@SETTINGS
 @hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 9), strategies.integers(1, 300))
 def test_most_likely_is_the_first_of_the_largest(dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
     x = (randn(seed, num_rows, dim) * 2).round().to(dtype)  # few different values
@@ -265,11 +315,11 @@ def test_attention(step: dict) -> None:
     torch.set_num_threads(step["num_threads"])
     for slot, (qkv, count) in enumerate(zip(whole, counts, strict=True), start=1):
         if len(qkv) > count:
-            cache.attend(qkv[:-count].clone(), [[slot, 0, len(qkv) - count, 0, 0]])
+            cache.attend(qkv[:-count].clone(), [[slot, 0, len(qkv) - count, 0]])
     ends = [qkv[-count:] for qkv, count in zip(whole, counts, strict=True)]
     firsts = [sum(counts[:i]) for i in range(len(counts))]
     sequences = [
-        [slot, first, count, length - count, 1]
+        [slot, first, count, length - count]
         for slot, (first, count, length) in enumerate(zip(firsts, counts, lengths, strict=True), start=1)
     ]
     found = cache.attend(torch.cat(ends), sequences)
@@ -281,7 +331,8 @@ def test_attention(step: dict) -> None:
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
-    x = torch.zeros(2, 6)
+    x, none = torch.zeros(2, 6), torch.zeros(0)
+    packed = torch.ops.raycore.pack_linear(torch.zeros(9, 6))
     for call, what in (
         (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(5), EPS), "a contiguous weight [D]"),
         (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(6).bfloat16(), EPS), "a weight of the dtype of x"),
@@ -294,6 +345,14 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, 1]), 7), "at most 64 of the most likely tokens"),
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0.0, 1]), 1), "contiguous token ids [R] in int64"),
         (lambda: torch.ops.raycore.few_rows_linear(x, x[:, :4]), "a contiguous weight [O, I]"),
+        (lambda: torch.ops.raycore.pack_linear(x[:, :4]), "a contiguous weight [O, I]"),
+        (lambda: torch.ops.raycore.pack_linear(x[:, :1].bfloat16()), "an even I for weights in bfloat16"),
+        (lambda: torch.ops.raycore.panel_linear(x[:, :4], packed, none, 9), "x [R, I] with contiguous rows"),
+        (lambda: torch.ops.raycore.panel_linear(x, packed, none, 17), "as many outputs as the packed weight has"),
+        (lambda: torch.ops.raycore.panel_linear(x.bfloat16(), packed, none, 9), "a weight of the dtype of x"),
+        (lambda: torch.ops.raycore.panel_linear(x, packed, x[0], 9), "a contiguous bias [O] of the dtype of x"),
+        (lambda: torch.ops.raycore.gated_panel_linear(x, packed, none), "a panel of gates for each panel"),
+        (lambda: torch.ops.raycore.add_panel_linear(x, x[:1], packed, none), "a contiguous residual [R, O]"),
     ):
         with pytest.raises(RuntimeError, match=f"raycore's kernels expect .*{re.escape(what)}"):
             call()
