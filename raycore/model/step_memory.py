@@ -58,11 +58,8 @@ def step_bytes(
     Args:
         native: whether native kernels compute attention and log probabilities. They need no scratch memory.
     """
-    if native:
-        token = _native_token_bytes(spec, tp_size, dtype)
-    else:
-        token = _token_bytes(spec, tp_size, dtype, batch_invariant)
-    layer = limits.num_tokens * (token + _expert_bytes(spec, limits, tp_size, dtype))
+    own, other = _native_token_bytes(spec, tp_size, dtype), _token_bytes(spec, tp_size, dtype, batch_invariant)
+    layer = limits.num_tokens * ((own if native else other) + _expert_bytes(spec, limits, tp_size, dtype))
     logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
     attention = 0 if native else _attention_bytes(spec, limits, tp_size, dtype, batch_invariant)

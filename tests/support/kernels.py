@@ -62,7 +62,7 @@ class EmulatedOps:
         """Also computes what `add_panel_linear` and `gated_panel_linear` compute."""
         residual = x[:0] if residual is None else residual
         shape = len(x), num_outputs // 2 if gated else num_outputs
-        sizes = [*x.shape, num_outputs, _DTYPES.index(packed.dtype), gated]
+        sizes = [*x.shape, num_outputs, _DTYPES.index(packed.dtype), int(gated)]
         return _run("panel_linear", x.dtype, sizes, shape, x.dtype, [], x, packed, bias, residual)
 
     def add_panel_linear(

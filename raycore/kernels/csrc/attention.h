@@ -63,8 +63,8 @@ inline void turn_queries(const AttentionArgs& args, T* row, int64_t position, in
     turn_head(row + query * H, norm ? norm + query * H : nullptr, args.turns + position * H, H, args.eps);
 }
 
-// The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [H, R], scaled. The order of the
-// sums is the same for every R and V.
+// The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [H, R], scaled. The sums' order
+// is the same for every R and V.
 template <typename T, int R, int V>
 inline void score(const T* keys, int64_t count, int64_t block_size, const float* q, int64_t dim, float* scores) {
   Floats sums[R][V] = {};
@@ -138,7 +138,8 @@ inline void fetch(const T* from, int64_t count) {
 
 // Adds a chunk to the results of R rows. `fetches`: the chunk is not yet in a core's cache.
 template <typename T, int R>
-void attend_chunk(const AttentionArgs& args, const KeyChunk<T>& chunk, bool fetches, QueryRows& rows, int64_t first_row) {
+void attend_chunk(const AttentionArgs& args, const KeyChunk<T>& chunk, bool fetches, QueryRows& rows,
+                  int64_t first_row) {
   const int64_t S = args.block_size, H = args.head_dim;
   // relative to the chunk: the keys that any of these rows sees, and where their blocks begin
   const int64_t begin = rows.from[first_row] > chunk.begin ? rows.from[first_row] - chunk.begin : 0;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "kernels.h"
 #include "threads.h"
@@ -257,9 +258,13 @@ void pack_linear(StackValue* stack, uint64_t, uint64_t) {
   Tensor out = empty(num_panels * kPanelOutputs, num_inputs, weight.torch_dtype());
   for_rows(num_panels, 1, threads(), [&](int64_t panel) {
     const int64_t first = panel * kPanelOutputs, begin = first * num_inputs, left = num_outputs - first;
-    if (dtype == kFloat16) pack_panel(weight.data<uint16_t>() + begin, num_inputs, left, out.data<uint16_t>() + begin);
-    else if (dtype == kFloat32) pack_panel(weight.data<uint32_t>() + begin, num_inputs, left, out.data<uint32_t>() + begin);
-    else pack_panel(weight.data<uint32_t>() + begin / 2, num_inputs / 2, left, out.data<uint32_t>() + begin / 2);
+    const auto pack = [&](auto* from, int64_t word_numbers) {
+      const int64_t offset = begin / word_numbers;
+      auto* to = out.data<std::remove_pointer_t<decltype(from)>>();
+      pack_panel(from + offset, num_inputs / word_numbers, left, to + offset);
+    };
+    if (dtype == kFloat16) pack(weight.data<uint16_t>(), 1);
+    else pack(weight.data<uint32_t>(), dtype == kFloat32 ? 1 : 2);
   });
   stack[0] = out.release();
 }

@@ -198,7 +198,8 @@ void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
   const int64_t least = kLeastCycles / panel_cycles + 1, most = kTaskSums / kPanelOutputs / rows_each / 2 * 2;
   const int64_t even_panels = num_panels * num_blocks / (kTasksEach * threads.count);
   const int64_t wanted = clamp(even_panels, least, kTaskPanels > least ? kTaskPanels : least);
-  const int64_t task_panels = ((wanted < most ? wanted : most) + 1) / 2 * 2;  // gates and what they gate, or two vectors
+  // even: gates and what they gate, or two panels at a time
+  const int64_t task_panels = ((wanted < most ? wanted : most) + 1) / 2 * 2;
   const int64_t tasks_each = (num_panels + task_panels - 1) / task_panels;
   share(num_blocks * tasks_each, threads, [&](int64_t task) {
     const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_panels;
