@@ -134,8 +134,8 @@ ASYNC_ENGINE = ENGINE.replace("LLM.get", "AsyncLLM.get")
     "source",
     [
         "print('go'); llm.generate(['1 + 2 ='] * 64, endless)",
-        "echo(llm.stream('1 + 2 =', endless))",
-        "for output in llm.stream('1 + 2 =', endless): print('go')",
+        "while True: echo(llm.stream('1 + 2 =', endless))",
+        "while True:\n    for output in llm.stream('1 + 2 =', endless): print('go')",
     ],
 )
 def test_the_stop_button_ends_a_cell_and_its_requests(kernel: Kernel, source):
