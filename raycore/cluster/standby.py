@@ -4,6 +4,9 @@ Most of a rank's start-up time goes into starting Python and importing Ray and t
 its workers, whose processes have started and imported everything, and which wait to become a rank. A standby reserves
 no cluster resources: when it replaces a rank, it uses those that the rank's placement group still holds. On the
 driver's node, the processes of a standby are stopped (SIGSTOP) while they wait, so that they use memory but no CPU.
+
+A standby imports at a low priority, so that it hardly slows down the ranks. On a busy node that takes a while, and a
+rank that is lost meanwhile is replaced sooner by new processes.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_READY_TIMEOUT_S = 60.0
+_READY_TIMEOUT_S = 300.0
 _END_TIMEOUT_S = 5.0
 
 MakeActor = Callable[[dict[str, Any]], DPEngineCoreActor]
@@ -45,7 +48,7 @@ class Standby:
     def wait_until_ready(self) -> list[int]:
         """Wait until the standby is ready, and return its process ids.
 
-        Raises RayError if the standby fails or isn't ready within 60 s.
+        Raises RayError if the standby fails or isn't ready within 300 s.
         """
         return get(self._ready_ref, timeout_s=_READY_TIMEOUT_S)
 
@@ -94,12 +97,9 @@ class Standbys:
             self._timer.start()
 
     def take(self, node_id: str) -> DPEngineCoreActor | None:
-        """Remove the standby on this node, wake it, and return its actor; None if the node has no standby.
-
-        If the standby is still starting, its actor executes new calls after it has started.
-        """
+        """Remove the standby on this node, wake it, and return its actor; None if the node has none that is ready."""
         with self._lock:
-            standby = self._ready.pop(node_id, None) or self._starting.pop(node_id, None)
+            standby = self._ready.pop(node_id, None)
         if standby is None:
             return None
         standby.wake()
@@ -133,13 +133,13 @@ class Standbys:
                 continue
             with self._lock:
                 if self._starting.pop(standby.node_id, None) is None:
-                    continue  # take() made it a rank, or close() ended it
+                    continue  # close() ended it
                 if standby.node_id == own_node:
                     standby.rest(pids)
                 self._ready[standby.node_id] = standby
 
     def _give_back(self, standby: Standby) -> bool:
-        """Remove a standby from those that are starting. Returns False if `take()` or `close()` already removed it."""
+        """Remove a standby from those that are starting. Returns False if `close()` already removed it."""
         with self._lock:
             return self._starting.pop(standby.node_id, None) is not None
 

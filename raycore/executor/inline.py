@@ -11,6 +11,7 @@ from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, WorkerFailed
 from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
+from raycore.node.niceness import run_yielding
 from raycore.node.ports import address_of, free_ports
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class
@@ -56,7 +57,7 @@ class InlineExecutor(Executor):
 
     def stand_by(self) -> None:
         """See `Executor.stand_by`."""
-        load_worker_class(self._config.parallel)
+        run_yielding(lambda: load_worker_class(self._config.parallel))
 
     def adopt(self, identity: RankIdentity) -> None:
         """See `Executor.adopt`."""

@@ -73,7 +73,7 @@ class WorkerGroup:
 
     def stand_by(self) -> None:
         """Wait until the workers' processes have started and have imported the worker class."""
-        self._prepare(time.monotonic() + self._config.executor.init_timeout_s)
+        self._prepare(time.monotonic() + self._config.executor.init_timeout_s, yields=True)
 
     def adopt(self, identity: RankIdentity) -> None:
         """Make a standby's workers those of rank `identity`."""
@@ -123,8 +123,8 @@ class WorkerGroup:
         pids = [address.pid for address in self.addresses if address.node_id == here]
         wait_until_gone(pids, EXIT_WAIT_S)
 
-    def _prepare(self, deadline_s: float) -> None:
-        self._gather([actor.preload.remote() for actor in self.actors], deadline_s)
+    def _prepare(self, deadline_s: float, yields: bool = False) -> None:
+        self._gather([actor.preload.remote(yields) for actor in self.actors], deadline_s)
         self.find()
 
     def _ranks(self) -> list[WorkerRank]:

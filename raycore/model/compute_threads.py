@@ -1,9 +1,9 @@
-"""Chooses the number of compute threads for each step on a CPU.
+"""Chooses the number of compute threads on a CPU, for each step and within long ones.
 
 A step's work is split among threads that wait for each other some hundred times. If other processes need a core, the
 thread on it makes all others wait: one busy process can make steps with a thread on every core ten times as long, but
-steps with one thread less hardly longer. So when threads have waited for a core, the next steps use fewer of them. When
-enough cores have been free for a while, they use more.
+steps with one thread less hardly longer. So when threads have waited for a core, the next layers and steps use fewer of
+them. When enough cores have been free for a while, they use more.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _FREE_CORES = 0.7
 
 
 class ComputeThreads:
-    """The compute threads of one worker's steps. Call `begin_step` and `end_step` around each step."""
+    """The compute threads of one worker's steps. Call `begin_step`, `adapt` after each layer, and `end_step`."""
 
     def __init__(self, max_threads: int = 1, *, is_fixed: bool = False) -> None:
         """`is_fixed`: use `max_threads` in every large step."""
         self.is_fixed = is_fixed
         self._max_threads = max_threads
         self._num_threads = max_threads
-        self._begun_s: float | None = None
-        """When the current step began. None if it is small, or there is none."""
+        self._noted_s: float | None = None
+        """Until when the current step was noted. None if it is small, or there is none."""
         is_adaptive = max_threads > 1 and not is_fixed
         self._controller = ThreadController(max_threads, usable_cores()) if is_adaptive else None
 
@@ -56,13 +56,22 @@ class ComputeThreads:
             return
         is_small = (num_tokens + _READ) * num_weights < _LARGE_STEP
         torch.set_num_threads(1 if is_small else self._num_threads)
-        self._begun_s = None if is_small else time.perf_counter()
+        self._noted_s = None if is_small else time.perf_counter()
+
+    def adapt(self) -> None:
+        """Set the number of threads for the rest of a step, from how it went so far. Does nothing between steps."""
+        if self._controller is None or self._noted_s is None:
+            return
+        last_s, self._noted_s = self._noted_s, time.perf_counter()
+        num_threads = self._controller.note(self._noted_s - last_s)
+        if num_threads != self._num_threads:
+            self._num_threads = num_threads
+            torch.set_num_threads(num_threads)
 
     def end_step(self) -> None:
         """Note how the step went. Does nothing if no step has begun."""
-        begun_s, self._begun_s = self._begun_s, None
-        if self._controller is not None and begun_s is not None:
-            self._num_threads = self._controller.after_step(time.perf_counter() - begun_s)
+        self.adapt()
+        self._noted_s = None
 
 
 class ThreadController:
@@ -95,9 +104,9 @@ class ThreadController:
         self._more_after_s = _MORE_AFTER_S
         self._was_raised = False
 
-    def after_step(self, step_s: float) -> int:
-        """Note a large step that took `step_s` seconds. Returns how many threads the next one uses."""
-        self._in_steps_s += step_s
+    def note(self, in_step_s: float) -> int:
+        """Note that so many seconds of a large step have passed. Returns how many threads the next ones use."""
+        self._in_steps_s += in_step_s
         if self._in_steps_s < _LOOK_AFTER_S:
             return self.num_threads
         waiting = self._new_waits_s() / self._in_steps_s

@@ -7,6 +7,8 @@ hidden size, O fused query, key and value rows, N heads, H elements of a head, V
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -55,11 +57,18 @@ class Decoder:
             self.qk_norms_NH.append(_qk_norm(spec, own, ranks.size, operations.device))
             self._layers.append(_Layer(index, spec, own, ranks, experts or SplitExperts(ranks), operations))
 
-    def forward(self, token_ids_T: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        token_ids_T: Tensor,
+        attention: Attention,
+        rows_R: Tensor | None = None,
+        after_layer: Callable[[], None] = lambda: None,
+    ) -> Tensor:
         """Run all layers. Returns the final hidden states [R, D] of the rows `rows_R` (None: of all rows)."""
         h_TD = self._embed(token_ids_T)
         for layer in self._layers[:-1]:
             h_TD = layer(h_TD, attention)
+            after_layer()
         return self._final_norm(self._layers[-1](h_TD, attention, rows_R))
 
     def check_tiles(self) -> bool:

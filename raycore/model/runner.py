@@ -118,6 +118,7 @@ class ModelRunner:
             self._to_device(step.token_ids),
             self._attention,
             None if wants_all else sampled_rows,
+            self._threads.adapt,
         )
         if wants_all:
             result.prompt_logprobs = self._report_prompts(step, hidden, last_rows)

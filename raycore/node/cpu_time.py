@@ -8,57 +8,86 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _IDLE_FIELDS = (3, 4)
 """Of a line of /proc/stat: time without work, and time that only waits for a disk."""
+_NICE_FIELD = 1
+"""Of such a line: time of processes whose niceness is above 0."""
 _LEAST_WAIT_NS = 300_000
 """A thread that wakes up waits this long at most, if a core is free. A thread that is interrupted waits for
 milliseconds."""
+_COMPUTES = 0.1
+"""A thread computes if it runs at least this share of the time that the busiest thread runs."""
+
+
+class _Times(NamedTuple):
+    """What a thread has done since it began."""
+
+    ran_ns: int
+    waited_ns: int
+    num_waits: int
 
 
 class ThreadWaits:
-    """Adds up how long the threads of this process were ready to run but had no core.
+    """Adds up how long the threads of this process that compute were ready to run but had no core.
 
-    Threads whose waits are so short on average that they only woke up aren't counted.
+    Threads that only do short work, like receiving a message, wait behind those that compute, for up to half a second.
+    That says nothing about other processes, so it isn't counted, and neither are waits so short on average that the
+    thread only woke up.
     """
 
     def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
         """`tasks`: the directory with the threads' files."""
         self._tasks = tasks
-        self._last: dict[str, tuple[int, int]] = {}
-        """By thread id: how long, in nanoseconds, and how often it has waited."""
+        self._last: dict[str, _Times] = {}
+        """By thread id."""
         self.new_s()
 
     def new_s(self) -> float:
         """Return how many seconds all threads together have waited since the last call."""
-        now: dict[str, tuple[int, int]] = {}
+        now = self._read()
+        changes = [_since(self._last.get(thread_id), times) for thread_id, times in now.items()]
+        self._last = now
+        most_ns = max((change.ran_ns for change in changes), default=0)
+        waits_ns = [
+            change.waited_ns
+            for change in changes
+            if change.ran_ns >= _COMPUTES * most_ns and change.waited_ns >= _LEAST_WAIT_NS * change.num_waits
+        ]
+        return sum(waits_ns) / 1e9
+
+    def _read(self) -> dict[str, _Times]:
+        times: dict[str, _Times] = {}
         try:
             thread_ids = os.listdir(self._tasks)
         except OSError:
-            return 0.0
+            return times
         for thread_id in thread_ids:
             try:
                 with open(f"{self._tasks}/{thread_id}/schedstat", "rb", buffering=0) as file:
-                    _, waited_ns, num_waits = file.read(64).split()
-                    now[thread_id] = int(waited_ns), int(num_waits)
-            except (OSError, ValueError):  # the thread has ended, or the kernel doesn't count
+                    times[thread_id] = _Times(*map(int, file.read(64).split()))
+            except (OSError, ValueError, TypeError):  # the thread has ended, or the kernel doesn't count
                 continue
-        total_ns = 0
-        for thread_id, (waited_ns, num_waits) in now.items():
-            last_ns, last_num = self._last.get(thread_id, (0, 0))
-            if waited_ns - last_ns >= _LEAST_WAIT_NS * (num_waits - last_num):
-                total_ns += waited_ns - last_ns
-        self._last = now
-        return total_ns / 1e9
+        return times
+
+
+def _since(last: _Times | None, now: _Times) -> _Times:
+    return now if last is None else _Times(*(new - old for new, old in zip(now, last, strict=True)))
 
 
 class OtherProcesses:
-    """Measures how many of this process's cores other processes keep busy."""
+    """Measures how many of this process's cores other processes keep busy.
+
+    Processes of a higher niceness than this one's don't count, because they hardly slow it down.
+    """
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         """`stat`: the file with the time that each core was busy."""
         self._stat = stat
+        is_nice = hasattr(os, "getpriority") and os.getpriority(os.PRIO_PROCESS, 0) > 0
+        self._free_fields = _IDLE_FIELDS if is_nice else (*_IDLE_FIELDS, _NICE_FIELD)
         self._last = self._read()
 
     def cores_used(self) -> float | None:
@@ -82,5 +111,5 @@ class OtherProcesses:
             name, *fields = line.split()
             if name in names:
                 ticks = [int(field) for field in fields[:8]]  # later ones are counted in earlier ones, too
-                busy += sum(ticks) - sum(ticks[index] for index in _IDLE_FIELDS)
+                busy += sum(ticks) - sum(ticks[index] for index in self._free_fields)
         return time.monotonic(), busy / _TICKS_PER_S, time.process_time()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from raycore.config import EngineConfig
 from raycore.logs import log_as
 from raycore.node import lifeline
+from raycore.node.niceness import run_yielding
 from raycore.node.ports import free_ports
 from raycore.ray_api import actor_class, endpoint, node_id, node_ip
 from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
@@ -55,9 +56,15 @@ class WorkerActor:
         return WorkerAddress(os.getpid(), node_id(), host, *free_ports(host, 2))
 
     @endpoint("work")
-    def preload(self) -> None:
-        """Import the worker class, which takes seconds, while other processes start."""
-        load_worker_class(self._config.parallel)
+    def preload(self, yields: bool) -> None:
+        """Import the worker class, which takes seconds, while other processes start.
+
+        With `yields`, threads that compute go before the import.
+        """
+        if yields:
+            run_yielding(lambda: load_worker_class(self._config.parallel))
+        else:
+            load_worker_class(self._config.parallel)
 
     @endpoint("work")
     def join(self, invitation: Invitation) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ class Machine:
         """A step of so many seconds. Returns how many threads the next one uses."""
         self.now_s += seconds
         self._waited_s += seconds * max(0.0, self.controller.num_threads + self.others - 4)
-        return self.controller.after_step(seconds)
+        return self.controller.note(seconds)
 
     def _new_waits_s(self) -> float:
         waited_s, self._waited_s = self._waited_s, 0.0
@@ -82,29 +84,46 @@ def test_short_steps_are_looked_at_together():
     assert [machine.step(0.04) for _ in range(3)] == [4, 4, 3]
 
 
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("torch_threads")
 def test_the_time_between_steps_does_not_count(monkeypatch: pytest.MonkeyPatch):
     noted: list[float] = []
-    monkeypatch.setattr(ThreadController, "after_step", lambda self, step_s: noted.append(step_s) or 2)
-    before = torch.get_num_threads()
-    try:
-        threads = ComputeThreads(2)
-        threads.begin_step(64, 1 << 25)
-        threads.end_step()
-        threads.end_step()  # of a step without tokens
-        threads.begin_step(1, 1 << 10)
-        threads.end_step()
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr(ThreadController, "note", lambda self, in_step_s: noted.append(in_step_s) or 2)
+    threads = ComputeThreads(2)
+    threads.begin_step(64, 1 << 25)
+    threads.end_step()
+    threads.end_step()  # of a step without tokens
+    threads.begin_step(1, 1 << 10)
+    threads.end_step()
     assert len(noted) == 1
 
 
+@pytest.mark.usefixtures("torch_threads")
+def test_a_long_step_changes_its_number_of_threads(monkeypatch: pytest.MonkeyPatch):
+    best = iter([2, 1, 1, 2])
+    monkeypatch.setattr(ThreadController, "note", lambda self, in_step_s: next(best))
+    threads = ComputeThreads(2)
+    threads.begin_step(64, 1 << 25)
+    found: list[int] = []
+    for _ in range(3):
+        threads.adapt()
+        found.append(torch.get_num_threads())
+    assert found == [2, 1, 1]
+    threads.end_step()
+    threads.begin_step(64, 1 << 25)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("torch_threads")
 def test_small_steps_use_one_thread():
-    before = torch.get_num_threads()
-    try:
-        threads = ComputeThreads(2, is_fixed=True)
-        for num_tokens, num_weights, expected in ((1, 1 << 20, 1), (64, 1 << 20, 2), (1, 1 << 25, 2), (16, 1 << 20, 1)):
-            threads.begin_step(num_tokens, num_weights)
-            assert torch.get_num_threads() == expected
-            threads.end_step()
-    finally:
-        torch.set_num_threads(before)
+    threads = ComputeThreads(2, is_fixed=True)
+    for num_tokens, num_weights, expected in ((1, 1 << 20, 1), (64, 1 << 20, 2), (1, 1 << 25, 2), (16, 1 << 20, 1)):
+        threads.begin_step(num_tokens, num_weights)
+        assert torch.get_num_threads() == expected
+        threads.end_step()

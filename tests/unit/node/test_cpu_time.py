@@ -16,21 +16,24 @@ from raycore.node.cpu_time import OtherProcesses, ThreadWaits
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 
 
-def test_waits_of_threads_are_added_up(tmp_path: Path):
-    def write(thread_id: int, waited_ms: int, num_waits: int = 7) -> None:
+def test_waits_of_threads_that_compute_are_added_up(tmp_path: Path):
+    def write(thread_id: int, ran_ms: int, waited_ms: int, num_waits: int = 7) -> None:
         (tmp_path / str(thread_id)).mkdir(exist_ok=True)
-        (tmp_path / str(thread_id) / "schedstat").write_text(f"123456 {waited_ms * 10**6} {num_waits}\n")
+        text = f"{ran_ms * 10**6} {waited_ms * 10**6} {num_waits}\n"
+        (tmp_path / str(thread_id) / "schedstat").write_text(text)
 
-    write(1, 500)
-    write(2, 300)
+    write(1, 1000, 500)
+    write(2, 1000, 300)
+    write(4, 8000, 100)
     waits = ThreadWaits(tmp_path)
     assert waits.new_s() == 0.0
-    write(1, 600)
-    write(3, 50)  # a new thread
+    write(1, 1090, 600)
+    write(3, 20, 50)  # a new thread
+    write(4, 8008, 400)  # it waited long, but hardly runs
     assert waits.new_s() == pytest.approx(0.15)
     (tmp_path / "2" / "schedstat").unlink()  # its thread has ended
-    write(3, 60)
-    write(1, 700, num_waits=2007)  # it woke up 2,000 times
+    write(3, 40, 60)
+    write(1, 1190, 700, num_waits=2007)  # it woke up 2,000 times
     assert waits.new_s() == pytest.approx(0.01)
 
 
@@ -64,8 +67,11 @@ def test_cores_of_others_are_busy_cores_without_this_process(tmp_path: Path, mon
     cores = sorted(os.sched_getaffinity(0))
     ticks = os.sysconf("SC_CLK_TCK")
 
-    def write(busy_s: float) -> None:
-        lines = ["cpu 0 0 0 0 0 0 0 0 0 0", *(f"cpu{core} {int(busy_s * ticks)} 0 0 77 8 0 0 0 5 0" for core in cores)]
+    def write(busy_s: float, nice_ticks: int = 0) -> None:
+        lines = [
+            "cpu 0 0 0 0 0 0 0 0 0 0",
+            *(f"cpu{core} {int(busy_s * ticks)} {nice_ticks} 0 77 8 0 0 0 5 0" for core in cores),
+        ]
         (tmp_path / "stat").write_text("\n".join([*lines, "cpu9999 1 2 3 4 5 6 7 8 9 10", "intr 5 6", "ctxt 7"]))
 
     now_s = iter([100.0, 102.0])
@@ -74,7 +80,7 @@ def test_cores_of_others_are_busy_cores_without_this_process(tmp_path: Path, mon
     monkeypatch.setattr("raycore.node.cpu_time.time", clock)
     write(1.0)
     others = OtherProcesses(tmp_path / "stat")
-    write(2.0)
+    write(2.0, nice_ticks=50)
     assert others.cores_used() == pytest.approx((len(cores) * 1.0 - 0.5) / 2.0)
 
 
