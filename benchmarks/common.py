@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raycore.errors import RaycoreError
@@ -71,6 +72,19 @@ def fail_next_step(llm: LLM | AsyncLLM, dp_rank: int) -> None:
     # every rank gets the call at once; this one may fail before it answers, and another one may be broken already
     with suppress(RaycoreError, RuntimeError, TimeoutError):
         llm.collective_rpc(replace_execute_model, timeout=10.0)
+
+
+def peer_on_all_cores(peer_python: str, num_workers: int) -> dict[str, str]:
+    """Return settings with which vLLM's workers share all cores, with the OpenMP runtime that it recommends.
+
+    The runtime comes from vLLM's own environment. By default vLLM leaves a core free.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    size = len(cores) // num_workers
+    shares = [cores[rank * size : (rank + 1) * size] for rank in range(num_workers)]
+    library = Path(peer_python).parent.parent / "lib" / "libiomp5.so"
+    bind = "|".join(",".join(map(str, share)) for share in shares)
+    return {"VLLM_CPU_OMP_THREADS_BIND": bind, "LD_PRELOAD": str(library)}
 
 
 def median(values: Sequence[float]) -> float:

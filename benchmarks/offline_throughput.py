@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import median, run_child, table, this_python
+from common import median, peer_on_all_cores, run_child, table, this_python
 
 from raycore.node.resources import usable_cores
 
@@ -139,7 +138,7 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
     ]
     if args.peer_python:
         dtype = args.peer_dtype or args.dtype
-        tuning = _tuning(args.peer_python, args.tensor_parallel_size)
+        tuning = peer_on_all_cores(args.peer_python, args.tensor_parallel_size)
         engines += [
             Engine("vLLM", args.peer_python, PEER, dtype, PEER_ENVIRONMENT),
             Engine("vLLM, all cores", args.peer_python, PEER, dtype, PEER_ENVIRONMENT | tuning),
@@ -213,16 +212,6 @@ def _neighbour(is_wanted: bool) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-
-
-def _tuning(peer_python: str, tp_size: int) -> dict[str, str]:
-    """Settings for vLLM on all cores, with the OpenMP runtime that it recommends, from its own environment."""
-    cores = sorted(os.sched_getaffinity(0))
-    size = len(cores) // tp_size
-    shares = [cores[rank * size : (rank + 1) * size] for rank in range(tp_size)]
-    library = Path(peer_python).parent.parent / "lib" / "libiomp5.so"
-    bind = "|".join(",".join(map(str, share)) for share in shares)
-    return {"VLLM_CPU_OMP_THREADS_BIND": bind, "LD_PRELOAD": str(library)}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""The server under concurrent streams: raycore compared with vLLM, each with two data-parallel ranks.
+"""The server under concurrent streams: raycore compared with vLLM, as installed and on all cores.
 
-Each run starts a server, warms it up, and keeps 64, then 256, then 1,000 streams running for `--seconds` each, from a
-separate client process (`stream_load.py`). Runs alternate between the engines. Both get the same checkpoint, prompts
-(random token ids), output lengths and limits. The table has medians over the runs: tokens per second, milliseconds to
-the first token (TTFT) and per further token (TPOT), errors (there must be none), and memory of all the server's
-processes at the end of each load, in MiB and relative to the middle of the load. Memory is the proportional set size,
-which counts shared memory once.
+Each run starts a server, warms it up, and keeps each number of `--streams` running for `--seconds`, from a separate
+client process (`stream_load.py`). Runs alternate between the engines, and between the numbers of data-parallel ranks in
+`--dp`. All get the same checkpoint, prompts (random token ids), output lengths and limits. On all cores, vLLM's ranks
+are bound to cores of their own and have Intel's OpenMP, as its documentation recommends.
+
+The tables have medians over the runs: tokens per second, milliseconds to the first token (TTFT) and per further token
+(TPOT), errors (there must be none), and memory of all the server's processes. Memory is the proportional set size,
+which counts shared memory once. Large mappings are counted apart: the KV cache, whose pages are touched for the first
+time under load, and large weights. `growth` is the other memory at the end of a load, relative to its middle.
 
     python benchmarks/serving.py --peer-python PEER/bin/python CHECKPOINT
 """
@@ -23,12 +26,13 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import MARK, median, table, this_python
+from common import MARK, median, peer_on_all_cores, table, this_python
 
 from raycore.demo import demo_model_path
 
@@ -45,81 +49,102 @@ PEER_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
+_MEASURES = ["tokens/s", "TTFT p50", "p99", "TPOT p50", "p99"]
 _START_TIMEOUT_S = 900.0
 _END_TIMEOUT_S = 60.0
 _WARM_UP_S = 3.0
+_LARGE = 48 << 20
+"""Bytes from which on an anonymous mapping is large."""
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """One of the compared servers."""
+
+    name: str
+    dp: int
+    command: list[str]
+    environment: Mapping[str, str]
+
+
+Medians = dict[Engine, dict[int, dict[str, float]]]
+"""By engine and number of streams: medians of the runs."""
+Results = dict[Engine, dict[int, list[dict[str, Any]]]]
+"""By engine and number of streams: what each run measured."""
 
 
 def main() -> None:
-    """Run the benchmark and print its table."""
+    """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?", default=str(demo_model_path()), help="default: the bundled model")
     parser.add_argument(
         "--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs"
     )
-    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256, 1000])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of each load")
-    parser.add_argument("--runs", type=int, default=3, help="runs per engine")
-    parser.add_argument("--dp", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=2, help="runs per engine")
+    parser.add_argument("--dp", type=int, nargs="+", default=[1, 2], help="numbers of data-parallel ranks")
     parser.add_argument("--api-server-count", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--max-num-seqs", type=int, default=256, help="limit of each rank")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--peer-dtype", default=None, help="default: as --dtype")
-    parser.add_argument(
-        "--peer-environment", nargs="*", default=[], metavar="NAME=VALUE", help="environment variables for vLLM"
-    )
     args = parser.parse_args()
-    commands = {"raycore": _our_command(args)}
-    environments: dict[str, Mapping[str, str]] = {"raycore": {}}
-    if args.peer_python:
-        commands["vLLM"] = _peer_command(args)
-        environments["vLLM"] = PEER_ENVIRONMENT | dict(each.split("=", 1) for each in args.peer_environment)
-    results: dict[str, dict[int, list[dict[str, Any]]]] = {name: defaultdict(list) for name in commands}
+    engines = list(_engines(args))
+    results: Results = {engine: defaultdict(list) for engine in engines}
     for _ in range(args.runs):
-        for name, command in commands.items():
-            with _server(command, environments[name]) as (url, pid):
+        for engine in engines:
+            with _server(engine) as (url, pid):
                 _load(url, args, min(args.streams), _WARM_UP_S)
                 for streams in args.streams:
-                    results[name][streams].append(_measure(url, pid, args, streams))
+                    found = _measure(url, pid, args, streams)
+                    results[engine][streams].append(found)
+                    print(f"{engine.name}, DP {engine.dp}, {streams} streams: {found}", file=sys.stderr, flush=True)
     print(
-        f"\n{Path(args.checkpoint).name}: DP={args.dp}, {args.api_server_count} API servers, prompts of "
+        f"\n{Path(args.checkpoint).name}: {args.api_server_count} API servers, prompts of "
         f"{args.prompt_tokens} tokens, outputs of {args.new_tokens}, at most {args.max_num_seqs} requests per rank; "
         f"{args.seconds:g} s per load, medians of {args.runs} runs, alternating; dtype {args.dtype}, vLLM's "
         f"{args.peer_dtype or args.dtype}"
     )
-    print(_as_table(results, args.streams))
-    _judge(results["raycore"])
+    medians = {engine: {n: _medians(runs) for n, runs in by_streams.items()} for engine, by_streams in results.items()}
+    print(_as_table(medians, args.streams))
+    if args.peer_python:
+        print("\nraycore's over those of the vLLM server with the most tokens per second")
+        print(_ratios(medians, args.streams, args.dp))
+    _judge({engine: by_streams for engine, by_streams in results.items() if engine.name == "raycore"})
 
 
-def _our_command(args: argparse.Namespace) -> list[str]:
-    return [this_python(), "-m", "raycore", "serve", *_shared_options(args), "--dtype", args.dtype]
+def _engines(args: argparse.Namespace) -> Iterator[Engine]:
+    for dp in args.dp:
+        options = _shared_options(args, dp)
+        ours = [this_python(), "-m", "raycore", "serve", *options, "--dtype", args.dtype]
+        yield Engine("raycore", dp, ours, {})
+        if args.peer_python:
+            vllm = str(Path(args.peer_python).parent / "vllm")
+            peers = [vllm, "serve", *options, "--dtype", args.peer_dtype or args.dtype, "--disable-log-stats"]
+            yield Engine("vLLM", dp, peers, PEER_ENVIRONMENT)
+            on_all_cores = PEER_ENVIRONMENT | peer_on_all_cores(args.peer_python, dp)
+            yield Engine("vLLM, all cores", dp, peers, on_all_cores)
 
 
-def _peer_command(args: argparse.Namespace) -> list[str]:
-    vllm = Path(args.peer_python).parent / "vllm"
-    dtype = args.peer_dtype or args.dtype
-    return [str(vllm), "serve", *_shared_options(args), "--dtype", dtype, "--disable-log-stats"]
-
-
-def _shared_options(args: argparse.Namespace) -> list[str]:
+def _shared_options(args: argparse.Namespace, dp: int) -> list[str]:
     longest = args.prompt_tokens + args.new_tokens
     return [
-        *(args.checkpoint, "--served-model-name", NAME, "--host", "127.0.0.1", "-dp", str(args.dp)),
+        *(args.checkpoint, "--served-model-name", NAME, "--host", "127.0.0.1", "-dp", str(dp)),
         *("--max-model-len", str(longest), "--max-num-seqs", str(args.max_num_seqs)),
         *("--api-server-count", str(args.api_server_count)),
     ]
 
 
 @contextmanager
-def _server(command: list[str], environment: Mapping[str, str]) -> Generator[tuple[str, int], None, None]:
+def _server(engine: Engine) -> Generator[tuple[str, int], None, None]:
     """Run a server while the context is open. Yields its URL and the pid of its first process."""
     port = _free_port()
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(
-            [*command, "--port", str(port)],
-            env={**os.environ, **environment},
+            [*engine.command, "--port", str(port)],
+            env={**os.environ, **engine.environment},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -128,7 +153,7 @@ def _server(command: list[str], environment: Mapping[str, str]) -> Generator[tup
         try:
             if not _wait_until_healthy(url, server):
                 log.seek(0)
-                raise RuntimeError(f"{' '.join(command)} didn't start:\n{log.read()[-3000:]}")
+                raise RuntimeError(f"{' '.join(engine.command)} didn't start:\n{log.read()[-3000:]}")
             yield url, server.pid
         finally:
             _end(server)
@@ -161,13 +186,13 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _measure(url: str, pid: int, args: argparse.Namespace, streams: int) -> dict[str, Any]:
-    """Run one load. Returns its report and the server's memory in MiB."""
+    """Run one load. Returns its report, and the server's memory in MiB and its growth."""
     client = _start_load(url, args, streams, args.seconds)
     time.sleep(args.seconds / 2)
-    middle = _memory_mib(pid)
+    middle, _ = _memory_mib(pid)
     time.sleep(args.seconds / 2)
-    end = _memory_mib(pid)
-    return {**_finish_load(client), "memory_middle": middle, "memory_end": end}
+    end, large = _memory_mib(pid)
+    return {**_finish_load(client), "memory": end, "large": large, "growth": end / middle}
 
 
 def _load(url: str, args: argparse.Namespace, streams: int, seconds: float) -> dict[str, Any]:
@@ -196,16 +221,25 @@ def _finish_load(client: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(reports[-1])
 
 
-def _memory_mib(pid: int) -> float:
-    """Proportional set size of a process and its descendants, in MiB."""
-    num_kib = 0
+def _memory_mib(pid: int) -> tuple[float, float]:
+    """Proportional set sizes of a process and its descendants, in MiB: without large mappings, and of those."""
+    num_kib, num_kib_of_large = 0, 0
     for each in [pid, *_descendants(pid)]:
+        is_large = False
         try:
-            rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
+            lines = Path(f"/proc/{each}/smaps").read_text().splitlines()
         except OSError:
             continue  # it has just ended
-        num_kib += sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-    return num_kib / 1024
+        for line in lines:
+            name, *fields = line.split()
+            if not name.endswith(":"):  # the line of a mapping: a range of addresses, and a path or nothing
+                first, last = (int(address, 16) for address in name.split("-"))
+                is_large = last - first >= _LARGE and len(fields) == 4
+            elif name == "Pss:" and is_large:
+                num_kib_of_large += int(fields[0])
+            elif name == "Pss:":
+                num_kib += int(fields[0])
+    return num_kib / 1024, num_kib_of_large / 1024
 
 
 def _descendants(pid: int) -> list[int]:
@@ -225,59 +259,58 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def _as_table(results: dict[str, dict[int, list[dict[str, Any]]]], streams: list[int]) -> str:
+def _as_table(medians: Medians, streams: list[int]) -> str:
     rows: list[list[object]] = [
-        ["streams", "engine", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "requests", "errors", "MiB", "growth"]
+        ["streams", "DP", "engine", *_MEASURES, "requests", "errors", "MiB", "growth", "large MiB"]
     ]
     for count in streams:
-        ours = _medians(results["raycore"][count])
-        for name, by_count in results.items():
-            values = _medians(by_count[count])
-            rows.append([count, name, *_cells(values)])
-        if "vLLM" in results:
-            peer = _medians(results["vLLM"][count])
-            ratios = [f"{ours[key] / peer[key]:.2f}" for key in ("tokens_per_s", "ttft_p50", "ttft_p99")]
-            ratios += [f"{ours[key] / peer[key]:.2f}" for key in ("tpot_p50", "tpot_p99")]
-            rows.append([count, "ratio", *ratios, "", "", f"{ours['memory_end'] / peer['memory_end']:.2f}", ""])
+        rows += [[count, engine.dp, engine.name, *_cells(by_count[count])] for engine, by_count in medians.items()]
+    return table(rows)
+
+
+def _ratios(medians: Medians, streams: list[int], dps: list[int]) -> str:
+    rows: list[list[object]] = [["streams", "raycore", "vLLM", *_MEASURES, "memory"]]
+    for count in streams:
+        for own_dp, peer_dp in [*zip(dps, dps, strict=True), *([(2, 1)] if {1, 2} <= set(dps) else [])]:
+            of_dp = {e.name: by_count[count] for e, by_count in medians.items() if e.dp == own_dp}
+            peers = {
+                e.name: by_count[count] for e, by_count in medians.items() if e.dp == peer_dp and e.name != "raycore"
+            }
+            name = max(peers, key=lambda name: peers[name]["tokens_per_s"])
+            ours, peer = of_dp["raycore"], peers[name]
+            keys = ("tokens_per_s", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "memory")
+            ratios = [f"{ours[key] / peer[key]:.2f}" for key in keys]
+            rows.append([count, f"DP {own_dp}", f"DP {peer_dp}{name.removeprefix('vLLM')}", *ratios])
     return table(rows)
 
 
 def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
-    def of(key: str) -> float:
-        return median([run[key] for run in runs])
-
-    values = {key: of(key) for key in ("tokens_per_s", "requests", "memory_middle", "memory_end")}
+    values = {key: median([run[key] for run in runs]) for key in ("tokens_per_s", "requests", "memory", "large")}
     for name in ("ttft", "tpot"):
         for part in ("p50", "p99"):
             values[f"{name}_{part}"] = median([run[f"{name}_ms"][part] for run in runs])
     values["errors"] = sum(run["errors"] for run in runs)
-    values["growth"] = max(run["memory_end"] / run["memory_middle"] for run in runs)
+    values["growth"] = max(run["growth"] for run in runs)
     return values
 
 
 def _cells(values: dict[str, float]) -> list[str]:
-    cells = [f"{values['tokens_per_s']:.0f}"]
-    cells += [f"{values[key]:.0f}" for key in ("ttft_p50", "ttft_p99")]
-    cells += [f"{values[key]:.1f}" for key in ("tpot_p50", "tpot_p99")]
-    return [
-        *cells,
-        f"{values['requests']:.0f}",
-        f"{values['errors']:.0f}",
-        f"{values['memory_end']:.0f}",
-        f"{values['growth']:.3f}",
-    ]
+    digits = {"tokens_per_s": 0, "ttft_p50": 0, "ttft_p99": 0, "tpot_p50": 1, "tpot_p99": 1}
+    digits |= {"requests": 0, "errors": 0, "memory": 0, "growth": 3, "large": 0}
+    return [f"{values[key]:.{num_digits}f}" for key, num_digits in digits.items()]
 
 
-def _judge(by_streams: dict[int, list[dict[str, Any]]]) -> None:
+def _judge(results: Results) -> None:
     """Print errors and leaks, and exit with status 1 if there are any."""
     missed: list[str] = []
-    for streams, runs in by_streams.items():
-        values = _medians(runs)
-        if values["errors"]:
-            first = next(run["first_errors"] for run in runs if run["first_errors"])
-            missed.append(f"{values['errors']:.0f} errors with {streams} streams: {first}")
-        if values["growth"] > MOST_GROWTH:
-            missed.append(f"memory grew by {values['growth']:.3f} within a load of {streams} streams")
+    for engine, by_streams in results.items():
+        for streams, runs in by_streams.items():
+            values, load = _medians(runs), f"with {streams} streams at DP {engine.dp}"
+            if values["errors"]:
+                first = next(run["first_errors"] for run in runs if run["first_errors"])
+                missed.append(f"{values['errors']:.0f} errors {load}: {first}")
+            if values["growth"] > MOST_GROWTH:
+                missed.append(f"memory grew by {values['growth']:.3f} {load}")
     print("no errors, no leak" if not missed else "MISSED: " + "; ".join(missed))
     if missed:
         sys.exit(1)
