@@ -26,14 +26,14 @@ _READ = 10
 _LOOK_AFTER_S = 0.1
 """Time in large steps, after which the threads' waiting is looked at."""
 _TOO_MUCH_WAITING = 0.3
-"""Threads. If so many wait on average, there are too many of them.
+"""Of the maximum number of threads. If more wait on average, there are too many of them.
 
 With a half of the threads, twice as many may wait. So of two engines on a node, the one with more threads gives up one.
 """
 _MORE_AFTER_S = 0.5
 _MORE_AFTER_AT_MOST_S = 16.0
 """How long cores must have been free before there are more threads. Doubles each time this was a mistake."""
-_FREE_CORES = 0.7
+_FREE_CORES = 0.6
 """Cores that must be free for another thread."""
 
 
@@ -112,7 +112,8 @@ class ThreadController:
         waiting = self._new_waits_s() / self._in_steps_s
         self._in_steps_s = 0.0
         unchanged_s = self._clock() - self._changed_s
-        if waiting > _TOO_MUCH_WAITING * self._max_threads / self.num_threads:
+        # of two threads, both stand still while one waits: one alone is faster if that is half of the time
+        if waiting > max(1.0, _TOO_MUCH_WAITING * self._max_threads) / self.num_threads:
             if self._was_raised and unchanged_s < self._more_after_s:
                 self._more_after_s = min(2 * self._more_after_s, _MORE_AFTER_AT_MOST_S)
             self._change(-1)
