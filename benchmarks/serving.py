@@ -7,8 +7,8 @@ are bound to cores of their own and have Intel's OpenMP, as its documentation re
 
 The tables have medians over the runs: tokens per second, milliseconds to the first token (TTFT) and per further token
 (TPOT), errors (there must be none), and memory of all the server's processes. Memory is the proportional set size,
-which counts shared memory once. Large mappings are counted apart: the KV cache, whose pages are touched for the first
-time under load, and large weights. `growth` is the other memory at the end of a load, relative to its middle.
+which counts shared memory once. `growth` is the memory at the end of a load, relative to its middle, without raycore's
+KV cache, whose pages are touched for the first time under load.
 
     python benchmarks/serving.py --peer-python PEER/bin/python CHECKPOINT
 """
@@ -53,8 +53,8 @@ _MEASURES = ["tokens/s", "TTFT p50", "p99", "TPOT p50", "p99"]
 _START_TIMEOUT_S = 900.0
 _END_TIMEOUT_S = 60.0
 _WARM_UP_S = 3.0
-_LARGE = 48 << 20
-"""Bytes from which on an anonymous mapping is large."""
+_HUGE_PAGES = "hg"
+"""Marks the mappings of raycore's KV caches: no other memory asks for huge pages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,10 +189,11 @@ def _measure(url: str, pid: int, args: argparse.Namespace, streams: int) -> dict
     """Run one load. Returns its report, and the server's memory in MiB and its growth."""
     client = _start_load(url, args, streams, args.seconds)
     time.sleep(args.seconds / 2)
-    middle, _ = _memory_mib(pid)
+    middle, middle_cache = _memory_mib(pid)
     time.sleep(args.seconds / 2)
-    end, large = _memory_mib(pid)
-    return {**_finish_load(client), "memory": end, "large": large, "growth": end / middle}
+    end, cache = _memory_mib(pid)
+    growth = (end - cache) / (middle - middle_cache)
+    return {**_finish_load(client), "memory": end, "cache": cache, "growth": growth}
 
 
 def _load(url: str, args: argparse.Namespace, streams: int, seconds: float) -> dict[str, Any]:
@@ -222,24 +223,22 @@ def _finish_load(client: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _memory_mib(pid: int) -> tuple[float, float]:
-    """Proportional set sizes of a process and its descendants, in MiB: without large mappings, and of those."""
-    num_kib, num_kib_of_large = 0, 0
+    """Proportional set size of a process and its descendants, in MiB: of everything, and of raycore's KV caches."""
+    num_kib, num_kib_of_caches = 0, 0
     for each in [pid, *_descendants(pid)]:
-        is_large = False
         try:
             lines = Path(f"/proc/{each}/smaps").read_text().splitlines()
         except OSError:
             continue  # it has just ended
+        of_mapping = 0
         for line in lines:
-            name, *fields = line.split()
-            if not name.endswith(":"):  # the line of a mapping: a range of addresses, and a path or nothing
-                first, last = (int(address, 16) for address in name.split("-"))
-                is_large = last - first >= _LARGE and len(fields) == 4
-            elif name == "Pss:" and is_large:
-                num_kib_of_large += int(fields[0])
-            elif name == "Pss:":
-                num_kib += int(fields[0])
-    return num_kib / 1024, num_kib_of_large / 1024
+            name, *values = line.split()
+            if name == "Pss:":
+                of_mapping = int(values[0])
+                num_kib += of_mapping
+            elif name == "VmFlags:" and _HUGE_PAGES in values:
+                num_kib_of_caches += of_mapping
+    return num_kib / 1024, num_kib_of_caches / 1024
 
 
 def _descendants(pid: int) -> list[int]:
@@ -261,7 +260,7 @@ def _descendants(pid: int) -> list[int]:
 
 def _as_table(medians: Medians, streams: list[int]) -> str:
     rows: list[list[object]] = [
-        ["streams", "DP", "engine", *_MEASURES, "requests", "errors", "MiB", "growth", "large MiB"]
+        ["streams", "DP", "engine", *_MEASURES, "requests", "errors", "MiB", "growth", "cache MiB"]
     ]
     for count in streams:
         rows += [[count, engine.dp, engine.name, *_cells(by_count[count])] for engine, by_count in medians.items()]
@@ -285,7 +284,7 @@ def _ratios(medians: Medians, streams: list[int], dps: list[int]) -> str:
 
 
 def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
-    values = {key: median([run[key] for run in runs]) for key in ("tokens_per_s", "requests", "memory", "large")}
+    values = {key: median([run[key] for run in runs]) for key in ("tokens_per_s", "requests", "memory", "cache")}
     for name in ("ttft", "tpot"):
         for part in ("p50", "p99"):
             values[f"{name}_{part}"] = median([run[f"{name}_ms"][part] for run in runs])
@@ -296,7 +295,7 @@ def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 def _cells(values: dict[str, float]) -> list[str]:
     digits = {"tokens_per_s": 0, "ttft_p50": 0, "ttft_p99": 0, "tpot_p50": 1, "tpot_p99": 1}
-    digits |= {"requests": 0, "errors": 0, "memory": 0, "growth": 3, "large": 0}
+    digits |= {"requests": 0, "errors": 0, "memory": 0, "growth": 3, "cache": 0}
     return [f"{values[key]:.{num_digits}f}" for key, num_digits in digits.items()]
 
 

@@ -8,6 +8,7 @@ zero: uninitialized memory could contain NaN, and the product would be NaN.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -77,5 +78,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
             "lower num_gpu_blocks_override or kv_cache_memory_bytes"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
