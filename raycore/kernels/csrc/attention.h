@@ -21,6 +21,8 @@ constexpr int64_t kRowStride = kMaxChunk + kWidth;  // a block's last vector may
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int kBlocksTogether = 4;  // whose values are added up in registers
 constexpr int kGroupRows = kWidth == 16 ? 8 : 6;  // whose sums fit in the registers
+constexpr int kScoreVectors = kWidth == 4 ? 4 : 2;  // enough sums to hide their latency
+constexpr int kSliceVectors = 2;                    // of values that all rows of a task share
 constexpr int64_t kMinTaskRows = 32, kMaxTaskRows = 128, kMaxTaskNumbers = kMaxTaskRows * 136;
 constexpr int64_t kPreparedTokens = 16;  // of a task; their keys and values fit in a core's cache
 
@@ -119,6 +121,7 @@ inline void weigh(const Block<T>* blocks, int64_t block_size, int64_t first, int
 struct QueryRows {
   alignas(64) float q[kMaxTaskNumbers];     // of each group of R rows: [H, R]
   alignas(64) float sums[kMaxTaskNumbers];  // [rows, stride]
+  alignas(64) float weights[kMaxTaskRows * kRowStride];  // of a chunk's keys; first their scores
   float highest[kMaxTaskRows], total[kMaxTaskRows];
   int64_t from[kMaxTaskRows], to[kMaxTaskRows];
   int64_t stride;
@@ -136,72 +139,176 @@ inline void fetch(const T* from, int64_t count) {
   for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
 }
 
-// Adds a chunk to the results of R rows. `fetches`: the chunk is not yet in a core's cache.
-template <typename T, int R>
-void attend_chunk(const AttentionArgs& args, const KeyChunk<T>& chunk, bool fetches, QueryRows& rows,
-                  int64_t first_row) {
-  const int64_t S = args.block_size, H = args.head_dim;
-  // relative to the chunk: the keys that any of these rows sees, and where their blocks begin
-  const int64_t begin = rows.from[first_row] > chunk.begin ? rows.from[first_row] - chunk.begin : 0;
-  const int64_t seen = rows.to[first_row + R - 1], end = (seen < chunk.end ? seen : chunk.end) - chunk.begin;
-  if (begin >= end) return;
-  const int64_t first = begin / S * S, num_blocks = (end - first + S - 1) / S;
-  const Block<T>* blocks = chunk.blocks + first / S;
-  alignas(64) float weights[R * kRowStride];
-  // enough sums to hide their latency, few enough for the registers
-  constexpr int V = kWidth == 4 ? 4 : 2, W = kWidth == 8 ? (R <= 3 ? 4 : 2) : R <= 3 ? 8 : R <= 6 ? 4 : 2;
-  for (int64_t i = 0; i < num_blocks; i++) {
-    if (fetches) fetch(i + 1 < num_blocks ? blocks[i + 1].keys : blocks[0].values, S * H);
-    float* scores = weights + first + i * S;
-    const T* keys = blocks[i].keys;
-    const float* q = rows.q + first_row * rows.stride;
-    int64_t s = 0;
-    for (; s + V * kWidth <= S; s += V * kWidth) score<T, R, V>(keys + s * kPair<T>, kWidth, S, q, H, scores + s);
-    for (; s < S; s += kWidth) score<T, R, 1>(keys + s * kPair<T>, S - s, S, q, H, scores + s);
+// The keys of a chunk that some adjacent rows see: `begin` to `end`, relative to the chunk. Their blocks begin at
+// `first`.
+struct SeenKeys {
+  int64_t first, begin, end;
+  SeenKeys(const QueryRows& rows, int64_t first_row, int64_t last_row, int64_t chunk_begin, int64_t chunk_end,
+           int64_t block_size) {
+    begin = rows.from[first_row] > chunk_begin ? rows.from[first_row] - chunk_begin : 0;
+    const int64_t seen = rows.to[last_row - 1];
+    end = (seen < chunk_end ? seen : chunk_end) - chunk_begin;
+    first = begin / block_size * block_size;
   }
+};
+
+// Turns a row's scores into weights, and scales its sums accordingly.
+inline void weigh_keys(QueryRows& rows, int64_t row, int64_t chunk_begin, const SeenKeys& seen, int64_t dim) {
+  float* scores = rows.weights + row * kRowStride;
   // vectors begin at multiples of kWidth, so that a key's weight is always added in the same lane
-  const int64_t low = first / kWidth * kWidth;
-  for (int r = 0; r < R; r++) {
-    const int64_t row = first_row + r;
-    float* scores = weights + r * kRowStride;
-    const int64_t from = rows.from[row] - chunk.begin > first ? rows.from[row] - chunk.begin : first;
-    const int64_t to = rows.to[row] - chunk.begin < end ? rows.to[row] - chunk.begin : end;
-    for (int64_t i = low; i < from && i < end; i++) scores[i] = -kInfinity;
-    for (int64_t i = to > low ? to : low; i < end + kWidth; i++) scores[i] = -kInfinity;
-    Floats top = splat(rows.highest[row]);
-    for (int64_t i = low; i < end; i += kWidth) top = maximum(load(scores + i), top);
-    const float highest = maximum(top);
-    const Floats shift = splat(highest == -kInfinity ? 0.0f : highest);
-    Floats total = {};
-    for (int64_t i = low; i < end; i += kWidth) {
-      const Floats weight = power_of_two(load(scores + i) - shift);
-      store(scores + i, weight);
-      total += weight;
-    }
-    const Floats kept = power_of_two(splat(rows.highest[row]) - shift);  // 0 before the first key
-    rows.total[row] = rows.total[row] * kept[0] + sum(total);
-    rows.highest[row] = highest;
-    float* sums = rows.sums + row * rows.stride;
-    for (int64_t i = 0; i < H; i += kWidth) store(sums + i, load(sums + i) * kept);
+  const int64_t low = seen.first / kWidth * kWidth, end = seen.end;
+  const int64_t from = rows.from[row] - chunk_begin > seen.first ? rows.from[row] - chunk_begin : seen.first;
+  const int64_t to = rows.to[row] - chunk_begin < end ? rows.to[row] - chunk_begin : end;
+  for (int64_t i = low; i < from && i < end; i++) scores[i] = -kInfinity;
+  for (int64_t i = to > low ? to : low; i < end + kWidth; i++) scores[i] = -kInfinity;
+  Floats top = splat(rows.highest[row]);
+  for (int64_t i = low; i < end; i += kWidth) top = maximum(load(scores + i), top);
+  const float highest = maximum(top);
+  const Floats shift = splat(highest == -kInfinity ? 0.0f : highest);
+  Floats total = {};
+  for (int64_t i = low; i < end; i += kWidth) {
+    const Floats weight = power_of_two(load(scores + i) - shift);
+    store(scores + i, weight);
+    total += weight;
   }
+  const Floats kept = power_of_two(splat(rows.highest[row]) - shift);  // 0 before the first key
+  rows.total[row] = rows.total[row] * kept[0] + sum(total);
+  rows.highest[row] = highest;
+  float* sums = rows.sums + row * rows.stride;
+  for (int64_t i = 0; i < dim; i += kWidth) store(sums + i, load(sums + i) * kept);
+}
+
+// Adds a chunk to the results of the only R rows of a task.
+template <typename T, int R>
+void attend_few_rows(const AttentionArgs& args, const KeyChunk<T>& chunk, QueryRows& rows) {
+  const int64_t S = args.block_size, H = args.head_dim;
+  const SeenKeys seen(rows, 0, R, chunk.begin, chunk.end, S);
+  if (seen.begin >= seen.end) return;
+  const int64_t num_blocks = (seen.end - seen.first + S - 1) / S;
+  const Block<T>* blocks = chunk.blocks + seen.first / S;
+  constexpr int V = kScoreVectors, W = kWidth == 8 ? (R <= 3 ? 4 : 2) : R <= 3 ? 8 : R <= 6 ? 4 : 2;
+  for (int64_t i = 0; i < num_blocks; i++) {
+    fetch(i + 1 < num_blocks ? blocks[i + 1].keys : blocks[0].values, S * H);
+    float* scores = rows.weights + seen.first + i * S;
+    const T* keys = blocks[i].keys;
+    int64_t s = 0;
+    for (; s + V * kWidth <= S; s += V * kWidth) score<T, R, V>(keys + s * kPair<T>, kWidth, S, rows.q, H, scores + s);
+    for (; s < S; s += kWidth) score<T, R, 1>(keys + s * kPair<T>, S - s, S, rows.q, H, scores + s);
+  }
+  for (int row = 0; row < R; row++) weigh_keys(rows, row, chunk.begin, seen, H);
   for (int64_t i = 0; i < num_blocks; i += kBlocksTogether) {
-    for (int64_t next = i + kBlocksTogether; fetches && next < i + 2 * kBlocksTogether && next < num_blocks; next++)
+    for (int64_t next = i + kBlocksTogether; next < i + 2 * kBlocksTogether && next < num_blocks; next++)
       fetch(blocks[next].values, S * H);
-    const int64_t key = first + i * S, count = end - key < kBlocksTogether * S ? end - key : kBlocksTogether * S;
-    float* sums = rows.sums + first_row * rows.stride;
+    const int64_t key = seen.first + i * S, left = seen.end - key;
+    const int64_t count = left < kBlocksTogether * S ? left : kBlocksTogether * S;
     int64_t h = 0;
     for (; h + W * kWidth <= H; h += W * kWidth)
-      weigh<T, R, W>(blocks + i, S, h, kWidth, H, weights + key, count, sums, rows.stride);
+      weigh<T, R, W>(blocks + i, S, h, kWidth, H, rows.weights + key, count, rows.sums, rows.stride);
     for (; h < H; h += kWidth)
-      weigh<T, R, 1>(blocks + i, S, h, H - h, H, weights + key, count, sums, rows.stride);
+      weigh<T, R, 1>(blocks + i, S, h, H - h, H, rows.weights + key, count, rows.sums, rows.stride);
   }
 }
 
 template <typename T, int R = kGroupRows>
-inline void attend_some_rows(const AttentionArgs& args, const KeyChunk<T>& chunk, bool fetches, QueryRows& rows,
-                             int64_t first_row, int64_t num_rows) {
-  if (num_rows >= R) attend_chunk<T, R>(args, chunk, fetches, rows, first_row);
-  else if constexpr (R > 1) attend_some_rows<T, R - 1>(args, chunk, fetches, rows, first_row, num_rows);
+inline void attend_up_to(int64_t num_rows, const AttentionArgs& args, const KeyChunk<T>& chunk, QueryRows& rows) {
+  if (num_rows == R) attend_few_rows<T, R>(args, chunk, rows);
+  else if constexpr (R > 1) attend_up_to<T, R - 1>(num_rows, args, chunk, rows);
+}
+
+// Calls function(R, first row) for groups of R rows: as many as fit in the registers, and the rest.
+template <int R = kGroupRows, typename Function>
+inline void for_groups(int64_t num_rows, const Function& function, int64_t row = 0) {
+  for (; row + R <= num_rows; row += R) function(std::integral_constant<int, R>(), row);
+  if constexpr (R > 1)
+    if (row < num_rows) for_groups<R - 1>(num_rows, function, row);
+}
+
+// The scores of a task's rows for up to V vectors of a block's keys, which begin at `first` of the chunk.
+template <typename T, int V>
+inline void score_task(const T* keys, int64_t count, int64_t first, const AttentionArgs& args,
+                       const KeyChunk<T>& chunk, QueryRows& rows, int64_t num_rows) {
+  const int64_t H = args.head_dim;
+  alignas(64) float wide[kPair<T> == 1 ? 1 : kMaxHeadDim * V * kWidth];
+  if constexpr (kPair<T> == 2)
+    for (int64_t i = 0; i < H; i += 2)
+      for (int v = 0; v < V; v++) {
+        Floats even, odd;
+        widen(keys + i * args.block_size + 2 * v * kWidth, count, even, odd);
+        store(wide + (i * V + v) * kWidth, even);
+        store(wide + ((i + 1) * V + v) * kWidth, odd);
+      }
+  for_groups(num_rows, [&](auto group_rows, int64_t row) {
+    constexpr int R = decltype(group_rows)::value;
+    const SeenKeys seen(rows, row, row + R, chunk.begin, chunk.end, args.block_size);
+    if (first + V * kWidth <= seen.first || first >= seen.end) return;
+    const float* q = rows.q + row * rows.stride;
+    float* scores = rows.weights + row * kRowStride + first;
+    if constexpr (kPair<T> == 1) score<T, R, V>(keys, count, args.block_size, q, H, scores);
+    else score<float, R, V>(wide, kWidth, V * kWidth, q, H, scores);
+  });
+}
+
+// Adds a slice of a chunk's values to the sums of a task's rows: V vectors from `h` on, of which the first `width`
+// numbers count.
+template <typename T, int V>
+inline void weigh_task(int64_t h, int64_t width, const AttentionArgs& args, const KeyChunk<T>& chunk, QueryRows& rows,
+                       int64_t num_rows, const SeenKeys& seen_by_any) {
+  const int64_t S = args.block_size, H = args.head_dim;
+  alignas(64) float slice[kMaxChunk * V * kWidth];  // [keys, V vectors], side by side: a core's first cache holds them
+  for (int64_t key = seen_by_any.first; key < seen_by_any.end; key += kPair<T>) {
+    const T* values = chunk.blocks[key / S].values + key % S * H + h * kPair<T>;
+    for (int v = 0; v < V; v++) {
+      float* to = slice + (key * V + v) * kWidth;
+      if constexpr (kPair<T> == 1) {
+        store(to, load_up_to(values + v * kWidth, width));
+      } else {
+        Floats even, odd;
+        widen(values + 2 * v * kWidth, width, even, odd);
+        store(to, even);
+        if (key + 1 < kMaxChunk) store(to + V * kWidth, odd);
+      }
+    }
+  }
+  for_groups(num_rows, [&](auto group_rows, int64_t row) {
+    constexpr int R = decltype(group_rows)::value;
+    const SeenKeys seen(rows, row, row + R, chunk.begin, chunk.end, S);
+    const float* weights = rows.weights + row * kRowStride;
+    float* out = rows.sums + row * rows.stride + h;
+    Floats sums[R][V];
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) sums[r][v] = load(out + r * rows.stride + v * kWidth);
+    for (int64_t key = seen.first; key < seen.end; key++)
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++)
+          sums[r][v] += load(slice + (key * V + v) * kWidth) * splat(weights[r * kRowStride + key]);
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) store(out + r * rows.stride + v * kWidth, sums[r][v]);
+  });
+}
+
+// Adds a chunk to the results of many rows: keys and values are read, and widened, once for all of them.
+template <typename T>
+void attend_many_rows(const AttentionArgs& args, const KeyChunk<T>& chunk, QueryRows& rows, int64_t num_rows) {
+  const int64_t S = args.block_size, H = args.head_dim;
+  constexpr int V = kScoreVectors, W = kSliceVectors;
+  const SeenKeys seen_by_any(rows, 0, num_rows, chunk.begin, chunk.end, S);
+  for (int64_t first = seen_by_any.first; first < seen_by_any.end; first += S) {
+    const T* keys = chunk.blocks[first / S].keys;
+    int64_t s = 0;
+    for (; s + V * kWidth <= S; s += V * kWidth)
+      score_task<T, V>(keys + s * kPair<T>, kWidth, first + s, args, chunk, rows, num_rows);
+    for (; s < S; s += kWidth)
+      score_task<T, 1>(keys + s * kPair<T>, S - s, first + s, args, chunk, rows, num_rows);
+  }
+  for_groups(num_rows, [&](auto group_rows, int64_t row) {
+    constexpr int R = decltype(group_rows)::value;
+    const SeenKeys seen(rows, row, row + R, chunk.begin, chunk.end, S);
+    if (seen.begin < seen.end)
+      for (int r = 0; r < R; r++) weigh_keys(rows, row + r, chunk.begin, seen, H);
+  });
+  int64_t h = 0;
+  for (; h + W * kWidth <= H; h += W * kWidth) weigh_task<T, W>(h, kWidth, args, chunk, rows, num_rows, seen_by_any);
+  for (; h < H; h += kWidth) weigh_task<T, 1>(h, H - h, args, chunk, rows, num_rows, seen_by_any);
 }
 
 // Results of `num_rows` rows of one sequence and key-value head. Row i is query i % G of the sequence's token i / G.
@@ -237,8 +344,8 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     chunk.end = chunk.begin + size < end ? chunk.begin + size : end;
     for (int64_t key = chunk.begin; key < chunk.end; key += S)
       chunk.blocks[(key - chunk.begin) / S] = block_of<T>(args, table, head, key);
-    for (int64_t row = 0; row < num_rows; row += kGroupRows)
-      attend_some_rows<T>(args, chunk, row == 0, rows, row, num_rows - row);
+    if (num_rows <= kGroupRows) attend_up_to<T>(num_rows, args, chunk, rows);
+    else attend_many_rows<T>(args, chunk, rows, num_rows);
   }
   for (int64_t row = 0; row < num_rows; row++) {
     T* out = static_cast<T*>(args.out) + place(row, N);
