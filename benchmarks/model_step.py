@@ -2,8 +2,9 @@
 
 Prints a table for each checkpoint: a decode step with 1, 16 and 64 sequences that have 190 tokens each, and a step that
 computes a prompt of 2,048 tokens. The worker runs in this process, without Ray and without an engine around it. The
-linear layers have random weights of the same shapes and dtype. They are timed as they are and packed by oneDNN, and the
-faster of the two counts. Steps and linear layers alternate, so that both see the same machine; the times are medians.
+linear layers have random weights of the same shapes and dtype, and random inputs. They are timed as they are and packed
+by oneDNN, and the faster of the two counts. Steps and linear layers alternate, so that both see the same machine; the
+times are medians.
 
     python benchmarks/model_step.py CHECKPOINT [CHECKPOINT ...]
 """
@@ -69,6 +70,8 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
 def _compare(step: Callable[[], None], linears: Sequence[_Linears], num_rows: int, num_timings: int) -> list[str]:
     step_s: list[float] = []
     linears_s: list[list[float]] = [[] for _ in linears]
+    for each in linears:
+        each.prepare(num_rows)
     for index in range(num_timings + 2):
         times = [_seconds(step), *(_seconds(partial(each, num_rows)) for each in linears)]
         if index >= 2:  # the first ones warm up
@@ -94,15 +97,20 @@ class _Linears:
         fused = num_heads + 2 * spec.num_kv_heads * spec.head_dim
         shapes = [(fused, dim), (dim, num_heads), (2 * inner, dim), (dim, inner)] * spec.num_layers
         self._dtype = dtype
-        self._inputs = sorted({dim, num_heads, inner})
+        self._sizes = {dim, num_heads, inner}
+        self._inputs: dict[int, dict[int, Tensor]] = {}  # by the number of rows, then of inputs
         self._layers = [(self._weight(*shape), shape[1]) for shape in shapes]
         self._head = (self._weight(spec.vocab_size, dim), dim)
         num_weights = sum(o * i for o, i in shapes) + spec.vocab_size * dim
         self.num_bytes = num_weights * dtype.itemsize
 
+    def prepare(self, num_rows: int) -> None:
+        """Make inputs for `num_rows` rows, which is not timed."""
+        self._inputs[num_rows] = {size: torch.randn(num_rows, size, dtype=self._dtype) for size in self._sizes}
+
     @torch.inference_mode()
     def __call__(self, num_rows: int) -> None:
-        inputs = {size: torch.zeros(num_rows, size, dtype=self._dtype) for size in self._inputs}
+        inputs = self._inputs[num_rows]
         for weight, size in self._layers:
             self._apply(inputs[size], weight)
         weight, size = self._head

@@ -355,10 +355,15 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
   }
 }
 
+// How many rows fit in a task, as whole groups of them.
+inline int64_t fitting_rows(int64_t head_dim) {
+  const int64_t fitting = kMaxTaskNumbers / (head_dim + kWidth);
+  return (fitting < kMaxTaskRows ? fitting : kMaxTaskRows) / kGroupRows * kGroupRows;
+}
+
 template <typename T>
 void attend_rows(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t row, int64_t last_row) {
-  const int64_t fitting = kMaxTaskNumbers / (args.head_dim + kWidth) / kGroupRows * kGroupRows;
-  const int64_t most = fitting < kMaxTaskRows ? fitting : kMaxTaskRows;
+  const int64_t most = fitting_rows(args.head_dim);
   for (; row < last_row; row += most)
     attend_query_rows<T>(args, sequence, head, row, last_row - row < most ? last_row - row : most);
 }
@@ -385,8 +390,9 @@ void share_tokens(const AttentionArgs& args, int64_t num_heads, int64_t task_tok
   });
 }
 
+// `most_rows`: of an attention task.
 template <typename T>
-void attention(const AttentionArgs& args, const Threads& threads, Attend attend) {
+void attention(const AttentionArgs& args, const Threads& threads, Attend attend, int64_t most_rows) {
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim;
   // Rotates a token's key and the queries that share it. Stores key and value.
   const auto prepare = [&](const Sequence& sequence, int64_t token, int64_t head) {
@@ -419,7 +425,7 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend)
       for (int64_t head = 0; head < K; head++) prepare(sequence, token, head);
   });
   const int64_t even_rows = num_rows / (kTasksEach * threads.count) / kMinTaskRows * kMinTaskRows;
-  const int64_t rows = clamp(even_rows, kMinTaskRows, kMaxTaskRows);
+  const int64_t rows = clamp(even_rows, kMinTaskRows, most_rows) / kGroupRows * kGroupRows;
   share_tokens(args, K, G < rows ? rows / G : 1, threads,
                [&](const Sequence& sequence, int64_t head, int64_t first, int64_t last) {
                  attend(args, sequence, head, first * G, last * G);
@@ -428,7 +434,7 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend)
 
 template <typename T>
 void attention(const AttentionArgs& args, const Threads& threads) {
-  attention<T>(args, threads, attend_rows<T>);
+  attention<T>(args, threads, attend_rows<T>, fitting_rows(args.head_dim));
 }
 
 }  // namespace

@@ -174,7 +174,7 @@ void attend_tiles(const AttentionArgs& args, const Sequence& sequence, int64_t h
 template <class Products>
 void tile_attention(const AttentionArgs& args, const Threads& threads) {
   if (args.head_dim % 32 || args.block_size % kTileKeys) attention<BFloat16>(args, threads);
-  else attention<BFloat16>(args, threads, attend_tiles<Products>);
+  else attention<BFloat16>(args, threads, attend_tiles<Products>, kMaxTaskRows);
 }
 
 // Calls function(integral_constant<count>) for a count of 1 to R.
