@@ -35,6 +35,8 @@ _MORE_AFTER_AT_MOST_S = 16.0
 """How long cores must have been free before there are more threads. Doubles each time this was a mistake."""
 _FREE_CORES = 0.6
 """Cores that must be free for another thread."""
+_PAUSE_S = 0.01
+"""If no step ran for so long, it doesn't matter what other processes did meanwhile."""
 
 
 class ComputeThreads:
@@ -47,6 +49,7 @@ class ComputeThreads:
         self._num_threads = max_threads
         self._noted_s: float | None = None
         """Until when the current step was noted. None if it is small, or there is none."""
+        self._ended_s = 0.0
         is_adaptive = max_threads > 1 and not is_fixed
         self._controller = ThreadController(max_threads, usable_cores()) if is_adaptive else None
 
@@ -57,6 +60,8 @@ class ComputeThreads:
         is_small = (num_tokens + _READ) * num_weights < _LARGE_STEP
         torch.set_num_threads(1 if is_small else self._num_threads)
         self._noted_s = None if is_small else time.perf_counter()
+        if self._controller is not None and self._noted_s is not None and self._noted_s - self._ended_s > _PAUSE_S:
+            self._controller.resume()
 
     def adapt(self) -> None:
         """Set the number of threads for the rest of a step, from how it went so far. Does nothing between steps."""
@@ -71,7 +76,8 @@ class ComputeThreads:
     def end_step(self) -> None:
         """Note how the step went. Does nothing if no step has begun."""
         self.adapt()
-        self._noted_s = None
+        if self._noted_s is not None:
+            self._ended_s, self._noted_s = self._noted_s, None
 
 
 class ThreadController:
@@ -125,6 +131,11 @@ class ThreadController:
         elif unchanged_s >= _MORE_AFTER_AT_MOST_S:
             self._more_after_s = _MORE_AFTER_S
         return self.num_threads
+
+    def resume(self) -> None:
+        """Ignore which cores other processes have used until now, because no step ran meanwhile."""
+        if self.num_threads < self._max_threads:
+            self._cores_used_by_others()
 
     def _change(self, by: int) -> None:
         self.num_threads = max(1, self.num_threads + by)

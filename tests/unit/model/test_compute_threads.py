@@ -71,6 +71,27 @@ def test_threads_are_added_less_and_less_often_where_that_was_a_mistake():
     assert counts[-50:].count(4) <= 1
 
 
+def test_what_others_do_between_steps_does_not_count():
+    waited_s, used, now_s = 0.2, 0.0, 0.0
+
+    def cores_used() -> float:
+        nonlocal used
+        since, used = used, 0.0
+        return since
+
+    controller = ThreadController(
+        2, 2, new_waits_s=lambda: waited_s, cores_used_by_others=cores_used, clock=lambda: now_s
+    )
+    assert controller.note(0.2) == 1
+    waited_s = 0.0
+    for _ in range(5):
+        used, now_s = 2.0, now_s + 1.0
+        assert controller.note(0.2) == 1
+    used, now_s = 2.0, now_s + 1.0
+    controller.resume()
+    assert controller.note(0.2) == 2
+
+
 def test_nothing_is_added_where_the_use_of_cores_is_not_known():
     machine = Machine(others=1.0, is_known=False)
     for _ in range(10):
@@ -102,6 +123,19 @@ def test_the_time_between_steps_does_not_count(monkeypatch: pytest.MonkeyPatch):
     threads.begin_step(1, 1 << 10)
     threads.end_step()
     assert len(noted) == 1
+
+
+@pytest.mark.usefixtures("torch_threads")
+def test_steps_resume_after_a_pause(monkeypatch: pytest.MonkeyPatch):
+    now_s, resumed_s = 100.0, list[float]()
+    monkeypatch.setattr("raycore.model.compute_threads.time.perf_counter", lambda: now_s)
+    monkeypatch.setattr(ThreadController, "resume", lambda self: resumed_s.append(now_s))
+    threads = ComputeThreads(2)
+    for passed_s in (0.0, 0.001, 1.0):
+        now_s += passed_s
+        threads.begin_step(64, 1 << 25)
+        threads.end_step()
+    assert resumed_s == [100.0, now_s]
 
 
 @pytest.mark.usefixtures("torch_threads")
