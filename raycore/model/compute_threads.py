@@ -16,13 +16,13 @@ import torch
 from raycore.node.cpu_time import OtherProcesses, ThreadWaits
 from raycore.node.resources import usable_cores
 
-_LARGE_STEP = 1 << 26
-"""Steps with at least this many multiplications (about 1 ms on one core) use several threads.
+_LARGE_STEP = 1 << 25
+"""Steps with at least this many multiplications (about half a millisecond on one core) use several threads.
 
 In smaller steps, it costs more time to start and join the threads than they save.
 """
 _READ = 10
-"""Reading a weight from memory takes as long as so many multiplications."""
+"""Reading a number from memory takes as long as so many multiplications."""
 _LOOK_AFTER_S = 0.1
 """Time in large steps, after which the threads' waiting is looked at."""
 _TOO_MUCH_WAITING = 0.3
@@ -53,11 +53,14 @@ class ComputeThreads:
         is_adaptive = max_threads > 1 and not is_fixed
         self._controller = ThreadController(max_threads, usable_cores()) if is_adaptive else None
 
-    def begin_step(self, num_tokens: int, num_weights: int) -> None:
-        """Set the number of threads for a step, in which each weight is multiplied with something of each token."""
+    def begin_step(self, num_tokens: int, num_weights: int, num_cached: int = 0) -> None:
+        """Set the number of threads for a step.
+
+        Each weight is multiplied with something of each token. `num_cached`: how many numbers of the KV cache are read.
+        """
         if self._max_threads == 1:
             return
-        is_small = (num_tokens + _READ) * num_weights < _LARGE_STEP
+        is_small = (num_tokens + _READ) * num_weights + _READ * num_cached < _LARGE_STEP
         torch.set_num_threads(1 if is_small else self._num_threads)
         self._noted_s = None if is_small else time.perf_counter()
         if self._controller is not None and self._noted_s is not None and self._noted_s - self._ended_s > _PAUSE_S:

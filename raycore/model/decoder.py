@@ -49,6 +49,8 @@ class Decoder:
         self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
         self.num_weights = weights.lm_head_VD.numel() + sum(_num_weights(spec, layer) for layer in weights.layers)
         """Number of multiplications for one token, without those of attention."""
+        self.num_key_value_numbers = spec.num_layers * 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
+        """How many numbers one token's keys and values have in all layers."""
         self.qk_norms_NH: list[Tensor | None] = []
         """By layer: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
         self._layers: list[_Layer] = []

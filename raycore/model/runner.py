@@ -107,7 +107,8 @@ class ModelRunner:
 
         Adds prompt logprobs to `result`.
         """
-        self._choose_threads(len(step.token_ids) if self._experts is None else self._experts.num_tokens)
+        num_tokens = len(step.token_ids) if self._experts is None else self._experts.num_tokens
+        self._choose_threads(num_tokens, num_keys=int(step.starts.sum() + step.counts.sum()))
         self._attention.begin(step, self._batch.block_tables)
         last_rows = step.last_rows
         wants_all = self._wants_all_rows(step)
@@ -130,10 +131,12 @@ class ModelRunner:
         """Whether a request in the step asked for prompt logprobs."""
         return bool(self._prompt_logprobs) and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
 
-    def _choose_threads(self, num_tokens: int) -> None:
+    def _choose_threads(self, num_tokens: int, num_keys: int = 0) -> None:
+        """`num_keys`: how many tokens' keys and values attention reads in each layer."""
         if self._threads.is_fixed:
-            num_tokens = TILE_ROWS  # every step uses the same number of threads
-        self._threads.begin_step(num_tokens, self._decoder.num_weights)
+            num_tokens, num_keys = TILE_ROWS, 0  # every step uses the same number of threads
+        num_cached = num_keys * self._decoder.num_key_value_numbers
+        self._threads.begin_step(num_tokens, self._decoder.num_weights, num_cached)
 
     def _report_prompts(self, step: StepInputs, hidden_TD: Tensor, last_rows: NDArray[np.int64]) -> _PromptLogprobs:
         """Return the logprobs of those prompt tokens that follow a token computed in this step."""

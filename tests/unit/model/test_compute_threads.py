@@ -157,7 +157,13 @@ def test_a_long_step_changes_its_number_of_threads(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("torch_threads")
 def test_small_steps_use_one_thread():
     threads = ComputeThreads(2, is_fixed=True)
-    for num_tokens, num_weights, expected in ((1, 1 << 20, 1), (64, 1 << 20, 2), (1, 1 << 25, 2), (16, 1 << 20, 1)):
-        threads.begin_step(num_tokens, num_weights)
+    for num_tokens, num_weights, num_cached, expected in (
+        (1, 1 << 20, 0, 1),
+        (64, 1 << 20, 0, 2),
+        (1, 1 << 25, 0, 2),
+        (16, 1 << 20, 1 << 18, 1),
+        (16, 1 << 20, 1 << 22, 2),
+    ):
+        threads.begin_step(num_tokens, num_weights, num_cached)
         assert torch.get_num_threads() == expected
         threads.end_step()
