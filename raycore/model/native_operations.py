@@ -70,8 +70,8 @@ def _is_native(weight_OI: Tensor) -> bool:
     """Whether the native kernels multiply with this weight at least as fast as oneDNN does."""
     if weight_OI.dtype == torch.float32:
         return True
-    is_for_amx = weight_OI.dtype == torch.bfloat16 and kernels.load() == "amx"
-    return weight_OI.shape[1] % 2 == 0 and (is_for_amx or not can_pack(weight_OI.dtype))
+    has_instructions = weight_OI.dtype == torch.bfloat16 and kernels.load() in ("avx512_bf16", "amx")
+    return weight_OI.shape[1] % 2 == 0 and (has_instructions or not can_pack(weight_OI.dtype))
 
 
 def _pack(weight_OI: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 #if defined(__x86_64__)
 #define RAYCORE_WIDTH 16
+#define RAYCORE_BF16_PAIRS  // GCC 12 does not define its own macros for this pragma
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,f16c,amx-tile,amx-bf16")
 #include "linear.h"
 #include "panel_linear.h"

@@ -1,8 +1,8 @@
 // A linear layer whose weight is packed in panels of 16 outputs.
 //
 // A weight may be stored in fewer bits than the rows have. Then it is widened as it is read, so that results are the
-// same as with the wide weight. A row's result depends only on that row: its products are added up in the order of the
-// inputs.
+// same as with the wide weight. If the processor multiplies pairs of bfloat16, these are multiplied as they are stored. A
+// row's result depends only on that row: its products are added up in the order of the inputs.
 
 #pragma once
 
@@ -19,68 +19,94 @@ using namespace raycore;
 constexpr int kPanelRows = kWidth == 16 ? 12 : 6;
 constexpr int kGroupPanels = kWidth == 16 ? 2 : 1;
 constexpr int kVectors = kPanelOutputs / kWidth;       // of a panel
-constexpr int64_t kInnerBlock = 256 / kGroupPanels;    // inputs, whose weights stay in a core's first cache
-constexpr int64_t kTaskSums = 240 * 4 * kPanelOutputs;
-constexpr int64_t kTaskPanels = 8;                     // or more, if a task would take less time than kLeastCycles
+constexpr int64_t kTaskPanels = 32;                    // or more, if a task would take less time than kLeastCycles
 constexpr int64_t kLeastCycles = 20000;                // about 10 us, which makes another thread worth it
 
 template <typename T>
 constexpr bool kIsFloat = std::is_same<T, float>::value;
 
-// Rows whose inputs stay in a core's second cache. Rows that aren't float32 are copied to the stack.
+#ifdef RAYCORE_BF16_PAIRS
+template <typename T>
+constexpr bool kMultipliesPairs = std::is_same<T, BFloat16>::value;
+#else
+template <typename T>
+constexpr bool kMultipliesPairs = false;
+#endif
+
+// The type in which rows are multiplied. Rows that aren't float32 are copied to the stack.
 template <typename X>
-constexpr int64_t kMaxBlockRows = kIsFloat<X> ? 240 : 96;
+using Factor = std::conditional_t<kMultipliesPairs<X>, X, float>;
+
+// Inputs, whose weights stay in a core's first cache.
+template <typename X>
+constexpr int64_t kInnerBlock = kMultipliesPairs<X> ? 768 : 256 / kGroupPanels;
+
+// Rows whose inputs stay in a core's second cache.
+template <typename X>
+constexpr int64_t kMaxBlockRows = kIsFloat<X> ? 240 : kMultipliesPairs<X> ? 120 : 96;
+
+template <typename X>
+constexpr int64_t kTaskSums = (kMultipliesPairs<X> ? 120 * 32 : 240 * 4) * kPanelOutputs;
 
 // Some rows' products with a block of inputs of up to kGroupPanels panels.
+template <typename X>
 struct PanelBlock {
-  const float* x;
+  const Factor<X>* x;
   float* sums;
   const char* next;  // what is read after this block, in as many panels; it is fetched meanwhile
   int64_t num_rows, num_inputs, x_stride, sums_stride, next_stride;
+  bool is_first;     // there are no sums yet
 };
 
-template <typename W, int P, int R>
-void add_products(const PanelBlock& block, int64_t row, const W* weight, int64_t panel_size, const char* next,
+template <typename X, typename W, int P, int R>
+void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int64_t panel_size, const char* next,
                   int64_t next_step) {
   constexpr int V = P * kVectors;
-  const float* x = block.x + row * block.x_stride;
+  const int64_t x_stride = kIsFloat<X> ? block.x_stride : kInnerBlock<X>;
+  const Factor<X>* x = block.x + row * x_stride;
   float* sums = block.sums + row * block.sums_stride;
   Floats own[R][V];
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) own[r][v] = load(sums + r * block.sums_stride + v * kWidth);
+    for (int v = 0; v < V; v++) own[r][v] = block.is_first ? Floats{} : load(sums + r * block.sums_stride + v * kWidth);
   for (int64_t i = 0; i < block.num_inputs; i += kPair<W>, next += next_step) {
     Floats first[V], second[V];
     for (int v = 0; v < V; v++) {
       const W* from = weight + v / kVectors * panel_size + i * kPanelOutputs + v % kVectors * kPair<W> * kWidth;
       if (v % kVectors == 0) __builtin_prefetch(next + v / kVectors * block.next_stride);
-      if constexpr (kPair<W> == 2) widen(from, kWidth, first[v], second[v]);
+      if constexpr (kMultipliesPairs<X>) std::memcpy(&first[v], from, sizeof(Floats));
+      else if constexpr (kPair<W> == 2) widen(from, kWidth, first[v], second[v]);
       else first[v] = load(from);
     }
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) own[r][v] += first[v] * splat(x[r * block.x_stride + i]);
-    if constexpr (kPair<W> == 2)
+    if constexpr (kMultipliesPairs<X>) {
       for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) own[r][v] += second[v] * splat(x[r * block.x_stride + i + 1]);
+        for (int v = 0; v < V; v++) own[r][v] = add_pairs(own[r][v], first[v], x + r * x_stride + i);
+    } else {
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) own[r][v] += first[v] * splat(x[r * x_stride + i]);
+      if constexpr (kPair<W> == 2)
+        for (int r = 0; r < R; r++)
+          for (int v = 0; v < V; v++) own[r][v] += second[v] * splat(x[r * x_stride + i + 1]);
+    }
   }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) store(sums + r * block.sums_stride + v * kWidth, own[r][v]);
 }
 
-template <typename W, int P, int R = kPanelRows>
-inline void add_some_products(int64_t num_rows, const PanelBlock& block, int64_t row, const W* weight,
+template <typename X, typename W, int P, int R = kPanelRows>
+inline void add_some_products(int64_t num_rows, const PanelBlock<X>& block, int64_t row, const W* weight,
                               int64_t panel_size, const char* next, int64_t next_step) {
-  if (num_rows >= R) add_products<W, P, R>(block, row, weight, panel_size, next, next_step);
-  else if constexpr (R > 1) add_some_products<W, P, R - 1>(num_rows, block, row, weight, panel_size, next, next_step);
+  if (num_rows >= R) add_products<X, W, P, R>(block, row, weight, panel_size, next, next_step);
+  else if constexpr (R > 1) add_some_products<X, W, P, R - 1>(num_rows, block, row, weight, panel_size, next, next_step);
 }
 
 // Adds all products of a block. `next_bytes`: what is to be fetched of each panel for one input.
-template <typename W, int P>
-void add_block(const PanelBlock& block, const W* weight, int64_t panel_size, int64_t next_bytes) {
+template <typename X, typename W, int P>
+void add_block(const PanelBlock<X>& block, const W* weight, int64_t panel_size, int64_t next_bytes) {
   const int64_t num_groups = (block.num_rows + kPanelRows - 1) / kPanelRows;
   const int64_t next_step = (next_bytes * kPair<W> + num_groups - 1) / num_groups;
   const char* next = block.next;
   for (int64_t row = 0; row < block.num_rows; row += kPanelRows) {
-    add_some_products<W, P>(block.num_rows - row, block, row, weight, panel_size, next, next_step);
+    add_some_products<X, W, P>(block.num_rows - row, block, row, weight, panel_size, next, next_step);
     next += block.num_inputs / kPair<W> * next_step;
   }
 }
@@ -103,17 +129,18 @@ void widen_panel(const W* panel, int64_t num_inputs, float* to) {
     }
 }
 
-template <typename W, int P>
-void add_panels(const PanelBlock& block, const W* weight, int64_t panel_size) {
-  if constexpr (!kIsFloat<W>)
+template <typename X, typename W, int P>
+void add_panels(const PanelBlock<X>& block, const W* weight, int64_t panel_size) {
+  if constexpr (!kIsFloat<W> && !kMultipliesPairs<X>)
     if (block.num_rows > kPanelRows) {  // widened once for all groups of rows
-      alignas(64) float wide[P * kInnerBlock * kPanelOutputs];
+      constexpr int64_t wide_size = kInnerBlock<X> * kPanelOutputs;
+      alignas(64) float wide[P * wide_size];
       for (int p = 0; p < P; p++)
-        widen_panel(weight + p * panel_size, block.num_inputs, wide + p * kInnerBlock * kPanelOutputs);
-      add_block<float, P>(block, wide, kInnerBlock * kPanelOutputs, kPanelOutputs * sizeof(W));
+        widen_panel(weight + p * panel_size, block.num_inputs, wide + p * wide_size);
+      add_block<X, float, P>(block, wide, wide_size, kPanelOutputs * sizeof(W));
       return;
     }
-  add_block<W, P>(block, weight, panel_size, kPanelOutputs * sizeof(W));
+  add_block<X, W, P>(block, weight, panel_size, kPanelOutputs * sizeof(W));
 }
 
 // Stores a row's results for some panels, with bias and residual, or gated.
@@ -141,6 +168,13 @@ void store_results(const PanelLinearArgs& args, int64_t row, int64_t first_panel
   }
 }
 
+// Copies some inputs of a row, as what they are multiplied as.
+template <typename X>
+void copy_inputs(const X* from, int64_t count, Factor<X>* to) {
+  if constexpr (kMultipliesPairs<X>) std::memcpy(to, from, count * sizeof(X));
+  else for (int64_t i = 0; i < count; i += kWidth) store(to + i, load_up_to(from + i, count - i));
+}
+
 // Computes the results of some rows for some panels.
 template <typename X, typename W>
 void multiply_panels(const PanelLinearArgs& args, int64_t first_row, int64_t last_row, int64_t first_panel,
@@ -149,35 +183,33 @@ void multiply_panels(const PanelLinearArgs& args, int64_t first_row, int64_t las
   const int64_t width = (last_panel - first_panel) * kPanelOutputs;
   const X* rows = static_cast<const X*>(args.x) + first_row * args.x_stride;
   const W* packed = static_cast<const W*>(args.packed);
-  alignas(64) float sums[kTaskSums];
-  alignas(64) float copy[kIsFloat<X> ? 1 : kMaxBlockRows<X> * kInnerBlock];
-  std::memset(sums, 0, num_rows * width * sizeof(float));
-  for (int64_t i = 0; i < I; i += kInnerBlock) {
-    PanelBlock block;
+  alignas(64) float sums[kTaskSums<X>];
+  alignas(64) Factor<X> copy[kIsFloat<X> ? 1 : kMaxBlockRows<X> * kInnerBlock<X>];
+  for (int64_t i = 0; i < I; i += kInnerBlock<X>) {
+    PanelBlock<X> block;
     block.num_rows = num_rows;
-    block.num_inputs = I - i < kInnerBlock ? I - i : kInnerBlock;
+    block.is_first = i == 0;
+    block.num_inputs = I - i < kInnerBlock<X> ? I - i : kInnerBlock<X>;
     if constexpr (kIsFloat<X>) {
       block.x = rows + i;
       block.x_stride = args.x_stride;
     } else {
       for (int64_t row = 0; row < num_rows; row++)
-        for (int64_t j = 0; j < block.num_inputs; j += kWidth)
-          store(copy + row * kInnerBlock + j, load_up_to(rows + row * args.x_stride + i + j, block.num_inputs - j));
+        copy_inputs(rows + row * args.x_stride + i, block.num_inputs, copy + row * kInnerBlock<X>);
       block.x = copy;
-      block.x_stride = kInnerBlock;
     }
     block.sums_stride = width;
     block.next_stride = panel_size * sizeof(W);
     for (int64_t panel = first_panel; panel < last_panel; panel += kGroupPanels) {
       const W* weight = packed + panel * panel_size + i * kPanelOutputs;
-      const bool is_last = panel + kGroupPanels >= last_panel, is_end = i + kInnerBlock >= I;
+      const bool is_last = panel + kGroupPanels >= last_panel, is_end = i + kInnerBlock<X> >= I;
       block.next = reinterpret_cast<const char*>(!is_last ? weight + kGroupPanels * panel_size
                                                  : is_end ? packed + last_panel * panel_size
                                                           : packed + first_panel * panel_size +
-                                                                (i + kInnerBlock) * kPanelOutputs);
+                                                                (i + kInnerBlock<X>) * kPanelOutputs);
       block.sums = sums + (panel - first_panel) * kPanelOutputs;
-      if (panel + kGroupPanels <= last_panel) add_panels<W, kGroupPanels>(block, weight, panel_size);
-      else add_panels<W, 1>(block, weight, panel_size);
+      if (panel + kGroupPanels <= last_panel) add_panels<X, W, kGroupPanels>(block, weight, panel_size);
+      else add_panels<X, W, 1>(block, weight, panel_size);
     }
   }
   for (int64_t row = 0; row < num_rows; row++)
@@ -195,7 +227,7 @@ void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
   const int64_t rows_each = args.num_rows < block_rows ? args.num_rows : block_rows;
   // two products in a cycle, or 8 bytes of the weight
   const int64_t panel_cycles = args.num_inputs * (rows_each * kVectors / 2 + 2 * int64_t(sizeof(W)));
-  const int64_t least = kLeastCycles / panel_cycles + 1, most = kTaskSums / kPanelOutputs / rows_each / 2 * 2;
+  const int64_t least = kLeastCycles / panel_cycles + 1, most = kTaskSums<X> / kPanelOutputs / rows_each / 2 * 2;
   const int64_t even_panels = num_panels * num_blocks / (kTasksEach * threads.count);
   const int64_t wanted = clamp(even_panels, least, kTaskPanels > least ? kTaskPanels : least);
   // even: gates and what they gate, or two panels at a time

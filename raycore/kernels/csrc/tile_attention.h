@@ -242,15 +242,10 @@ class DotProducts {
   static void add_products(const BFloat16* a, int64_t a_stride, int64_t num_pairs, const BFloat16* const* columns,
                            int64_t column_stride, Floats (&sums)[R][V]) {
     for (int64_t i = 0; i < num_pairs; i++) {
-      __m512i b[V];
-      for (int v = 0; v < V; v++) b[v] = _mm512_loadu_si512(columns[v] + i * column_stride);
-      for (int r = 0; r < R; r++) {
-        int32_t pair;
-        std::memcpy(&pair, a + r * a_stride + 2 * i, sizeof(pair));
-        const __m512i pairs = _mm512_set1_epi32(pair);
-        for (int v = 0; v < V; v++)
-          sums[r][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][v], (__m512bh)pairs, (__m512bh)b[v]);
-      }
+      Floats b[V];
+      for (int v = 0; v < V; v++) std::memcpy(&b[v], columns[v] + i * column_stride, sizeof(b[v]));
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) sums[r][v] = add_pairs(sums[r][v], b[v], a + r * a_stride + 2 * i);
     }
   }
 

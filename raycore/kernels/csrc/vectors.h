@@ -60,7 +60,7 @@ inline void store(float* to, Floats x) {
   std::memcpy(to, &x, sizeof(x));
 }
 
-#ifdef __AVX512BF16__
+#ifdef RAYCORE_BF16_PAIRS
 inline void store(BFloat16* to, Floats x) {
   _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
 }
@@ -139,6 +139,15 @@ inline void widen(const BFloat16* from, int64_t count, Floats& first, Floats& se
   first = bits_of<Floats>(pairs << 16);
   second = bits_of<Floats>(pairs & 0xffff0000u);
 }
+
+#ifdef RAYCORE_BF16_PAIRS
+// `sums` plus each lane's products: of a pair in `pairs` with the pair at `from`, which is the same for all lanes.
+inline Floats add_pairs(Floats sums, Floats pairs, const BFloat16* from) {
+  uint32_t pair;
+  std::memcpy(&pair, from, sizeof(pair));
+  return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)pairs, (__m512bh)(Words{} + pair));
+}
+#endif
 
 typedef float Quad __attribute__((vector_size(16)));
 
