@@ -1,8 +1,8 @@
 // A linear layer whose weight is packed in panels of 16 outputs.
 //
 // A weight may be stored in fewer bits than the rows have. Then it is widened as it is read, so that results are the
-// same as with the wide weight. If the processor multiplies pairs of bfloat16, these are multiplied as they are stored. A
-// row's result depends only on that row: its products are added up in the order of the inputs.
+// same as with the wide weight. Rows in 16 bits are widened, too, except in bfloat16 on processors that multiply its
+// pairs. A row's result depends only on that row: its products are added up in the order of the inputs.
 
 #pragma once
 
@@ -19,31 +19,35 @@ using namespace raycore;
 constexpr int kPanelRows = kWidth == 16 ? 12 : 6;
 constexpr int kGroupPanels = kWidth == 16 ? 2 : 1;
 constexpr int kVectors = kPanelOutputs / kWidth;       // of a panel
-constexpr int64_t kTaskPanels = 32;                    // or more, if a task would take less time than kLeastCycles
 constexpr int64_t kLeastCycles = 20000;                // about 10 us, which makes another thread worth it
 
 template <typename T>
 constexpr bool kIsFloat = std::is_same<T, float>::value;
 
 #ifdef RAYCORE_BF16_PAIRS
-template <typename T>
-constexpr bool kMultipliesPairs = std::is_same<T, BFloat16>::value;
+template <typename X>
+constexpr bool kMultipliesPairs = std::is_same<X, BFloat16>::value;
 #else
-template <typename T>
+template <typename X>
 constexpr bool kMultipliesPairs = false;
 #endif
 
-// The type in which rows are multiplied. Rows that aren't float32 are copied to the stack.
+// The type in which rows of type X are multiplied. Rows that aren't float32 are copied to the stack.
 template <typename X>
 using Factor = std::conditional_t<kMultipliesPairs<X>, X, float>;
 
-// Inputs, whose weights stay in a core's first cache.
+// Inputs after which sums are stored. Pairs are so fast that this takes a notable time; of other types, the weights of
+// so many inputs stay in a core's first cache.
 template <typename X>
 constexpr int64_t kInnerBlock = kMultipliesPairs<X> ? 768 : 256 / kGroupPanels;
 
 // Rows whose inputs stay in a core's second cache.
 template <typename X>
-constexpr int64_t kMaxBlockRows = kIsFloat<X> ? 240 : kMultipliesPairs<X> ? 120 : 96;
+constexpr int64_t kMaxBlockRows = kMultipliesPairs<X> ? 120 : kIsFloat<X> ? 240 : 96;
+
+// Panels of a task, which share a copy of the rows. There are more if a task would take less time than kLeastCycles.
+template <typename X>
+constexpr int64_t kTaskPanels = kMultipliesPairs<X> ? 32 : 8;
 
 template <typename X>
 constexpr int64_t kTaskSums = (kMultipliesPairs<X> ? 120 * 32 : 240 * 4) * kPanelOutputs;
@@ -67,7 +71,8 @@ void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int6
   float* sums = block.sums + row * block.sums_stride;
   Floats own[R][V];
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) own[r][v] = block.is_first ? Floats{} : load(sums + r * block.sums_stride + v * kWidth);
+    for (int v = 0; v < V; v++)
+      own[r][v] = block.is_first ? Floats{} : load(sums + r * block.sums_stride + v * kWidth);
   for (int64_t i = 0; i < block.num_inputs; i += kPair<W>, next += next_step) {
     Floats first[V], second[V];
     for (int v = 0; v < V; v++) {
@@ -168,7 +173,7 @@ void store_results(const PanelLinearArgs& args, int64_t row, int64_t first_panel
   }
 }
 
-// Copies some inputs of a row, as what they are multiplied as.
+// Copies some inputs of a row in the type in which they are multiplied.
 template <typename X>
 void copy_inputs(const X* from, int64_t count, Factor<X>* to) {
   if constexpr (kMultipliesPairs<X>) std::memcpy(to, from, count * sizeof(X));
@@ -229,7 +234,7 @@ void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
   const int64_t panel_cycles = args.num_inputs * (rows_each * kVectors / 2 + 2 * int64_t(sizeof(W)));
   const int64_t least = kLeastCycles / panel_cycles + 1, most = kTaskSums<X> / kPanelOutputs / rows_each / 2 * 2;
   const int64_t even_panels = num_panels * num_blocks / (kTasksEach * threads.count);
-  const int64_t wanted = clamp(even_panels, least, kTaskPanels > least ? kTaskPanels : least);
+  const int64_t wanted = clamp(even_panels, least, kTaskPanels<X> > least ? kTaskPanels<X> : least);
   // even: gates and what they gate, or two panels at a time
   const int64_t task_panels = ((wanted < most ? wanted : most) + 1) / 2 * 2;
   const int64_t tasks_each = (num_panels + task_panels - 1) / task_panels;
