@@ -67,7 +67,7 @@ def test_the_loop_runs_while_an_engine_starts_on_it():
             return num_ticks, await answer(llm)
 
     num_ticks, text = asyncio.run(start_and_count())
-    assert num_ticks > 20
+    assert num_ticks > 5  # of some 10 ms; a start takes a few tenths of a second or more
     assert text == " 85"
     eventually(lambda: not live_groups())
 

@@ -86,9 +86,12 @@ def test_a_rank_that_dies_takes_its_group_along_and_no_request(ray_cluster, chec
     path, _ = checkpoints["mixtral"]
     shape = {"data_parallel_size": 2, "enable_expert_parallel": True, "step_timeout_s": 5.0}
     with LLM(path, **shape, **mode, **OPTIONS) as llm:
+        tokens(llm, prompts() * 2, LONG)  # the first requests after a start take longer
+        started = time.monotonic()
         expected = tokens(llm, prompts() * 2, LONG)
+        elapsed_s = time.monotonic() - started
         before = [info.pid for info in llm.engine_infos]
-        timer = threading.Timer(0.3, os.kill, [before[1], signal.SIGKILL])
+        timer = threading.Timer(elapsed_s / 2, os.kill, [before[1], signal.SIGKILL])
         timer.start()
         assert tokens(llm, prompts() * 2, LONG) == expected
         timer.join()

@@ -100,8 +100,10 @@ void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int6
 template <typename X, typename W, int P, int R = kPanelRows>
 inline void add_some_products(int64_t num_rows, const PanelBlock<X>& block, int64_t row, const W* weight,
                               int64_t panel_size, const char* next, int64_t next_step) {
-  if (num_rows >= R) add_products<X, W, P, R>(block, row, weight, panel_size, next, next_step);
-  else if constexpr (R > 1) add_some_products<X, W, P, R - 1>(num_rows, block, row, weight, panel_size, next, next_step);
+  if (num_rows >= R)
+    add_products<X, W, P, R>(block, row, weight, panel_size, next, next_step);
+  else if constexpr (R > 1)
+    add_some_products<X, W, P, R - 1>(num_rows, block, row, weight, panel_size, next, next_step);
 }
 
 // Adds all products of a block. `next_bytes`: what is to be fetched of each panel for one input.
