@@ -32,7 +32,7 @@ template <typename X>
 constexpr bool kMultipliesPairs = false;
 #endif
 
-// The type in which rows of type X are multiplied. Rows that aren't float32 are copied to the stack.
+// The type in which rows of type X are multiplied.
 template <typename X>
 using Factor = std::conditional_t<kMultipliesPairs<X>, X, float>;
 
@@ -66,8 +66,7 @@ template <typename X, typename W, int P, int R>
 void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int64_t panel_size, const char* next,
                   int64_t next_step) {
   constexpr int V = P * kVectors;
-  const int64_t x_stride = kIsFloat<X> ? block.x_stride : kInnerBlock<X>;
-  const Factor<X>* x = block.x + row * x_stride;
+  const Factor<X>* x = block.x + row * block.x_stride;
   float* sums = block.sums + row * block.sums_stride;
   Floats own[R][V];
   for (int r = 0; r < R; r++)
@@ -84,13 +83,13 @@ void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int6
     }
     if constexpr (kMultipliesPairs<X>) {
       for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) own[r][v] = add_pairs(own[r][v], first[v], x + r * x_stride + i);
+        for (int v = 0; v < V; v++) own[r][v] = add_pairs(own[r][v], first[v], x + r * block.x_stride + i);
     } else {
       for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) own[r][v] += first[v] * splat(x[r * x_stride + i]);
+        for (int v = 0; v < V; v++) own[r][v] += first[v] * splat(x[r * block.x_stride + i]);
       if constexpr (kPair<W> == 2)
         for (int r = 0; r < R; r++)
-          for (int v = 0; v < V; v++) own[r][v] += second[v] * splat(x[r * x_stride + i + 1]);
+          for (int v = 0; v < V; v++) own[r][v] += second[v] * splat(x[r * block.x_stride + i + 1]);
     }
   }
   for (int r = 0; r < R; r++)
@@ -175,6 +174,14 @@ void store_results(const PanelLinearArgs& args, int64_t row, int64_t first_panel
   }
 }
 
+// Whether rows are copied before they are multiplied: to change their type, or because so many rows, all a multiple of
+// 4 KB apart, don't stay in a core's first cache. Few panels aren't worth the copy.
+template <typename X>
+constexpr bool is_copied(int64_t x_stride, int64_t num_panels) {
+  if (kMultipliesPairs<X>) return x_stride * sizeof(X) % 4096 == 0 && num_panels >= 8;
+  return !kIsFloat<X>;
+}
+
 // Copies some inputs of a row in the type in which they are multiplied.
 template <typename X>
 void copy_inputs(const X* from, int64_t count, Factor<X>* to) {
@@ -197,13 +204,14 @@ void multiply_panels(const PanelLinearArgs& args, int64_t first_row, int64_t las
     block.num_rows = num_rows;
     block.is_first = i == 0;
     block.num_inputs = I - i < kInnerBlock<X> ? I - i : kInnerBlock<X>;
-    if constexpr (kIsFloat<X>) {
-      block.x = rows + i;
-      block.x_stride = args.x_stride;
-    } else {
+    if (is_copied<X>(args.x_stride, last_panel - first_panel)) {
       for (int64_t row = 0; row < num_rows; row++)
         copy_inputs(rows + row * args.x_stride + i, block.num_inputs, copy + row * kInnerBlock<X>);
       block.x = copy;
+      block.x_stride = kInnerBlock<X>;
+    } else if constexpr (std::is_same<X, Factor<X>>::value) {
+      block.x = rows + i;
+      block.x_stride = args.x_stride;
     }
     block.sums_stride = width;
     block.next_stride = panel_size * sizeof(W);
