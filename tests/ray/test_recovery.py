@@ -8,12 +8,12 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from engine_probe import standby_pids
+from faults import raise_in_step, signal_in_step
 from number_formats import BATCH_INVARIANT, DTYPE
 
 from raycore import (
@@ -61,15 +61,6 @@ def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
     return prompts, [SamplingParams(**long, **kinds[i % len(kinds)]) for i in range(len(prompts))]
 
 
-@contextmanager
-def killing(pid: int, after_s: float, number: int = signal.SIGKILL):
-    timer = threading.Timer(after_s, os.kill, [pid, number])
-    timer.start()
-    yield
-    timer.join()
-    assert not is_running(pid) or number != signal.SIGKILL
-
-
 def wait_for_ranks(llm, num_ranks: int) -> None:
     deadline_s = time.monotonic() + 30
     while len(llm.engine_infos) < num_ranks or len(llm.clients.links()) < num_ranks:
@@ -106,8 +97,8 @@ def expected(llm):
 def test_the_results_are_those_of_an_undisturbed_run(llm, expected, victim, number):
     wait_for_ranks(llm, 2)
     info = llm.engine_infos[1]
-    with killing(info.pid if victim == "engine" else info.worker_pids[1], 0.4, number):
-        outputs = llm.generate(*mixed_requests(), use_tqdm=False)
+    signal_in_step(llm, 1, info.pid if victim == "engine" else info.worker_pids[1], 40, number)
+    outputs = llm.generate(*mixed_requests(), use_tqdm=False)
     for output, reference in zip(outputs, expected, strict=True):
         assert output.outputs == reference.outputs
         assert output.prompt_logprobs == reference.prompt_logprobs
@@ -116,16 +107,13 @@ def test_the_results_are_those_of_an_undisturbed_run(llm, expected, victim, numb
 
 
 def test_an_exception_in_a_step_costs_no_request(llm, expected):
-    # not at the top: workers import this module, and they can't import benchmarks
-    from common import fail_next_step
-
     wait_for_ranks(llm, 2)
-    timer = threading.Timer(0.4, fail_next_step, [llm, 0])
-    timer.start()
+    before = llm.engine_infos[0].pid
+    raise_in_step(llm, dp_rank=0, num_steps=40)
     outputs = llm.generate(*mixed_requests(), use_tqdm=False)
-    timer.join()
     assert [output.outputs for output in outputs] == [output.outputs for output in expected]
     wait_for_ranks(llm, 2)
+    assert llm.engine_infos[0].pid != before
 
 
 def test_a_request_that_cannot_be_decoded_fails_alone(llm, monkeypatch):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import sys
-import threading
 import time
 from typing import Any
 
 import cloudpickle
 import pytest
 from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+from faults import signal_in_step
 from number_formats import BATCH_INVARIANT
 
 from raycore import LLM, InvalidConfig, SamplingParams
@@ -86,15 +84,10 @@ def test_a_rank_that_dies_takes_its_group_along_and_no_request(ray_cluster, chec
     path, _ = checkpoints["mixtral"]
     shape = {"data_parallel_size": 2, "enable_expert_parallel": True, "step_timeout_s": 5.0}
     with LLM(path, **shape, **mode, **OPTIONS) as llm:
-        tokens(llm, prompts() * 2, LONG)  # the first requests after a start take longer
-        started = time.monotonic()
         expected = tokens(llm, prompts() * 2, LONG)
-        elapsed_s = time.monotonic() - started
         before = [info.pid for info in llm.engine_infos]
-        timer = threading.Timer(elapsed_s / 2, os.kill, [before[1], signal.SIGKILL])
-        timer.start()
+        signal_in_step(llm, dp_rank=1, pid=before[1], num_steps=50)
         assert tokens(llm, prompts() * 2, LONG) == expected
-        timer.join()
         assert not set(before) & {info.pid for info in llm.engine_infos}, "all of the group are others"
 
         llm.scale(3, drain_timeout_s=0.0)
