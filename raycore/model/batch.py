@@ -1,7 +1,8 @@
 """A worker's data of the running requests, in arrays indexed by slot, and how a step's plan changes them.
 
-The data are: which tokens are known, how many are computed, and which blocks hold their keys and values. This module
-depends on neither torch nor the model.
+The data are: how many tokens are known and how many are computed, which tokens, and which blocks hold their keys and
+values. A sampled token counts as known as soon as its step is planned, although the host may learn its value later.
+This module depends on neither torch nor the model.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ class StepInputs:
     """[T]: each token's slot."""
     positions: Ints
     """[T]: each token's position in its sequence."""
-    token_ids: NDArray[np.int32]
-    """[T]: each token's id."""
     sampled: Ints
     """Indexes in `slots`, ascending, of the slots that get a new token."""
+    next_positions: Ints
+    """The positions in their sequences that these new tokens get."""
+    generations: Ints
+    """The generations of the slots that get a new token (see `SlotBatch.generation`)."""
+    block_tables: NDArray[np.int32]
+    """By slot: its blocks."""
     tables_version: int
     """Changes whenever a block table may have changed."""
 
@@ -54,25 +59,29 @@ class SlotBatch:
         self.num_known = np.zeros(num_slots, np.int64)
         self.num_computed = np.zeros(num_slots, np.int64)
         self.num_prompt = np.zeros(num_slots, np.int64)
+        self.generation = np.zeros(num_slots, np.int64)
+        """How many requests the slot has had. A token that was sampled for an earlier one is dropped."""
         self.block_tables = np.zeros((num_slots, -(-(max_model_len + 1) // block_size)), np.int32)
         self._num_blocks = np.zeros(num_slots, np.int64)
         self._tables_version = 0
 
-    def apply(self, plan: StepPlan) -> None:
-        """Apply the plan's freed slots, new requests and new blocks, in this order."""
+    def apply(self, plan: StepPlan) -> Ints:
+        """Apply the plan's freed slots, new requests and new blocks, in this order.
+
+        Returns: for each of the plan's new blocks, its index in the flat `block_tables`.
+        """
         if plan.freed_slots:
             self.num_known[plan.freed_slots] = 0
         for request in plan.new_requests:
             self._add(request)
-        if plan.new_block_slots:
-            self._append_blocks(
-                np.frombuffer(plan.new_block_slots, np.int32), np.frombuffer(plan.new_block_ids, np.int32)
-            )
         if plan.new_requests or plan.new_block_slots:
             self._tables_version += 1
+        return self._append_blocks(
+            np.frombuffer(plan.new_block_slots, np.int32), np.frombuffer(plan.new_block_ids, np.int32)
+        )
 
     def advance(self, plan: StepPlan) -> StepInputs:
-        """Return the tokens that the plan computes, and count them as computed."""
+        """Return the tokens that the plan computes. Count them as computed, and the tokens to be sampled as known."""
         slots = np.frombuffer(plan.slots, np.int32).astype(np.int64)
         starts = self.num_computed[slots]
         if plan.num_tokens:
@@ -88,6 +97,10 @@ class SlotBatch:
         known = self.num_known[slots]
         assert (ends <= known).all(), f"slots {slots[ends > known]} are planned beyond their known tokens"
         self.num_computed[slots] = ends
+        sampled = np.flatnonzero(ends == known)
+        sampled_slots = slots[sampled]
+        next_positions = ends[sampled]
+        self.num_known[sampled_slots] = next_positions + 1
         return StepInputs(
             slots=slots,
             counts=counts,
@@ -95,15 +108,18 @@ class SlotBatch:
             num_decodes=num_decodes,
             token_slots=token_slots,
             positions=positions,
-            token_ids=self.token_ids[token_slots, positions],
-            sampled=np.flatnonzero(ends == known),
+            sampled=sampled,
+            next_positions=next_positions,
+            generations=self.generation[sampled_slots],
+            block_tables=self.block_tables,
             tables_version=self._tables_version,
         )
 
-    def append_tokens(self, slots: Ints, token_ids: NDArray[np.int32]) -> None:
-        """Append one sampled token to each slot's known tokens."""
-        self.token_ids[slots, self.num_known[slots]] = token_ids
-        self.num_known[slots] += 1
+    def receive(self, step: StepInputs, token_ids: NDArray[np.generic]) -> None:
+        """Store the tokens that a step has sampled, except for requests that have lost their slots since."""
+        slots = step.slots[step.sampled]
+        is_current = self.generation[slots] == step.generations
+        self.token_ids[slots[is_current], step.next_positions[is_current]] = token_ids[is_current]
 
     def _add(self, request: NewRequest) -> None:
         slot = request.slot
@@ -114,9 +130,14 @@ class SlotBatch:
         self.num_known[slot] = len(token_ids)
         self.num_computed[slot] = request.num_computed_tokens
         self.num_prompt[slot] = request.num_prompt_tokens
+        self.generation[slot] += 1
         self._num_blocks[slot] = len(block_ids)
 
-    def _append_blocks(self, slots: NDArray[np.int32], block_ids: NDArray[np.int32]) -> None:
-        for slot, block_id in zip(slots.tolist(), block_ids.tolist(), strict=True):
-            self.block_tables[slot, self._num_blocks[slot]] = block_id
+    def _append_blocks(self, slots: NDArray[np.int32], block_ids: NDArray[np.int32]) -> Ints:
+        places = np.empty(len(slots), np.int64)
+        for index, (slot, block_id) in enumerate(zip(slots.tolist(), block_ids.tolist(), strict=True)):
+            column = self._num_blocks[slot]
+            self.block_tables[slot, column] = block_id
+            places[index] = slot * self.block_tables.shape[1] + column
             self._num_blocks[slot] += 1
+        return places

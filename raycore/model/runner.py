@@ -1,28 +1,77 @@
 """Runs steps on one worker, with its part of the model: turns a `StepPlan` into a `StepResult`.
 
-A step applies the plan, runs the decoder, samples tokens, and appends them to their sequences. This module knows
-nothing of processes, memory limits, or where the weights come from.
+A step applies the plan, runs the decoder, samples tokens, and appends them to their sequences. A GPU does this in the
+background: `launch` only gives it the work, and the next step may be launched before the result arrives. On a CPU, a
+step is over when `launch` returns. This module knows nothing of processes, memory limits, or where the weights come
+from.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from raycore.messages import StepPlan, StepResult, TokenLogprobs
+from raycore.messages import StepPlan, StepResult
 from raycore.model.attention.spec import Attention
-from raycore.model.batch import SlotBatch, StepInputs
+from raycore.model.batch import StepInputs
 from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decoder import Decoder
+from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.experts import ExpertParallel
 from raycore.model.operations import Operations
 from raycore.model.rows import TILE_ROWS
-from raycore.model.sampling.logprobs import token_logprobs
+from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
+from raycore.model.transfers import Download
 
-_PromptLogprobs = list[tuple[int, int, list[TokenLogprobs]]]
+
+_PromptLogprobs = tuple[int, int, list[TokenLogprobsDownload]]
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step that the device has been given. Implements `Pending`."""
+
+    result_so_far: StepResult
+    """Without what has to come from the device: tokens and log probabilities."""
+    step: StepInputs
+    batch: DeviceBatch
+    token_ids: Download | None = None
+    """The sampled tokens. None: the step samples none."""
+    logprobs: list[tuple[list[int], TokenLogprobsDownload]] = field(
+        default_factory=list[tuple[list[int], TokenLogprobsDownload]]
+    )
+    """(indexes in `step.sampled`, their log probabilities)."""
+    prompt_logprobs: list[_PromptLogprobs] = field(default_factory=list[_PromptLogprobs])
+    """(index in `step.slots`, first position, log probabilities of the prompt from there on)."""
+
+    def done(self) -> bool:
+        """Whether the device has finished the step."""
+        return self.token_ids is None or self.token_ids.done()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Wait for the step's result. Call this once, for one step after the other.
+
+        Raises:
+            TimeoutError: the device hasn't finished within `timeout` seconds.
+        """
+        step, result = self.step, self.result_so_far
+        token_ids = np.full(len(step.slots), -1, np.int32)
+        if self.token_ids is not None:
+            self.token_ids.wait(timeout)
+            (sampled_ids,) = self.token_ids.arrays()
+            self.batch.receive(step, sampled_ids)
+            token_ids[step.sampled] = sampled_ids
+        result.token_ids = token_ids.tobytes()
+        for rows, download in self.logprobs:
+            result.logprobs.extend(zip(step.sampled[rows].tolist(), download.entries(), strict=True))
+        for index, first, downloads in self.prompt_logprobs:
+            entries = [entry for download in downloads for entry in download.entries()]
+            result.prompt_logprobs.append((index, first, entries))
+        return result
 
 
 class ModelRunner:
@@ -32,7 +81,7 @@ class ModelRunner:
         self,
         decoder: Decoder,
         attention: Attention,
-        batch: SlotBatch,
+        batch: DeviceBatch,
         sampler: Sampler,
         operations: Operations,
         *,
@@ -58,36 +107,39 @@ class ModelRunner:
         self._prompt_logprobs: dict[int, int] = {}
         """For requests with prompt logprobs, by slot: how many of the most likely tokens to report at each position."""
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, as described in `StepPlan`, and return its result."""
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Give the device one step, as described in `StepPlan`."""
         try:
-            return self._execute(plan)
+            return self._launch(plan)
         finally:
             self._threads.end_step()
 
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._update_requests(plan)
         self._batch.apply(plan)
-        step = self._batch.advance(plan)
-        token_ids = np.full(len(step.slots), -1, np.int32)
-        result = StepResult(plan.step)
+        step, tensors = self._batch.advance(plan)
+        launched = LaunchedStep(StepResult(plan.step), step, self._batch)
         if self._experts is not None:
-            result.is_anyone_busy = self._begin_together(self._experts, step)
+            launched.result_so_far.is_anyone_busy = self._begin_together(self._experts, step)
         if len(step.slots):
-            logits_RV = self._compute(step, result)
+            logits_RV = self._compute(step, tensors, launched)
             if len(step.sampled):
-                token_ids[step.sampled] = self._sample(step, logits_RV, result)
-        result.token_ids = token_ids.tobytes()
-        return result
+                self._sample(step, tensors, logits_RV, launched)
+        return launched
 
     def _begin_together(self, experts: ExpertParallel, step: StepInputs) -> bool:
         """Exchange numbers of tokens with the other engines. Returns whether any engine has a token.
 
         If only other engines have tokens, runs this rank's experts for them.
         """
-        num_kept = len(step.token_ids) if self._wants_all_rows(step) else len(step.sampled)
-        is_anyone_busy = experts.begin(len(step.token_ids), num_kept)
+        num_tokens = len(step.positions)
+        num_kept = num_tokens if self._wants_all_rows(step) else len(step.sampled)
+        is_anyone_busy = experts.begin(num_tokens, num_kept)
         if is_anyone_busy and not len(step.slots):
             self._choose_threads(experts.num_tokens)
             self._decoder.forward_nothing()
@@ -102,27 +154,24 @@ class ModelRunner:
             if new.params.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.params.prompt_logprobs
 
-    def _compute(self, step: StepInputs, result: StepResult) -> Tensor:
+    def _compute(self, step: StepInputs, tensors: StepTensors, launched: LaunchedStep) -> Tensor:
         """Run the decoder. Returns logits [R, V] of the rows from which a token is sampled.
 
-        Adds prompt logprobs to `result`.
+        Adds prompt logprobs to `launched`.
         """
-        num_tokens = len(step.token_ids) if self._experts is None else self._experts.num_tokens
+        num_tokens = len(step.positions) if self._experts is None else self._experts.num_tokens
         self._choose_threads(num_tokens, num_keys=int(step.starts.sum() + step.counts.sum()))
-        self._attention.begin(step, self._batch.block_tables)
-        last_rows = step.last_rows
+        self._attention.begin(step, tensors)
         wants_all = self._wants_all_rows(step)
-        sampled_rows = None
-        if len(step.sampled) < len(step.token_ids):
-            sampled_rows = self._to_device(last_rows[step.sampled])
+        sampled_rows = tensors.sampled_rows_R if len(step.sampled) < len(step.positions) else None
         hidden = self._decoder.forward(
-            self._to_device(step.token_ids),
+            self._batch.token_ids_of(tensors),
             self._attention,
             None if wants_all else sampled_rows,
             self._threads.adapt,
         )
         if wants_all:
-            result.prompt_logprobs = self._report_prompts(step, hidden, last_rows)
+            launched.prompt_logprobs = self._start_prompt_logprobs(step, hidden)
             if sampled_rows is not None:
                 hidden = hidden.index_select(0, sampled_rows)
         return self._decoder.logits(hidden)
@@ -138,49 +187,49 @@ class ModelRunner:
         num_cached = num_keys * self._decoder.num_key_value_numbers
         self._threads.begin_step(num_tokens, self._decoder.num_weights, num_cached)
 
-    def _report_prompts(self, step: StepInputs, hidden_TD: Tensor, last_rows: NDArray[np.int64]) -> _PromptLogprobs:
-        """Return the logprobs of those prompt tokens that follow a token computed in this step."""
-        entries: _PromptLogprobs = []
+    def _start_prompt_logprobs(self, step: StepInputs, hidden_TD: Tensor) -> list[_PromptLogprobs]:
+        """Start to compute the logprobs of those prompt tokens that follow a token computed in this step.
+
+        Returns what `LaunchedStep.prompt_logprobs` has.
+        """
+        entries: list[_PromptLogprobs] = []
+        last_rows = step.last_rows
         for index, slot in enumerate(step.slots.tolist()):
             first = int(step.starts[index]) + 1
             end = min(first + int(step.counts[index]), int(self._batch.num_prompt[slot]))
             if slot not in self._prompt_logprobs or first >= end:
                 continue
             row = int(last_rows[index] - step.counts[index] + 1)
-            logprobs = self._prompt_logprobs_of(slot, first, hidden_TD[row : row + end - first])
+            downloads = self._prompt_logprobs_of(slot, first, hidden_TD[row : row + end - first])
             if self._reports:
-                entries.append((index, first, logprobs))
+                entries.append((index, first, downloads))
         return entries
 
-    def _prompt_logprobs_of(self, slot: int, first: int, hidden_TD: Tensor) -> list[TokenLogprobs]:
-        """Return the logprobs of a prompt's tokens from position `first` on, one for each row of `hidden_TD`.
+    def _prompt_logprobs_of(self, slot: int, first: int, hidden_TD: Tensor) -> list[TokenLogprobsDownload]:
+        """Start to compute the logprobs of a prompt's tokens from position `first` on, one for each row of `hidden_TD`.
 
         A few rows are computed at a time. Empty if this worker doesn't report: it then only takes part in computing the
         logits.
         """
-        logprobs: list[TokenLogprobs] = []
+        downloads: list[TokenLogprobsDownload] = []
         size = rows_at_a_time(self._decoder.vocab_size)
         for start in range(0, len(hidden_TD), size):
             logits_TV = self._decoder.logits(hidden_TD[start : start + size])
             if self._reports:
-                next_ids = self._batch.token_ids[slot, first + start : first + start + len(logits_TV)]
-                num_likely = [self._prompt_logprobs[slot]] * len(next_ids)
-                logprobs += token_logprobs(self._operations.logprobs, logits_TV, next_ids, num_likely)
-        return logprobs
+                next_ids_T = self._batch.token_ids_SM[slot, first + start : first + start + len(logits_TV)].long()
+                num_likely = [self._prompt_logprobs[slot]] * len(next_ids_T)
+                downloads.append(TokenLogprobsDownload(self._operations.logprobs, logits_TV, next_ids_T, num_likely))
+        return downloads
 
-    def _sample(self, step: StepInputs, logits_RV: Tensor, result: StepResult) -> NDArray[np.int32]:
-        """Sample a token for each slot that gets one, and append it to the slot's known tokens. Returns the tokens."""
+    def _sample(self, step: StepInputs, tensors: StepTensors, logits_RV: Tensor, launched: LaunchedStep) -> None:
+        """Sample a token for each slot that gets one, and append it to the slot's tokens. Adds both to `launched`."""
         slots = step.slots[step.sampled]
         if self._sampler.is_plain_greedy(slots):
-            token_ids = self._operations.most_likely(logits_RV).to("cpu", torch.int32).numpy()
+            token_ids_R = self._operations.most_likely(logits_RV)
         else:
-            positions = step.starts[step.sampled] + step.counts[step.sampled]
-            sampled = self._sampler.sample(logits_RV, slots, positions, self._batch)
-            token_ids = sampled.token_ids
-            result.logprobs = [(int(step.sampled[row]), entry) for row, entry in sampled.logprobs]
-            result.failed = [(int(step.sampled[row]), why) for row, why in sampled.failed]
-        self._batch.append_tokens(slots, token_ids)
-        return token_ids
-
-    def _to_device(self, values: NDArray[np.generic]) -> Tensor:
-        return torch.as_tensor(values, device=self._operations.device)
+            sampled = self._sampler.sample(logits_RV, slots, step.next_positions, self._batch)
+            token_ids_R = sampled.token_ids_R
+            launched.logprobs = sampled.logprobs
+            launched.result_so_far.failed = [(int(step.sampled[row]), why) for row, why in sampled.failed]
+        self._batch.append(tensors, token_ids_R)
+        launched.token_ids = Download([token_ids_R])

@@ -35,6 +35,7 @@ from raycore.model.batch import SlotBatch
 from raycore.model.collectives import Collectives, join
 from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decoder import Decoder
+from raycore.model.device_batch import DeviceBatch
 from raycore.model.experts import ExpertParallel
 from raycore.model.layers import TensorParallel
 from raycore.model.native_operations import NativeOperations
@@ -199,7 +200,7 @@ class Worker(WorkerProtocol):
         self._runner = ModelRunner(
             self._decoder,
             self._make_attention(attention_spec, kv),
-            SlotBatch(max_seqs, max_model_len, block_size),
+            DeviceBatch(SlotBatch(max_seqs, max_model_len, block_size), self._device),
             Sampler(spec.vocab_size, self._operations, grammars=self._grammars),
             self._operations,
             threads=self._threads,

@@ -18,6 +18,7 @@ from raycore.model.attention.scratch import GatherScratch
 from raycore.model.attention.spec import Attention, AttentionSpec
 from raycore.model.batch import SlotBatch
 from raycore.model.decoder import Decoder
+from raycore.model.device_batch import DeviceBatch
 from raycore.model.layers import TensorParallel
 from raycore.model.native_operations import NativeOperations
 from raycore.model.operations import Operations, TorchOperations
@@ -89,7 +90,7 @@ def make_runner(
     return ModelRunner(
         decoder,
         make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native),
-        SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE),
+        DeviceBatch(SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU),
         Sampler(spec.vocab_size, operations),
         operations,
     )

@@ -30,6 +30,8 @@ from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.scratch import GatherScratch
 from raycore.model.attention.spec import AttentionSpec
 from raycore.model.batch import Ints, StepInputs
+from raycore.model.device_batch import StepTensors
+from raycore.model.transfers import to_device
 
 TILE = 4
 """Number of positions in a tile. A decode computes all rows of its tile to get one of them; a prompt uses all rows.
@@ -61,9 +63,10 @@ class BatchInvariantAttention:
         stretch = _stretch(block_size)
         return (max_model_len // stretch + 1) * stretch // block_size
 
-    def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
-        """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
-        self._writer.begin(step, block_tables)
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
+        self._writer.begin(step, tensors)
+        block_tables = step.block_tables
         tiles_T = step.positions // TILE
         is_first_T = np.ones(len(tiles_T), np.bool_)
         is_first_T[1:] = (np.diff(tiles_T) != 0) | (np.diff(step.token_slots) != 0)
@@ -81,7 +84,7 @@ class BatchInvariantAttention:
 
     def to_device(self, values: NDArray[np.generic]) -> Tensor:
         """`values` as a tensor on the model's device."""
-        return torch.as_tensor(values, device=self.device)
+        return to_device(values, self.device)
 
 
 def _stretch(block_size: int) -> int:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.spec import AttentionSpec
 from raycore.model.batch import StepInputs
+from raycore.model.device_batch import StepTensors
 from raycore.model.layers import RMSNorm
 from raycore.model.rope import rotate_
 from raycore.model.rows import on_one_thread
+from raycore.model.transfers import to_device
 
 
 class CacheWriter:
@@ -31,12 +31,12 @@ class CacheWriter:
         ]
         self._turns_T1C = self._write_rows = torch.empty(0)
 
-    def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
-        """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
-        block_ids_T = block_tables[step.token_slots, step.positions // self._kv.block_size]
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
+        block_ids_T = step.block_tables[step.token_slots, step.positions // self._kv.block_size]
         write_rows = self._kv.write_rows(block_ids_T, step.positions)
-        self._write_rows = torch.as_tensor(write_rows, device=self._device)
-        self._turns_T1C = self._rope.turns(torch.as_tensor(step.positions, device=self._device))
+        self._write_rows = to_device(write_rows, self._device)
+        self._turns_T1C = self._rope.turns(tensors.positions_T)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> None:
         """Normalize, if the model does, and rotate queries and keys in place, and store keys and values."""

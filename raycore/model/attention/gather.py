@@ -22,6 +22,8 @@ from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.scratch import GatherScratch, groups_that_fit
 from raycore.model.attention.spec import AttentionSpec, HeadShape
 from raycore.model.batch import StepInputs
+from raycore.model.device_batch import StepTensors
+from raycore.model.transfers import to_device
 
 
 class GatherAttention:
@@ -44,9 +46,10 @@ class GatherAttention:
         """Maximum number of blocks gathered for one request. One token may be sampled beyond the longest sequence."""
         return -(-(max_model_len + 1) // block_size)
 
-    def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
-        """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
-        self._writer.begin(step, block_tables)
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
+        self._writer.begin(step, tensors)
+        block_tables = step.block_tables
         self._num_decodes = step.num_decodes
         if step.num_decodes:
             for decodes in self._decodes.values():
@@ -92,7 +95,7 @@ class GatherAttention:
 
     def to_device(self, values: NDArray[np.generic]) -> Tensor:
         """`values` as a tensor on the model's device."""
-        return torch.as_tensor(values, device=self._device)
+        return to_device(values, self._device)
 
     def additive_mask(self, is_seen: NDArray[np.bool_]) -> Tensor:
         """Return a mask to add to attention scores: 0 where `is_seen`, minus infinity elsewhere."""

@@ -9,12 +9,12 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.spec import AttentionSpec
 from raycore.model.batch import StepInputs
+from raycore.model.device_batch import StepTensors
 
 _MAX_HEAD_DIM = 256
 _MAX_BLOCK_SIZE = 256
@@ -42,11 +42,11 @@ class NativeAttention:
         self._tables = self._sequences = torch.empty(0)
         self._attend = torch.ops.raycore.attention.default
 
-    def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         first_rows = step.last_rows + 1 - step.counts
         sequences = np.stack([step.slots, first_rows, step.counts, step.starts], axis=1)
         self._sequences = torch.as_tensor(sequences.astype(np.int32))
-        self._tables = torch.as_tensor(block_tables)
+        self._tables = tensors.block_tables_SM
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         return self._attend(

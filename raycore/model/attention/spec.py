@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.model.batch import StepInputs
+from raycore.model.device_batch import StepTensors
 from raycore.model.rope import Rope
 
 
 class Attention(Protocol):
     """Attention of a step's tokens to the keys and values of their own requests, which are in a paged cache."""
 
-    def begin(self, step: StepInputs, block_tables: NDArray[np.int32]) -> None:
-        """Prepare for the layers of `step`. `block_tables[slot]` lists the slot's blocks."""
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
         ...
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:

@@ -19,12 +19,13 @@ from torch import Tensor
 from raycore.errors import InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.grammar.matcher import TokenMatcher
+from raycore.model.transfers import to_device, to_device_together
 from raycore.sampling_params import SamplingParams
 
 _MAX_BIAS = 100.0
 _PENALTY_BYTES = 64 << 20
 """Bytes for the penalties of the sequences that are processed together, unless one sequence needs more."""
-_PENALTY_BYTES_PER_TOKEN = 72
+_PENALTY_BYTES_PER_TOKEN = 48
 _NO_IDS = np.empty(0, np.int64)
 _SLOT = np.dtype(
     [
@@ -48,9 +49,13 @@ def max_penalty_bytes(num_seqs: int, max_model_len: int) -> int:
 class TokenBatch(Protocol):
     """The tokens of the running requests, by slot."""
 
+    token_ids_SM: Tensor
+    """int32[num_slots, max_model_len + 1], on the device: prompt, then output. Valid before the position of the token
+    to sample."""
+
     @property
     def token_ids(self) -> NDArray[np.int32]:
-        """[num_slots, max_model_len]: prompt, then output. Valid before the position of the token to sample."""
+        """The same on the host, where it need be valid only for requests whose rules depend on their last tokens."""
         ...
 
     @property
@@ -214,10 +219,10 @@ class LogitsRules:
             biased.append(rules.bias_ids + row * self._vocab_size)
             biases.append(rules.bias_values)
         flat = logits_RV.view(-1)
-        device = logits_RV.device
-        flat[torch.as_tensor(np.concatenate(forbidden), device=device)] = -torch.inf
-        biased_B = torch.as_tensor(np.concatenate(biased), device=device)
-        flat.index_add_(0, biased_B, torch.as_tensor(np.concatenate(biases), device=device))
+        arrays = [np.concatenate(forbidden), np.concatenate(biased), np.concatenate(biases)]
+        forbidden_F, biased_B, biases_B = to_device_together(arrays, logits_RV.device)
+        flat.index_fill_(0, forbidden_F, -torch.inf)
+        flat.index_add_(0, biased_B, biases_B)
 
     def _apply_grammar(
         self,
@@ -249,7 +254,7 @@ class LogitsRules:
             kept_V = _narrow(kept_V, forbidden_ids, is_wanted=False)
         if kept_V[early_end_ids].any():
             kept_V = _narrow(kept_V, early_end_ids, is_wanted=True)
-        logits_V.masked_fill_(torch.as_tensor(~kept_V, device=logits_V.device), -torch.inf)
+        logits_V.masked_fill_(to_device(~kept_V, logits_V.device), -torch.inf)
 
     def _apply_penalties(
         self,
@@ -262,35 +267,41 @@ class LogitsRules:
         """Apply penalties to all rows at once, in place. The cost grows with the sequences' lengths, not with the
         vocabulary.
 
-        Some indexed writes name an element several times. They are well defined, because they write the same value each
-        time.
+        P rows are penalised, and L is the longest sequence's length. A shorter row has its own first token in place of
+        the tokens that it lacks, with a weight of 0. So some indexed writes name an element several times. They are
+        well defined, because they write the same value each time.
         """
-        device = logits_RV.device
         flat = logits_RV.view(-1)
-        column_L = np.arange(int(positions.max()))
-        known_PL = column_L < positions[:, None]
-        which, column = np.nonzero(known_PL)
-        keys = rows[which] * self._vocab_size + batch.token_ids[slots[which], column]
-        in_output = column >= batch.num_prompt[slots][which]
-        key_K = torch.as_tensor(keys, device=device)
         state = self._slots[slots]
+        columns = [
+            rows * self._vocab_size,
+            positions,
+            batch.num_prompt[slots],
+            *(np.ascontiguousarray(state[name]) for name in ("repetition", "frequency", "presence")),
+        ]
+        slots_P, first_P1, known_P1, prompt_P1, repetition_P1, frequency_P1, presence_P1 = to_device_together(
+            [slots, *(column[:, None] for column in columns)], logits_RV.device
+        )
+        column_L = torch.arange(int(positions.max()), device=logits_RV.device)
+        is_known_PL = column_L < known_P1
+        token_PL = batch.token_ids_SM[:, : len(column_L)].index_select(0, slots_P)
+        key_PL = first_P1 + torch.where(is_known_PL, token_PL, token_PL[:, :1])
 
-        repetition_K = torch.as_tensor(state["repetition"][which], device=device)
-        logit_K = flat[key_K]
-        flat[key_K] = torch.where(logit_K > 0, logit_K / repetition_K, logit_K * repetition_K)
+        logit_PL = flat[key_PL]
+        flat[key_PL] = torch.where(logit_PL > 0, logit_PL / repetition_P1, logit_PL * repetition_P1)
 
-        key_O = torch.as_tensor(keys[in_output], device=device)
-        frequency_O = torch.as_tensor(state["frequency"][which[in_output]], device=device)
-        presence_O = torch.as_tensor(state["presence"][which[in_output]], device=device)
-        flat[key_O] = flat[key_O] - frequency_O * self._count(key_O, flat) - presence_O
+        in_output_PL = (is_known_PL & (column_L >= prompt_P1)).float()
+        count_PL = self._count(key_PL, in_output_PL, flat)
+        flat[key_PL] = flat[key_PL] - frequency_P1 * count_PL - presence_P1 * (count_PL > 0)
 
-    def _count(self, key_O: Tensor, flat: Tensor) -> Tensor:
-        """Return float32[O]: how often each key of `key_O` occurs in `key_O`."""
+    def _count(self, key_PL: Tensor, weight_PL: Tensor, flat: Tensor) -> Tensor:
+        """Return float32[P, L]: for each key, the sum of the weights of all entries with the same key."""
         if self._counts is None or len(self._counts) < len(flat):
             self._counts = torch.zeros_like(flat)
-        counts_O = self._counts.index_add_(0, key_O, torch.ones_like(key_O, dtype=torch.float32))[key_O]
-        self._counts[key_O] = 0.0
-        return counts_O
+        keys = key_PL.view(-1)
+        count_PL = self._counts.index_add_(0, keys, weight_PL.view(-1))[key_PL]
+        self._counts.index_fill_(0, keys, 0.0)
+        return count_PL
 
 
 def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: bool) -> NDArray[np.bool_]:
@@ -307,10 +318,9 @@ def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: boo
 def _keep_only(logits_V: Tensor, allowed_ids: NDArray[np.int64]) -> None:
     """Forbid all tokens but `allowed_ids`, in place. Forbid none if `allowed_ids` is empty."""
     if len(allowed_ids):
-        ids = torch.as_tensor(allowed_ids, device=logits_V.device)
-        kept = logits_V[ids]
-        logits_V.fill_(-torch.inf)
-        logits_V[ids] = kept
+        ids = to_device(allowed_ids, logits_V.device)
+        kept = logits_V.index_select(0, ids)
+        logits_V.fill_(-torch.inf).index_copy_(0, ids, kept)
 
 
 def _forbidden_ids(rules: _Rules, output: NDArray[np.int32], too_early: bool) -> NDArray[np.int64]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.messages import TokenLogprobs
+from raycore.model.transfers import Download
 
 
 class Logprobs(NamedTuple):
@@ -42,25 +41,33 @@ def logprobs(logits_RV: Tensor, token_ids_R: Tensor, num_likely: int, row_by_row
     return Logprobs(own_R1.squeeze(1), ranks_R, *logprobs_RV.topk(num_likely, dim=-1))
 
 
-def token_logprobs(
-    compute: Callable[[Tensor, Tensor, int], Logprobs],
-    logits_RV: Tensor,
-    token_ids: NDArray[np.integer],
-    num_likely: Sequence[int],
-) -> list[TokenLogprobs]:
-    """Return an entry for each row: its token, then its `num_likely[row]` most likely tokens (-1: all tokens).
+class TokenLogprobsDownload:
+    """The log probabilities of some rows' tokens, on their way to the host."""
 
-    Args:
-        compute: `Operations.logprobs`.
-    """
-    vocab_size = logits_RV.shape[1]
-    widths = [vocab_size if k < 0 else min(k, vocab_size) for k in num_likely]
-    token_ids_R = torch.as_tensor(token_ids, dtype=torch.int64, device=logits_RV.device)
-    own, ranks, likely_RK, likely_ids_RK = (
-        each.cpu().numpy() for each in compute(logits_RV, token_ids_R, max(widths, default=0))
-    )
-    columns = zip(token_ids.tolist(), own.tolist(), likely_ids_RK, likely_RK, widths, ranks.tolist(), strict=True)
-    return [
-        TokenLogprobs([token_id, *ids_K[:width].tolist()], [logprob, *values_K[:width].tolist()], rank)
-        for token_id, logprob, ids_K, values_K, width, rank in columns
-    ]
+    def __init__(
+        self,
+        compute: Callable[[Tensor, Tensor, int], Logprobs],
+        logits_RV: Tensor,
+        token_ids_R: Tensor,
+        num_likely: Sequence[int],
+    ) -> None:
+        """Start to compute an entry for each row: its token, then its `num_likely[row]` most likely tokens (-1: all).
+
+        Args:
+            compute: `Operations.logprobs`.
+            token_ids_R: int64, on the logits' device.
+        """
+        vocab_size = logits_RV.shape[1]
+        self._widths = [vocab_size if k < 0 else min(k, vocab_size) for k in num_likely]
+        self._download = Download([token_ids_R, *compute(logits_RV, token_ids_R, max(self._widths, default=0))])
+
+    def entries(self) -> list[TokenLogprobs]:
+        """Wait for the log probabilities. Returns an entry for each row."""
+        token_ids, own, ranks, likely_RK, likely_ids_RK = self._download.arrays()
+        columns = zip(
+            token_ids.tolist(), own.tolist(), likely_ids_RK, likely_RK, self._widths, ranks.tolist(), strict=True
+        )
+        return [
+            TokenLogprobs([token_id, *ids_K[:width].tolist()], [logprob, *values_K[:width].tolist()], rank)
+            for token_id, logprob, ids_K, values_K, width, rank in columns
+        ]

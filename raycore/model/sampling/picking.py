@@ -23,6 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raycore.model.transfers import to_device
+
 _BLOCK = 128
 """Number of tokens in a block. A search first finds the block, from its sum or maximum, then the token in it."""
 _BLOCKED_SEARCH_FROM = 1 << 16
@@ -114,13 +116,13 @@ def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, batch_invariant: bool 
 def draw(logits_RV: Tensor, limits: DrawLimits, batch_invariant: bool = False) -> Tensor:
     """Return int64[R]: the token that each row draws."""
     vocab_size, device = logits_RV.shape[1], logits_RV.device
-    temperature_R, min_p_R, top_k_R, top_p_R, uniform_R = (on_device(values_R, device) for values_R in limits)
+    temperature_R, min_p_R, top_k_R, top_p_R, uniform_R = (to_device(values_R, device) for values_R in limits)
     weights_RV = token_weights(logits_RV, temperature_R, batch_invariant)
     if limits.min_p_R.any():
         drop_below_(weights_RV, min_p_R)
     has_top_k = limits.top_k_R < vocab_size
-    rows_K = on_device(np.flatnonzero(has_top_k), device)
-    rows_P = on_device(np.flatnonzero((limits.top_p_R < 1.0) & ~has_top_k), device)
+    rows_K = to_device(np.flatnonzero(has_top_k), device)
+    rows_P = to_device(np.flatnonzero((limits.top_p_R < 1.0) & ~has_top_k), device)
     if len(rows_K) or len(rows_P):
         threshold_R = torch.zeros_like(weights_RV[:, 0])
         if len(rows_K):
@@ -137,11 +139,6 @@ def draw_weighted(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     `uniform_R` is float64, in [0, 1). So the share is positive, and no token of weight 0 is drawn.
     """
     return _search(weights_RV, 1.0 - uniform_R)
-
-
-def on_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return a tensor of `values`, which may be a field of records."""
-    return torch.as_tensor(np.ascontiguousarray(values), device=device)
 
 
 def _in_parts(x_RV: Tensor, batch_invariant: bool) -> list[Tensor]:

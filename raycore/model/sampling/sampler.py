@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.grammar.compiler import GrammarCompiler
-from raycore.messages import TokenLogprobs
 from raycore.model.operations import Operations
 from raycore.model.sampling import keyed_random
 from raycore.model.sampling.logits import LogitsRules, TokenBatch
-from raycore.model.sampling.logprobs import token_logprobs
-from raycore.model.sampling.picking import DrawLimits, on_device
+from raycore.model.sampling.logprobs import TokenLogprobsDownload
+from raycore.model.sampling.picking import DrawLimits
+from raycore.model.transfers import to_device
 from raycore.sampling_params import SamplingParams
 
 _LOGITS_AT_A_TIME = 1 << 22
@@ -55,10 +55,10 @@ def rows_at_a_time(vocab_size: int) -> int:
 class SampledTokens(NamedTuple):
     """The result of `Sampler.sample` for R rows."""
 
-    token_ids: NDArray[np.int32]
-    """[R]: each row's token."""
-    logprobs: list[tuple[int, TokenLogprobs]]
-    """(row, log probabilities) of the rows whose request asked for them."""
+    token_ids_R: Tensor
+    """int64[R]: each row's token, on the device."""
+    logprobs: list[tuple[list[int], TokenLogprobsDownload]]
+    """(rows, their log probabilities), for the rows whose request asked for them."""
     failed: list[tuple[int, str]]
     """(row, reason) of requests that can't continue. Their tokens have no meaning."""
 
@@ -117,18 +117,21 @@ class Sampler:
         """Sample a token for each of R rows: row `i` is for slot `slots[i]`, and its token gets position
         `positions[i]`.
 
-        Reads `batch.token_ids[slot, :position]`. Doesn't change `logits_RV`, which may have any floating-point type.
+        Reads the tokens of `batch` before these positions. Doesn't wait for the device, and doesn't change
+        `logits_RV`, which may have any floating-point type.
         """
-        token_ids = np.empty(len(slots), np.int32)
-        result = SampledTokens(token_ids, [], [])
         size = rows_at_a_time(self._vocab_size)
+        if len(slots) <= size:
+            return self._sample_rows(logits_RV, slots, positions, batch)
+        parts: list[Tensor] = []
+        result = SampledTokens(torch.empty(0), [], [])
         for first in range(0, len(slots), size):
             rows = slice(first, first + size)
             part = self._sample_rows(logits_RV[rows], slots[rows], positions[rows], batch)
-            token_ids[rows] = part.token_ids
-            result.logprobs.extend((first + row, entry) for row, entry in part.logprobs)
+            parts.append(part.token_ids_R)
+            result.logprobs.extend(([first + row for row in rows], each) for rows, each in part.logprobs)
             result.failed.extend((first + row, why) for row, why in part.failed)
-        return result
+        return result._replace(token_ids_R=torch.cat(parts))
 
     def _sample_rows(
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
@@ -138,38 +141,38 @@ class Sampler:
         adjusted_RV = logits_RV
         if state["changes_logits"].any():
             adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch)
-        token_ids = self._pick(adjusted_RV, state, positions)
+        token_ids_R = self._pick(adjusted_RV, state, positions)
         del adjusted_RV
         rows = np.flatnonzero(state["num_logprobs"] != _NO_LOGPROBS)
         failed = self._rules.failed(slots)
         if not len(rows):
-            return SampledTokens(token_ids, [], failed)
+            return SampledTokens(token_ids_R, [], failed)
         num_likely: list[int] = state["num_logprobs"][rows].tolist()
-        logits_LV = logits_RV if len(rows) == len(logits_RV) else logits_RV[self._on_device(rows)]
-        entries = token_logprobs(self._operations.logprobs, logits_LV, token_ids[rows], num_likely)
-        return SampledTokens(token_ids, list(zip(rows.tolist(), entries, strict=True)), failed)
+        logits_LV, token_ids_L = logits_RV, token_ids_R
+        if len(rows) < len(logits_RV):
+            rows_L = self._on_device(rows)
+            logits_LV, token_ids_L = logits_RV.index_select(0, rows_L), token_ids_R.index_select(0, rows_L)
+        download = TokenLogprobsDownload(self._operations.logprobs, logits_LV, token_ids_L, num_likely)
+        return SampledTokens(token_ids_R, [(rows.tolist(), download)], failed)
 
-    def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
+    def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> Tensor:
         """Pick a token for each row, from logits after the rules. `state`: the rows' records of type `_SLOT`."""
         greedy = state["greedy"]
         if greedy.all():
-            return _as_token_ids(self._operations.most_likely(logits_RV))
+            return self._operations.most_likely(logits_RV)
         if not greedy.any():
             return self._draw(logits_RV, state, positions)
         likely, drawn = np.flatnonzero(greedy), np.flatnonzero(~greedy)
-        token_ids = np.empty(len(state), np.int32)
-        token_ids[likely] = _as_token_ids(self._operations.most_likely(logits_RV[self._on_device(likely)]))
-        token_ids[drawn] = self._draw(logits_RV[self._on_device(drawn)], state[drawn], positions[drawn])
-        return token_ids
+        rows_L, rows_D = self._on_device(likely), self._on_device(drawn)
+        likely_ids_L = self._operations.most_likely(logits_RV.index_select(0, rows_L))
+        drawn_ids_D = self._draw(logits_RV.index_select(0, rows_D), state[drawn], positions[drawn])
+        token_ids_R = drawn_ids_D.new_empty(len(state))
+        return token_ids_R.index_copy_(0, rows_L, likely_ids_L).index_copy_(0, rows_D, drawn_ids_D)
 
-    def _draw(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> NDArray[np.int32]:
+    def _draw(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> Tensor:
         uniform_R = keyed_random.uniform(state["stream_state"], state["stream_gamma"], positions)
         limits = DrawLimits(state["temperature"], state["min_p"], state["top_k"], state["top_p"], uniform_R)
-        return _as_token_ids(self._operations.draw(logits_RV, limits))
+        return self._operations.draw(logits_RV, limits)
 
     def _on_device(self, values: NDArray[np.generic]) -> Tensor:
-        return on_device(values, self._operations.device)
-
-
-def _as_token_ids(ids_R: Tensor) -> NDArray[np.int32]:
-    return ids_R.to("cpu", torch.int32).numpy()
+        return to_device(values, self._operations.device)

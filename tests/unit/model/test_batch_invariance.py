@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from kernels import needs_kernels
@@ -20,10 +19,11 @@ from raycore.model.attention.scratch import GatherScratch
 from raycore.model.attention.spec import AttentionSpec
 from raycore.model.batch import SlotBatch
 from raycore.model.decoder import Decoder
+from raycore.model.device_batch import DeviceBatch
 from raycore.model.layers import TensorParallel
 from raycore.model.rows import TILE_ROWS, Tiles, keeps_places, on_one_thread
 from raycore.model.runner import ModelRunner
-from raycore.model.sampling.logprobs import token_logprobs
+from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 
@@ -96,7 +96,7 @@ class Engine:
         self.sampler = Sampler(spec.vocab_size, operations)
         max_gathered = 1 if kind == "torch, tight" else NUM_SLOTS
         attention = make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native, batch_invariant=True)
-        self.runner = ModelRunner(decoder, attention, self.batch, self.sampler, operations)
+        self.runner = ModelRunner(decoder, attention, DeviceBatch(self.batch, CPU), self.sampler, operations)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}
         self.logprobs: dict[int, list[TokenLogprobs]] = {slot: [] for slot in range(NUM_SLOTS)}
         self._decoder = decoder
@@ -237,10 +237,11 @@ def test_logprobs_do_not_depend_on_other_rows(kind: str) -> None:
     logits = torch.randn(5, 37) * 5
     operations = make_operations(native=kind == "native", batch_invariant=True)
     for num_likely in (3, 37):
-        together = token_logprobs(operations.logprobs, logits, np.arange(5), [num_likely] * 5)
+        together = TokenLogprobsDownload(operations.logprobs, logits, torch.arange(5), [num_likely] * 5).entries()
         for row in range(5):
             part = logits[row : row + 1]
-            assert token_logprobs(operations.logprobs, part, np.array([row]), [num_likely]) == [together[row]]
+            alone = TokenLogprobsDownload(operations.logprobs, part, torch.tensor([row]), [num_likely])
+            assert alone.entries() == [together[row]]
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, TILE_ROWS, 2 * TILE_ROWS + 3])

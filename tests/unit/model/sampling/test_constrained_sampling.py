@@ -32,8 +32,9 @@ class Requests:
         grammars = GrammarCompiler(demo_model_path(), VOCAB, [EOS])
         operations = make_operations(batch_invariant=batch_invariant)
         self.sampler = Sampler(VOCAB, operations, grammars=grammars)
+        token_ids = np.zeros((NUM_SLOTS, LENGTH), np.int32)
         self.batch = SimpleNamespace(
-            token_ids=np.zeros((NUM_SLOTS, LENGTH), np.int32), num_prompt=np.full(NUM_SLOTS, 2, np.int64)
+            token_ids=token_ids, token_ids_SM=torch.as_tensor(token_ids), num_prompt=np.full(NUM_SLOTS, 2, np.int64)
         )
         self.known = np.zeros(NUM_SLOTS, np.int64)
         self.seeds = np.zeros(NUM_SLOTS, np.int64)
@@ -53,7 +54,7 @@ class Requests:
             for slot, position in zip(slots, positions, strict=True)
         ]
         sampled = self.sampler.sample(torch.stack(rows), np.array(slots), positions, self.batch)
-        self.batch.token_ids[list(slots), positions] = sampled.token_ids
+        self.batch.token_ids[list(slots), positions] = sampled.token_ids_R
         self.known[list(slots)] += 1
         return sampled
 
@@ -154,7 +155,8 @@ def test_stop_tokens_may_end_it():
 def test_logprobs_are_those_of_the_model():
     requests = Requests()
     requests.add(0, seed=1, temperature=0.0, regex="[0-9]", logprobs=1)
-    [(row, entry)] = requests.step(0).logprobs
+    [(rows, download)] = requests.step(0).logprobs
+    [row], [entry] = rows, download.entries()
     assert row == 0
     assert entry.token_ids[0] == requests.output(0)[0] != entry.token_ids[1]
     assert entry.rank > 1

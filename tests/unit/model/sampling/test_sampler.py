@@ -11,7 +11,7 @@ from small_model import make_operations
 
 from raycore.model.operations import Operations
 from raycore.model.sampling import keyed_random, picking
-from raycore.model.sampling.logprobs import token_logprobs
+from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 
@@ -23,6 +23,9 @@ EOS = 7
 class Batch:
     token_ids: np.ndarray
     num_prompt: np.ndarray
+
+    def __post_init__(self):
+        self.token_ids_SM = torch.as_tensor(self.token_ids)
 
 
 operations: Operations
@@ -59,7 +62,7 @@ def pick(logits_V, params, sequence=(1,), num_prompt=1, seed=5, **kwargs):
     sampler = Sampler(len(logits_V), operations)
     sampler.add(0, params, seed, **kwargs)
     batch = batch_of(list(sequence), num_prompt=num_prompt)
-    return int(sampler.sample(logits_V[None], np.array([0]), np.array([len(sequence)]), batch).token_ids[0])
+    return int(sampler.sample(logits_V[None], np.array([0]), np.array([len(sequence)]), batch).token_ids_R[0])
 
 
 def draw_many(logits_V, params, num_draws=4000):
@@ -68,7 +71,7 @@ def draw_many(logits_V, params, num_draws=4000):
     sampler.add(0, params, seed=11)
     batch = Batch(np.zeros((1, num_draws + 2), np.int32), np.array([1]))
     slots = np.zeros(num_draws, np.int64)
-    return sampler.sample(logits_V.expand(num_draws, -1), slots, np.arange(1, num_draws + 1), batch).token_ids
+    return sampler.sample(logits_V.expand(num_draws, -1), slots, np.arange(1, num_draws + 1), batch).token_ids_R.numpy()
 
 
 def greedy(**kwargs):
@@ -122,8 +125,8 @@ def test_greedy_takes_the_first_of_the_most_likely(vocab_size, dtype):
     for slot in range(20):
         sampler.add(slot, greedy(), slot)
     slots = np.arange(20)
-    tokens = sampler.sample(logits, slots, slots + 1, batch_of(*[[1]] * 20)).token_ids
-    assert tokens.dtype == np.int32
+    tokens = sampler.sample(logits, slots, slots + 1, batch_of(*[[1]] * 20)).token_ids_R
+    assert tokens.dtype == torch.int64
     assert tokens.tolist() == [int(np.argmax(row)) for row in logits.float().numpy()]
     assert tokens[3] == 9
 
@@ -263,7 +266,7 @@ def test_a_row_gives_the_same_alone_and_in_any_batch(vocab_size):
         for row, slot in zip(rows, slots, strict=True):
             sampler.add(int(slot), requests[row], seed=1000 + int(row))
             moved.token_ids[slot] = batch.token_ids[row]
-        return sampler.sample(logits[torch.as_tensor(rows)], slots, positions[rows], moved).token_ids
+        return sampler.sample(logits[torch.as_tensor(rows)], slots, positions[rows], moved).token_ids_R.numpy()
 
     moved = Batch(batch.token_ids.copy(), batch.num_prompt)
     alone = np.array([sample(np.array([row]), np.array([0]))[0] for row in range(num)])
@@ -383,7 +386,8 @@ def test_logprobs_are_of_the_raw_distribution():
     for slot, params in enumerate(wanted):
         sampler.add(slot, params, slot)
     result = sampler.sample(logits, np.arange(4), np.full(4, 2), batch_of(*[[1, 2]] * 4))
-    entries = dict(result.logprobs)
+    [(rows, download)] = result.logprobs
+    entries = dict(zip(rows, download.entries(), strict=True))
     assert list(entries) == [0, 2, 3]
     raw = torch.log_softmax(logits, -1)
 
@@ -393,7 +397,7 @@ def test_logprobs_are_of_the_raw_distribution():
     assert biased.rank == 1 + int((raw[0] > raw[0, 77]).sum()) > 1
 
     top = entries[2]
-    assert top.token_ids[0] == result.token_ids[2]
+    assert top.token_ids[0] == result.token_ids_R[2]
     assert top.token_ids[1:] == raw[2].topk(3).indices.tolist()
     assert top.logprobs[1:] == pytest.approx(raw[2].topk(3).values.tolist())
     assert len(entries[3].token_ids) == VOCAB + 1
@@ -402,10 +406,10 @@ def test_logprobs_are_of_the_raw_distribution():
 
 def test_prompt_logprobs_cover_every_position():
     logits = random_logits(5)
-    next_ids = np.array([3, 1, 4, 1, 5], np.int32)
-    entries = token_logprobs(operations.logprobs, logits, next_ids, [2] * 5)
+    next_ids = torch.tensor([3, 1, 4, 1, 5])
+    entries = TokenLogprobsDownload(operations.logprobs, logits, next_ids, [2] * 5).entries()
     raw = torch.log_softmax(logits, -1)
     assert [entry.token_ids[0] for entry in entries] == next_ids.tolist()
     assert [entry.logprobs[0] for entry in entries] == pytest.approx([float(raw[t, i]) for t, i in enumerate(next_ids)])
     assert all(len(entry.token_ids) == 3 for entry in entries)
-    assert token_logprobs(operations.logprobs, logits[:0], next_ids[:0], []) == []
+    assert TokenLogprobsDownload(operations.logprobs, logits[:0], next_ids[:0], []).entries() == []

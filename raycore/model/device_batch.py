@@ -1,0 +1,104 @@
+"""The running requests on a worker's device: their tokens and block tables, by slot.
+
+The host knows everything about a step from its plan, except which tokens earlier steps have sampled. So tokens stay on
+the device: a step reads its input there, and appends there what it samples. The next step can therefore start before
+the host has seen this step's tokens. On a CPU, host and device share the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raycore.messages import StepPlan
+from raycore.model.batch import Ints, SlotBatch, StepInputs
+from raycore.model.transfers import to_device, to_device_together
+
+
+@dataclass(slots=True)
+class StepTensors:
+    """A step's inputs on the device. S slots, M blocks of a slot, T tokens, R rows from which a token is sampled."""
+
+    block_tables_SM: Tensor
+    """int32[S, M]: the blocks of each slot."""
+    slots_T: Tensor
+    """int64[T]: each token's slot."""
+    positions_T: Tensor
+    """int64[T]: each token's position in its sequence."""
+    places_T: Tensor
+    """int64[T]: each token's index in the flat table of tokens."""
+    sampled_rows_R: Tensor
+    """int64[R]: the rows, among the T tokens, from which a token is sampled."""
+    next_places_R: Tensor
+    """int64[R]: the index in the flat table of tokens that each sampled token gets."""
+
+
+class DeviceBatch:
+    """The running requests' tokens and block tables, on the device and on the host."""
+
+    def __init__(self, host: SlotBatch, device: torch.device) -> None:
+        self.host = host
+        self._device = device
+        self._is_shared = device.type == "cpu"
+        self.token_ids_SM = torch.as_tensor(host.token_ids)
+        """int32[S, max_model_len + 1]: prompt, then output, with all tokens sampled so far."""
+        self._block_tables_SM = torch.as_tensor(host.block_tables)
+        if not self._is_shared:
+            self.token_ids_SM = torch.zeros_like(self.token_ids_SM, device=device)
+            self._block_tables_SM = torch.zeros_like(self._block_tables_SM, device=device)
+        self._token_ids = self.token_ids_SM.view(-1)
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """The host's copy of `token_ids_SM`, in which a GPU's newest tokens may be missing."""
+        return self.host.token_ids
+
+    @property
+    def num_prompt(self) -> Ints:
+        """[S]: number of tokens in each slot's prompt."""
+        return self.host.num_prompt
+
+    def apply(self, plan: StepPlan) -> None:
+        """Apply the plan's freed slots, new requests and new blocks."""
+        places = self.host.apply(plan)
+        if self._is_shared:
+            return
+        for request in plan.new_requests:
+            token_ids = np.array(np.frombuffer(request.token_ids, np.int32))
+            block_ids = np.array(np.frombuffer(request.block_ids, np.int32))
+            self.token_ids_SM[request.slot, : len(token_ids)] = to_device(token_ids, self._device)
+            self._block_tables_SM[request.slot, : len(block_ids)] = to_device(block_ids, self._device)
+        if len(places):
+            block_ids = np.frombuffer(plan.new_block_ids, np.int32)
+            places_B, block_ids_B = to_device_together([places, block_ids], self._device)
+            self._block_tables_SM.view(-1).index_copy_(0, places_B, block_ids_B)
+
+    def advance(self, plan: StepPlan) -> tuple[StepInputs, StepTensors]:
+        """Return the tokens that the plan computes, and count them as computed."""
+        step = self.host.advance(plan)
+        row_length = self.host.token_ids.shape[1]
+        arrays = [
+            step.token_slots,
+            step.positions,
+            step.token_slots * row_length + step.positions,
+            step.last_rows[step.sampled],
+            step.slots[step.sampled] * row_length + step.next_positions,
+        ]
+        return step, StepTensors(self._block_tables_SM, *to_device_together(arrays, self._device))
+
+    def token_ids_of(self, tensors: StepTensors) -> Tensor:
+        """Return int32[T]: the tokens that the step computes."""
+        return self._token_ids.index_select(0, tensors.places_T)
+
+    def append(self, tensors: StepTensors, token_ids_R: Tensor) -> None:
+        """Append the sampled tokens to their sequences, on the device."""
+        self._token_ids.index_copy_(0, tensors.next_places_R, token_ids_R.to(torch.int32))
+
+    def receive(self, step: StepInputs, token_ids: NDArray[np.generic]) -> None:
+        """Append a step's sampled tokens, which have arrived from the device, to the host's copy."""
+        if not self._is_shared:
+            self.host.receive(step, token_ids)
