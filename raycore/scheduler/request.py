@@ -60,6 +60,11 @@ class Request:
         """
         return self.params.prompt_logprobs is None
 
+    @property
+    def needs_output(self) -> bool:
+        """Whether sampling a token takes the values of all earlier tokens, because a grammar or a word follows them."""
+        return self.params.structured_outputs is not None or any(len(word) > 1 for word in self.bad_words_token_ids)
+
     def end_of(self, token_id: int, num_tokens: int) -> tuple[str, int | None] | None:
         """Return (finish reason, stop reason) if the request ends with `token_id`, otherwise None.
 

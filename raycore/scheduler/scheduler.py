@@ -8,7 +8,7 @@ blocks than are free, the least urgent running request is preempted: it loses it
 again later.
 
 A step can be planned before the results of earlier steps arrive, on the assumption that each decode in flight gives one
-token. If a request has left its slot when a result arrives (finished, aborted or preempted), the result for this
+token. Only a request whose rules depend on its output, such as a grammar, waits for its own last token. If a request has left its slot when a result arrives (finished, aborted or preempted), the result for this
 request is ignored. When a request is preempted, its tokens in flight are lost. No client has seen them, and they are
 sampled again with the same random numbers. Workers execute plans in order, so the blocks of a request that has left its
 slot can be reused at once, even while steps that use them are in flight.
@@ -34,7 +34,7 @@ from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.request import Request, RequestLimits
-from raycore.scheduler.slots import DECODE, LAST, PREFILL, SlotTable
+from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, SlotTable
 from raycore.scheduler.step_builder import Chunk, InFlight, StepBuilder
 
 
@@ -232,6 +232,7 @@ class Scheduler:
             step.block_ids = self._blocks.grow_each(np.array(step.block_slots)).tolist()
         num_computed = table.computed[batch.slots] + 1
         table.computed[batch.slots] = num_computed
+        table.stall(batch.slots)
         at_end = (num_computed + 1 >= batch.max_tokens).nonzero()[0]
         if len(at_end):
             table.set_phase(batch.slots[at_end], LAST)
@@ -246,7 +247,8 @@ class Scheduler:
         self._slots.computed[slot] = computed
         if chunk.is_final:
             self._prefills.remove(chunk.request)
-            self._slots.set_phase(slot, LAST if computed + 1 == chunk.request.max_tokens else DECODE)
+            phase = STALLED if chunk.request.needs_output else DECODE
+            self._slots.set_phase(slot, LAST if computed + 1 == chunk.request.max_tokens else phase)
         self._publish([slot])
 
     def _admit_waiting(self, step: StepBuilder, budget: int) -> None:
@@ -333,6 +335,7 @@ class Scheduler:
         table.tokens[slots, received] = token_ids
         received += 1
         table.received[slots] = received
+        table.resume(slots)
         may_end = ((table.num_stoppers[token_ids] > 0) | (received >= max_tokens)).nonzero()[0]
         if failures:
             outputs.finished = self._fail(failures, slots)

@@ -1,10 +1,12 @@
 """The running requests, in arrays indexed by slot. Planning a step of decodes takes only a few array operations.
 
-Every running request has a slot: a row in these arrays. The request is in one of three phases, which follow from its
-token counts and are stored only to find rows quickly:
+Every running request has a slot: a row in these arrays. The request is in one of four phases, which are stored to find
+rows quickly:
 
 * PREFILL: some of the tokens that the request had when it got its slot have not been planned yet.
 * DECODE: exactly one known token has not been planned: the last one sampled, whose value may still be in flight.
+* STALLED: as DECODE, but the last token's value is in flight, and the next token can't be sampled without it, because
+  the request's rules depend on its output (see `Request.needs_output`).
 * LAST: the token that brings the request to its maximum length is in flight. The request ends when that token arrives,
   at the latest.
 
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 
 from raycore.scheduler.request import Request
 
-FREE, PREFILL, DECODE, LAST = range(4)
+FREE, PREFILL, DECODE, STALLED, LAST = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class SlotTable:
         self.max_tokens = np.zeros(num_slots, np.int64)
         self.generation = np.zeros(num_slots, np.int64)
         """Number of requests that have left the slot. Results planned for an earlier generation are ignored."""
+        self.needs_output = np.zeros(num_slots, np.bool_)
+        """Whether the request's rules depend on its output."""
         self.num_departures = 0
         """Number of requests that have left any slot. While this is unchanged, all generations are unchanged."""
         self.seq_id = np.zeros(num_slots, np.int64)
@@ -60,6 +64,8 @@ class SlotTable:
         """By token id: the number of running requests that this token would end. It is 0 for almost all tokens."""
         self.requests: list[Request | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
+        self._num_needing_output = 0
+        """Number of running requests whose rules depend on their output."""
         self._decodes: Batch | None = None
 
     @property
@@ -85,6 +91,8 @@ class SlotTable:
         self.computed[slot] = num_computed
         self.received[slot] = num_tokens
         self.max_tokens[slot] = request.max_tokens
+        self.needs_output[slot] = request.needs_output
+        self._num_needing_output += request.needs_output
         self.seq_id[slot] = request.seq_id
         self.flush_interval_s[slot] = request.flush_interval_s
         self.tokens[slot, :num_tokens] = request.tokens
@@ -100,12 +108,25 @@ class SlotTable:
         self.generation[slot] += 1
         self.num_departures += 1
         self.num_stoppers[list(request.stop_token_ids)] -= 1
+        self._num_needing_output -= request.needs_output
         self._free.append(slot)
 
     def set_phase(self, slots: int | NDArray[np.int64], phase: int) -> None:
         """Set the phase of one slot or several."""
         self.phase[slots] = phase
         self._decodes = None
+
+    def stall(self, slots: NDArray[np.int64]) -> None:
+        """Note that a token of these slots, in the phase DECODE, is in flight."""
+        if self._num_needing_output and self.needs_output[slots].any():
+            self.set_phase(slots[self.needs_output[slots]], STALLED)
+
+    def resume(self, slots: NDArray[np.int64]) -> None:
+        """Note that the tokens in flight of these slots have arrived."""
+        if self._num_needing_output:
+            stalled = slots[self.phase[slots] == STALLED]
+            if len(stalled):
+                self.set_phase(stalled, DECODE)
 
     def decodes(self) -> Batch:
         """Return all slots in the phase DECODE, in ascending order."""

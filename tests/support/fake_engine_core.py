@@ -55,6 +55,8 @@ class FakeModelRunner:
         self.known: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.blocks: dict[int, list[int]] = {}
+        self.unseen: deque[set[int]] = deque()
+        """For each step whose result the scheduler hasn't seen: the slots for which it made a token."""
         self.num_resumed = 0
         self.num_cached = 0
         self.max_plan_bytes = 0
@@ -79,6 +81,7 @@ class FakeModelRunner:
         for slot, count in zip(slots, counts, strict=True):
             self._write(slot, count)
         tokens = [self._read_and_sample(slot) for slot in slots]
+        self.unseen.append({slot for slot, token in zip(slots, tokens, strict=True) if token >= 0})
         return StepResult(
             plan.step,
             np.array(tokens, np.int32).tobytes(),
@@ -99,6 +102,8 @@ class FakeModelRunner:
 
     def _take_in(self, new: NewRequest) -> None:
         assert new.slot not in self.rows
+        for slots in self.unseen:
+            slots.discard(new.slot)
         self.rows[new.slot] = new
         self.known[new.slot] = _ints(new.token_ids)
         self.computed[new.slot] = new.num_computed_tokens
@@ -122,6 +127,8 @@ class FakeModelRunner:
         assert self.kv_tokens[blocks].ravel()[:computed].tolist() == known[:computed], "wrong context"
         if computed < len(known):
             return -1
+        if any(len(word) > 1 for word in self.rows[slot].bad_words_token_ids):
+            assert all(slot not in slots for slots in self.unseen), "a rule depends on a token in flight"
         known.append(next_token(known, self.rows[slot].seed))
         return known[-1]
 
@@ -186,6 +193,7 @@ class FakeEngineCore:
             self.scheduler.check_integrity()
         if not self.in_flight:
             return False
+        self.runner.unseen.popleft()
         self._take_in(*self.in_flight.popleft())
         self.scheduler.check_integrity()
         return True

@@ -41,6 +41,7 @@ REQUESTS = st.fixed_dictionaries(
         "flush_interval_s": st.sampled_from([0.0, 0.1, 0.2]),
         "prompt_logprobs": st.sampled_from([None, None, None, 1]),
         "logprobs": st.sampled_from([None, 1]),
+        "bad_words_token_ids": st.sampled_from([[], [], [[3]], [[3, 4]]]),
     }
 )
 SUBMIT = st.tuples(st.just("submit"), PROMPTS, REQUESTS)
