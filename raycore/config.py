@@ -199,6 +199,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         Meta(ge=0),
         option("Maximum number of one prompt's tokens in a step. 0: limited only by max_num_batched_tokens."),
     ] = 0
+    async_scheduling: Annotated[
+        bool | None,
+        option(
+            "Plan and start the next step while the device still computes the last one. On CPUs this costs more than "
+            "it saves. Ranks that share experts never do it.",
+            default="True with device=cuda, else False",
+        ),
+    ] = None
 
 
 class ParallelConfig(msgspec.Struct, frozen=True):
@@ -421,6 +429,17 @@ class EngineConfig(msgspec.Struct, frozen=True):
     ] = None
     log_level: int = logging.WARNING
     """Log level of the ranks' processes."""
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """How many steps an engine starts before it takes the first one's result.
+
+        Engines in lockstep start one: its result says whether there is a next step.
+        """
+        if self.parallel.is_lockstep:
+            return 1
+        is_on = self.scheduler.async_scheduling
+        return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
 
     def encode(self) -> bytes:
         """Encode the configuration as msgpack. Actors get it in this form."""

@@ -54,7 +54,6 @@ class VllmOptions(TypedDict, total=False):
     enable_chunked_prefill: object
     max_num_partial_prefills: object
     max_long_partial_prefills: object
-    async_scheduling: object
     scheduler_cls: object
     num_lookahead_slots: object
     speculative_config: object
@@ -147,6 +146,9 @@ class EngineOptions(VllmOptions, total=False):
     first. Default: fcfs."""
     long_prefill_token_threshold: int
     """Maximum number of one prompt's tokens in a step. 0: limited only by max_num_batched_tokens. Default: 0."""
+    async_scheduling: bool | None
+    """Plan and start the next step while the device still computes the last one. On CPUs this costs more than it saves.
+    Ranks that share experts never do it. Default: True with device=cuda, else False."""
     executor_backend: Literal["inline", "ray"] | None
     """Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a Ray
     actor. Default: inline if tensor_parallel_size is 1, else ray."""

@@ -134,7 +134,6 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption(
             "max_long_partial_prefills", (1, None), "the scheduler decides how many prompts are prefilled at a time"
         ),
-        VllmOption("async_scheduling", _BOTH, "steps are always scheduled ahead where possible"),
         VllmOption("scheduler_cls", (None,), "custom schedulers aren't supported"),
         VllmOption("num_lookahead_slots", (0, None), _NO_SPECULATION),
         VllmOption("speculative_config", (None, {}), _NO_SPECULATION),

@@ -21,8 +21,9 @@ from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, Submit, Utility
 from raycore.engine.utility import call_utility
 from raycore.errors import InvalidConfig, InvalidRequest
-from raycore.executor.base import Executor, Pending
+from raycore.executor.base import Executor
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
+from raycore.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.scheduler import Scheduler
 

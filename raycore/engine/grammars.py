@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 
-from raycore.executor.base import Executor, Pending
+from raycore.executor.base import Executor
+from raycore.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 
 HOLD_TIMEOUT_S = 30.0

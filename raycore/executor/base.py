@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from raycore.config import ExecutorConfig
 from raycore.messages import StepPlan, StepResult
+from raycore.pending import Pending
 from raycore.worker.rank import RankIdentity
 
 DUMMY_STEP = -1
@@ -19,20 +20,6 @@ DUMMY_STEP = -1
 
 FailureCallback = Callable[[BaseException], None]
 """Called at most once, on any thread, with a `WorkerDied` or `WorkerFailed`."""
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Pending(Protocol[T_co]):
-    """The future result of a call. Workers run the calls of an executor in the order in which the calls were made."""
-
-    def done(self) -> bool:
-        """Whether `result()` would return or raise at once."""
-        ...
-
-    def result(self, timeout: float | None = None) -> T_co:
-        """Wait for the result, at most `timeout` seconds and at most until the call's own deadline."""
-        ...
 
 
 class WorkerCall(NamedTuple):

@@ -1,4 +1,7 @@
-"""`InlineExecutor`: one worker, in the engine's own process. Does not use Ray."""
+"""`InlineExecutor`: one worker, in the engine's own process. Does not use Ray.
+
+A call runs in the caller's thread, and is over when it returns. Only a GPU computes a step in the background.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from raycore.config import EngineConfig
-from raycore.errors import EngineDeadError, InitializationError, WorkerFailed
+from raycore.errors import EngineDeadError, InitializationError, RpcTimeout, WorkerFailed
 from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
 from raycore.node.niceness import run_yielding
 from raycore.node.ports import address_of, free_ports
+from raycore.pending import Pending
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class
 
@@ -37,10 +41,35 @@ class Finished(Generic[T]):
         return self._value  # pyright: ignore[reportReturnType]
 
 
-class InlineExecutor(Executor):
-    """An executor that runs each call synchronously in the caller's thread. Timeouts are ignored."""
+class Launched:
+    """A `Pending` of a step that the device computes."""
 
-    max_concurrent_batches = 1
+    def __init__(self, step: Pending[StepResult | None]) -> None:
+        self._step = step
+
+    def done(self) -> bool:
+        """Whether the device has finished the step."""
+        return self._step.done()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Wait for the step's result, at most `timeout` seconds.
+
+        Raises:
+            RpcTimeout: the device hasn't finished in time.
+            WorkerFailed: the step failed on the device.
+        """
+        try:
+            result = self._step.result(timeout)
+        except TimeoutError as error:
+            raise RpcTimeout(f"a step timed out: {error}") from error
+        except Exception as error:  # the device's libraries may raise anything
+            raise _failure(error) from error
+        assert result is not None, "the only worker reports its steps"
+        return result
+
+
+class InlineExecutor(Executor):
+    """An executor that runs each call in the caller's thread. Timeouts apply only to what a device computes."""
 
     def __init__(self, config: EngineConfig, identity: RankIdentity, host: str = "127.0.0.1") -> None:
         """Store the arguments. Starts nothing, and does not import torch.
@@ -54,6 +83,7 @@ class InlineExecutor(Executor):
         self._identity = identity
         self._host = host
         self._worker: WorkerProtocol | None = None
+        self.max_concurrent_batches = config.max_steps_in_flight
 
     def stand_by(self) -> None:
         """See `Executor.stand_by`."""
@@ -85,9 +115,14 @@ class InlineExecutor(Executor):
         """See `Executor.load_progress`."""
         return getattr(self._worker, "load_progress", 0.0)
 
-    def execute(self, plan: StepPlan) -> Finished[StepResult]:
+    def execute(self, plan: StepPlan) -> Pending[StepResult]:
         """See `Executor.execute`."""
-        return self._run(self._ready().execute_model, plan)
+        worker = self._ready()
+        try:
+            result = worker.execute_model(plan)
+        except Exception as error:  # workers may raise anything; executors raise WorkerFailed
+            return Finished(None, _failure(error))
+        return Finished(result, None) if isinstance(result, StepResult) or result is None else Launched(result)
 
     def start_call(self, call: WorkerCall, timeout_s: float) -> Finished[Any]:
         """See `Executor.start_call`."""
@@ -131,7 +166,11 @@ class InlineExecutor(Executor):
         try:
             return Finished(function(*args), None)
         except Exception as error:  # workers may raise anything; executors raise WorkerFailed
-            text = f"{type(error).__name__}: {error}"
-            failure = WorkerFailed(0, text, traceback.format_exc())
-            failure.__cause__ = error
-            return Finished(None, failure)
+            return Finished(None, _failure(error))
+
+
+def _failure(error: Exception) -> WorkerFailed:
+    """The error that executors raise, made while `error` is handled."""
+    failure = WorkerFailed(0, f"{type(error).__name__}: {error}", traceback.format_exc())
+    failure.__cause__ = error
+    return failure

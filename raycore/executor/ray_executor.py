@@ -18,10 +18,11 @@ from ray.util.placement_group import PlacementGroup
 
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RaycoreError, WorkerDied, WorkerFailed
-from raycore.executor.base import Executor, FailureCallback, Pending, WorkerCall
+from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
 from raycore.node.ports import address_of
 from raycore.node.processes import wait_until_gone
+from raycore.pending import Pending
 from raycore.ray_api import bundle_of, cause_of, get, get_all, in_bundle, kill, node_id, on_node, wait
 from raycore.rpc.actor_call import ActorCallTransport
 from raycore.rpc.channel import ChannelTransport
@@ -199,11 +200,7 @@ class RayExecutor(Executor):
         self._config = config
         self._identity = identity
         self._placement_group = placement_group
-        # On a GPU the engine plans the next step while the device computes. On a CPU the workers use all cores, so
-        # planning slows the running step by as much as it saves, and a request that stops is noticed a step later.
-        # Engines in lockstep need a step's result to know whether there is a next step.
-        can_overlap = config.device == "cuda" and not config.parallel.is_lockstep
-        self.max_concurrent_batches = 2 if can_overlap else 1
+        self.max_concurrent_batches = config.max_steps_in_flight
         self._workers: WorkerGroup | None = None
         self._transport: Transport | None = None
         self._client: RpcClient | None = None

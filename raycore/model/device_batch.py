@@ -40,10 +40,11 @@ class StepTensors:
 class DeviceBatch:
     """The running requests' tokens and block tables, on the device and on the host."""
 
-    def __init__(self, host: SlotBatch, device: torch.device) -> None:
+    def __init__(self, host: SlotBatch, device: torch.device, *, is_shared: bool | None = None) -> None:
+        """`is_shared`: whether host and device have the same memory, as they have on a CPU by default."""
         self.host = host
         self._device = device
-        self._is_shared = device.type == "cpu"
+        self._is_shared = device.type == "cpu" if is_shared is None else is_shared
         self.token_ids_SM = torch.as_tensor(host.token_ids)
         """int32[S, max_model_len + 1]: prompt, then output, with all tokens sampled so far."""
         self._block_tables_SM = torch.as_tensor(host.block_tables)
@@ -73,7 +74,7 @@ class DeviceBatch:
             self.token_ids_SM[request.slot, : len(token_ids)] = to_device(token_ids, self._device)
             self._block_tables_SM[request.slot, : len(block_ids)] = to_device(block_ids, self._device)
         if len(places):
-            block_ids = np.frombuffer(plan.new_block_ids, np.int32)
+            block_ids = np.array(np.frombuffer(plan.new_block_ids, np.int32))
             places_B, block_ids_B = to_device_together([places, block_ids], self._device)
             self._block_tables_SM.view(-1).index_copy_(0, places_B, block_ids_B)
 

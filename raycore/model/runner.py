@@ -27,7 +27,6 @@ from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
 from raycore.model.transfers import Download
 
-
 _PromptLogprobs = tuple[int, int, list[TokenLogprobsDownload]]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +25,7 @@ from ray.experimental.channel.shared_memory_channel import Channel
 from ray.experimental.channel.utils import get_self_actor
 
 from raycore.ray_api import node_id
-from raycore.rpc.doorbell import CLOSED, REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
+from raycore.rpc.doorbell import CLOSED, FIRST_PAUSE_S, REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
 from raycore.rpc.endpoint import TransportClosed
 from raycore.rpc.transport import Joiner, ServingActor, split
 
@@ -46,6 +46,9 @@ TAKE_TIMEOUT_MS = 1000
 
 Only another reader, which locks the channel for a short time, can delay such a read.
 """
+
+_DUE = b""
+"""Stands for a message where there is none. Messages are never empty."""
 
 
 def _unlink_semaphores() -> None:
@@ -171,14 +174,16 @@ class ChannelEndpoint:
         self._closed = False
         self._waiter = Waiter(spin_window_s, bell, must_poll=board is None)
         self._writes = Waiter(0.0, None, must_poll=True)
+        # a device rings no bell when it has finished a step, and its next one may wait for the engine
+        self._while_due = Waiter(spin_window_s, None, must_poll=True, longest_pause_s=FIRST_PAUSE_S)
 
     def finish_joining(self) -> None:
         _unlink_semaphores()
 
-    def receive(self) -> bytes:
-        message = self._waiter.wait(self._look, float("inf"))
-        assert message is not None
-        return message
+    def receive(self, is_due: Callable[[], bool] | None = None) -> bytes | None:
+        if is_due is None:
+            return self._waiter.wait(self._look, float("inf"))
+        return self._while_due.wait(lambda: self._look() or (_DUE if is_due() else None), float("inf")) or None
 
     def send(self, message: bytes) -> None:
         for part in split(message, self._replies.capacity):

@@ -38,8 +38,8 @@ long each time, up to `LONGEST_NAP_S`. A ring can be missed, because a processor
 the load that looks for a message."""
 FIRST_PAUSE_S = 50e-6
 LONGEST_PAUSE_S = 0.002
-"""Shortest and longest pause in seconds between two polls, for a process that is not rung for every message. Pauses get
-longer the longer the process waits."""
+"""Shortest and usual longest pause in seconds between two polls, for a process that is not rung for every message.
+Pauses get longer the longer the process waits."""
 
 
 class BoardAddress(NamedTuple):
@@ -168,14 +168,18 @@ class Bell:
 class Waiter:
     """Waits for messages. Spins for `spin_window_s` seconds, then sleeps until the bell rings, or polls with pauses."""
 
-    def __init__(self, spin_window_s: float, bell: Bell | None, must_poll: bool) -> None:
+    def __init__(
+        self, spin_window_s: float, bell: Bell | None, must_poll: bool, longest_pause_s: float = LONGEST_PAUSE_S
+    ) -> None:
         """Store the settings.
 
         Args:
             spin_window_s: how long to spin before sleeping, in seconds.
             bell: this process's own bell, if any.
             must_poll: look for messages from time to time, because they may arrive without a ring.
+            longest_pause_s: the longest pause between two looks, if it must poll.
         """
+        self._longest_pause_s = longest_pause_s
         self._window_s = spin_window_s
         self._bell = bell
         self._must_poll = must_poll or bell is None
@@ -202,7 +206,7 @@ class Waiter:
         nap_s = FIRST_NAP_S
         while (now_s := time.monotonic()) < deadline_s:
             if self._must_poll:
-                nap_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S + (now_s - started_s) / 8)
+                nap_s = min(self._longest_pause_s, FIRST_PAUSE_S + (now_s - started_s) / 8)
             if self._bell is None:
                 time.sleep(min(nap_s, deadline_s - now_s))
                 found = look()

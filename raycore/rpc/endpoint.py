@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -16,8 +17,12 @@ class Endpoint(Protocol):
         """Release resources that are only needed for joining. Called after all workers have joined."""
         ...
 
-    def receive(self) -> bytes:
-        """Wait for the next request, without a timeout, and return it. Raises `TransportClosed`."""
+    def receive(self, is_due: Callable[[], bool] | None = None) -> bytes | None:
+        """Wait for the next request, without a timeout, and return it. Raises `TransportClosed`.
+
+        Args:
+            is_due: called repeatedly. Once it returns True, stop waiting, and return None.
+        """
         ...
 
     def send(self, message: bytes) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from raycore.messages import StepResult
+from raycore.pending import Pending
 from raycore.rpc.wire import (
     CALL,
     CALL_ERROR,
@@ -24,30 +27,57 @@ from raycore.rpc.wire import (
 
 
 class RpcServer:
-    """Turns requests into calls of `worker`'s methods, and the methods' results or exceptions into replies."""
+    """Turns requests into calls of `worker`'s methods, and the methods' results or exceptions into replies.
+
+    A step may be *unfinished*: launched, while the device still computes it.
+    """
 
     def __init__(self, worker: Any, rank: int) -> None:
         self.stopped = False
+        self._unfinished: deque[tuple[int, Pending[StepResult | None]]] = deque()
+        """(number, pending result) of each unfinished step, in order."""
         self._worker = worker
         self._rank = rank
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def handle(self, message: bytes) -> bytes | None:
-        """Run an encoded request. Returns the encoded reply, or None if the request gets no reply."""
+        """Run an encoded request. Returns the encoded reply, or None if the request gets no reply, or not yet."""
         kind, number = HEADER.unpack_from(message)
         payload = memoryview(message)[HEADER_BYTES:]
         try:
             if kind == STEP:
                 result = self._worker.execute_model(decode_plan(payload))
-                return None if result is None else HEADER.pack(STEP_RESULT, number) + encode_result(result)
+                if result is not None and not isinstance(result, StepResult):
+                    self._unfinished.append((number, result))
+                    return None
+                return _step_reply(number, result)
             if kind == CALL:
                 return HEADER.pack(VALUE, number) + self._call(payload)
             self.stopped = True
             self._worker.shutdown()
             return None
         except Exception as error:  # a worker may raise anything, and the engine must learn of it
-            text = (f"{type(error).__name__}: {error}", traceback.format_exc())
-            return HEADER.pack(STEP_ERROR if kind == STEP else CALL_ERROR, number) + pickle.dumps(text, 5)
+            return _error_reply(STEP_ERROR if kind == STEP else CALL_ERROR, number, error)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step is unfinished."""
+        return bool(self._unfinished)
+
+    def is_due(self) -> bool:
+        """Whether `finish_step` would return at once."""
+        try:
+            return self._unfinished[0][1].done()
+        except Exception:  # the device has failed: finish_step() reports it
+            return True
+
+    def finish_step(self) -> bytes | None:
+        """Wait for the oldest unfinished step. Returns its encoded reply, or None if it gets none."""
+        number, pending = self._unfinished.popleft()
+        try:
+            return _step_reply(number, pending.result())
+        except Exception as error:  # the device's libraries may raise anything, and the engine must learn of it
+            return _error_reply(STEP_ERROR, number, error)
 
     def _call(self, payload: memoryview) -> bytes:
         method, args, kwargs, reply_rank = pickle.loads(payload)
@@ -61,3 +91,13 @@ class RpcServer:
         if reply_rank is not None and reply_rank != self._rank:
             return NOT_WANTED
         return encode_value(value)
+
+
+def _step_reply(number: int, result: StepResult | None) -> bytes | None:
+    return None if result is None else HEADER.pack(STEP_RESULT, number) + encode_result(result)
+
+
+def _error_reply(kind: int, number: int, error: Exception) -> bytes:
+    """The reply that reports `error`, made while it is handled."""
+    text = (f"{type(error).__name__}: {error}", traceback.format_exc())
+    return HEADER.pack(kind, number) + pickle.dumps(text, 5)

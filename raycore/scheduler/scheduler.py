@@ -8,10 +8,11 @@ blocks than are free, the least urgent running request is preempted: it loses it
 again later.
 
 A step can be planned before the results of earlier steps arrive, on the assumption that each decode in flight gives one
-token. Only a request whose rules depend on its output, such as a grammar, waits for its own last token. If a request has left its slot when a result arrives (finished, aborted or preempted), the result for this
-request is ignored. When a request is preempted, its tokens in flight are lost. No client has seen them, and they are
-sampled again with the same random numbers. Workers execute plans in order, so the blocks of a request that has left its
-slot can be reused at once, even while steps that use them are in flight.
+token. Only a request whose rules depend on its output, such as a grammar, waits for its own last token. If a request
+has left its slot when a result arrives (finished, aborted or preempted), the result for this request is ignored. When a
+request is preempted, its tokens in flight are lost. No client has seen them, and they are sampled again with the same
+random numbers. Workers execute plans in order, so the blocks of a request that has left its slot can be reused at once,
+even while steps that use them are in flight.
 
 This module knows nothing of connections, time, or tensors.
 """

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from raycore.config import EngineConfig
 from raycore.messages import StepPlan, StepResult
+from raycore.pending import Pending
 from raycore.worker.rank import WorkerRank
 
 
@@ -54,8 +55,12 @@ class WorkerProtocol(Protocol):
         """Return the name of the dtype of weights and activations, such as `bfloat16`."""
         ...
 
-    def execute_model(self, plan: StepPlan) -> StepResult | None:
-        """Run one step. Returns the result on the worker with tp_rank 0, and None on the others."""
+    def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
+        """Run one step. Returns the result on the worker with tp_rank 0, and None on the others.
+
+        A worker whose device still computes the step may return a `Pending` instead, which gives the result, or None,
+        later. Up to `EngineConfig.max_steps_in_flight` steps are then started before the first one's result is taken.
+        """
         ...
 
     def check_health(self) -> None:

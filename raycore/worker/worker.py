@@ -47,6 +47,7 @@ from raycore.model.step_memory import StepLimits, step_bytes
 from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
+from raycore.pending import Pending
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker.cpu_dtype import choose_cpu_dtype
@@ -246,23 +247,26 @@ class Worker(WorkerProtocol):
         )
         slot = np.zeros(1, np.int32).tobytes()
         counts = np.array([num_tokens - 1], np.int32).tobytes()
-        self.execute_model(StepPlan(step=-3, slots=slot, num_tokens=counts, new_requests=[request]))
-        self.execute_model(StepPlan(step=-2, slots=slot))
-        self.execute_model(StepPlan(step=-1, freed_slots=[0]))
+        assert self._runner is not None, "initialize_cache() comes first"
+        self._runner.execute(StepPlan(step=-3, slots=slot, num_tokens=counts, new_requests=[request]))
+        self._runner.execute(StepPlan(step=-2, slots=slot))
+        self._runner.execute(StepPlan(step=-1, freed_slots=[0]))
         if self._prepared is not None:
             try:
                 self._prepared.result(self.config.executor.init_timeout_s)
             except InvalidRequest as error:
                 raise InvalidConfig(f"prepare_structured_outputs=True: {error}") from error
 
-    def execute_model(self, plan: StepPlan) -> StepResult | None:
+    def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
         """Run one step. Returns the result on tp_rank 0, and None on other ranks, which compute the same result.
 
+        If several steps may be in flight, returns before the device has finished: see `WorkerProtocol.execute_model`.
         If engines share experts, an engine without work gets empty plans while other engines have work.
         """
         assert self._runner is not None, "initialize_cache() comes first"
-        result = self._runner.execute(plan)
-        return result if self.rank.tp_rank == 0 else None
+        launched = self._runner.launch(plan)
+        step = launched if self.rank.tp_rank == 0 else _Unreported(launched)
+        return step if self.config.max_steps_in_flight > 1 else step.result()
 
     def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
         """Start to compile grammars of waiting requests on a background thread. Steps can run meanwhile.
@@ -343,6 +347,20 @@ class Worker(WorkerProtocol):
             batch_invariant=config.model.batch_invariant,
             native=self._is_native,
         )
+
+
+class _Unreported:
+    """A pending step whose result another worker reports."""
+
+    def __init__(self, step: Pending[StepResult]) -> None:
+        self._step = step
+
+    def done(self) -> bool:
+        return self._step.done()
+
+    def result(self, timeout: float | None = None) -> None:
+        # the worker itself needs the result: its grammars follow the tokens
+        self._step.result(timeout)
 
 
 def _cuda_device(local_rank: int) -> torch.device:

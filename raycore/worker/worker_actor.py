@@ -92,9 +92,11 @@ class WorkerActor:
     def serve(self) -> None:
         """Handle requests from the channel, until the engine asks the worker to stop or the channel is closed."""
         assert self._endpoint is not None, "join() comes first"
+        server = self._server
         try:
-            while not self._server.stopped:
-                reply = self._server.handle(self._endpoint.receive())
+            while not server.stopped:
+                message = self._endpoint.receive(server.is_due if server.has_unfinished else None)
+                reply = server.finish_step() if message is None else server.handle(message)
                 if reply is not None:
                     self._endpoint.send(reply)
         except TransportClosed:
@@ -106,6 +108,8 @@ class WorkerActor:
     def call(self, message: bytes) -> bytes | None:
         """Handle one request, and return its reply or None. Used by the transport that has no channels."""
         reply = self._server.handle(message)
+        if self._server.has_unfinished:
+            reply = self._server.finish_step()  # the call's result is the reply
         if self._server.stopped:
             self._stopping.set()
         return reply

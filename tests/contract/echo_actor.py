@@ -1,6 +1,7 @@
 """A worker that sends back what it gets: the other side of the transport tests."""
 
 import threading
+import time
 
 import ray
 
@@ -23,9 +24,16 @@ class EchoActor:
 
     @ray.method(concurrency_group="work")
     def serve(self):
+        is_due = None
         try:
             while True:
-                reply = self._reply(self._endpoint.receive())
+                message = self._endpoint.receive(is_due)
+                is_due = None
+                if message is not None and message.startswith(b"due in"):
+                    due_s = time.monotonic() + float(message.split()[2])
+                    is_due = lambda due_s=due_s: time.monotonic() >= due_s  # noqa: E731
+                    continue
+                reply = b"due" if message is None else self._reply(message)
                 if reply is not None:
                     self._endpoint.send(reply)
         except TransportClosed:

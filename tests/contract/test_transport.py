@@ -29,8 +29,9 @@ def workers(ray_cluster):
 class Link:
     """A started transport, and what its workers' serving comes to."""
 
-    def __init__(self, ray, workers, transport):
+    def __init__(self, ray, workers, transport, is_of_calls):
         self.transport = transport
+        self.is_of_calls = is_of_calls
         for rank, worker in enumerate(workers):
             transport.accept(rank, ray.get(worker.join.remote(transport.invite(rank))))
         transport.finish_joining()
@@ -60,7 +61,7 @@ def link(request, ray_cluster, workers, monkeypatch):
         nodes = ray_cluster.get([worker.node_id.remote() for worker in workers])
         window_s = math.inf if request.param == "spin" else 100e-6
         transport = ChannelTransport(workers, nodes, CAPACITY, window_s)
-    link = Link(ray_cluster, workers, transport)
+    link = Link(ray_cluster, workers, transport, request.param == "actor calls")
     yield link
     transport.close()
     assert ray_cluster.get(link.served, timeout=SOON_S) == ["closed", "closed"]
@@ -104,6 +105,19 @@ def test_a_sleeping_worker_is_woken(link):
         times_s.append(time.monotonic() - start)
     # not what one of them took: other processes may have had the cores
     assert statistics.median(times_s) < LONGEST_NAP_S / 3
+
+
+def test_a_worker_stops_waiting_when_something_is_due(link):
+    """As a worker does whose device has finished a step, while no request comes."""
+    if link.is_of_calls:
+        pytest.skip("actor calls have no endpoint")
+    link.send(b"due in 0.05 s")
+    start = time.monotonic()
+    assert sorted(link.receive() for _ in range(2)) == [(0, b"due"), (1, b"due")]
+    assert 0.05 <= time.monotonic() - start < SOON_S
+    link.send(b"due in 60 s")
+    link.send(b"a request")
+    assert sorted(link.receive() for _ in range(2)) == [(0, b"a request"), (1, b"a request")]
 
 
 def test_closing_wakes_a_waiting_receive(link):

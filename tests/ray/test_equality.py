@@ -1,9 +1,10 @@
 """Greedy tokens equal transformers' own, token for token, whatever the parallel shape and whatever the scheduler does.
 
-Two sweeps cover the product. Every shape (TP 1, 2, 4 x DP 1, 2) runs through `LLM` with a dense family and one of
-experts, and one shape with every family, with a budget that forces chunking and a block count that forces preemption.
-Every family also runs through `EngineCore` on living workers of TP 1 with every combination of prefix caching, budgets
-and block counts, and of TP 2 and 4 with every pair of these.
+Two sweeps cover the product. Every shape (TP 1, 2, 4 x DP 1, 2 x one or two steps in flight) runs through `LLM` with a
+dense family and one of experts, and TP 2 x DP 2 with every family, with a budget that forces chunking and a block count
+that forces preemption. Every family also runs through `EngineCore` on living workers of TP 1 with every combination of
+prefix caching, budgets and block counts, and of TP 2 and 4 with every pair of these, both with one step at a time and
+with two in flight.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class LivingWorkers:
     def for_engine(self, config: EngineConfig) -> LivingWorkers:
         made = LivingWorkers(self.executor, self.tensor_parallel_size)
         made.config = config
+        made.max_concurrent_batches = config.max_steps_in_flight
         return made
 
     def initialize(self, rendezvous=None):
@@ -101,8 +103,9 @@ def workers(request, ray_cluster, checkpoints):
         ray_cluster.util.remove_placement_group(group)
 
 
+@pytest.mark.parametrize("overlaps", [False, True], ids=["one step at a time", "two steps in flight"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family):
+def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family, overlaps):
     path, expected = checkpoints[family]
     for caching, budget, blocks in COMBINATIONS if workers.tensor_parallel_size == 1 else PAIRS:
         scheduling = {
@@ -117,6 +120,7 @@ def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family)
             num_threads=1,
             max_num_seqs=8,
             block_size=8,
+            async_scheduling=overlaps,
             **scheduling,
         )
         core = EngineCore(config, workers.for_engine(config))
@@ -157,14 +161,15 @@ def _count_preemptions(core: EngineCore) -> list[int]:
 @pytest.fixture(scope="module")
 def living_llm(request, ray_cluster, checkpoints):
     """An `LLM` of a shape, which families take turns in."""
-    tp, dp = request.param
-    with LLM(str(checkpoints["llama2"][0]), **_shape(tp, dp)) as llm:
-        yield llm, tp, dp
+    tp, dp, overlaps = request.param
+    with LLM(str(checkpoints["llama2"][0]), **_shape(tp, dp, overlaps)) as llm:
+        yield llm, tp, dp, overlaps
 
 
-def _shape(tp: int, dp: int) -> dict[str, Any]:
+def _shape(tp: int, dp: int, overlaps: bool) -> dict[str, Any]:
     return {
         "dtype": "float32",
+        "async_scheduling": overlaps,
         "tensor_parallel_size": tp,
         "data_parallel_size": dp,
         "num_threads": 1,
@@ -182,24 +187,24 @@ def _become(worker, config: EngineConfig) -> None:
     worker.initialize_cache(PREEMPTING_BLOCKS)
 
 
-SHAPES = list(itertools.product((1, 2, 4), (1, 2)))
-SHAPE_OF_ALL_FAMILIES = (2, 2)
+SHAPES = list(itertools.product((1, 2, 4), (1, 2), (False, True)))
+SHAPES_OF_ALL_FAMILIES = [(2, 2, False), (2, 2, True)]
 
 
 @pytest.mark.parametrize(
     ("living_llm", "family"),
     [
-        pytest.param(shape, family, id="tp{}-dp{}-{}".format(*shape, family))
+        pytest.param(shape, family, id="tp{}-dp{}-{}-{}".format(*shape, family))
         for shape in SHAPES
-        for family in (FAMILIES if shape == SHAPE_OF_ALL_FAMILIES else ("llama3", "mixtral"))
+        for family in (FAMILIES if shape in SHAPES_OF_ALL_FAMILIES else ("llama3", "mixtral"))
     ],
     indirect=["living_llm"],
 )
 def test_every_shape_gives_the_reference_tokens(living_llm, checkpoints, family):
-    llm, tp, dp = living_llm
+    llm, tp, dp, overlaps = living_llm
     path, expected = checkpoints[family]
     assert llm.reset_prefix_cache()
-    assert len(llm.collective_rpc(_become, args=(resolve(str(path), **_shape(tp, dp)),))) == tp * dp
+    assert len(llm.collective_rpc(_become, args=(resolve(str(path), **_shape(tp, dp, overlaps)),))) == tp * dp
     for _ in range(2):  # the second time finds prefixes
         outputs = llm.generate(prompts(), PARAMS, use_tqdm=False)
         assert [output.outputs[0].token_ids for output in outputs] == expected

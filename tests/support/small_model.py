@@ -76,13 +76,19 @@ def make_weights(spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float32) -> 
 
 
 def make_runner(
-    spec: ModelSpec = SPEC, weights: DecoderWeights | None = None, max_gathered: int = 8, *, native: bool = False
+    spec: ModelSpec = SPEC,
+    weights: DecoderWeights | None = None,
+    max_gathered: int = 8,
+    *,
+    native: bool = False,
+    is_shared: bool = True,
 ) -> ModelRunner:
     """A runner in float32.
 
     Args:
         max_gathered: so many of the longest requests fit into the scratch memory of plain torch's attention.
         native: compute with native kernels.
+        is_shared: whether host and device have the same memory. GPUs have their own.
     """
     operations = make_operations(native=native)
     decoder = Decoder(spec, weights or make_weights(spec), TensorParallel(), operations)
@@ -90,7 +96,7 @@ def make_runner(
     return ModelRunner(
         decoder,
         make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native),
-        DeviceBatch(SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU),
+        DeviceBatch(SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU, is_shared=is_shared),
         Sampler(spec.vocab_size, operations),
         operations,
     )

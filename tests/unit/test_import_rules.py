@@ -20,6 +20,7 @@ SHARED = {
     "option_types",
     "vllm_options",
     "errors",
+    "pending",
     "sampling_params",
     "structured_outputs",
     "outputs",

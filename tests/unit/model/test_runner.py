@@ -40,9 +40,9 @@ def expected() -> list[int]:
 MakeRunner = Callable[..., ModelRunner]
 
 
-@pytest.fixture(params=["torch", pytest.param("native", marks=needs_kernels)])
+@pytest.fixture(params=["torch", pytest.param("native", marks=needs_kernels), "memory of its own"])
 def make(request: pytest.FixtureRequest) -> MakeRunner:
-    return partial(make_runner, native=request.param == "native")
+    return partial(make_runner, native=request.param == "native", is_shared=request.param != "memory of its own")
 
 
 def decode(runner: ModelRunner, slot: int, first: int, num_tokens: int) -> list[int]:
@@ -56,6 +56,28 @@ def test_a_whole_prompt_and_decodes_equal_the_formulas(make: MakeRunner, expecte
     runner = make()
     first = runner.execute(plan([2], [len(PROMPT)], new_requests=[new_request(2, PROMPT, BLOCKS)]))
     assert decode(runner, 2, tokens_of(first)[0], NUM_TOKENS) == expected
+
+
+def test_a_step_is_launched_before_the_last_ones_tokens_are_known(make: MakeRunner, expected: list[int]) -> None:
+    runner = make()
+    steps = [runner.launch(plan([0], [len(PROMPT)], new_requests=[new_request(0, PROMPT, BLOCKS)]))]
+    steps += [runner.launch(plan([0])) for _ in range(NUM_TOKENS - 1)]
+    assert [tokens_of(step.result())[0] for step in steps] == expected
+
+
+def test_a_token_that_arrives_late_is_not_the_next_requests(make: MakeRunner) -> None:
+    """A slot changes hands while its last token is in flight. Penalties read the new request's tokens."""
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
+    other = PROMPT[::-1] * 2
+    alone = make()
+    first = alone.execute(plan([0], [len(other)], new_requests=[new_request(0, other, range(12), params=params)]))
+    expected = decode(alone, 0, tokens_of(first)[0], NUM_TOKENS)
+    runner = make()
+    late = runner.launch(plan([0], [len(PROMPT)], new_requests=[new_request(0, PROMPT, BLOCKS)]))
+    request = new_request(0, other, range(30, 42), params=params)
+    first = runner.launch(plan([0], [len(other)], freed_slots=[0], new_requests=[request]))
+    late.result()
+    assert decode(runner, 0, tokens_of(first.result())[0], NUM_TOKENS) == expected
 
 
 @pytest.mark.parametrize("chunks", [[1, 12], [4, 4, 5], [11, 1, 1], [6, 7]])

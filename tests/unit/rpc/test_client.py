@@ -184,3 +184,55 @@ def test_a_request_too_short_to_read_is_an_error_of_the_step(wire):
     reply = wire.servers[0].handle(bytes([STEP]) + bytes(8) + b"\xff")
     assert reply is not None
     assert b"ValidationError" in reply
+
+
+class Later:
+    """A step that the device finishes when it is told to."""
+
+    def __init__(self, step, error=None):
+        self.step, self.error, self.is_over = step, error, False
+
+    def done(self):
+        if self.error is not None:
+            raise self.error
+        return self.is_over
+
+    def result(self, timeout=None):
+        if self.error is not None:
+            raise self.error
+        assert self.is_over
+        return StepResult(self.step)
+
+
+def test_replies_to_unfinished_steps_come_when_the_device_has_finished(wire, client):
+    worker, server = wire.workers[0], wire.servers[0]
+    launched = []
+    worker.execute_model = lambda plan: launched.append(Later(plan.step)) or launched[-1]
+    first, second = client.step(StepPlan(1), 5.0), client.step(StepPlan(2), 5.0)
+    assert call(client, "who", reply_rank=0).result() == 0  # calls don't wait for steps
+    assert server.has_unfinished
+    assert not server.is_due()
+    launched[1].is_over = True
+    assert not server.is_due()  # steps finish in order
+    launched[0].is_over = True
+    assert server.is_due()
+    wire.replies.extend((0, server.finish_step()) for _ in range(2))
+    assert not server.has_unfinished
+    assert (first.result().step, second.result().step) == (1, 2)
+
+
+def test_a_step_that_fails_on_the_device_is_a_failed_step(wire, client):
+    wire.workers[0].execute_model = lambda plan: Later(plan.step, RuntimeError("an illegal memory access"))
+    step = client.step(StepPlan(1), 5.0)
+    assert wire.servers[0].is_due()
+    wire.replies.append((0, wire.servers[0].finish_step()))
+    with pytest.raises(WorkerFailed, match="an illegal memory access"):
+        step.result()
+
+
+def test_a_worker_whose_result_is_not_wanted_finishes_its_steps_silently(wire, client):
+    later = Later(1)
+    later.is_over, later.result = True, lambda timeout=None: None
+    wire.workers[1].execute_model = lambda plan: later
+    client.step(StepPlan(1), 5.0).result()
+    assert wire.servers[1].finish_step() is None
