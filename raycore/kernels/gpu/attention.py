@@ -1,0 +1,292 @@
+"""Attention over a paged KV cache on GPUs.
+
+`PagedAttention` launches three kernels. `write_cache` rotates queries and keys and stores keys and values.
+`attend_tokens` serves decodes: one query token per row. `attend_chunks` serves prompts and chunks of prompts. All of
+them read and write the cache where it lies. Launches depend on the shapes of their arguments only, never on values, so
+that CUDA graphs can capture them.
+
+This module doesn't know requests, steps or models.
+
+Shape suffixes: T tokens, B decodes, O outputs of the fused projection (all query heads, then key heads, then value
+heads), N query heads, K key-value heads, H elements of a head, X elements of all query heads (N · H), S slots (rows of
+the block tables), M blocks of one slot, P positions, I tiles of queries.
+"""
+
+from __future__ import annotations
+
+# Triton is untyped, and torch's tensors are partially typed:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportCallIssue=false
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raycore.kernels.gpu import attention_kernels as kernels
+
+_MAX_GROUP = 16
+_MAX_HEAD_DIM = 256
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MIN_DOT_SIZE = 16
+"""The smallest matrices that tensor cores multiply have so many rows and columns."""
+_MAX_SHARES = 32
+"""More shares of a row's keys would take longer to combine than they save."""
+_INVARIANT_SHARES = 8
+"""Enough for few rows to use a large part of a GPU. With more, many rows would have many programs that find no keys."""
+_PROGRAMS_PER_MULTIPROCESSOR = 4
+"""As many as fit at a time, with a head dimension of 128 in 16 bits."""
+_WRITER_WARPS = 2
+"""A program rotates about 1,000 numbers."""
+_TOKEN_WARPS = 4
+"""They share the columns of 16 rows. More warps would only wait for memory."""
+_STAGES = 3
+"""While a tile is multiplied, the next one is loaded, and the block numbers of the one after."""
+
+
+@dataclass(slots=True, frozen=True)
+class LayerCache:
+    """The cache of one layer, and what sets the layer's attention apart from that of others."""
+
+    blocks: Tensor
+    """Contiguous [blocks · 2 · K, block size · H]: row `(block · 2 + is_value) · K + head`. Of the model's dtype."""
+    window: int | None = None
+    """How many tokens a token sees, itself included. None: all tokens up to its own."""
+    norm_NH: Tensor | None = None
+    """Weights of the RMS norms of the query heads, then the key heads: contiguous [N + K, H]. None: no norms."""
+
+
+@dataclass(slots=True, frozen=True)
+class TokenPlaces:
+    """By row, which sequence a token belongs to, and its position there. All tensors are contiguous."""
+
+    slots_T: Tensor
+    """int32: the sequence's row of the block tables. -1: a padding row, which is neither read nor stored."""
+    positions_T: Tensor
+    """int32 or int64, below P. Ignored for padding rows."""
+    block_tables_SM: Tensor
+    """int32: the blocks of each sequence."""
+
+
+def unsupported_reason(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> str | None:
+    """Return why the kernels can't compute attention with these sizes. None: they can."""
+    if num_heads % num_kv_heads or num_heads > _MAX_GROUP * num_kv_heads:
+        return (
+            f"{num_heads} query heads share {num_kv_heads} key-value heads: "
+            f"the GPU kernels expect at most {_MAX_GROUP} for each, and equally many"
+        )
+    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
+        return f"the head dimension is {head_dim}: the GPU kernels expect an even number up to {_MAX_HEAD_DIM}"
+    if dtype not in _DTYPES:
+        return f"the dtype is {dtype}: the GPU kernels expect float32, bfloat16 or float16"
+    return None
+
+
+def chunk_tiles(
+    slots: NDArray[np.integer],
+    first_rows: NDArray[np.integer],
+    counts: NDArray[np.integer],
+    starts: NDArray[np.integer],
+    tile_rows: int,
+) -> NDArray[np.int32]:
+    """Return int32 [I, 4], the tiles of `attend_chunks`: slot, first row, number of rows, position of the first row.
+
+    The arguments have one entry per chunk: its slot, its first row, its number of rows, and the position of its first
+    row. `tile_rows` is `PagedAttention.tile_rows`. To pad the result, append zeros: a tile without rows does nothing.
+    Tiles with the most keys come first, so that no long one is left for the end.
+    """
+    num_tiles = -(-counts // tile_rows)
+    chunk_I = np.repeat(np.arange(len(counts)), num_tiles)
+    offset_I = (np.arange(len(chunk_I)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * tile_rows
+    tiles_I4 = np.stack(
+        [
+            slots[chunk_I],
+            first_rows[chunk_I] + offset_I,
+            np.minimum(counts[chunk_I] - offset_I, tile_rows),
+            starts[chunk_I] + offset_I,
+        ],
+        axis=1,
+    ).astype(np.int32)
+    return tiles_I4[np.argsort(-tiles_I4[:, 3], kind="stable")]
+
+
+class PagedAttention:
+    """Launches the kernels for all layers of a model, and owns their workspace.
+
+    Launches on one stream take turns with the workspace. Launches that may overlap need an object each.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        turns_PH: Tensor,
+        norm_eps: float,
+        dtype: torch.dtype,
+        max_rows: int,
+        batch_invariant: bool = False,
+        num_multiprocessors: int | None = None,
+    ) -> None:
+        """Allocate the workspace on the device of `turns_PH`, which is `Rope.cosines_and_sines()`.
+
+        `dtype`: of queries, keys and values. `max_rows`: the largest number of rows of `attend_tokens`.
+        `batch_invariant`: make the bits of a row of `attend_tokens` independent of the number of rows.
+        `num_multiprocessors`: None takes the device's. Raises ValueError if the kernels don't support the sizes.
+        """
+        if reason := unsupported_reason(num_heads, num_kv_heads, head_dim, dtype):
+            raise ValueError(reason)
+        device = turns_PH.device
+        self._num_kv_heads = num_kv_heads
+        self._group = num_heads // num_kv_heads
+        self._turns_PH = turns_PH
+        self._norm_eps = norm_eps
+        self._exponent_scale = math.log2(math.e) / math.sqrt(head_dim)
+        self._batch_invariant = batch_invariant
+        self._num_multiprocessors = num_multiprocessors or _multiprocessors_of(device)
+        self._tiles = _Tiles.of(head_dim, dtype)
+        self._sizes = {
+            "K": num_kv_heads,
+            "G": self._group,
+            "H": head_dim,
+            "PADDED_H": max(triton.next_power_of_2(head_dim), _MIN_DOT_SIZE),
+            "BLOCK_SIZE": block_size,
+        }
+        self._max_rows = max_rows
+        most_shares = max((rows * self.num_shares(rows) for rows in range(1, max_rows + 1)), default=0) * num_heads
+        self._share_sums = torch.empty(most_shares * head_dim, device=device)
+        self._share_tops = torch.empty(most_shares, device=device)
+        self._share_totals = torch.empty(most_shares, device=device)
+        self._shares_done = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)
+        """By row and key-value head. Zeros between launches."""
+
+    @property
+    def tile_rows(self) -> int:
+        """The largest number of tokens in a tile of `attend_chunks`."""
+        return self._tiles.chunk_queries // self._group
+
+    def num_shares(self, num_rows: int) -> int:
+        """Return into how many shares `attend_tokens` divides each row's keys."""
+        if self._batch_invariant:
+            return _INVARIANT_SHARES
+        num_programs = _PROGRAMS_PER_MULTIPROCESSOR * self._num_multiprocessors
+        return min(-(-num_programs // (num_rows * self._num_kv_heads)), _MAX_SHARES)
+
+    def write_cache(self, layer: LayerCache, qkv_TO: Tensor, places: TokenPlaces) -> None:
+        """Normalize, if the model does, and rotate queries and keys in place, and store keys and values."""
+        if not len(qkv_TO):
+            return
+        kernels.write_cache[(len(qkv_TO) * self._num_kv_heads,)](
+            slots=places.slots_T,
+            positions=places.positions_T,
+            GROUP_ROWS=triton.next_power_of_2(self._group),
+            num_warps=_WRITER_WARPS,
+            **self._rotation(layer),
+            **self._rows(layer, qkv_TO, places.block_tables_SM),
+        )
+
+    def attend_tokens(
+        self, layer: LayerCache, qkv_BO: Tensor, places: TokenPlaces, out_BX: Tensor, *, is_fused: bool
+    ) -> None:
+        """Compute attention for one token of each sequence, into `out_BX`. Padding rows become zeros.
+
+        `is_fused`: also do for these rows what `write_cache` does, except that `qkv_BO` isn't changed. Otherwise,
+        `write_cache` must have been called for them.
+        """
+        num_rows = len(qkv_BO)
+        assert num_rows <= self._max_rows, f"{num_rows} rows, the workspace is for {self._max_rows}"
+        if not num_rows:
+            return
+        kernels.attend_tokens[(self._num_kv_heads, self.num_shares(num_rows), num_rows)](
+            slots=places.slots_T,
+            positions=places.positions_T,
+            share_sums=self._share_sums,
+            share_tops=self._share_tops,
+            share_totals=self._share_totals,
+            shares_done=self._shares_done,
+            IS_FUSED=is_fused,
+            ROWS=max(triton.next_power_of_2(self._group), _MIN_DOT_SIZE),
+            num_warps=_TOKEN_WARPS,
+            num_stages=_STAGES,
+            **self._rotation(layer),
+            **self._rows(layer, qkv_BO, places.block_tables_SM),
+            **self._scores(layer, out_BX),
+        )
+
+    def attend_chunks(
+        self, layer: LayerCache, qkv_TO: Tensor, tiles_I4: Tensor, block_tables_SM: Tensor, out_TX: Tensor
+    ) -> None:
+        """Compute attention for the rows in tiles, into the same rows of `out_TX`. Other rows are left as they are.
+
+        `tiles_I4`: int32, contiguous, made by `chunk_tiles`. `write_cache` must have been called for these rows.
+        """
+        if not len(tiles_I4):
+            return
+        kernels.attend_chunks[(self._num_kv_heads, len(tiles_I4))](
+            tiles=tiles_I4,
+            ROWS=self._tiles.chunk_queries,
+            num_warps=self._tiles.chunk_warps,
+            num_stages=_STAGES,
+            **self._rows(layer, qkv_TO, block_tables_SM),
+            **self._scores(layer, out_TX),
+        )
+
+    def _rows(self, layer: LayerCache, qkv_TO: Tensor, block_tables_SM: Tensor) -> dict[str, Any]:
+        return {
+            "qkv": qkv_TO,
+            "qkv_stride": qkv_TO.stride(0),
+            "blocks": layer.blocks,
+            "tables": block_tables_SM,
+            "table_stride": block_tables_SM.stride(0),
+            **self._sizes,
+        }
+
+    def _rotation(self, layer: LayerCache) -> dict[str, Any]:
+        return {
+            "norm": layer.norm_NH,
+            "turns": self._turns_PH,
+            "norm_eps": self._norm_eps,
+            "HAS_NORM": layer.norm_NH is not None,
+        }
+
+    def _scores(self, layer: LayerCache, out_TX: Tensor) -> dict[str, Any]:
+        return {
+            "out": out_TX,
+            "out_stride": out_TX.stride(0),
+            "scale": self._exponent_scale,
+            "WINDOW": layer.window or 0,
+            "TILE": self._tiles.keys,
+        }
+
+
+def _multiprocessors_of(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@dataclass(slots=True, frozen=True)
+class _Tiles:
+    """Sizes of tiles that fit in the registers and the shared memory of an A100 or H100."""
+
+    keys: int
+    chunk_queries: int
+    """Rows of a program of `attend_chunks`: queries of adjacent tokens that share a key-value head."""
+    chunk_warps: int
+
+    @classmethod
+    def of(cls, head_dim: int, dtype: torch.dtype) -> _Tiles:
+        head_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+        keys = 64 if head_bytes <= 512 else 32
+        if dtype == torch.float32:
+            # tensor cores would round float32, so it is multiplied in registers, which hold smaller tiles
+            return cls(keys, chunk_queries=16, chunk_warps=4)
+        if head_dim > 128:
+            # the sums of 64 queries take half of the registers of four warps
+            return cls(keys, chunk_queries=64, chunk_warps=4)
+        # Hopper's tensor cores multiply 64 rows for a group of four warps; two groups share the tiles of keys
+        return cls(keys, chunk_queries=128, chunk_warps=8)

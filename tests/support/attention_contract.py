@@ -1,0 +1,266 @@
+"""What every implementation of attention over a paged KV cache promises, checked against a formula in float64.
+
+A `Batch` is the input of one step in one layer: the rows of its tokens, and the cache before it. An implementation is
+tested through an adapter, a function that takes a batch and returns an `Outcome`. It must not change the batch.
+
+The cache's layout is that of `KVTensors`. Whatever no token may read is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from hypothesis import strategies
+from kernels import assert_near, randn
+from torch import Tensor
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a batch is made of. Hypothesis prints it when a test fails."""
+
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    num_kv_heads: int = 1
+    group: int = 1
+    head_dim: int = 16
+    block_size: int = 16
+    window: int | None = None
+    has_norm: bool = False
+    tokens: tuple[int | None, ...] = ()
+    """The positions of the first rows, which are tokens of different sequences. None: a padding row."""
+    chunks: tuple[tuple[int, int], ...] = ()
+    """The position of the first token, and the number of tokens, of chunks of more sequences."""
+    num_shared_blocks: int = 0
+    """Sequences that have so many blocks before their first row have these blocks in common."""
+    position_dtype: torch.dtype = torch.int32
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_kv_heads * self.group
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The rows of one sequence in a batch."""
+
+    slot: int
+    first_row: int
+    count: int
+    start: int
+    """The position of the first row."""
+
+
+@dataclass
+class Outcome:
+    """What an implementation computed."""
+
+    out_TX: Tensor
+    blocks: Tensor
+    """The cache after the step."""
+    qkv_TO: Tensor | None = None
+    """With rotated queries and keys. None: the implementation doesn't promise to leave them there."""
+
+
+@dataclass
+class Batch:
+    """The input of one step in one layer. Tensors are on the CPU."""
+
+    sizes: Sizes
+    sequences: list[Sequence] = field(init=False)
+    slots_T: Tensor = field(init=False)
+    positions_T: Tensor = field(init=False)
+    block_tables_SM: Tensor = field(init=False)
+    """Slot 0 is unused. What lies behind a sequence's blocks must not be read."""
+    blocks: Tensor = field(init=False)
+    qkv_TO: Tensor = field(init=False)
+    """A slice of longer rows."""
+    norm_NH: Tensor | None = field(init=False)
+    turns_PH: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = self.sizes
+        self.sequences, slots, positions = [], [], []
+        for start, count in [*((position, 1) for position in sizes.tokens), *sizes.chunks]:
+            if start is not None:
+                self.sequences.append(Sequence(len(self.sequences) + 1, len(slots), count, start))
+            slots += [-1 if start is None else len(self.sequences)] * count
+            positions += range(start or 0, (start or 0) + count)
+        self.slots_T = torch.tensor(slots, dtype=torch.int32)
+        self.positions_T = torch.tensor(positions, dtype=sizes.position_dtype)
+        self._make_tables()
+        width = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
+        self.qkv_TO = randn(sizes.seed, len(slots), width + 16).to(sizes.dtype)[:, :width]
+        norm_NH = randn(sizes.seed + 1, sizes.num_heads + sizes.num_kv_heads, sizes.head_dim).to(sizes.dtype)
+        self.norm_NH = norm_NH if sizes.has_norm else None
+        generator = torch.Generator().manual_seed(sizes.seed)
+        angles_PC = torch.rand(max(positions, default=0) + 1, sizes.head_dim // 2, generator=generator) * 6
+        self.turns_PH = torch.stack([angles_PC.cos(), angles_PC.sin()], -1).flatten(1)
+
+    def _make_tables(self) -> None:
+        sizes = self.sizes
+        ends = [sequence.start + sequence.count for sequence in self.sequences]
+        num_blocks = sizes.num_shared_blocks + sum(-(-end // sizes.block_size) for end in ends) + 1
+        generator = torch.Generator().manual_seed(sizes.seed)
+        unused = torch.randperm(num_blocks, generator=generator).int()
+        shared, unused = unused.split([sizes.num_shared_blocks, num_blocks - sizes.num_shared_blocks])
+        widest = -(-max(ends, default=1) // sizes.block_size)
+        self.block_tables_SM = torch.full((len(ends) + 1, widest + 1), -1, dtype=torch.int32)
+        self.blocks = torch.full(
+            (num_blocks, 2, sizes.num_kv_heads, sizes.block_size, sizes.head_dim), math.nan, dtype=sizes.dtype
+        )
+        for sequence, end in zip(self.sequences, ends, strict=True):
+            count = -(-end // sizes.block_size)
+            table_M = unused[:count].clone()
+            unused = unused[count:]
+            if sequence.start >= sizes.num_shared_blocks * sizes.block_size:
+                table_M[: len(shared)] = shared
+            self.block_tables_SM[sequence.slot, :count] = table_M
+            self._store(self.blocks, sequence, range(sequence.start), self._earlier(sequence))
+        if sizes.window is not None:
+            self._forget_earlier_keys(sizes.window)
+        self.blocks = self.blocks.view(-1, sizes.block_size * sizes.head_dim)
+
+    def _earlier(self, sequence: Sequence) -> Tensor:
+        """Keys and values of the tokens before a sequence's first row. Those of shared blocks are equal."""
+        sizes = self.sizes
+        shape = 2, sizes.num_kv_heads, sizes.head_dim
+        num_shared = sizes.num_shared_blocks * sizes.block_size
+        if sequence.start < num_shared:
+            return randn(sizes.seed + 2 + sequence.slot, sequence.start, *shape).to(sizes.dtype)
+        shared, own = (
+            randn(sizes.seed + 2, num_shared, *shape),
+            randn(sizes.seed + 2 + sequence.slot, sequence.start, *shape),
+        )
+        return torch.cat([shared, own[num_shared:]]).to(sizes.dtype)
+
+    def _store(self, blocks: Tensor, sequence: Sequence, positions: range, kv_T2KH: Tensor) -> None:
+        size = self.sizes.block_size
+        blocks = blocks.view(-1, 2, self.sizes.num_kv_heads, size, self.sizes.head_dim)
+        places_T = torch.arange(positions.start, positions.stop)
+        block_ids_T = self.block_tables_SM[sequence.slot].long()[places_T // size]
+        blocks[block_ids_T, :, :, places_T % size] = kv_T2KH
+
+    def _forget_earlier_keys(self, window: int) -> None:
+        """Take away the blocks before the window of each sequence's first row, as a block pool may have."""
+        for sequence in self.sequences:
+            num_unseen = max(sequence.start - window + 1, 0) // self.sizes.block_size
+            self.block_tables_SM[sequence.slot, :num_unseen] = -1
+
+    @cached_property
+    def expected(self) -> Outcome:
+        """The outcome by formula, in float64. Queries and keys are rounded where they are stored."""
+        sizes = self.sizes
+        x_TNH = self.qkv_TO.double().unflatten(1, (-1, sizes.head_dim))
+        num_turned = sizes.num_heads + sizes.num_kv_heads
+        turned_TNH = self._turned(x_TNH[:, :num_turned]).to(sizes.dtype).double()
+        is_padding_T = self.slots_T < 0
+        turned_TNH[is_padding_T] = x_TNH[is_padding_T, :num_turned]
+        values_TKH = x_TNH[:, num_turned:]
+        out_TNH = torch.zeros(len(x_TNH), sizes.num_heads, sizes.head_dim, dtype=torch.float64)
+        blocks = self.blocks.double()
+        for sequence in self.sequences:
+            rows = slice(sequence.first_row, sequence.first_row + sequence.count)
+            kv_T2KH = torch.stack([turned_TNH[rows, sizes.num_heads :], values_TKH[rows]], 1)
+            self._store(blocks, sequence, range(sequence.start, sequence.start + sequence.count), kv_T2KH)
+            kv_L2KH = torch.cat([self._earlier(sequence).double(), kv_T2KH])
+            out_TNH[rows] = self._attended(turned_TNH[rows, : sizes.num_heads], kv_L2KH)
+        return Outcome(out_TNH.flatten(1), blocks, torch.cat([turned_TNH, values_TKH], 1).flatten(1))
+
+    def _turned(self, x_TNH: Tensor) -> Tensor:
+        if self.norm_NH is not None:
+            x_TNH = x_TNH / (x_TNH.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norm_NH.double()
+        turns_TC = torch.view_as_complex(self.turns_PH.double().unflatten(1, (-1, 2)))[self.positions_T.long()]
+        turned_TNC = torch.view_as_complex(x_TNH.unflatten(2, (-1, 2)).contiguous()) * turns_TC[:, None]
+        return torch.view_as_real(turned_TNC).flatten(2)
+
+    def _attended(self, q_TNH: Tensor, kv_L2KH: Tensor) -> Tensor:
+        """Attention of a sequence's last tokens to all of its keys and values."""
+        keys_LNH, values_LNH = kv_L2KH.repeat_interleave(self.sizes.group, 2).unbind(1)
+        behind_TL = torch.arange(len(kv_L2KH) - len(q_TNH), len(kv_L2KH))[:, None] - torch.arange(len(kv_L2KH))
+        is_seen_TL = (behind_TL >= 0) & (behind_TL < (self.sizes.window or len(kv_L2KH)))
+        scores_NTL = torch.einsum("tnh,lnh->ntl", q_TNH, keys_LNH) * self.sizes.head_dim**-0.5
+        weights_NTL = scores_NTL.masked_fill(~is_seen_TL, -math.inf).softmax(-1)
+        return torch.einsum("ntl,lnh->tnh", weights_NTL, values_LNH)
+
+    def check(self, outcome: Outcome) -> None:
+        """Fails if the outcome isn't the expected one."""
+        expected = self.expected
+        # a score's rounding moves a weight by its share, and a score is a sum of head_dim products
+        assert_near(outcome.out_TX, expected.out_TX, 4 * self.qkv_TO.double().abs().max() if len(self.qkv_TO) else 0.0)
+        # the cache had NaN where rows are stored
+        is_stored = self.blocks.isnan() & ~expected.blocks.isnan()
+        assert_near(outcome.blocks[is_stored], expected.blocks[is_stored], 1.0)
+        others = outcome.blocks[~is_stored], self.blocks[~is_stored]
+        assert torch.equal(*(each.view(torch.uint8) for each in others)), "other places of the cache have changed"
+        if outcome.qkv_TO is not None and expected.qkv_TO is not None:
+            assert_near(outcome.qkv_TO, expected.qkv_TO, 1.0)
+
+
+def sizes(dtypes: list[torch.dtype], longest: int, most_rows: int) -> strategies.SearchStrategy[Sizes]:
+    """Sizes of batches with sequences up to `longest` tokens, and up to `most_rows` rows in a chunk."""
+    position = strategies.integers(0, longest - 1) | strategies.integers(0, 20)
+    chunk = strategies.tuples(position | strategies.just(0), strategies.integers(1, most_rows))
+    return strategies.builds(
+        Sizes,
+        seed=strategies.integers(0, 1 << 32),
+        dtype=strategies.sampled_from(dtypes),
+        num_kv_heads=strategies.integers(1, 2),
+        group=strategies.sampled_from([1, 2, 3, 4, 7]),
+        head_dim=strategies.sampled_from([8, 16, 64, 80, 128]),
+        block_size=strategies.sampled_from([16, 32, 48, 64, 256]),
+        window=strategies.none() | strategies.integers(1, longest),
+        has_norm=strategies.booleans(),
+        tokens=strategies.lists(position | strategies.none(), max_size=3).map(tuple),
+        chunks=strategies.lists(chunk, max_size=2).map(tuple),
+        num_shared_blocks=strategies.integers(0, 2),
+        position_dtype=strategies.sampled_from([torch.int32, torch.int64]),
+    )
+
+
+def native(batch: Batch) -> Outcome:
+    """The kernels for CPUs. They don't know padding rows."""
+    sizes, real = batch.sizes, batch.slots_T >= 0
+    rows = real.cumsum(0) - 1
+    sequences = [[each.slot, int(rows[each.first_row]), each.count, each.start] for each in batch.sequences]
+    qkv, blocks = batch.qkv_TO[real].contiguous(), _native_layout(batch.blocks, sizes)
+    none = torch.empty(0, 0, dtype=sizes.dtype)
+    out_TX = torch.zeros(len(real), sizes.num_heads * sizes.head_dim, dtype=sizes.dtype)
+    out_TX[real] = torch.ops.raycore.attention(
+        qkv,
+        none if batch.norm_NH is None else batch.norm_NH,
+        EPS,
+        batch.turns_PH,
+        blocks,
+        batch.block_tables_SM,
+        torch.tensor(sequences, dtype=torch.int32).view(-1, 4),
+        sizes.num_heads,
+        sizes.num_kv_heads,
+        sizes.block_size,
+        sizes.window or 0,
+        sizes.head_dim**-0.5,
+    )
+    return Outcome(out_TX, _usual_layout(blocks, sizes))
+
+
+def _native_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
+    """Keys by pairs of elements, and values by pairs of tokens, if elements have 16 bits."""
+    pair = 4 // sizes.dtype.itemsize
+    keys, values = blocks.view(-1, 2, sizes.num_kv_heads, sizes.block_size, sizes.head_dim).unbind(1)
+    keys = keys.unflatten(3, (-1, pair)).transpose(2, 3).flatten(2)
+    values = values.unflatten(2, (-1, pair)).transpose(3, 4).flatten(2)
+    return torch.stack([keys, values], 1).view(blocks.shape).clone()
+
+
+def _usual_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
+    pair = 4 // sizes.dtype.itemsize
+    size, dim = sizes.block_size, sizes.head_dim
+    keys, values = blocks.view(-1, 2, sizes.num_kv_heads, size * dim).unbind(1)
+    keys = keys.view(-1, sizes.num_kv_heads, dim // pair, size, pair).transpose(2, 3).flatten(2)
+    values = values.view(-1, sizes.num_kv_heads, size // pair, dim, pair).transpose(3, 4).flatten(2)
+    return torch.stack([keys, values], 1).view(blocks.shape)
