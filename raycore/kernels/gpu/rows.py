@@ -1,0 +1,143 @@
+"""Norms and activations, computed row by row in Triton.
+
+Numbers are stored in float16, bfloat16 or float32, and computed in float32. Every result is rounded once. One program
+computes a row, or a part of it, so a row's bits don't depend on other rows.
+
+Triton loads aligned rows in larger pieces, and then adds up a norm's squares in another order. So a row's bits are the
+same wherever it is only if all such rows start at a multiple of 16 bytes, or none does.
+"""
+
+from __future__ import annotations
+
+# Triton is untyped:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: reportUntypedFunctionDecorator=false, reportArgumentType=false, reportCallIssue=false
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_COLUMNS = 1024
+"""Number of columns of an activation that one program computes."""
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Return `x / sqrt(mean(x²) + eps) · weight` over the last dimension, as a new tensor.
+
+    `x` has one to three dimensions, the last one contiguous.
+    """
+    dim = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel():
+        assert x.dim() <= 3, "rows have at most two indexes"
+        num_heads = x.shape[1] if x.dim() == 3 else 1
+        strides = _stride(x, 0), _stride(x, 1) if x.dim() == 3 else dim
+        _rms_norm[(out.numel() // dim,)](x, weight_D, out, *strides, eps, num_heads, dim, **_row_options(dim))
+    return out
+
+
+def add_rms_norm_(residual_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Add `x_TD` to `residual_TD` in place, and return the norm of the sum, a new tensor [T, D].
+
+    The sum is rounded to the residual's dtype first, so the result is what `rms_norm` returns for the new residual.
+    """
+    num_rows, dim = residual_TD.shape
+    assert x_TD.shape == residual_TD.shape, "as many rows and columns are added as the residual has"
+    out_TD = torch.empty((num_rows, dim), dtype=residual_TD.dtype, device=residual_TD.device)
+    if out_TD.numel():
+        strides = _stride(residual_TD, 0), _stride(x_TD, 0)
+        _add_rms_norm[(num_rows,)](residual_TD, x_TD, weight_D, out_TD, *strides, eps, dim, **_row_options(dim))
+    return out_TD
+
+
+def silu_and_mul(gate_up_TF: Tensor) -> Tensor:
+    """Return `silu(gate) · up`, a new tensor [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
+    num_rows, dim = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
+    out_TF = torch.empty((num_rows, dim), dtype=gate_up_TF.dtype, device=gate_up_TF.device)
+    if out_TF.numel():
+        grid = (num_rows, triton.cdiv(dim, _COLUMNS))
+        _silu_and_mul[grid](gate_up_TF, out_TF, _stride(gate_up_TF, 0), dim, _COLUMNS)
+    return out_TF
+
+
+def _stride(x: Tensor, dim: int) -> int:
+    """Return the stride of a dimension of rows.
+
+    Torch leaves open what it is if there is only one row. Triton compiles different kernels for different strides, so
+    it is then the row's size.
+    """
+    assert x.stride(-1) == 1 or x.shape[-1] == 1, "rows must be contiguous"
+    return x.stride(dim) if x.dim() > 1 and x.shape[dim] > 1 else x.shape[-1]
+
+
+def _row_options(dim: int) -> dict[str, int]:
+    """Return how a program computes a whole row. This depends on the row's size alone, for the same sums."""
+    block = triton.next_power_of_2(dim)
+    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
+
+
+@triton.jit
+def _normalized(x_D, weight_ptr, columns_D, is_column_D, eps, D: tl.constexpr):
+    weight_D = tl.load(weight_ptr + columns_D, mask=is_column_D, other=0.0).to(tl.float32)
+    return x_D * (1.0 / tl.sqrt(tl.sum(x_D * x_D, axis=0) / D + eps)) * weight_D
+
+
+@triton.jit
+def _rms_norm(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    token_stride,
+    head_stride,
+    eps,
+    num_heads: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program normalizes one head of a token."""
+    row = tl.program_id(0).to(tl.int64)
+    columns_D = tl.arange(0, BLOCK)
+    is_column_D = columns_D < D
+    start = row // num_heads * token_stride + row % num_heads * head_stride
+    x_D = tl.load(x_ptr + start + columns_D, mask=is_column_D, other=0.0).to(tl.float32)
+    out_D = _normalized(x_D, weight_ptr, columns_D, is_column_D, eps, D)
+    tl.store(out_ptr + row * D + columns_D, out_D.to(out_ptr.dtype.element_ty), mask=is_column_D)
+
+
+@triton.jit
+def _add_rms_norm(
+    residual_ptr,
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    residual_stride,
+    x_stride,
+    eps,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program adds and normalizes one row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns_D = tl.arange(0, BLOCK)
+    is_column_D = columns_D < D
+    residual_ptrs_D = residual_ptr + row * residual_stride + columns_D
+    x_D = tl.load(x_ptr + row * x_stride + columns_D, mask=is_column_D, other=0.0).to(tl.float32)
+    sum_D = tl.load(residual_ptrs_D, mask=is_column_D, other=0.0).to(tl.float32) + x_D
+    stored_D = sum_D.to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptrs_D, stored_D, mask=is_column_D)
+    out_D = _normalized(stored_D.to(tl.float32), weight_ptr, columns_D, is_column_D, eps, D)
+    tl.store(out_ptr + row * D + columns_D, out_D.to(out_ptr.dtype.element_ty), mask=is_column_D)
+
+
+@triton.jit
+def _silu_and_mul(gate_up_ptr, out_ptr, stride, F: tl.constexpr, BLOCK: tl.constexpr):
+    """One program computes BLOCK columns of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns_F = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column_F = columns_F < F
+    gate_ptrs_F = gate_up_ptr + row * stride + columns_F
+    gate_F = tl.load(gate_ptrs_F, mask=is_column_F, other=0.0).to(tl.float32)
+    up_F = tl.load(gate_ptrs_F + F, mask=is_column_F, other=0.0).to(tl.float32)
+    out_F = gate_F / (1.0 + tl.exp(-gate_F)) * up_F
+    tl.store(out_ptr + row * F + columns_F, out_F.to(out_ptr.dtype.element_ty), mask=is_column_F)

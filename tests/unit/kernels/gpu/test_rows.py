@@ -1,0 +1,163 @@
+"""Norms and activations against their formulas in float64: Triton's kernels, those for CPUs, and plain torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies
+from interpreted_triton import DEVICE
+from kernels import assert_near, needs_kernels, randn
+
+from raycore.kernels import library
+from raycore.kernels.gpu import rows
+from raycore.model import layers
+
+EPS = 1e-6
+DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+SEEDS = strategies.integers(0, 1 << 32)
+SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
+NUM_ROWS, DIMS = strategies.integers(0, 5), strategies.integers(1, 300) | strategies.just(1500)
+
+
+class Rows(Protocol):
+    def rms_norm(self, x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+    def silu_and_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor: ...
+
+
+class TritonRows:
+    device, num_roundings = DEVICE, 1
+    rms_norm, silu_and_mul = staticmethod(rows.rms_norm), staticmethod(rows.silu_and_mul)
+
+
+class NativeRows:
+    device, num_roundings = "cpu", 1
+
+    def rms_norm(self, x, weight_D, eps):
+        return torch.ops.raycore.rms_norm(x, weight_D, eps)
+
+    def silu_and_mul(self, gate_up_TF):
+        return torch.ops.raycore.silu_and_mul(gate_up_TF)
+
+
+class TorchRows:
+    device, num_roundings = DEVICE, 2
+
+    def rms_norm(self, x, weight_D, eps):
+        return layers.RMSNorm(weight_D, eps)(x)
+
+    def silu_and_mul(self, gate_up_TF):
+        return layers.silu_and_mul(gate_up_TF)
+
+
+library.load()
+IMPLEMENTATIONS = pytest.mark.parametrize(
+    "kernels",
+    [TritonRows(), pytest.param(NativeRows(), marks=needs_kernels), TorchRows()],
+    ids=lambda k: type(k).__name__,
+)
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, kernels=TritonRows) -> None:
+    """Where a result is rounded twice, small products of rounded numbers are farther off."""
+    slack = kernels.num_roundings
+    if DEVICE.type == "cpu" and found.dtype == torch.bfloat16:
+        slack = 2  # the interpreter doesn't round to the nearest number, but cuts digits off
+    assert_near(found.cpu(), expected.cpu(), slack * expected.cpu().abs() + (slack - 1) * 1e-2)
+
+
+def norm(x: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
+    return x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * weight_D.double()
+
+
+def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+
+
+@IMPLEMENTATIONS
+@SETTINGS
+@hypothesis.given(dtype=DTYPES, seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS, is_slice=strategies.booleans())
+def test_rms_norm(kernels, dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
+    x, weight_D = (randn(seed, num_rows, 2 * dim) * 3).to(dtype), randn(seed + 1, dim).to(dtype)
+    found = x.to(kernels.device)[:, :dim]
+    found = kernels.rms_norm(found if is_slice else found.contiguous(), weight_D.to(kernels.device), EPS)
+    assert found.dtype == dtype
+    near(found, norm(x[:, :dim], weight_D), kernels)
+
+
+@SETTINGS
+@hypothesis.given(
+    dtype=DTYPES, seed=SEEDS, num_tokens=strategies.integers(0, 3), heads=strategies.integers(1, 4), is_one=...
+)
+def test_rms_norm_of_heads(dtype: torch.dtype, seed: int, num_tokens: int, heads: int, is_one: bool) -> None:
+    """The heads of queries are columns of a wider tensor. A norm may also have a single row."""
+    qkv, weight_D = randn(seed, num_tokens, (heads + 2) * 24).to(dtype), randn(seed + 1, 24).to(dtype)
+    x = qkv.to(DEVICE)[:, : heads * 24].unflatten(1, (heads, 24))
+    x = x[0, 0] if is_one and num_tokens else x
+    near(rows.rms_norm(x, weight_D.to(DEVICE), EPS), norm(x.cpu(), weight_D))
+
+
+@SETTINGS
+@hypothesis.given(
+    dtypes=strategies.tuples(DTYPES, DTYPES), seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS, is_slice=strategies.booleans()
+)
+def test_add_rms_norm(dtypes, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
+    """The norm is that of the sum as it is stored."""
+    residual, x = randn(seed, num_rows, 2 * dim).to(dtypes[0]), randn(seed + 1, num_rows, 2 * dim).to(dtypes[1])
+    weight_D = randn(seed + 2, dim).to(dtypes[0]).to(DEVICE)
+    residual, x = residual.to(DEVICE), x.to(DEVICE)
+    rest = residual[:, dim:].clone()
+    residual_TD, x_TD = (
+        (residual[:, :dim], x[:, :dim]) if is_slice else (residual[:, :dim].contiguous(), x[:, dim:].contiguous())
+    )
+    sum_TD = residual_TD.double() + x_TD.double()
+    found = rows.add_rms_norm_(residual_TD, x_TD, weight_D, EPS)
+    near(residual_TD, sum_TD)
+    assert same_bits(found, rows.rms_norm(residual_TD, weight_D, EPS))
+    near(found, norm(residual_TD, weight_D))
+    assert same_bits(residual[:, dim:], rest)
+
+
+@IMPLEMENTATIONS
+@SETTINGS
+@hypothesis.given(dtype=DTYPES, seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS)
+def test_silu_and_mul(kernels, dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
+    x = (randn(seed, num_rows, 2 * dim) * 10).to(dtype)
+    gate, up = x.double().chunk(2, dim=1)
+    near(kernels.silu_and_mul(x.to(kernels.device)), gate * torch.sigmoid(gate) * up, kernels)
+
+
+@IMPLEMENTATIONS
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_silu_of_the_largest_numbers(kernels) -> None:
+    largest = torch.finfo(torch.float32).max
+    gate = torch.tensor([[-largest, -1e4, -100.0, 0.0, 88.5, 1e4, largest, math.inf]])
+    found = kernels.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], 1).to(kernels.device))
+    assert found.tolist() == [[0.0, 0.0, pytest.approx(0.0, abs=1e-30), 0.0, 88.5, 1e4, largest, math.inf]]
+
+
+@IMPLEMENTATIONS
+def test_numbers_that_are_not_finite_are_kept(kernels) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.tensor([[math.nan, 1.0] * 20], dtype=dtype, device=kernels.device)
+        assert kernels.rms_norm(x, torch.ones(40, dtype=dtype, device=kernels.device), EPS).isnan().all()
+        assert kernels.silu_and_mul(x).isnan().tolist()[0] == [True, False] * 10
+
+
+@SETTINGS
+@hypothesis.given(dtype=DTYPES, seed=SEEDS, dim=strategies.integers(1, 40).map(lambda n: 8 * n))
+def test_bits_of_a_row_do_not_depend_on_other_rows(dtype: torch.dtype, seed: int, dim: int) -> None:
+    x, weight_D = randn(seed, 4, 2 * dim).to(dtype).to(DEVICE), randn(seed + 1, dim).to(dtype).to(DEVICE)
+    calls = (
+        lambda x_T2D: rows.rms_norm(x_T2D[:, :dim], weight_D, EPS),
+        lambda x_T2D: rows.add_rms_norm_(x_T2D[:, :dim].clone(), x_T2D[:, dim:], weight_D, EPS),
+        rows.silu_and_mul,
+    )
+    for call in calls:
+        together = call(x)
+        assert same_bits(call(x.flip(0)).flip(0), together)
+        assert all(same_bits(call(x[row : row + 1].clone()), together[row : row + 1]) for row in range(4))
