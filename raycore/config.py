@@ -104,8 +104,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     enforce_eager: Annotated[
-        bool, option("Accepted for compatibility with vLLM. Has no effect: models always run eagerly.")
-    ] = True
+        bool,
+        option(
+            "On a GPU: launch every kernel of a step by itself, instead of capturing the steps that only decode in "
+            "CUDA graphs. Slower, and takes less memory."
+        ),
+    ] = False
+    attention_backend: Annotated[
+        Literal["auto", "triton", "native", "torch"],
+        option(
+            "What computes attention, and the operations around it. triton: raycore's kernels for GPUs. native: "
+            "raycore's kernels for CPUs. torch: plain PyTorch, on any device, slower. auto: the fastest of these that "
+            "can be used."
+        ),
+    ] = "auto"
     load_format: Annotated[
         Literal["auto", "dummy"],
         option(

@@ -89,7 +89,12 @@ class EngineOptions(VllmOptions, total=False):
     seed: int
     """Requests without a seed get different seeds, which are derived from this one. Default: 0."""
     enforce_eager: bool
-    """Accepted for compatibility with vLLM. Has no effect: models always run eagerly. Default: True."""
+    """On a GPU: launch every kernel of a step by itself, instead of capturing the steps that only decode in CUDA
+    graphs. Slower, and takes less memory. Default: False."""
+    attention_backend: Literal["auto", "triton", "native", "torch"]
+    """What computes attention, and the operations around it. triton: raycore's kernels for GPUs. native: raycore's
+    kernels for CPUs. torch: plain PyTorch, on any device, slower. auto: the fastest of these that can be used. Default:
+    auto."""
     load_format: Literal["auto", "dummy"]
     """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. Default:
     auto."""

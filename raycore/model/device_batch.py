@@ -7,7 +7,9 @@ the host has seen this step's tokens. On a CPU, host and device share the memory
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from raycore.messages import StepPlan
 from raycore.model.batch import Ints, SlotBatch, StepInputs
-from raycore.model.transfers import to_device, to_device_together
+from raycore.model.transfers import DeviceInputs, to_device, to_device_together
 
 
 @dataclass(slots=True)
@@ -26,24 +28,41 @@ class StepTensors:
     block_tables_SM: Tensor
     """int32[S, M]: the blocks of each slot."""
     slots_T: Tensor
-    """int64[T]: each token's slot."""
+    """int32[T]: each token's slot. -1: the row is padding."""
     positions_T: Tensor
     """int64[T]: each token's position in its sequence."""
     places_T: Tensor
     """int64[T]: each token's index in the flat table of tokens."""
-    sampled_rows_R: Tensor
-    """int64[R]: the rows, among the T tokens, from which a token is sampled."""
     next_places_R: Tensor
     """int64[R]: the index in the flat table of tokens that each sampled token gets."""
+    sampled_rows_R: Tensor | None
+    """int64[R]: the rows, among the T tokens, from which a token is sampled. None: the first R."""
+    is_padded: bool = False
+    """Whether the tensors are those of every step of decodes of this size, for graphs. The rows after the first R are
+    padding."""
 
 
 class DeviceBatch:
     """The running requests' tokens and block tables, on the device and on the host."""
 
-    def __init__(self, host: SlotBatch, device: torch.device, *, is_shared: bool | None = None) -> None:
-        """`is_shared`: whether host and device have the same memory, as they have on a CPU by default."""
+    def __init__(
+        self,
+        host: SlotBatch,
+        device: torch.device,
+        *,
+        decode_sizes: Sequence[int] = (),
+        is_shared: bool | None = None,
+    ) -> None:
+        """
+        Args:
+            decode_sizes: numbers of rows, ascending, to which steps that only decode are padded.
+            is_shared: whether host and device have the same memory, as they have on a CPU by default.
+        """
         self.host = host
         self._device = device
+        self._decode_sizes = decode_sizes
+        self._decode_inputs: dict[int, tuple[DeviceInputs, StepTensors]] = {}
+        """The inputs of steps that only decode, by their padded number of rows."""
         self._is_shared = device.type == "cpu" if is_shared is None else is_shared
         self.token_ids_SM = torch.as_tensor(host.token_ids)
         """int32[S, max_model_len + 1]: prompt, then output, with all tokens sampled so far."""
@@ -83,13 +102,32 @@ class DeviceBatch:
         step = self.host.advance(plan)
         row_length = self.host.token_ids.shape[1]
         arrays = [
-            step.token_slots,
+            step.token_slots.astype(np.int32),
             step.positions,
             step.token_slots * row_length + step.positions,
-            step.last_rows[step.sampled],
             step.slots[step.sampled] * row_length + step.next_positions,
         ]
-        return step, StepTensors(self._block_tables_SM, *to_device_together(arrays, self._device))
+        if len(step.sampled) < len(step.positions):
+            arrays.append(step.last_rows[step.sampled])
+            return step, StepTensors(self._block_tables_SM, *to_device_together(arrays, self._device))
+        index = bisect_left(self._decode_sizes, len(step.positions))
+        if len(step.positions) > 0 and index < len(self._decode_sizes):
+            return step, self._padded(arrays, self._decode_sizes[index])
+        return step, StepTensors(self._block_tables_SM, *to_device_together(arrays, self._device), None)
+
+    def _padded(self, arrays: list[NDArray[np.generic]], size: int) -> StepTensors:
+        """Return the inputs of a step of decodes, padded to `size` rows. They are valid until the next such step."""
+        num_rows = len(arrays[0])
+        padded = [np.full(size, -1, np.int32), *(np.zeros(size, np.int64) for _ in arrays[1:])]
+        for row, array in zip(padded, arrays, strict=True):
+            row[:num_rows] = array
+        if size not in self._decode_inputs:
+            inputs = DeviceInputs(padded, self._device)
+            tensors = StepTensors(self._block_tables_SM, *inputs.tensors, sampled_rows_R=None, is_padded=True)
+            self._decode_inputs[size] = inputs, tensors
+        inputs, tensors = self._decode_inputs[size]
+        inputs.fill(padded)
+        return replace(tensors, next_places_R=tensors.next_places_R[:num_rows])
 
     def token_ids_of(self, tensors: StepTensors) -> Tensor:
         """Return int32[T]: the tokens that the step computes."""

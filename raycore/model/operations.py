@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.model.layers import (
     Linear,
     ReducedLinear,
@@ -21,10 +22,12 @@ from raycore.model.layers import (
     make_linear,
     silu_and_mul,
 )
+from raycore.model.routed_experts import RoutedExperts, TorchExperts
 from raycore.model.rows import TILE_ROWS, Tiles, on_one_thread
 from raycore.model.sampling import picking
 from raycore.model.sampling.logprobs import Logprobs, logprobs
 from raycore.model.sampling.picking import DrawLimits
+from raycore.model.weights.moe_weights import MoeWeights
 
 GatedLinear = Callable[[Tensor], Tensor]
 """A layer that returns `silu(gate(x)) · up(x)`, [T, F], for `x` [T, D]."""
@@ -57,6 +60,10 @@ class Operations(Protocol):
 
     def gated_linear(self, gate_up_OI: Tensor, bias_O: Tensor | None = None) -> GatedLinear:
         """Return a gated layer. `gate_up_OI` has the rows of the gate, then those of up."""
+        ...
+
+    def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
+        """Return a sparse layer's experts that this rank holds, with the layer's router."""
         ...
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:
@@ -123,6 +130,9 @@ class TorchOperations:
     def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
         """Return `silu(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
         return on_one_thread(silu_and_mul, gate_up_TF) if self._batch_invariant else silu_and_mul(gate_up_TF)
+
+    def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
+        return TorchExperts(spec, weights, self)
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:
         return picking.most_likely(logits_RV)

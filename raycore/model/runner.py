@@ -18,6 +18,7 @@ from raycore.messages import StepPlan, StepResult
 from raycore.model.attention.spec import Attention
 from raycore.model.batch import StepInputs
 from raycore.model.compute_threads import ComputeThreads
+from raycore.model.decode_graphs import DecodeGraphs
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.experts import ExpertParallel
@@ -87,6 +88,7 @@ class ModelRunner:
         threads: ComputeThreads | None = None,
         reports: bool = True,
         experts: ExpertParallel | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         """
         Args:
@@ -94,7 +96,9 @@ class ModelRunner:
             reports: whether this worker reports prompt logprobs. One worker of an engine does.
             experts: the ranks of several engines that share experts and therefore run every step together. None: there
                 are none.
+            graphs: runs padded steps of decodes. None: they run like others.
         """
+        self._graphs = graphs
         self._decoder = decoder
         self._attention = attention
         self._batch = batch
@@ -162,18 +166,21 @@ class ModelRunner:
         self._choose_threads(num_tokens, num_keys=int(step.starts.sum() + step.counts.sum()))
         self._attention.begin(step, tensors)
         wants_all = self._wants_all_rows(step)
-        sampled_rows = tensors.sampled_rows_R if len(step.sampled) < len(step.positions) else None
-        hidden = self._decoder.forward(
-            self._batch.token_ids_of(tensors),
-            self._attention,
-            None if wants_all else sampled_rows,
-            self._threads.adapt,
-        )
+        rows = None if wants_all else tensors.sampled_rows_R
+
+        def compute() -> Tensor:
+            token_ids = self._batch.token_ids_of(tensors)
+            return self._decoder.forward(token_ids, self._attention, rows, self._threads.adapt)
+
+        if self._graphs is not None and tensors.is_padded:
+            hidden = self._graphs.run(len(tensors.slots_T), compute)
+        else:
+            hidden = compute()
         if wants_all:
             launched.prompt_logprobs = self._start_prompt_logprobs(step, hidden)
-            if sampled_rows is not None:
-                hidden = hidden.index_select(0, sampled_rows)
-        return self._decoder.logits(hidden)
+            if tensors.sampled_rows_R is not None:
+                hidden = hidden.index_select(0, tensors.sampled_rows_R)
+        return self._decoder.logits(hidden[: len(step.sampled)])
 
     def _wants_all_rows(self, step: StepInputs) -> bool:
         """Whether a request in the step asked for prompt logprobs."""

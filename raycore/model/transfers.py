@@ -35,16 +35,37 @@ def to_device_together(arrays: Sequence[NDArray[np.generic]], device: torch.devi
     """Return a tensor for each of the contiguous `arrays`, all of which go to the device in one copy."""
     if device.type == "cpu":
         return [torch.as_tensor(array) for array in arrays]
-    starts = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)]).tolist()
-    pinned = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
-    memory = pinned.numpy()
-    for array, start in zip(arrays, starts, strict=False):
-        memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
-    copied = pinned.to(device, non_blocking=True)
-    return [
-        copied[start : start + array.nbytes].view(torch.as_tensor(np.empty(0, array.dtype)).dtype).view(array.shape)
-        for array, start in zip(arrays, starts, strict=False)
-    ]
+    inputs = DeviceInputs(arrays, device)
+    inputs.fill(arrays)
+    return inputs.tensors
+
+
+class DeviceInputs:
+    """Tensors on a device that are filled together, by one copy, as often as needed."""
+
+    def __init__(self, arrays: Sequence[NDArray[np.generic]], device: torch.device) -> None:
+        """Allocate a tensor for each of `arrays`, with its shape and dtype."""
+        self._starts = [0]
+        for array in arrays:
+            self._starts.append(self._starts[-1] + -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT)
+        self._memory = torch.empty(self._starts[-1], dtype=torch.uint8, device=device)
+        self.tensors = [
+            self._memory[start : start + array.nbytes]
+            .view(torch.as_tensor(np.empty(0, array.dtype)).dtype)
+            .view(array.shape)
+            for array, start in zip(arrays, self._starts, strict=False)
+        ]
+        """On the device, in the order of the arrays."""
+
+    def fill(self, arrays: Sequence[NDArray[np.generic]]) -> None:
+        """Copy contiguous arrays, of the shapes and dtypes that the constructor got, into the tensors."""
+        is_cuda = self._memory.device.type == "cuda"
+        # new memory, because the copy of the last call may not be over
+        pinned = torch.empty(self._starts[-1], dtype=torch.uint8, pin_memory=is_cuda)
+        memory = pinned.numpy()
+        for array, start in zip(arrays, self._starts, strict=False):
+            memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self._memory.copy_(pinned, non_blocking=True)
 
 
 class Download:

@@ -22,18 +22,17 @@ import torch
 from raycore.config import DType, EngineConfig
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
-from raycore.kernels import library as kernels
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention.batch_invariant import BatchInvariantAttention
 from raycore.model.attention.gather import GatherAttention
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.native import NativeAttention
-from raycore.model.attention.native import supports as native_supports
 from raycore.model.attention.scratch import GatherScratch
-from raycore.model.attention.spec import Attention, AttentionSpec
+from raycore.model.attention.spec import Attention, AttentionSpec, HeadShape
 from raycore.model.batch import SlotBatch
 from raycore.model.collectives import Collectives, join
 from raycore.model.compute_threads import ComputeThreads
+from raycore.model.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch
 from raycore.model.experts import ExpertParallel
@@ -50,9 +49,12 @@ from raycore.node.cpu_features import cpu_features
 from raycore.pending import Pending
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.worker.attention_backend import Backend, choose_attention_backend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
+from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank
+from raycore.worker.worst_steps import worst_steps
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,9 @@ _MAX_DEFAULT_CACHE_BYTES = 4 << 30
 """Maximum default size of a worker's KV cache on a CPU, where other programs use the same memory."""
 _DEFAULT_CPU_SHARE = 0.5
 """A worker's default share of its available memory for the KV cache on a CPU, times `gpu_memory_utilization`."""
+
+_GRAPH_BYTES = 256 << 20
+"""Set aside on a GPU for the memory of CUDA graphs, which are captured later."""
 
 
 class Worker(WorkerProtocol):
@@ -78,6 +83,7 @@ class Worker(WorkerProtocol):
         self._ranks = TensorParallel()
         self._experts: ExpertParallel | None = None
         self._operations: Operations = TorchOperations(self._device)
+        self._backend: Backend = "torch"
         self.load_progress = 0.0
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
         self._decoder: Decoder | None = None
@@ -93,7 +99,7 @@ class Worker(WorkerProtocol):
         """Choose the device, the dtype and the number of threads, and connect to the other workers.
 
         Raises:
-            InvalidConfig: the configured device is not available.
+            InvalidConfig: the configured device or attention backend is not available.
         """
         config = self.config
         if config.model.prepare_structured_outputs:
@@ -106,6 +112,11 @@ class Worker(WorkerProtocol):
             self._max_threads = config.executor.num_threads or cores
             torch.set_num_threads(self._max_threads)
         self._dtype = _choose_dtype(config, self._device)
+        spec = config.model.spec
+        heads = HeadShape.of(spec, self.rank.tp_size)
+        self._backend = choose_attention_backend(
+            config.model.attention_backend, self._device, heads, config.cache.block_size, self._dtype
+        )
         self._operations = self._make_operations()
         if self.rank.tp_size > 1:
             self._ranks = self._join_ranks()
@@ -161,13 +172,11 @@ class Worker(WorkerProtocol):
         """
         if self.config.cache.kv_cache_memory_bytes is not None:
             return self.config.cache.kv_cache_memory_bytes
-        share = self.config.cache.gpu_memory_utilization
         if self._device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self._device)
-            available = int(free - (1 - share) * total) - self._step_bytes()
-        else:
-            per_worker = host.available_memory_bytes() // self.rank.num_local_workers - self._step_bytes()
-            available = min(int(per_worker * share * _DEFAULT_CPU_SHARE), _MAX_DEFAULT_CACHE_BYTES)
+            return self._available_on_gpu()
+        share = self.config.cache.gpu_memory_utilization
+        per_worker = host.available_memory_bytes() // self.rank.num_local_workers - self._step_bytes()
+        available = min(int(per_worker * share * _DEFAULT_CPU_SHARE), _MAX_DEFAULT_CACHE_BYTES)
         if available < self.bytes_per_block():
             raise InvalidConfig(
                 f"not enough memory for the KV cache on {self._device}: {available} bytes are available, and one block "
@@ -175,6 +184,30 @@ class Worker(WorkerProtocol):
                 f"max_num_batched_tokens={self.config.scheduler.max_num_batched_tokens}"
             )
         return available
+
+    def _available_on_gpu(self) -> int:
+        """Run the steps that need the most memory, and return how much they leave for the KV cache, in bytes."""
+        weights = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self.initialize_cache(1)
+        assert self._runner is not None
+        for plan in worst_steps(self.config.scheduler, self.config.cache.block_size):
+            self._runner.execute(plan)
+        step = torch.cuda.max_memory_allocated(self._device) - weights
+        self._runner = None
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        use = MemoryUse(
+            total=total,
+            share=self.config.cache.gpu_memory_utilization,
+            weights=weights,
+            step=step,
+            graphs=_GRAPH_BYTES if self._has_graphs() else 0,
+            others=total - free - weights,
+        )
+        if use.left < self.bytes_per_block():
+            raise InvalidConfig(f"not enough memory for the KV cache on {self._device}:\n{use.table()}")
+        return use.left
 
     def bytes_per_block(self) -> int:
         """Return how many bytes one KV cache block takes on this worker."""
@@ -198,36 +231,48 @@ class Worker(WorkerProtocol):
         kv = KVTensors(
             spec.num_layers, num_blocks, heads.num_kv_heads, block_size, heads.head_dim, self._dtype, self._device
         )
+        sizes = decode_sizes(max_seqs) if self._has_graphs() else []
+        batch = SlotBatch(max_seqs, max_model_len, block_size)
         self._runner = ModelRunner(
             self._decoder,
-            self._make_attention(attention_spec, kv),
-            DeviceBatch(SlotBatch(max_seqs, max_model_len, block_size), self._device),
+            self._make_attention(attention_spec, kv, max([max_seqs, *sizes])),
+            DeviceBatch(batch, self._device, decode_sizes=sizes),
             Sampler(spec.vocab_size, self._operations, grammars=self._grammars),
             self._operations,
             threads=self._threads,
             reports=self.rank.tp_rank == 0,
             experts=self._experts,
+            graphs=DecodeGraphs(CudaCapture()) if sizes else None,
         )
 
     def _make_operations(self) -> Operations:
-        model, batch_invariant = self.config.model, self.config.model.batch_invariant
-        is_supported = native_supports(model.spec.head_dim, self.config.cache.block_size, self._dtype)
-        if self._device.type == "cpu" and is_supported and kernels.load() is not None:
+        batch_invariant = self.config.model.batch_invariant
+        if self._backend == "native":
             return NativeOperations(batch_invariant=batch_invariant)
+        if self._backend == "triton":
+            # imports Triton, which only GPUs need
+            from raycore.model.gpu_operations import GpuOperations
+
+            return GpuOperations(self._device, batch_invariant=batch_invariant)
         return TorchOperations(self._device, batch_invariant=batch_invariant)
 
-    @property
-    def _is_native(self) -> bool:
-        """Whether native kernels compute this model here."""
-        return isinstance(self._operations, NativeOperations)
-
-    def _make_attention(self, spec: AttentionSpec, kv: KVTensors) -> Attention:
+    def _make_attention(self, spec: AttentionSpec, kv: KVTensors, max_rows: int) -> Attention:
+        """`max_rows`: the largest number of decodes in a step, padding included."""
         batch_invariant, limits = self.config.model.batch_invariant, self.config.scheduler
-        if self._is_native:
+        if self._backend == "native":
             return NativeAttention(spec, kv)
+        if self._backend == "triton":
+            from raycore.model.attention.paged import TritonAttention
+
+            return TritonAttention(spec, kv, max_rows, batch_invariant=batch_invariant)
         attention = BatchInvariantAttention if batch_invariant else GatherAttention
         max_blocks = attention.max_blocks(limits.max_model_len, kv.block_size)
         return attention(spec, kv, GatherScratch(kv, limits.max_num_seqs, max_blocks))
+
+    def _has_graphs(self) -> bool:
+        """Whether steps of decodes run as CUDA graphs. Ranks that share experts have other sizes in every step."""
+        is_eager = self.config.model.enforce_eager or self.config.parallel.is_lockstep
+        return self._backend == "triton" and not is_eager
 
     def warm_up(self) -> None:
         """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
@@ -345,7 +390,7 @@ class Worker(WorkerProtocol):
             self.rank.tp_size,
             self._dtype,
             batch_invariant=config.model.batch_invariant,
-            native=self._is_native,
+            native=self._backend == "native",
         )
 
 

@@ -37,6 +37,11 @@ class HeadShape:
     num_kv_heads: int
     head_dim: int
 
+    @classmethod
+    def of(cls, spec: ModelSpec, tp_size: int) -> HeadShape:
+        """Return the heads of one of `tp_size` ranks."""
+        return cls(spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size), spec.head_dim)
+
     @property
     def group(self) -> int:
         """Number of query heads that share one key-value head."""
@@ -68,6 +73,5 @@ class AttentionSpec:
         device: torch.device,
     ) -> AttentionSpec:
         """Return the spec of one of `tp_size` ranks, for positions below `max_positions`."""
-        heads = HeadShape(spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size), spec.head_dim)
         rope = Rope(spec, max_positions, device)
-        return cls(heads, spec.layer_windows, qk_norms_NH, spec.rms_norm_eps, rope, dtype, device)
+        return cls(HeadShape.of(spec, tp_size), spec.layer_windows, qk_norms_NH, spec.rms_norm_eps, rope, dtype, device)

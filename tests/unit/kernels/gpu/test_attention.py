@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import hypothesis
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from attention_contract import EPS, Batch, Outcome, Sizes, native, sizes
 from hypothesis import strategies
 from interpreted_triton import DEVICE, DTYPES
-from kernels import assert_near, needs_kernels
+from kernels import needs_kernels
 
 from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenPlaces, chunk_tiles
 

@@ -1,0 +1,82 @@
+"""`Operations` with Triton kernels for GPUs. Matrix products are torch's own."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.kernels.gpu import experts, linear, rows, sampling
+from raycore.model.layers import Linear, ReducedLinear, TensorParallel
+from raycore.model.operations import Norm, TorchOperations
+from raycore.model.routed_experts import RoutedExperts
+from raycore.model.sampling.picking import DrawLimits
+from raycore.model.transfers import to_device
+from raycore.model.weights.moe_weights import MoeWeights
+
+
+class GpuOperations(TorchOperations):
+    """Triton kernels compute norms, activations and experts, and pick tokens. None of them waits for the GPU."""
+
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        if not self._batch_invariant:
+            return super().linear(weight_OI, bias_O, ranks)
+        made = _InvariantLinear(weight_OI.to(self.device), None if bias_O is None else bias_O.to(self.device))
+        return ReducedLinear(made, ranks) if ranks is not None and ranks.size > 1 else made
+
+    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
+        weight_D = weight_D.to(self.device)
+        return lambda x: rows.rms_norm(x, weight_D, eps)
+
+    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
+        return rows.silu_and_mul(gate_up_TF)
+
+    def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
+        return _GroupedExperts(spec, weights, self, self._batch_invariant)
+
+    def most_likely(self, logits_RV: Tensor) -> Tensor:
+        return sampling.most_likely(logits_RV)
+
+    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
+        limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
+        return sampling.draw(logits_RV, to_device(limits_R5, self.device))
+
+
+class _InvariantLinear:
+    """A linear layer in which a row's bits don't depend on the other rows."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._weight_OI = weight_OI
+        self._bias_O = bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return linear.batch_invariant_linear(x_TI, self._weight_OI, self._bias_O, None)
+
+    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        return linear.batch_invariant_linear(x_TI, self._weight_OI, self._bias_O, residual_TO)
+
+
+class _GroupedExperts:
+    """Experts that are computed together, with their tokens grouped on the device."""
+
+    def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: GpuOperations, batch_invariant: bool) -> None:
+        self._spec = spec
+        self._router = operations.linear(weights.router_ED)
+        self._first = weights.first_expert
+        self._gate_up_EFD = weights.gate_up_EFD.to(operations.device)
+        self._down_EDF = weights.down_EDF.to(operations.device)
+        self._batch_invariant = batch_invariant
+
+    def __call__(self, x_ND: Tensor) -> Tensor:
+        weights_NK, ids_NK = experts.route(
+            self._router(x_ND), self._spec.num_experts_per_tok, self._spec.norm_topk_prob, x_ND.dtype
+        )
+        return experts.apply_experts(
+            x_ND,
+            weights_NK,
+            ids_NK,
+            self._gate_up_EFD,
+            self._down_EDF,
+            self._first,
+            batch_invariant=self._batch_invariant,
+        )

@@ -1,0 +1,60 @@
+"""Chooses what computes attention: the option `attention_backend`, and what this process can use."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+
+from raycore.errors import InvalidConfig
+from raycore.kernels import library as native_kernels
+from raycore.model.attention import native
+from raycore.model.attention.spec import HeadShape
+
+logger = logging.getLogger(__name__)
+
+Backend = Literal["triton", "native", "torch"]
+
+
+def choose_attention_backend(
+    asked: str, device: torch.device, heads: HeadShape, block_size: int, dtype: torch.dtype
+) -> Backend:
+    """Return the backend that was asked for. `auto` is the fastest one that can be used here.
+
+    Raises:
+        InvalidConfig: the backend can't be used on this device, or with these sizes.
+    """
+    if asked == "torch":
+        return "torch"
+    fastest: Backend = "triton" if device.type == "cuda" else "native"
+    if asked not in ("auto", fastest):
+        raise InvalidConfig(
+            f"attention_backend={asked!r} isn't for device={device.type!r}: use {fastest!r}, 'torch' or 'auto'"
+        )
+    find_reason = _why_not_triton if fastest == "triton" else _why_not_native
+    reason = find_reason(heads, block_size, dtype)
+    if reason is None:
+        return fastest
+    if asked == fastest:
+        raise InvalidConfig(f"attention_backend={asked!r}: {reason}. Use 'torch' or 'auto', which are slower here")
+    if device.type == "cuda":
+        logger.warning("attention is computed by plain torch, which is slow: %s", reason)
+    return "torch"
+
+
+def _why_not_triton(heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:
+    try:
+        # Triton comes with torch's CUDA builds, and importing it takes a second
+        from raycore.kernels.gpu.attention import unsupported_reason
+    except ImportError as error:
+        return f"Triton can't be imported ({error})"
+    return unsupported_reason(heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype)
+
+
+def _why_not_native(heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:
+    if native_kernels.load() is None:
+        return "raycore's native kernels can't be used, the log says why"
+    if not native.supports(heads.head_dim, block_size, dtype):
+        return f"the native kernels don't support head_dim={heads.head_dim} with block_size={block_size} in {dtype}"
+    return None

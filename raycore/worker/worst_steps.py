@@ -1,0 +1,53 @@
+"""The steps that need the most memory, to be run on a device before it is decided how large the KV cache becomes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raycore.config import SchedulerConfig
+from raycore.messages import NewRequest, StepPlan
+from raycore.sampling_params import SamplingParams
+
+_EVERYTHING = SamplingParams(
+    temperature=1.0,
+    top_p=0.99,
+    top_k=1000,
+    min_p=1e-9,
+    logprobs=20,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+)
+
+
+def worst_steps(limits: SchedulerConfig, block_size: int) -> list[StepPlan]:
+    """Return the plan of a step with as many tokens as the limits allow, and that of one with as many long requests.
+
+    Every request samples a token in every way that takes memory. All blocks of all requests are block 0. Each plan ends
+    the requests of the one before; a plan without requests is the last one.
+    """
+    longest = limits.max_model_len - 1
+    num_prompts = max(1, min(limits.max_num_seqs, limits.max_num_batched_tokens // longest))
+    counts = [min(longest, limits.max_num_batched_tokens // num_prompts)] * num_prompts
+    prompts = _plan(0, counts, counts, block_size, 0)
+    decodes = _plan(1, [longest] * limits.max_num_seqs, [1] * limits.max_num_seqs, block_size, num_prompts)
+    return [prompts, decodes, StepPlan(2, freed_slots=list(range(limits.max_num_seqs)))]
+
+
+def _plan(step: int, lengths: list[int], counts: list[int], block_size: int, num_freed: int) -> StepPlan:
+    """A step that computes the last `counts` tokens of requests of these lengths."""
+    requests = [
+        NewRequest(
+            slot=slot,
+            token_ids=np.zeros(length, np.int32).tobytes(),
+            num_prompt_tokens=1,
+            num_computed_tokens=length - count,
+            block_ids=np.zeros(-(-length // block_size), np.int32).tobytes(),
+            params=_EVERYTHING,
+            seed=0,
+        )
+        for slot, (length, count) in enumerate(zip(lengths, counts, strict=True))
+    ]
+    slots = np.arange(len(lengths), dtype=np.int32).tobytes()
+    num_tokens = np.array(counts, np.int32).tobytes()
+    return StepPlan(step, slots, num_tokens, list(range(num_freed)), requests)
