@@ -76,7 +76,7 @@ def _linear(
     INPUTS: tl.constexpr,
 ):
     """One program computes one tile of the output."""
-    num_tiles_O: tl.constexpr = tl.cdiv(O, OUTPUTS)
+    num_tiles_O: tl.constexpr = (O + OUTPUTS - 1) // OUTPUTS
     num_tiles_T = tl.cdiv(num_rows, ROWS)
     program = tl.program_id(0)
     band = program // (_BAND * num_tiles_O)
