@@ -17,6 +17,7 @@ from raycore.model.attention.native import NativeAttention
 from raycore.model.attention.scratch import GatherScratch
 from raycore.model.attention.spec import Attention, AttentionSpec
 from raycore.model.batch import SlotBatch
+from raycore.model.decode_graphs import DecodeGraphs
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch
 from raycore.model.layers import TensorParallel
@@ -26,6 +27,7 @@ from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
 from raycore.sampling_params import SamplingParams
+from raycore.worker.attention_backend import Backend
 
 GREEDY = SamplingParams(temperature=0.0)
 CPU = torch.device("cpu")
@@ -80,31 +82,40 @@ def make_runner(
     weights: DecoderWeights | None = None,
     max_gathered: int = 8,
     *,
-    native: bool = False,
+    backend: Backend = "torch",
     is_shared: bool = True,
+    has_graphs: bool = False,
 ) -> ModelRunner:
     """A runner in float32.
 
     Args:
         max_gathered: so many of the longest requests fit into the scratch memory of plain torch's attention.
-        native: compute with native kernels.
+        backend: what computes. For "triton", the test must have imported `interpreted_triton`.
         is_shared: whether host and device have the same memory. GPUs have their own.
+        has_graphs: pad steps of decodes, and run them as CUDA graphs run: always the same function.
     """
-    operations = make_operations(native=native)
+    operations = make_operations(backend)
     decoder = Decoder(spec, weights or make_weights(spec), TensorParallel(), operations)
     kv = KVTensors(spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
     return ModelRunner(
         decoder,
-        make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native),
-        DeviceBatch(SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU, is_shared=is_shared),
+        make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend),
+        DeviceBatch(
+            SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=[3, 8] if has_graphs else [], is_shared=is_shared
+        ),
         Sampler(spec.vocab_size, operations),
         operations,
+        graphs=DecodeGraphs(lambda compute: compute) if has_graphs else None,
     )
 
 
-def make_operations(*, native: bool = False, batch_invariant: bool = False) -> Operations:
-    if native:
+def make_operations(backend: Backend = "torch", *, batch_invariant: bool = False) -> Operations:
+    if backend == "native":
         return NativeOperations(batch_invariant=batch_invariant)
+    if backend == "triton":
+        from raycore.model.gpu_operations import GpuOperations
+
+        return GpuOperations(CPU, batch_invariant=batch_invariant)
     return TorchOperations(CPU, batch_invariant=batch_invariant)
 
 
@@ -114,15 +125,19 @@ def make_attention(
     kv: KVTensors,
     max_model_len: int,
     max_gathered: int,
+    backend: Backend = "torch",
     *,
-    native: bool = False,
     batch_invariant: bool = False,
 ) -> Attention:
     """`max_gathered`: so many of the longest requests fit into the scratch memory of plain torch's attention."""
     dtype = kv.blocks[0].dtype
     attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, max_model_len + 1, dtype, CPU)
-    if native:
+    if backend == "native":
         return NativeAttention(attention_spec, kv)
+    if backend == "triton":
+        from raycore.model.attention.paged import TritonAttention
+
+        return TritonAttention(attention_spec, kv, max_rows=8, batch_invariant=batch_invariant)
     attention = BatchInvariantAttention if batch_invariant else GatherAttention
     scratch = GatherScratch(kv, max_gathered, attention.max_blocks(max_model_len, kv.block_size))
     return attention(attention_spec, kv, scratch)

@@ -26,6 +26,7 @@ from raycore.model.runner import ModelRunner
 from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
+from raycore.worker.attention_backend import Backend
 
 BLOCK_SIZE = 16
 BLOCKS_PER_SLOT = 12
@@ -76,7 +77,7 @@ class Engine:
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, kind: str = "torch") -> None:
         """`kind`: `torch`, `torch, tight` (attention has scratch memory for one request at a time) or `native`."""
-        native = kind == "native"
+        backend: Backend = "native" if kind == "native" else "torch"
         kv = KVTensors(
             spec.num_layers,
             NUM_SLOTS * BLOCKS_PER_SLOT,
@@ -88,14 +89,14 @@ class Engine:
         )
         for rows in kv.rows:
             rows.normal_(std=30.0)  # what earlier requests may have left there
-        operations = make_operations(native=native, batch_invariant=True)
+        operations = make_operations(backend, batch_invariant=True)
         decoder = Decoder(spec, make_weights(spec, dtype), TensorParallel(), operations)
         self.depends_on_threads = operations.depends_on_threads
         decoder.check_tiles()
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
         self.sampler = Sampler(spec.vocab_size, operations)
         max_gathered = 1 if kind == "torch, tight" else NUM_SLOTS
-        attention = make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, native=native, batch_invariant=True)
+        attention = make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend, batch_invariant=True)
         self.runner = ModelRunner(decoder, attention, DeviceBatch(self.batch, CPU), self.sampler, operations)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}
         self.logprobs: dict[int, list[TokenLogprobs]] = {slot: [] for slot in range(NUM_SLOTS)}
@@ -235,7 +236,7 @@ def test_a_cached_prefix_gives_the_same_bits(num_cached: int, dtype: torch.dtype
 @pytest.mark.parametrize("kind", ["torch", pytest.param("native", marks=needs_kernels)])
 def test_logprobs_do_not_depend_on_other_rows(kind: str) -> None:
     logits = torch.randn(5, 37) * 5
-    operations = make_operations(native=kind == "native", batch_invariant=True)
+    operations = make_operations(kind, batch_invariant=True)
     for num_likely in (3, 37):
         together = TokenLogprobsDownload(operations.logprobs, logits, torch.arange(5), [num_likely] * 5).entries()
         for row in range(5):

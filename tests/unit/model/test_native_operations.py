@@ -23,7 +23,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 40])
 def test_layers_agree(dtype: torch.dtype, size: tuple[int, int], batch_invariant: bool, num_rows: int) -> None:
     torch_operations, native = (
-        make_operations(native=is_native, batch_invariant=batch_invariant) for is_native in (False, True)
+        make_operations(backend, batch_invariant=batch_invariant) for backend in ("torch", "native")
     )
     num_outputs, num_inputs = size
     weight, bias = randn(1, *size).to(dtype), randn(2, num_outputs).to(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,9 +41,16 @@ def expected() -> list[int]:
 MakeRunner = Callable[..., ModelRunner]
 
 
-@pytest.fixture(params=["torch", pytest.param("native", marks=needs_kernels), "memory of its own"])
+RUNNERS: dict[str, dict[str, Any]] = {
+    "torch": {},
+    "native": {"backend": "native"},
+    "memory of its own": {"is_shared": False},
+}
+
+
+@pytest.fixture(params=[pytest.param(each, marks=needs_kernels if each == "native" else ()) for each in RUNNERS])
 def make(request: pytest.FixtureRequest) -> MakeRunner:
-    return partial(make_runner, native=request.param == "native", is_shared=request.param != "memory of its own")
+    return partial(make_runner, **RUNNERS[request.param])
 
 
 def decode(runner: ModelRunner, slot: int, first: int, num_tokens: int) -> list[int]:

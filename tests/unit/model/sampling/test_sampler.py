@@ -34,7 +34,7 @@ operations: Operations
 @pytest.fixture(autouse=True, params=["torch", pytest.param("native", marks=needs_kernels)])
 def _implementation(request):
     global operations
-    operations = make_operations(native=request.param == "native")
+    operations = make_operations(request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,62 @@
+"""Launching a step never waits for a GPU, so that the next one can be launched before it has finished."""
+
+from __future__ import annotations
+
+import interpreted_triton  # noqa: F401  # before whatever imports Triton
+import msgspec
+import pytest
+import torch
+from no_waiting import NoWaiting
+from small_model import SPEC, make_runner, make_weights, new_request, plan, tokens_of
+from triton.runtime.interpreter import GridExecutor
+
+from raycore.sampling_params import SamplingParams
+
+SMALL = msgspec.structs.replace(SPEC, num_layers=1, layer_windows=[None])
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Triton's interpreter does with tensors is not what the host does."""
+    launch = GridExecutor.__call__
+
+    def launch_unseen(*args, **kwargs):
+        with torch._C.DisableTorchFunction():
+            return launch(*args, **kwargs)
+
+    monkeypatch.setattr(GridExecutor, "__call__", launch_unseen)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.0, "repetition_penalty": 1.2, "presence_penalty": 0.2, "frequency_penalty": 0.1},
+        {"temperature": 0.7, "logprobs": 3, "logit_bias": {3: 1.0}, "min_tokens": 5, "stop_token_ids": [4]},
+        {"temperature": 0.0, "allowed_token_ids": [1, 5, 9]},
+    ],
+    ids=lambda params: ", ".join(params),
+)
+def test_steady_decodes(params: dict) -> None:
+    runner = make_runner(SMALL, make_weights(SMALL), backend="triton", is_shared=False, has_graphs=True)
+    requests = [
+        new_request(0, [5, 80], range(6), params=SamplingParams(**params)),
+        new_request(1, [3], range(6, 12), params=SamplingParams(temperature=0.0)),
+    ]
+    steps = [runner.launch(plan([1, 0], [1, 2], new_requests=requests))]
+    with NoWaiting():
+        steps += [runner.launch(plan([0, 1])) for _ in range(3)]
+    assert all(min(tokens_of(step.result())) >= 0 for step in steps)
+
+
+def test_waiting_is_noticed() -> None:
+    x = torch.arange(4)
+    for wait in (
+        lambda: x.tolist(), lambda: x[0].item(), lambda: bool(x[0]), lambda: x.numpy(), lambda: x[x > 1],
+        lambda: x.nonzero(), lambda: int(x[1]), lambda: x.to("cpu"), lambda: [0, 1, 2, 3][x[1]],
+        lambda: torch.nonzero(x), lambda: x.__setitem__(x > 1, 0),
+    ):  # fmt: skip
+        with NoWaiting(), pytest.raises(AssertionError, match="waits for the device"):
+            wait()
