@@ -1,0 +1,159 @@
+"""Routing and experts' results: Triton's kernels against plain torch and formulas in float64."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies
+from interpreted_triton import DEVICE, DTYPES
+from kernels import ROUNDING, assert_near, randn
+
+from raycore.kernels.gpu import experts
+
+SEEDS = strategies.integers(0, 1 << 32)
+SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
+
+
+@SETTINGS
+@hypothesis.given(
+    dtype=strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    seed=SEEDS,
+    num_tokens=strategies.integers(0, 4),
+    num_experts=strategies.integers(1, 40) | strategies.sampled_from([128, 1024]),
+    per_token=strategies.integers(1, 9),
+    is_normalized=strategies.booleans(),
+    has_ties=strategies.booleans(),
+)
+def test_route(
+    dtype, seed: int, num_tokens: int, num_experts: int, per_token: int, is_normalized: bool, has_ties: bool
+) -> None:
+    logits_NE = randn(seed, num_tokens, 2 * num_experts)[:, :num_experts] * 2
+    logits_NE = (logits_NE.round() if has_ties else logits_NE).to(dtype)
+    per_token = min(per_token, num_experts)
+    weights_NK, ids_NK = experts.route(logits_NE.to(DEVICE), per_token, is_normalized, torch.float32)
+    likely_NE = logits_NE.double().softmax(-1)
+    expected_NK = likely_NE.sort(dim=-1, descending=True, stable=True).indices[:, :per_token]
+    assert ids_NK.dtype == torch.int32
+    assert ids_NK.tolist() == expected_NK.tolist()
+    chosen_NK = likely_NE.gather(1, expected_NK)
+    assert_near(weights_NK.cpu(), chosen_NK / chosen_NK.sum(-1, keepdim=True) if is_normalized else chosen_NK)
+
+
+def test_weights_are_rounded_to_the_dtype() -> None:
+    logits_NE = randn(0, 5, 8).to(DEVICE)
+    exact_NK, _ = experts.route(logits_NE, 3, True, torch.float32)
+    for dtype in (torch.float16, torch.bfloat16):
+        weights_NK, _ = experts.route(logits_NE, 3, True, dtype)
+        assert weights_NK.dtype == dtype
+        assert_near(weights_NK.cpu(), exact_NK.double().cpu(), 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_tokens_that_are_not_finite_have_experts_and_keep_their_nan() -> None:
+    weights_NK, ids_NK = experts.route(torch.full((1, 6), torch.nan, device=DEVICE), 3, True, torch.float32)
+    assert ids_NK.tolist() == [[0, 1, 2]]
+    assert weights_NK.isnan().all()
+
+
+class Layer:
+    """A sparse layer's random weights, and its formula."""
+
+    def __init__(self, seed: int, num_experts: int, dim: int, expert_dim: int, dtype: torch.dtype) -> None:
+        gate_up_EFD = randn(seed, num_experts, 2 * expert_dim, dim) / dim**0.5
+        down_EDF = randn(seed + 1, num_experts, dim, expert_dim) / expert_dim**0.5
+        self.gate_up_EFD, self.down_EDF = gate_up_EFD.to(dtype).to(DEVICE), down_EDF.to(dtype).to(DEVICE)
+
+    def apply(self, x_ND, weights_NK, ids_NK, first: int = 0, end: int | None = None, **options) -> torch.Tensor:
+        own = slice(first, end)
+        return experts.apply_experts(
+            x_ND, weights_NK, ids_NK, self.gate_up_EFD[own], self.down_EDF[own], first, **options
+        )
+
+    def expected(self, x_ND: torch.Tensor, weights_NK: torch.Tensor, ids_NK: torch.Tensor) -> torch.Tensor:
+        out_ND = torch.zeros_like(x_ND, dtype=torch.float64)
+        for token, (weights, ids) in enumerate(zip(weights_NK.tolist(), ids_NK.tolist(), strict=True)):
+            for weight, expert in zip(weights, ids, strict=True):
+                gate, up = (self.gate_up_EFD[expert].double() @ x_ND[token].double()).chunk(2)
+                hidden = (gate * torch.sigmoid(gate) * up).to(x_ND.dtype)
+                out_ND[token] += weight * (self.down_EDF[expert].double() @ hidden.double())
+        return out_ND
+
+
+def routed(seed: int, num_tokens: int, num_experts: int, per_token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    weights_NK, ids_NK = randn(seed, num_tokens, num_experts).softmax(-1).topk(per_token)
+    return weights_NK.to(DEVICE), ids_NK.int().to(DEVICE)
+
+
+def assert_close(found_ND: torch.Tensor, expected_ND: torch.Tensor) -> None:
+    """A hidden number may be rounded to its other neighbor, which moves a result by less than its own size's rounding."""
+    scale = max(1.0, float(expected_ND.abs().max())) if expected_ND.numel() else 1.0
+    assert_near(found_ND.cpu(), expected_ND.cpu(), 2 * scale)
+
+
+@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.given(
+    dtype=strategies.sampled_from(DTYPES),
+    seed=SEEDS,
+    num_tokens=strategies.integers(0, 9) | strategies.just(70),
+    num_experts=strategies.integers(1, 6),
+    per_token=strategies.integers(1, 4),
+    dim=strategies.integers(1, 70),
+    expert_dim=strategies.integers(1, 70),
+    batch_invariant=strategies.booleans(),
+)
+def test_apply_experts(
+    dtype,
+    seed: int,
+    num_tokens: int,
+    num_experts: int,
+    per_token: int,
+    dim: int,
+    expert_dim: int,
+    batch_invariant: bool,
+) -> None:
+    layer = Layer(seed, num_experts, dim, expert_dim, dtype)
+    pairs = routed(seed + 2, num_tokens, num_experts, min(per_token, num_experts))
+    x_ND = randn(seed + 3, num_tokens, 2 * dim).to(dtype).to(DEVICE)[:, :dim]
+    found_ND = layer.apply(x_ND, *pairs, batch_invariant=batch_invariant)
+    assert found_ND.dtype == dtype
+    assert_close(found_ND, layer.expected(x_ND, *pairs))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_results_of_all_ranks_add_up(num_tokens: int) -> None:
+    layer, pairs = Layer(0, 7, 24, 40, torch.float32), routed(1, num_tokens, 7, 3)
+    x_ND = randn(2, num_tokens, 24).to(DEVICE)
+    parts = [layer.apply(x_ND, *pairs, first, end) for first, end in ((0, 1), (1, 5), (5, 7))]
+    assert_close(sum(part.double() for part in parts).float(), layer.expected(x_ND, *pairs))
+    weights_NK, ids_NK = pairs
+    others_NK = torch.where(ids_NK < 5, 1000, ids_NK)  # none of the second rank's experts
+    assert not layer.apply(x_ND, weights_NK, others_NK, 1, 5).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_of_a_token_do_not_depend_on_others(dtype: torch.dtype) -> None:
+    layer, (weights_NK, ids_NK) = Layer(0, 3, 40, 70, dtype), routed(1, 75, 3, 2)
+    x_ND = randn(2, 75, 40).to(dtype).to(DEVICE)
+    order = torch.randperm(75, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    for batch_invariant in (False, True):
+        found_ND = layer.apply(x_ND, weights_NK, ids_NK, batch_invariant=batch_invariant)
+        moved_ND = layer.apply(x_ND[order], weights_NK[order], ids_NK[order], batch_invariant=batch_invariant)
+        assert torch.equal(moved_ND, found_ND[order])
+    for rows in (slice(70, 71), slice(3, 9)):
+        alone_ND = layer.apply(x_ND[rows], weights_NK[rows], ids_NK[rows], batch_invariant=True)
+        assert torch.equal(alone_ND, found_ND[rows])
+
+
+@SETTINGS
+@hypothesis.given(
+    seed=SEEDS, num_pairs=strategies.integers(1, 30) | strategies.just(5000), num_own=strategies.integers(1, 5)
+)
+def test_pairs_are_grouped_in_order(seed: int, num_pairs: int, num_own: int) -> None:
+    ids_NK = torch.randint(8, (num_pairs, 1), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    groups = experts._group(ids_NK.to(DEVICE), num_own, 2)
+    counts = groups.counts_E.tolist()
+    assert groups.starts_E.tolist() == [sum(counts[:i]) for i in range(num_own)]
+    own = [(expert, pair) for pair, [expert] in enumerate(ids_NK.tolist()) if 2 <= expert < 2 + num_own]
+    assert counts == [sum(expert == 2 + i for expert, _ in own) for i in range(num_own)]
+    assert groups.pairs_P.tolist()[: len(own)] == [pair for _, pair in sorted(own)]
