@@ -18,6 +18,10 @@ sys.dont_write_bytecode = False
 # the processes of a run share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# without a GPU, Triton's kernels are interpreted; Triton has to know before anything imports it
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 MAX_PROCESSES = 5
 LONG_FILES = ("test_jobs.py", "test_ending_by_signal.py", "test_documentation.py", "test_step_memory.py")
 """They begin first, so that all processes end at about the same time."""

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from raycore.checkpoint.moe_spec import MoeSpec
-from raycore.kernels.gpu import linear, rows, sampling
+from raycore.kernels.gpu import experts, linear, rows, sampling
 from raycore.model.layers import Linear, ReducedLinear, TensorParallel
 from raycore.model.operations import Norm, TorchOperations
 from raycore.model.routed_experts import RoutedExperts

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import interpreted_triton  # noqa: F401  # before whatever imports Triton
 import pytest
 import torch
+from small_model import make_operations
 from torch.distributed import HashStore
 from torch.nn import functional
 
@@ -67,10 +69,12 @@ def on_every_rank(size, work):
 
 
 @pytest.mark.parametrize("is_normed", [True, False])
-@pytest.mark.parametrize("num_tokens", [0, 1, 2, 70])
-def test_every_token_gets_its_experts(num_tokens, is_normed):
+@pytest.mark.parametrize(
+    ("backend", "num_tokens"), [*(("torch", num_tokens) for num_tokens in (0, 1, 2, 70)), ("triton", 0), ("triton", 3)]
+)
+def test_every_token_gets_its_experts(backend, num_tokens, is_normed):
     spec = MoeSpec(5, 2, 8, is_normed, [True])
-    layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, TorchOperations(CPU))
+    layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, make_operations(backend))
     x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
     assert_near(layer.add_to(residual_TD.clone(), x_TD), residual_TD + expected(x_TD, spec))
 

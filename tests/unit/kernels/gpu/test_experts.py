@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import strategies
 from interpreted_triton import DEVICE, DTYPES
-from kernels import ROUNDING, assert_near, randn
+from kernels import assert_near, randn
 
 from raycore.kernels.gpu import experts
 
