@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,30 +102,36 @@ class DeviceBatch:
         """Return the tokens that the plan computes, and count them as computed."""
         step = self.host.advance(plan)
         row_length = self.host.token_ids.shape[1]
-        arrays = [
+        arrays: list[NDArray[Any]] = [
             step.token_slots.astype(np.int32),
             step.positions,
             step.token_slots * row_length + step.positions,
             step.slots[step.sampled] * row_length + step.next_positions,
         ]
-        if len(step.sampled) < len(step.positions):
-            arrays.append(step.last_rows[step.sampled])
-            return step, StepTensors(self._block_tables_SM, *to_device_together(arrays, self._device))
-        index = bisect_left(self._decode_sizes, len(step.positions))
-        if len(step.positions) > 0 and index < len(self._decode_sizes):
+        num_rows, is_decoding = len(step.positions), len(step.sampled) == len(step.positions)
+        index = bisect_left(self._decode_sizes, num_rows)
+        if is_decoding and num_rows and index < len(self._decode_sizes):
             return step, self._padded(arrays, self._decode_sizes[index])
-        return step, StepTensors(self._block_tables_SM, *to_device_together(arrays, self._device), None)
+        if not is_decoding:
+            arrays.append(step.last_rows[step.sampled])
+        slots_T, positions_T, places_T, next_places_R, *sampled_rows = to_device_together(arrays, self._device)
+        sampled_rows_R = sampled_rows[0] if sampled_rows else None
+        tables_SM = self._block_tables_SM
+        return step, StepTensors(tables_SM, slots_T, positions_T, places_T, next_places_R, sampled_rows_R)
 
-    def _padded(self, arrays: list[NDArray[np.generic]], size: int) -> StepTensors:
+    def _padded(self, arrays: list[NDArray[Any]], size: int) -> StepTensors:
         """Return the inputs of a step of decodes, padded to `size` rows. They are valid until the next such step."""
         num_rows = len(arrays[0])
-        padded = [np.full(size, -1, np.int32), *(np.zeros(size, np.int64) for _ in arrays[1:])]
+        padded: list[NDArray[Any]] = [np.full(size, -1, np.int32), *(np.zeros(size, np.int64) for _ in arrays[1:])]
         for row, array in zip(padded, arrays, strict=True):
             row[:num_rows] = array
         if size not in self._decode_inputs:
             inputs = DeviceInputs(padded, self._device)
-            tensors = StepTensors(self._block_tables_SM, *inputs.tensors, sampled_rows_R=None, is_padded=True)
-            self._decode_inputs[size] = inputs, tensors
+            slots_T, positions_T, places_T, next_places_R = inputs.tensors
+            self._decode_inputs[size] = (
+                inputs,
+                StepTensors(self._block_tables_SM, slots_T, positions_T, places_T, next_places_R, None, is_padded=True),
+            )
         inputs, tensors = self._decode_inputs[size]
         inputs.fill(padded)
         return replace(tensors, next_places_R=tensors.next_places_R[:num_rows])
