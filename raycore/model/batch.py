@@ -45,6 +45,11 @@ class StepInputs:
     """Changes whenever a block table may have changed."""
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether every row is a slot's only token, and a new token is sampled from it."""
+        return 0 < len(self.sampled) == len(self.positions)
+
+    @property
     def last_rows(self) -> Ints:
         """[n]: the index of each slot's last token among the T tokens."""
         return np.cumsum(self.counts) - 1
@@ -63,6 +68,7 @@ class SlotBatch:
         """How many requests the slot has had. A token that was sampled for an earlier one is dropped."""
         self.block_tables = np.zeros((num_slots, -(-(max_model_len + 1) // block_size)), np.int32)
         self._num_blocks = np.zeros(num_slots, np.int64)
+        self._indexes = np.arange(num_slots)
         self._tables_version = 0
 
     def apply(self, plan: StepPlan) -> Ints:
@@ -97,9 +103,12 @@ class SlotBatch:
         known = self.num_known[slots]
         assert (ends <= known).all(), f"slots {slots[ends > known]} are planned beyond their known tokens"
         self.num_computed[slots] = ends
-        sampled = np.flatnonzero(ends == known)
-        sampled_slots = slots[sampled]
-        next_positions = ends[sampled]
+        is_sampled = ends == known
+        if is_sampled.all():
+            sampled, sampled_slots, next_positions = self._indexes[: len(slots)], slots, ends
+        else:
+            sampled = np.flatnonzero(is_sampled)
+            sampled_slots, next_positions = slots[sampled], ends[sampled]
         self.num_known[sampled_slots] = next_positions + 1
         return StepInputs(
             slots=slots,
@@ -117,9 +126,13 @@ class SlotBatch:
 
     def receive(self, step: StepInputs, token_ids: NDArray[np.generic]) -> None:
         """Store the tokens that a step has sampled, except for requests that have lost their slots since."""
-        slots = step.slots[step.sampled]
+        slots, positions = step.slots, step.next_positions
+        if not step.is_decoding:
+            slots = slots[step.sampled]
         is_current = self.generation[slots] == step.generations
-        self.token_ids[slots[is_current], step.next_positions[is_current]] = token_ids[is_current]
+        if not is_current.all():
+            slots, positions, token_ids = slots[is_current], positions[is_current], token_ids[is_current]
+        self.token_ids[slots, positions] = token_ids
 
     def _add(self, request: NewRequest) -> None:
         slot = request.slot

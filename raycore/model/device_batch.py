@@ -102,17 +102,18 @@ class DeviceBatch:
         """Return the tokens that the plan computes, and count them as computed."""
         step = self.host.advance(plan)
         row_length = self.host.token_ids.shape[1]
+        sampled_slots = step.slots if step.is_decoding else step.slots[step.sampled]
         arrays: list[NDArray[Any]] = [
             step.token_slots.astype(np.int32),
             step.positions,
             step.token_slots * row_length + step.positions,
-            step.slots[step.sampled] * row_length + step.next_positions,
+            sampled_slots * row_length + step.next_positions,
         ]
-        num_rows, is_decoding = len(step.positions), len(step.sampled) == len(step.positions)
-        index = bisect_left(self._decode_sizes, num_rows)
-        if is_decoding and num_rows and index < len(self._decode_sizes):
-            return step, self._padded(arrays, self._decode_sizes[index])
-        if not is_decoding:
+        if step.is_decoding:
+            index = bisect_left(self._decode_sizes, len(step.positions))
+            if index < len(self._decode_sizes):
+                return step, self._padded(arrays, self._decode_sizes[index])
+        else:
             arrays.append(step.last_rows[step.sampled])
         slots_T, positions_T, places_T, next_places_R, *sampled_rows = to_device_together(arrays, self._device)
         sampled_rows_R = sampled_rows[0] if sampled_rows else None
@@ -122,18 +123,20 @@ class DeviceBatch:
     def _padded(self, arrays: list[NDArray[Any]], size: int) -> StepTensors:
         """Return the inputs of a step of decodes, padded to `size` rows. They are valid until the next such step."""
         num_rows = len(arrays[0])
-        padded: list[NDArray[Any]] = [np.full(size, -1, np.int32), *(np.zeros(size, np.int64) for _ in arrays[1:])]
-        for row, array in zip(padded, arrays, strict=True):
-            row[:num_rows] = array
         if size not in self._decode_inputs:
-            inputs = DeviceInputs(padded, self._device)
+            inputs = DeviceInputs([np.empty(size, array.dtype) for array in arrays], self._device)
             slots_T, positions_T, places_T, next_places_R = inputs.tensors
             self._decode_inputs[size] = (
                 inputs,
                 StepTensors(self._block_tables_SM, slots_T, positions_T, places_T, next_places_R, None, is_padded=True),
             )
         inputs, tensors = self._decode_inputs[size]
-        inputs.fill(padded)
+        for own, array in zip(inputs.arrays, arrays, strict=True):
+            own[:num_rows] = array
+        slots, positions, places, _ = inputs.arrays
+        slots[num_rows:] = -1
+        positions[num_rows:] = places[num_rows:] = 0
+        inputs.send()
         return replace(tensors, next_places_R=tensors.next_places_R[:num_rows])
 
     def token_ids_of(self, tensors: StepTensors) -> Tensor:

@@ -64,7 +64,10 @@ class LaunchedStep:
             self.token_ids.wait(timeout)
             (sampled_ids,) = self.token_ids.arrays()
             self.batch.receive(step, sampled_ids)
-            token_ids[step.sampled] = sampled_ids
+            if step.is_decoding:
+                token_ids = sampled_ids.astype(np.int32)
+            else:
+                token_ids[step.sampled] = sampled_ids
         result.token_ids = token_ids.tobytes()
         for rows, download in self.logprobs:
             result.logprobs.extend(zip(step.sampled[rows].tolist(), download.entries(), strict=True))
@@ -229,7 +232,7 @@ class ModelRunner:
 
     def _sample(self, step: StepInputs, tensors: StepTensors, logits_RV: Tensor, launched: LaunchedStep) -> None:
         """Sample a token for each slot that gets one, and append it to the slot's tokens. Adds both to `launched`."""
-        slots = step.slots[step.sampled]
+        slots = step.slots if step.is_decoding else step.slots[step.sampled]
         if self._sampler.is_plain_greedy(slots):
             token_ids_R = self._operations.most_likely(logits_RV)
         else:

@@ -36,36 +36,38 @@ def to_device_together(arrays: Sequence[NDArray[np.generic]], device: torch.devi
     if device.type == "cpu":
         return [torch.as_tensor(array) for array in arrays]
     inputs = DeviceInputs(arrays, device)
-    inputs.fill(arrays)
+    for own, array in zip(inputs.arrays, arrays, strict=True):
+        own[...] = array
+    inputs.send()
     return inputs.tensors
 
 
 class DeviceInputs:
-    """Tensors on a device that are filled together, by one copy, as often as needed."""
+    """Tensors on a device that get their values from the host together, by one copy, as often as needed."""
 
     def __init__(self, arrays: Sequence[NDArray[np.generic]], device: torch.device) -> None:
         """Allocate a tensor for each of `arrays`, with its shape and dtype."""
-        self._starts = [0]
-        for array in arrays:
-            self._starts.append(self._starts[-1] + -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT)
-        self._memory = torch.empty(self._starts[-1], dtype=torch.uint8, device=device)
-        self.tensors = [
-            self._memory[start : start + array.nbytes]
-            .view(torch.as_tensor(np.empty(0, array.dtype)).dtype)
-            .view(array.shape)
-            for array, start in zip(arrays, self._starts, strict=False)
-        ]
-        """On the device, in the order of the arrays."""
+        starts = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)]).tolist()
+        host = np.zeros(starts[-1], np.uint8)
+        self._host = torch.as_tensor(host)
+        self._on_device = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+        self.arrays: list[NDArray[np.generic]] = []
+        """The host's values, to be written before each `send`. In the order of the constructor's arrays."""
+        self.tensors: list[Tensor] = []
+        """The values on the device, in the same order."""
+        for array, start in zip(arrays, starts, strict=False):
+            part = slice(start, start + array.nbytes)
+            self.arrays.append(host[part].view(array.dtype).reshape(array.shape))
+            dtype = torch.as_tensor(np.empty(0, array.dtype)).dtype
+            self.tensors.append(self._on_device[part].view(dtype).view(array.shape))
 
-    def fill(self, arrays: Sequence[NDArray[np.generic]]) -> None:
-        """Copy contiguous arrays, of the shapes and dtypes that the constructor got, into the tensors."""
-        is_cuda = self._memory.device.type == "cuda"
-        # new memory, because the copy of the last call may not be over
-        pinned = torch.empty(self._starts[-1], dtype=torch.uint8, pin_memory=is_cuda)
-        memory = pinned.numpy()
-        for array, start in zip(arrays, self._starts, strict=False):
-            memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
-        self._memory.copy_(pinned, non_blocking=True)
+    def send(self) -> None:
+        """Copy the host's values into the tensors. The host may overwrite its values at once."""
+        values = self._host
+        if self._on_device.device.type == "cuda":
+            # new memory, because the copy of the last call may not be over
+            values = torch.empty(len(values), dtype=torch.uint8, pin_memory=True).copy_(values)
+        self._on_device.copy_(values, non_blocking=True)
 
 
 class Download:

@@ -1,0 +1,232 @@
+"""The host's work for a step of decodes on a GPU: its time, and the kernels that it launches. Needs no GPU.
+
+    python benchmarks/host_time.py
+
+The time is that of a step of the engine, with two steps in flight, from planning to its outputs. The decoder is
+replaced by a function that does nothing, and everything else is what runs with a GPU, except that copies to the device
+go to other memory of this machine. The launches are those of a layer of a dense model with norms of queries and keys,
+and those of a greedy step outside the layers, counted while Triton interprets the kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+import msgspec
+import torch
+from common import table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from raycore.config import EngineConfig, resolve
+from raycore.engine.core import EngineCore
+from raycore.executor.inline import InlineExecutor
+from raycore.messages import EngineRequest, NewRequest, StepPlan
+from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.paged import TritonAttention
+from raycore.model.attention.spec import AttentionSpec
+from raycore.model.batch import SlotBatch
+from raycore.model.decode_graphs import DecodeGraphs, decode_sizes
+from raycore.model.decoder import Decoder
+from raycore.model.device_batch import DeviceBatch
+from raycore.model.gpu_operations import GpuOperations
+from raycore.model.layers import TensorParallel
+from raycore.model.runner import ModelRunner
+from raycore.model.sampling.sampler import Sampler
+from raycore.model.weights.loader import random_decoder_weights
+from raycore.sampling_params import SamplingParams
+from raycore.worker.rank import RankIdentity
+from raycore.worker.worker import Worker
+
+CPU = torch.device("cpu")
+SIZES = (1, 16, 64, 256)
+NUM_STEPS = 300
+NUM_SKIPPED = 50
+"""Steps at the beginning that are not counted."""
+MAX_MODEL_LEN = 512
+BLOCK_SIZE = 16
+DESCRIPTION: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 8192,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "eos_token_id": 1,
+}
+GREEDY = SamplingParams(temperature=0, ignore_eos=True, max_tokens=NUM_STEPS + 20)
+DRAWN = msgspec.structs.replace(GREEDY, temperature=0.8, top_p=0.9, top_k=40)
+
+
+class IdleDecoder:
+    """Stands in for a decoder, and returns what it was given."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        spec, num_seqs = config.model.spec, config.scheduler.max_num_seqs
+        self.vocab_size = spec.vocab_size
+        self.num_weights = self.num_key_value_numbers = 1
+        self._hidden_RD = torch.zeros(num_seqs, spec.hidden_size)
+        self._logits_RV = torch.zeros(num_seqs, spec.vocab_size)
+
+    def forward(self, token_ids_T: torch.Tensor, *_: object) -> torch.Tensor:
+        return self._hidden_RD[: len(token_ids_T)]
+
+    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return self._logits_RV[: len(hidden_RD)]
+
+
+class IdleOperations(GpuOperations):
+    """Launches no kernel, as far as steps are concerned."""
+
+    def __init__(self, num_seqs: int) -> None:
+        super().__init__(CPU)
+        self._token_ids_R = torch.full((num_seqs,), 5)
+
+    def most_likely(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        return self._token_ids_R[: len(logits_RV)]
+
+    def draw(self, logits_RV: torch.Tensor, limits: Any) -> torch.Tensor:
+        return self._token_ids_R[: len(logits_RV)]
+
+
+def become_idle(worker: Worker) -> None:
+    """Give a worker a runner as a GPU's, with a decoder that does nothing."""
+    config = worker.config
+    spec, num_seqs = config.model.spec, config.scheduler.max_num_seqs
+    attention_spec = AttentionSpec.of(spec, 1, [None] * spec.num_layers, MAX_MODEL_LEN + 1, torch.float32, CPU)
+    kv = KVTensors(spec.num_layers, 1, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
+    sizes = decode_sizes(num_seqs)
+    batch = DeviceBatch(SlotBatch(num_seqs, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=sizes, is_shared=False)
+    operations = IdleOperations(num_seqs)
+    worker._runner = ModelRunner(
+        IdleDecoder(config),  # pyright: ignore[reportArgumentType]
+        TritonAttention(attention_spec, kv, sizes[-1]),
+        batch,
+        Sampler(spec.vocab_size, operations),
+        operations,
+        graphs=DecodeGraphs(lambda compute: compute),
+    )
+
+
+def step_time_us(path: str, num_requests: int, params: SamplingParams) -> float:
+    """The median time of an engine's step."""
+    config = resolve(
+        path,
+        load_format="dummy",
+        max_num_seqs=num_requests,
+        max_num_batched_tokens=max(2048, 32 * num_requests),
+        max_model_len=MAX_MODEL_LEN,
+        num_gpu_blocks_override=num_requests * MAX_MODEL_LEN // BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        async_scheduling=True,
+        num_threads=1,
+    )
+    core = EngineCore(config, InlineExecutor(config, RankIdentity(0, 1)))
+    core.executor.collective_rpc(become_idle)
+    for i in range(num_requests):
+        prompt = [(i * 7 + j) % 8000 for j in range(32)]
+        core.submit(EngineRequest(i, str(i), prompt, params, seed=i))
+    samples: list[float] = []
+    for _ in range(NUM_STEPS):
+        start = time.perf_counter()
+        core.step()
+        samples.append(time.perf_counter() - start)
+    core.shutdown()
+    return 1e6 * statistics.median(samples[NUM_SKIPPED:])
+
+
+class LaunchCount(TorchDispatchMode):
+    """Counts the operations of torch that launch a kernel. Triton's are counted by `counting_launches`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not func.is_view and not name.startswith(("empty", "new_empty", "detach", "lift")):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counting_launches() -> Iterator[list[str]]:
+    """Yield a list that grows by the name of each kernel that is launched."""
+    from triton.runtime.interpreter import GridExecutor
+
+    count, launch = LaunchCount(), GridExecutor.__call__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        count.names.append(f"triton {self.fn.__name__}")
+        num_before = len(count.names)
+        result = launch(self, *args, **kwargs)
+        del count.names[num_before:]  # what the interpreter does with tensors
+        return result
+
+    GridExecutor.__call__ = counted
+    try:
+        with count:
+            yield count.names
+    finally:
+        GridExecutor.__call__ = launch
+
+
+def count_launches(path: str) -> tuple[list[str], int]:
+    """Return the kernels of a layer in a step of greedy decodes, and how many others the step has."""
+    spec = resolve(path, load_format="dummy").model.spec
+    names: dict[int, list[str]] = {}
+    for num_layers in (1, 2):
+        own = msgspec.structs.replace(spec, num_layers=num_layers, layer_windows=[None] * num_layers)
+        runner = make_runner(own)
+        block = bytes(4)
+        requests = [NewRequest(0, bytes(8), 2, 0, block, GREEDY, 0)]
+        slot = bytes(4)
+        runner.execute(StepPlan(0, slot, b"\x02\0\0\0", new_requests=requests))
+        runner.execute(StepPlan(1, slot))
+        with counting_launches() as names[num_layers]:
+            runner.launch(StepPlan(2, slot))
+    num_of_layer = len(names[2]) - len(names[1])
+    first = next(i for i, name in enumerate(names[2]) if name.startswith("triton"))
+    return names[2][first : first + num_of_layer], len(names[1]) - num_of_layer
+
+
+def make_runner(spec: Any) -> ModelRunner:
+    """A GPU's runner of a model with random weights, whose kernels Triton interprets."""
+    operations = GpuOperations(CPU)
+    decoder = Decoder(spec, random_decoder_weights(spec, 0, 1, torch.float32, 0), TensorParallel(), operations)
+    attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, MAX_MODEL_LEN + 1, torch.float32, CPU)
+    kv = KVTensors(spec.num_layers, 1, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
+    batch = DeviceBatch(SlotBatch(1, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=[1], is_shared=False)
+    sampler = Sampler(spec.vocab_size, operations)
+    graphs = DecodeGraphs(lambda compute: compute)
+    return ModelRunner(decoder, TritonAttention(attention_spec, kv, 1), batch, sampler, operations, graphs=graphs)
+
+
+def main(write: Callable[[str], object] = print) -> int:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(msgspec.json.encode(DESCRIPTION).decode())
+        rows = [
+            [str(size), *(f"{step_time_us(directory, size, params):.0f}" for params in (GREEDY, DRAWN))]
+            for size in SIZES
+        ]
+        of_layer, num_others = count_launches(directory)
+    write(table([["running", "greedy step, µs", "step with top-k and top-p, µs"], *rows]))
+    write(f"\n{len(of_layer)} kernels in a layer: {', '.join(of_layer)}\n{num_others} kernels in a step outside layers")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
