@@ -86,7 +86,7 @@ def routed(seed: int, num_tokens: int, num_experts: int, per_token: int) -> tupl
 
 
 def assert_close(found_ND: torch.Tensor, expected_ND: torch.Tensor) -> None:
-    """A hidden number may be rounded to its other neighbor, which moves a result by less than its own rounding."""
+    """A hidden number may be rounded to its other neighbor. This moves a result less than its own rounding does."""
     scale = max(1.0, float(expected_ND.abs().max())) if expected_ND.numel() else 1.0
     assert_near(found_ND.cpu(), expected_ND.cpu(), 2 * scale)
 
