@@ -91,7 +91,7 @@ def assert_close(found_ND: torch.Tensor, expected_ND: torch.Tensor) -> None:
     assert_near(found_ND.cpu(), expected_ND.cpu(), 2 * scale)
 
 
-@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.settings(max_examples=10, deadline=None)
 @hypothesis.given(
     dtype=strategies.sampled_from(DTYPES),
     seed=SEEDS,
@@ -120,7 +120,7 @@ def test_apply_experts(
     assert_close(found_ND, layer.expected(x_ND, *pairs))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 40])
+@pytest.mark.parametrize("num_tokens", [1, 20])
 def test_results_of_all_ranks_add_up(num_tokens: int) -> None:
     layer, pairs = Layer(0, 7, 24, 40, torch.float32), routed(1, num_tokens, 7, 3)
     x_ND = randn(2, num_tokens, 24).to(DEVICE)
@@ -133,14 +133,14 @@ def test_results_of_all_ranks_add_up(num_tokens: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_of_a_token_do_not_depend_on_others(dtype: torch.dtype) -> None:
-    layer, (weights_NK, ids_NK) = Layer(0, 3, 40, 70, dtype), routed(1, 75, 3, 2)
+    layer, (weights_NK, ids_NK) = Layer(0, 2, 40, 33, dtype), routed(1, 75, 2, 2)
     x_ND = randn(2, 75, 40).to(dtype).to(DEVICE)
     order = torch.randperm(75, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     for batch_invariant in (False, True):
         found_ND = layer.apply(x_ND, weights_NK, ids_NK, batch_invariant=batch_invariant)
         moved_ND = layer.apply(x_ND[order], weights_NK[order], ids_NK[order], batch_invariant=batch_invariant)
         assert torch.equal(moved_ND, found_ND[order])
-    for rows in (slice(70, 71), slice(3, 9)):
+    for rows in (slice(70, 71), slice(3, 6)):
         alone_ND = layer.apply(x_ND[rows], weights_NK[rows], ids_NK[rows], batch_invariant=True)
         assert torch.equal(alone_ND, found_ND[rows])
 

@@ -148,7 +148,7 @@ def test_numbers_that_are_not_finite_are_kept(kernels) -> None:
         assert kernels.silu_and_mul(x).isnan().tolist()[0] == [True, False] * 10
 
 
-@SETTINGS
+@hypothesis.settings(max_examples=8, deadline=None)
 @hypothesis.given(dtype=DTYPES, seed=SEEDS, dim=strategies.integers(1, 40).map(lambda n: 8 * n))
 def test_bits_of_a_row_do_not_depend_on_other_rows(dtype: torch.dtype, seed: int, dim: int) -> None:
     x, weight_D = randn(seed, 4, 2 * dim).to(dtype).to(DEVICE), randn(seed + 1, dim).to(dtype).to(DEVICE)

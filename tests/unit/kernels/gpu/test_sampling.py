@@ -187,7 +187,7 @@ def test_large_vocabularies(spread: float) -> None:
         assert first <= token <= last
 
 
-@hypothesis.settings(max_examples=4, deadline=None)
+@hypothesis.settings(max_examples=2, deadline=None)
 @hypothesis.given(SEEDS, UNIFORM)
 def test_rows_are_drawn_alone(seed: int, uniform: float) -> None:
     logits_RV = (randn(seed, 4, 2 * 4200) * 2).bfloat16()[:, :4200]
