@@ -172,6 +172,19 @@ class Batch:
             out_TNH[rows] = self._attended(turned_TNH[rows, : sizes.num_heads], kv_L2KH)
         return Outcome(out_TNH.flatten(1), blocks, torch.cat([turned_TNH, values_TKH], 1).flatten(1))
 
+    @cached_property
+    def _size_of_sums(self) -> float:
+        """The size of the numbers that are added up to an output."""
+        if not self.sequences:
+            return 0.0
+        sizes = self.sizes
+        assert self.expected.qkv_TO is not None
+        turned = self.expected.qkv_TO[:, : -sizes.num_kv_heads * sizes.head_dim].abs().max()
+        values = self.qkv_TO.double().abs().max()
+        # A number that is just between two others may be rounded to either. An element of a query or key then moves a
+        # score, and so a weight's share, by its product.
+        return float(4 * values * (1 + turned.square() * sizes.head_dim**-0.5))
+
     def _turned(self, x_TNH: Tensor) -> Tensor:
         if self.norm_NH is not None:
             x_TNH = x_TNH / (x_TNH.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norm_NH.double()
@@ -191,8 +204,7 @@ class Batch:
     def check(self, outcome: Outcome) -> None:
         """Fails if the outcome isn't the expected one."""
         expected = self.expected
-        # a score's rounding moves a weight by its share, and a score is a sum of head_dim products
-        assert_near(outcome.out_TX, expected.out_TX, 4 * self.qkv_TO.double().abs().max() if len(self.qkv_TO) else 0.0)
+        assert_near(outcome.out_TX, expected.out_TX, self._size_of_sums)
         # the cache had NaN where rows are stored
         is_stored = self.blocks.isnan() & ~expected.blocks.isnan()
         assert_near(outcome.blocks[is_stored], expected.blocks[is_stored], 1.0)
@@ -249,8 +261,8 @@ def native(batch: Batch) -> Outcome:
 
 
 def _native_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
-    """Keys by pairs of elements, and values by pairs of tokens, if elements have 16 bits."""
-    pair = 4 // sizes.dtype.itemsize
+    """Keys by pairs of elements, and values by pairs of tokens, in bfloat16. Transposed keys in other dtypes."""
+    pair = _pair(sizes)
     keys, values = blocks.view(-1, 2, sizes.num_kv_heads, sizes.block_size, sizes.head_dim).unbind(1)
     keys = keys.unflatten(3, (-1, pair)).transpose(2, 3).flatten(2)
     values = values.unflatten(2, (-1, pair)).transpose(3, 4).flatten(2)
@@ -258,9 +270,13 @@ def _native_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
 
 
 def _usual_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
-    pair = 4 // sizes.dtype.itemsize
+    pair = _pair(sizes)
     size, dim = sizes.block_size, sizes.head_dim
     keys, values = blocks.view(-1, 2, sizes.num_kv_heads, size * dim).unbind(1)
     keys = keys.view(-1, sizes.num_kv_heads, dim // pair, size, pair).transpose(2, 3).flatten(2)
     values = values.view(-1, sizes.num_kv_heads, size // pair, dim, pair).transpose(3, 4).flatten(2)
     return torch.stack([keys, values], 1).view(blocks.shape)
+
+
+def _pair(sizes: Sizes) -> int:
+    return 2 if sizes.dtype == torch.bfloat16 else 1

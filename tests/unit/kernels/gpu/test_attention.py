@@ -100,8 +100,8 @@ def as_chunks(batch: Batch, num_multiprocessors: int) -> Outcome:
 
 
 @pytest.mark.parametrize("attend", [unfused, fused, as_chunks])
-@hypothesis.settings(max_examples=20, deadline=None)
-@hypothesis.given(sizes(DTYPES, longest=400, most_rows=40), strategies.sampled_from([1, 3, 10]))
+@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.given(sizes(DTYPES, longest=300, most_rows=20), strategies.sampled_from([1, 5]))
 def test_attention(attend: Callable[[Batch, int], Outcome], sizes: Sizes, num_multiprocessors: int) -> None:
     batch = Batch(sizes)
     batch.check(attend(batch, num_multiprocessors))
@@ -113,3 +113,106 @@ def test_attention(attend: Callable[[Batch, int], Outcome], sizes: Sizes, num_mu
 def test_attention_on_cpus(sizes: Sizes) -> None:
     batch = Batch(sizes)
     batch.check(native(batch))
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_bits_of_a_row_are_its_own(is_fused: bool) -> None:
+    """They depend neither on its index nor, on demand, on the other rows."""
+    batch = Batch(Sizes(group=3, tokens=(290, 7, None, 150), window=280))
+    by_row = bits(batch, [0, 1, 2, 3], is_fused, batch_invariant=True)
+    for rows in [[0], [2, 3], [3, 0, 1]]:
+        assert torch.equal(bits(batch, rows, is_fused, batch_invariant=True), by_row[rows])
+    by_row = bits(batch, [0, 1, 2, 3], is_fused, num_multiprocessors=3)
+    rows = [3, 2, 0, 1]
+    assert torch.equal(bits(batch, rows, is_fused, num_multiprocessors=8), by_row[rows])
+
+
+def bits(batch: Batch, rows: list[int], is_fused: bool, **options) -> torch.Tensor:
+    on_device, kernels = OnDevice(batch), paged(batch, **options)
+    if not is_fused:
+        on_device.write_cache(kernels)
+    places = TokenPlaces(on_device.slots_T[rows], on_device.positions_T[rows], on_device.tables_SM)
+    out = on_device.out_TX[rows]
+    kernels.attend_tokens(on_device.layer, on_device.qkv_TO[rows], places, out, is_fused=is_fused)
+    assert out.isfinite().all()
+    return out.view(torch.int32).cpu()
+
+
+def test_launches_share_a_workspace() -> None:
+    batch = Batch(Sizes(num_kv_heads=2, group=2, tokens=(300, 20, 200)))
+    on_device, kernels = OnDevice(batch), paged(batch, num_multiprocessors=3)
+    assert kernels.num_shares(3) > 1
+    outcomes = []
+    for _ in range(3):
+        on_device.out_TX.fill_(math.nan)
+        on_device.attend_tokens(kernels, is_fused=True)
+        outcomes.append(on_device.out_TX.clone())
+    batch.check(on_device.outcome())
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert torch.equal(outcomes[0], outcomes[2])
+
+
+def test_any_number_of_shares_gives_the_same_result() -> None:
+    batch = Batch(Sizes(group=2, tokens=(800, 639, 640), has_norm=True))
+    for num_multiprocessors, num_shares in ((1, 2), (2, 3), (4, 6), (100, 32)):
+        assert paged(batch, num_multiprocessors=num_multiprocessors).num_shares(3) == num_shares
+        batch.check(fused(batch, num_multiprocessors))
+
+
+def test_number_of_shares() -> None:
+    batch = Batch(Sizes(num_kv_heads=8))
+    kernels = paged(batch, max_rows=300, num_multiprocessors=132)
+    assert [kernels.num_shares(rows) for rows in (1, 2, 4, 16, 33, 66, 67, 300)] == [32, 32, 17, 5, 2, 1, 1, 1]
+    kernels = paged(batch, max_rows=300, num_multiprocessors=132, batch_invariant=True)
+    assert len({kernels.num_shares(rows) for rows in range(1, 301)}) == 1
+
+
+def test_blocks_of_256_tokens_and_the_largest_heads() -> None:
+    sizes = Sizes(dtype=torch.float16, group=16, head_dim=256, block_size=256, tokens=(270,), chunks=((250, 9),))
+    batch = Batch(sizes)
+    batch.check(fused(batch, 2))
+    batch.check(unfused(batch, 2))
+
+
+def test_a_cache_of_more_than_two_to_the_31_elements() -> None:
+    """Its last blocks are used. The others are address space that is never touched."""
+    batch = Batch(Sizes(dtype=torch.float16, tokens=(5, 20), chunks=((10, 9),)))
+    on_device, kernels = OnDevice(batch), paged(batch)
+    first = (1 << 31) // batch.blocks[0].numel() // 2
+    blocks = torch.empty(2 * first + len(batch.blocks), batch.blocks.shape[1], dtype=torch.float16, device=DEVICE)
+    blocks[2 * first :] = on_device.layer.blocks
+    on_device.layer = LayerCache(blocks)
+    on_device.tables_SM = on_device.tables_SM + first
+    on_device.attend_tokens(kernels, is_fused=True)
+    on_device.write_cache(kernels, on_device.chunks)
+    on_device.attend_chunks(kernels, batch, on_device.num_tokens)
+    on_device.layer = LayerCache(blocks[2 * first :])
+    batch.check(on_device.outcome())
+
+
+def test_nothing_to_do() -> None:
+    batch = Batch(Sizes())
+    for attend in (unfused, fused, as_chunks):
+        batch.check(attend(batch, 1))
+
+
+def test_chunk_tiles() -> None:
+    chunks = np.array([[4, 2, 5, 0], [1, 7, 4, 30], [3, 11, 1, 9]]).T
+    tiles = chunk_tiles(*chunks, tile_rows=2)
+    # slot, first row, number of rows, position of the first row
+    assert tiles.tolist() == [[1, 9, 2, 32], [1, 7, 2, 30], [3, 11, 1, 9], [4, 6, 1, 4], [4, 4, 2, 2], [4, 2, 2, 0]]
+    assert tiles.dtype == np.int32
+    assert chunk_tiles(*chunks[:, :0], tile_rows=2).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        (Sizes(group=17), "17 query heads share 1 key-value heads"),
+        (Sizes(head_dim=258), "the head dimension is 258"),
+        (Sizes(dtype=torch.float64), "float64"),
+    ],
+)
+def test_sizes_that_the_kernels_do_not_support(sizes: Sizes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        paged(Batch(sizes))
