@@ -16,6 +16,9 @@ from kernels import needs_kernels
 
 from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenPlaces, chunk_tiles
 
+WITHOUT_SHRINKING = [hypothesis.Phase.reuse, hypothesis.Phase.generate]
+"""Making a failing example smaller takes minutes in Triton's interpreter."""
+
 
 def paged(batch: Batch, max_rows: int = 8, **options) -> PagedAttention:
     sizes = batch.sizes
@@ -100,17 +103,19 @@ def as_chunks(batch: Batch, num_multiprocessors: int) -> Outcome:
 
 
 @pytest.mark.parametrize("attend", [unfused, fused, as_chunks])
-@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.settings(max_examples=12, deadline=None, phases=WITHOUT_SHRINKING)
 @hypothesis.given(sizes(DTYPES, longest=300, most_rows=20), strategies.sampled_from([1, 5]))
 def test_attention(attend: Callable[[Batch, int], Outcome], sizes: Sizes, num_multiprocessors: int) -> None:
+    hypothesis.note(f"{attend.__name__}, {num_multiprocessors} multiprocessors, {sizes}")
     batch = Batch(sizes)
     batch.check(attend(batch, num_multiprocessors))
 
 
 @needs_kernels
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(sizes([torch.float32, torch.bfloat16, torch.float16], longest=400, most_rows=40))
 def test_attention_on_cpus(sizes: Sizes) -> None:
+    hypothesis.note(f"{sizes}")
     batch = Batch(sizes)
     batch.check(native(batch))
 
