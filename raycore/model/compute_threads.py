@@ -53,12 +53,17 @@ class ComputeThreads:
         is_adaptive = max_threads > 1 and not is_fixed
         self._controller = ThreadController(max_threads, usable_cores()) if is_adaptive else None
 
+    @property
+    def is_single(self) -> bool:
+        """Whether every step has one thread, so that there is nothing to choose."""
+        return self._max_threads == 1
+
     def begin_step(self, num_tokens: int, num_weights: int, num_cached: int = 0) -> None:
         """Set the number of threads for a step.
 
         Each weight is multiplied with something of each token. `num_cached`: how many numbers of the KV cache are read.
         """
-        if self._max_threads == 1:
+        if self.is_single:
             return
         is_small = (num_tokens + _READ) * num_weights + _READ * num_cached < _LARGE_STEP
         torch.set_num_threads(1 if is_small else self._num_threads)

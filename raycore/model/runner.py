@@ -165,8 +165,9 @@ class ModelRunner:
 
         Adds prompt logprobs to `launched`.
         """
-        num_tokens = len(step.positions) if self._experts is None else self._experts.num_tokens
-        self._choose_threads(num_tokens, num_keys=int(step.starts.sum() + step.counts.sum()))
+        if not self._threads.is_single:
+            num_tokens = len(step.positions) if self._experts is None else self._experts.num_tokens
+            self._choose_threads(num_tokens, num_keys=int(step.starts.sum() + step.counts.sum()))
         self._attention.begin(step, tensors)
         wants_all = self._wants_all_rows(step)
         rows = None if wants_all else tensors.sampled_rows_R
@@ -176,14 +177,14 @@ class ModelRunner:
             return self._decoder.forward(token_ids, self._attention, rows, self._threads.adapt)
 
         if self._graphs is not None and tensors.is_padded:
-            hidden = self._graphs.run(len(tensors.slots_T), compute)
+            hidden = self._graphs.run(len(tensors.slots_T), compute)[: len(step.sampled)]
         else:
             hidden = compute()
         if wants_all:
             launched.prompt_logprobs = self._start_prompt_logprobs(step, hidden)
             if tensors.sampled_rows_R is not None:
                 hidden = hidden.index_select(0, tensors.sampled_rows_R)
-        return self._decoder.logits(hidden[: len(step.sampled)])
+        return self._decoder.logits(hidden)
 
     def _wants_all_rows(self, step: StepInputs) -> bool:
         """Whether a request in the step asked for prompt logprobs."""

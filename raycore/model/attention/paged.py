@@ -47,9 +47,11 @@ class TritonAttention:
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
-        num_decodes = len(tensors.slots_T) if tensors.is_padded else step.num_decodes
-        self._num_decodes = num_decodes
         self._all = TokenPlaces(tensors.slots_T, tensors.positions_T, tensors.block_tables_SM)
+        if step.is_decoding:
+            self._decodes, self._num_decodes = self._all, len(tensors.slots_T)
+            return
+        self._num_decodes = num_decodes = step.num_decodes
         self._decodes = self._part(0, num_decodes)
         self._others = self._part(num_decodes, len(tensors.slots_T))
         if num_decodes < len(tensors.slots_T) and not self._batch_invariant:
