@@ -253,6 +253,15 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             flags=("--wait-for-nodes", "--wait-for-nodes-s"),
         ),
     ] = 0.0
+    gpus_per_worker: Annotated[
+        float,
+        Meta(gt=0.0, le=1.0),
+        option(
+            "With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a "
+            "GPU, and gpu_memory_utilization has to leave memory for the others.",
+            metavar="FRACTION",
+        ),
+    ] = 1.0
     worker_cls: Annotated[
         str | None,
         option(

@@ -121,6 +121,9 @@ class EngineOptions(VllmOptions, total=False):
     """Seconds to wait for resources, for which an autoscaler may add nodes. Replaces the 10 seconds of scale() and,
     when an engine starts, placement_timeout_s. A rank that has lost its node waits for the longer of the two. 0: fail
     at once if the ranks would not fit on the present nodes even if these were idle. Default: 0."""
+    gpus_per_worker: float
+    """With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a GPU, and
+    gpu_memory_utilization has to leave memory for the others. Default: 1."""
     worker_cls: str | type[Any] | None
     """A subclass of raycore's Worker to use instead, as package.module.Class. All nodes must be able to import it.
     Default: raycore's Worker."""

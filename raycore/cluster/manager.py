@@ -64,7 +64,7 @@ def shape_of(config: EngineConfig) -> EngineShape:
         num_ranks=config.parallel.data_parallel_size,
         world_size=config.parallel.world_size,
         cpus_per_worker=1.0,
-        gpus_per_worker=1.0 if config.device == "cuda" else 0.0,
+        gpus_per_worker=config.parallel.gpus_per_worker if config.device == "cuda" else 0.0,
         engine_cpus=0.0 if inline else 1.0,
         strategy=config.parallel.placement_strategy,
         tensor_parallel_size=config.parallel.tensor_parallel_size,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from cpu_worker import CpuWorker
+from ray.util import placement_group_table
 
 from placement.errors import PlacementShortage
 from raycore import LLM, SamplingParams
@@ -55,6 +57,27 @@ def test_too_few_gpus_are_a_shortage_at_once(tmp_path: Path, shape: dict[str, in
     with pytest.raises(PlacementShortage, match="GPU"):
         LLM(str(tmp_path), demo_model_path(), device="cuda", load_format="dummy", **shape, **LIMITS)
     assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_every_worker_sees_its_own_gpu(tp: int) -> None:
+    shape = {"tensor_parallel_size": tp, "data_parallel_size": 4 // tp, "device": "cuda"}
+    with LLM(demo_model_path(), worker_cls=CpuWorker, **shape, **LIMITS) as llm:
+        assert llm.config.max_steps_in_flight == 2
+        seen = [info.gpu_ids for info in llm.engine_infos]
+        assert [len(ids) for ids in seen] == [tp] * (4 // tp)
+        assert sorted(gpu for ids in seen for gpu in ids) == ["0", "1", "2", "3"]
+        groups = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+        assert sum(bundle.get("GPU", 0.0) for group in groups for bundle in group["bundles"].values()) == 4.0
+        outputs = llm.generate(["27 + 58 ="] * 8, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+        assert {output.outputs[0].text for output in outputs} == {" 85"}
+
+
+def test_workers_share_a_gpu() -> None:
+    shape = {"data_parallel_size": 8, "gpus_per_worker": 0.5, "device": "cuda"}
+    with LLM(demo_model_path(), worker_cls=CpuWorker, **shape, **LIMITS) as llm:
+        seen = sorted(gpu for info in llm.engine_infos for gpu in info.gpu_ids)
+        assert seen == ["0", "0", "1", "1", "2", "2", "3", "3"]
 
 
 @pytest.mark.parametrize("shape", [{}, {"executor_backend": "ray"}])
