@@ -411,7 +411,7 @@ class RecoveryConfig(msgspec.Struct, frozen=True):
         option(
             "Seconds after the ranks are ready at which standbys start: on each node with ranks, the idle processes of "
             "one rank. They use memory, and make replacing a rank faster. None (for the flag: none): no standbys. "
-            "There are never any with device=cuda, or with expert parallelism over several ranks."
+            "There are never any with expert parallelism over several ranks."
         ),
     ] = 8.0
     placement_timeout_s: Annotated[

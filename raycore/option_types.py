@@ -207,7 +207,7 @@ class EngineOptions(VllmOptions, total=False):
     standby_delay_s: float | None
     """Seconds after the ranks are ready at which standbys start: on each node with ranks, the idle processes of one
     rank. They use memory, and make replacing a rank faster. None (for the flag: none): no standbys. There are never any
-    with device=cuda, or with expert parallelism over several ranks. Default: 8."""
+    with expert parallelism over several ranks. Default: 8."""
     placement_timeout_s: float
     """Seconds to wait for resources that others in the cluster use, when an engine starts or a rank has lost its node.
     scale() waits 10 seconds whatever this is. See also wait_for_nodes_s. Default: 60."""

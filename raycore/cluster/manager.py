@@ -316,10 +316,12 @@ class CoreEngineActorManager:
         self, dp_rank: int, group: PlacementGroup, nodes: list[str], num_local_workers: int
     ) -> DPEngineCoreActor:
         name = self._name(f"dp{dp_rank}")
-        if dp_rank in self.ranks and self._standbys is not None and len(set(nodes)) == 1:
+        predecessor = self.ranks.get(dp_rank)
+        if predecessor is not None and self._standbys is not None and self._can_stand_in(predecessor, nodes):
             standby = self._standbys.take(nodes[0])
             if standby is not None:
-                standby.adopt.remote(RankIdentity(dp_rank, num_local_workers), name)
+                gpu_ids = [] if predecessor.info is None else predecessor.info.gpu_ids
+                standby.adopt.remote(RankIdentity(dp_rank, num_local_workers, gpu_ids), name)
                 return standby
         index = self._shape.engine_bundle_index
         bundle = self._shape.bundles[index]
@@ -329,6 +331,11 @@ class CoreEngineActorManager:
             num_gpus=bundle.get("GPU", 0.0),
             scheduling_strategy=in_bundle(group, index),
         ).remote(self._config.encode(), RankIdentity(dp_rank, num_local_workers), group, name)
+
+    def _can_stand_in(self, rank: Rank, nodes: list[str]) -> bool:
+        """Whether a standby can replace a rank, on these nodes. On GPUs, it has to know which GPUs the rank had."""
+        is_known = self._config.device != "cuda" or (rank.info is not None and rank.nodes == nodes)
+        return is_known and len(set(nodes)) == 1
 
     def _decide_device(self) -> None:
         """Resolve `device="auto"` in the ranks' configuration. Needs a connection to Ray."""
@@ -346,13 +353,9 @@ class CoreEngineActorManager:
     def _make_standbys(self) -> Standbys | None:
         """Create the engine's `Standbys`, without any processes. Returns None if standbys are disabled or unsupported.
 
-        A standby gets no GPU, so a rank on GPUs can't use one. Ranks in lockstep can only start all together.
+        Ranks in lockstep can only start all together.
         """
-        if (
-            self._config.recovery.standby_delay_s is None
-            or self._config.device == "cuda"
-            or self._config.parallel.is_lockstep
-        ):
+        if self._config.recovery.standby_delay_s is None or self._config.parallel.is_lockstep:
             return None
 
         def make_actor(options: dict[str, Any]) -> DPEngineCoreActor:

@@ -2,8 +2,9 @@
 
 Most of a rank's start-up time goes into starting Python and importing Ray and torch. A standby is an engine actor with
 its workers, whose processes have started and imported everything, and which wait to become a rank. A standby reserves
-no cluster resources: when it replaces a rank, it uses those that the rank's placement group still holds. On the
-driver's node, the processes of a standby are stopped (SIGSTOP) while they wait, so that they use memory but no CPU.
+no cluster resources: when it replaces a rank, it uses those that the rank's placement group still holds, GPUs included.
+On the driver's node, the processes of a standby are stopped (SIGSTOP) while they wait, so that they use memory but no
+CPU.
 
 A standby imports at a low priority, so that it hardly slows down the ranks. On a busy node that takes a while, and a
 rank that is lost meanwhile is replaced sooner by new processes.

@@ -100,9 +100,10 @@ class InlineExecutor(Executor):
 
     def initialize(self, rendezvous: str | None = None) -> None:
         """See `Executor.initialize`."""
-        dp_rank, num_local_workers = self._identity.dp_rank, self._identity.num_local_workers
-        alone = WorkerRank(dp_rank, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=num_local_workers)
+        identity = self._identity
+        alone = WorkerRank(identity.dp_rank, 0, 1, 0, identity.num_local_workers, gpu_id=identity.gpu_of(0))
         rank = alone.with_experts(self._config.parallel, rendezvous)
+        rank.take_gpu()
         try:
             worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
             worker.init_device()

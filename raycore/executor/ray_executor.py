@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
@@ -131,13 +132,14 @@ class WorkerGroup:
     def _ranks(self) -> list[WorkerRank]:
         first, size = self.addresses[0], len(self.actors)
         meeting = address_of(first.host, first.free_port) if size > 1 else None
-        dp_rank, num_local_workers = self._identity.dp_rank, self._identity.num_local_workers
+        identity = self._identity
         num_on_node: Counter[str] = Counter()
         ranks: list[WorkerRank] = []
         for tp_rank, address in enumerate(self.addresses):
             local_rank = num_on_node[address.node_id]
             num_on_node[address.node_id] += 1
-            ranks.append(WorkerRank(dp_rank, tp_rank, size, local_rank, num_local_workers, meeting))
+            rank = WorkerRank(identity.dp_rank, tp_rank, size, local_rank, identity.num_local_workers, meeting)
+            ranks.append(msgspec.structs.replace(rank, gpu_id=identity.gpu_of(tp_rank)))
         return ranks
 
     def _connect(self) -> Transport:

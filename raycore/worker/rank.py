@@ -6,6 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,12 @@ class RankIdentity(msgspec.Struct, frozen=True):
     """Negative for a standby, which has no rank yet."""
     num_local_workers: int
     """Number of workers of all data-parallel ranks on the engine's node. They share the node's cores and memory."""
+    gpu_ids: list[str] = []
+    """The GPU of each worker of the rank that a standby replaces. Empty: Ray has chosen the GPUs, or there are none."""
+
+    def gpu_of(self, tp_rank: int) -> str | None:
+        """The GPU that a standby's worker has to take. None: it has its GPU, or needs none."""
+        return self.gpu_ids[tp_rank] if self.gpu_ids else None
 
 
 class WorkerRank(msgspec.Struct, frozen=True):
@@ -46,6 +53,13 @@ class WorkerRank(msgspec.Struct, frozen=True):
     """Number of workers that whole experts are spread over. 1 without expert parallelism."""
     rendezvous: str | None = None
     """Address `tcp://host:port` at which the workers of all engines connect, if they share experts; otherwise None."""
+    gpu_id: str | None = None
+    """The GPU that a standby's worker has to take. None: it has its GPU, or needs none."""
+
+    def take_gpu(self) -> None:
+        """Make `gpu_id` the only GPU that this process sees. It must not have used CUDA yet."""
+        if self.gpu_id is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu_id
 
     def with_experts(self, config: ParallelConfig, rendezvous: str | None) -> WorkerRank:
         """With `enable_expert_parallel`, a copy with `ep_rank`, `ep_size` and `rendezvous` set; else this object."""

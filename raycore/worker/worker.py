@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from raycore.config import DType, EngineConfig
+from raycore.config import DType, EngineConfig, SchedulerConfig
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import NewRequest, StepPlan, StepResult
@@ -296,6 +296,11 @@ class Worker(WorkerProtocol):
         self._runner.execute(StepPlan(step=-3, slots=slot, num_tokens=counts, new_requests=[request]))
         self._runner.execute(StepPlan(step=-2, slots=slot))
         self._runner.execute(StepPlan(step=-1, freed_slots=[0]))
+        if self._backend == "triton":
+            # compiles the kernels that other requests need; Triton keeps them on disk for the next start
+            limits = SchedulerConfig(2, 2 * num_tokens, num_tokens)
+            for plan in worst_steps(limits, self.config.cache.block_size):
+                self._runner.execute(plan)
         if self._prepared is not None:
             try:
                 self._prepared.result(self.config.executor.init_timeout_s)

@@ -78,6 +78,7 @@ class WorkerActor:
         if self._endpoint is not None:
             self._endpoint.finish_joining()
         log_as(f"dp{rank.dp_rank} tp{rank.tp_rank}", self._config.log_level)
+        rank.take_gpu()
         worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
         self._server = RpcServer(worker, rank.tp_rank)
         worker.init_device()

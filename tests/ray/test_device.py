@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from cpu_worker import CpuWorker
+from engine_probe import standby_pids
 from ray.util import placement_group_table
 
 from placement.errors import PlacementShortage
@@ -78,6 +81,25 @@ def test_workers_share_a_gpu() -> None:
     with LLM(demo_model_path(), worker_cls=CpuWorker, **shape, **LIMITS) as llm:
         seen = sorted(gpu for info in llm.engine_infos for gpu in info.gpu_ids)
         assert seen == ["0", "0", "1", "1", "2", "2", "3", "3"]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_standby_takes_over_the_gpus_of_a_dead_rank(tp: int) -> None:
+    shape = {"tensor_parallel_size": tp, "data_parallel_size": 2, "device": "cuda"}
+    with LLM(demo_model_path(), worker_cls=CpuWorker, **shape, **LIMITS | {"standby_delay_s": 0.0}) as llm:
+        deadline_s = time.monotonic() + 60
+        while not (waiting := standby_pids(llm)):
+            assert time.monotonic() < deadline_s, "there is no standby"
+            time.sleep(0.05)
+        victim = llm.engine_infos[1]
+        os.kill(victim.pid, signal.SIGKILL)
+        while (heir := next((i for i in llm.engine_infos if i.dp_rank == 1), victim)).pid == victim.pid:
+            assert time.monotonic() < deadline_s, "the rank doesn't come back"
+            time.sleep(0.05)
+        assert heir.pid in waiting
+        assert heir.gpu_ids == victim.gpu_ids
+        outputs = llm.generate(["27 + 58 ="] * 8, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+        assert {output.outputs[0].text for output in outputs} == {" 85"}
 
 
 @pytest.mark.parametrize("shape", [{}, {"executor_backend": "ray"}])

@@ -44,7 +44,9 @@ def llm(request, ray_cluster):
         yield llm
 
 
-@pytest.mark.parametrize(("outcome", "cause"), [(Failed, "an illegal memory access"), (Stuck, "its present step has taken")])
+@pytest.mark.parametrize(
+    ("outcome", "cause"), [(Failed, "an illegal memory access"), (Stuck, "its present step has taken")]
+)
 def test_a_failing_device_costs_no_request(llm, caplog, outcome, cause):
     prompts = [prompt for prompt, _ in held_out_problems(2, 8)]
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
