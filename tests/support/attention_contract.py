@@ -122,8 +122,6 @@ class Batch:
                 table_M[: len(shared)] = shared
             self.block_tables_SM[sequence.slot, :count] = table_M
             self._store(self.blocks, sequence, range(sequence.start), self._earlier(sequence))
-        if sizes.window is not None:
-            self._forget_earlier_keys(sizes.window)
         self.blocks = self.blocks.view(-1, sizes.block_size * sizes.head_dim)
 
     def _earlier(self, sequence: Sequence) -> Tensor:
@@ -146,11 +144,17 @@ class Batch:
         block_ids_T = self.block_tables_SM[sequence.slot].long()[places_T // size]
         blocks[block_ids_T, :, :, places_T % size] = kv_T2KH
 
-    def _forget_earlier_keys(self, window: int) -> None:
-        """Take away the blocks before the window of each sequence's first row, as a block pool may have."""
-        for sequence in self.sequences:
+    @cached_property
+    def tables_of_seen_blocks(self) -> Tensor:
+        """The block tables without blocks that no token sees, because all of their keys are before the windows.
+
+        For implementations that promise not to read these blocks.
+        """
+        tables_SM, window = self.block_tables_SM.clone(), self.sizes.window or 0
+        for sequence in self.sequences if window else ():
             num_unseen = max(sequence.start - window + 1, 0) // self.sizes.block_size
-            self.block_tables_SM[sequence.slot, :num_unseen] = -1
+            tables_SM[sequence.slot, :num_unseen] = -1
+        return tables_SM
 
     @cached_property
     def expected(self) -> Outcome:

@@ -47,7 +47,7 @@ class OnDevice:
         self.qkv_TO = torch.empty_strided(
             batch.qkv_TO.shape, batch.qkv_TO.stride(), dtype=batch.sizes.dtype, device=DEVICE
         ).copy_(batch.qkv_TO)
-        self.tables_SM = batch.block_tables_SM.to(DEVICE)
+        self.tables_SM = batch.tables_of_seen_blocks.to(DEVICE)
         self.slots_T, self.positions_T = batch.slots_T.to(DEVICE), batch.positions_T.to(DEVICE)
         shape = len(batch.slots_T), batch.sizes.num_heads * batch.sizes.head_dim
         self.out_TX = torch.full(shape, math.nan, dtype=batch.sizes.dtype, device=DEVICE)
@@ -103,7 +103,7 @@ def as_chunks(batch: Batch, num_multiprocessors: int) -> Outcome:
 
 
 @pytest.mark.parametrize("attend", [unfused, fused, as_chunks])
-@hypothesis.settings(max_examples=12, deadline=None, phases=WITHOUT_SHRINKING)
+@hypothesis.settings(max_examples=8, deadline=None, phases=WITHOUT_SHRINKING)
 @hypothesis.given(sizes(DTYPES, longest=300, most_rows=20), strategies.sampled_from([1, 5]))
 def test_attention(attend: Callable[[Batch, int], Outcome], sizes: Sizes, num_multiprocessors: int) -> None:
     hypothesis.note(f"{attend.__name__}, {num_multiprocessors} multiprocessors, {sizes}")
@@ -159,7 +159,7 @@ def test_launches_share_a_workspace() -> None:
 
 def test_any_number_of_shares_gives_the_same_result() -> None:
     batch = Batch(Sizes(group=2, tokens=(800, 639, 640), has_norm=True))
-    for num_multiprocessors, num_shares in ((1, 2), (2, 3), (4, 6), (100, 32)):
+    for num_multiprocessors, num_shares in ((1, 2), (4, 6), (100, 32)):
         assert paged(batch, num_multiprocessors=num_multiprocessors).num_shares(3) == num_shares
         batch.check(fused(batch, num_multiprocessors))
 
