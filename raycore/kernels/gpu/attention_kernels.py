@@ -4,7 +4,7 @@ The layout of a layer's cache is [blocks, 2, K, block size, H], which `KVTensors
 
 Keys are visited in *tiles* of adjacent keys, which begin at fixed positions. Softmax is computed online: a query has
 the highest score so far, the total of its weights, and the weighted sum of the values, which is divided by the total at
-the end. A weight is 2 to the power of its score minus the highest score, where scores are scaled by the logarithm of e.
+the end. A weight is 2 to the power of its score minus the highest score: scores have been multiplied by log2(e).
 Matrix products take operands in the model's dtype and add in float32. All other arithmetic is in float32.
 
 Shape suffixes: K key-value heads, G query heads that share a key-value head, H elements of a head, C pairs of them, R
