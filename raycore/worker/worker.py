@@ -298,7 +298,7 @@ class Worker(WorkerProtocol):
         self._runner.execute(StepPlan(step=-1, freed_slots=[0]))
         if self._backend == "triton":
             # compiles the kernels that other requests need; Triton keeps them on disk for the next start
-            limits = SchedulerConfig(2, 2 * num_tokens, num_tokens)
+            limits = SchedulerConfig(1, num_tokens, num_tokens)
             for plan in worst_steps(limits, self.config.cache.block_size):
                 self._runner.execute(plan)
         if self._prepared is not None:

@@ -27,10 +27,10 @@ def worst_steps(limits: SchedulerConfig, block_size: int) -> list[StepPlan]:
     the requests of the one before; a plan without requests is the last one.
     """
     longest = limits.max_model_len - 1
-    num_prompts = max(1, min(limits.max_num_seqs, limits.max_num_batched_tokens // longest))
-    counts = [min(longest, limits.max_num_batched_tokens // num_prompts)] * num_prompts
+    num_whole, rest = divmod(min(limits.max_num_batched_tokens, limits.max_num_seqs * longest), longest)
+    counts = [rest] * (rest > 0) + [longest] * num_whole
     prompts = _plan(0, counts, counts, block_size, 0)
-    decodes = _plan(1, [longest] * limits.max_num_seqs, [1] * limits.max_num_seqs, block_size, num_prompts)
+    decodes = _plan(1, [longest] * limits.max_num_seqs, [1] * limits.max_num_seqs, block_size, len(counts))
     return [prompts, decodes, StepPlan(2, freed_slots=list(range(limits.max_num_seqs)))]
 
 

@@ -1,0 +1,59 @@
+"""Which backend computes attention, and what is said if it can't."""
+
+from __future__ import annotations
+
+import interpreted_triton  # noqa: F401  # before whatever imports Triton
+import pytest
+import torch
+from kernels import needs_kernels
+
+from raycore.errors import InvalidConfig
+from raycore.kernels import library
+from raycore.model.attention.spec import HeadShape
+from raycore.worker.attention_backend import choose_attention_backend
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64)
+
+
+def choose(asked: str, device: torch.device, heads: HeadShape = HEADS, block_size: int = 16) -> str:
+    return choose_attention_backend(asked, device, heads, block_size, torch.float32)
+
+
+def test_a_gpu_gets_triton() -> None:
+    assert choose("auto", CUDA) == choose("triton", CUDA) == "triton"
+    assert choose("torch", CUDA) == "torch"
+
+
+@needs_kernels
+def test_a_cpu_gets_the_native_kernels() -> None:
+    assert choose("auto", CPU) == choose("native", CPU) == "native"
+    assert choose("torch", CPU) == "torch"
+
+
+@pytest.mark.parametrize(("asked", "device"), [("native", CUDA), ("triton", CPU)])
+def test_a_backend_for_another_device_is_refused(asked: str, device: torch.device) -> None:
+    with pytest.raises(InvalidConfig, match=f"attention_backend='{asked}' isn't for device='{device.type}'"):
+        choose(asked, device)
+
+
+def test_sizes_that_kernels_lack_go_to_torch_unless_the_kernels_were_asked_for(caplog) -> None:
+    heads = HeadShape(num_heads=8, num_kv_heads=2, head_dim=512)
+    assert choose("auto", CUDA, heads) == "torch"
+    assert "the head dimension is 512" in caplog.text
+    with pytest.raises(InvalidConfig, match="'triton': the head dimension is 512"):
+        choose("triton", CUDA, heads)
+
+
+@needs_kernels
+def test_sizes_that_the_native_kernels_lack() -> None:
+    assert choose("auto", CPU, block_size=7) == "torch"
+    with pytest.raises(InvalidConfig, match="don't support head_dim=64 with block_size=7"):
+        choose("native", CPU, block_size=7)
+
+
+def test_an_installation_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "load", lambda: None)
+    assert choose("auto", CPU) == "torch"
+    with pytest.raises(InvalidConfig, match="native kernels can't be used"):
+        choose("native", CPU)

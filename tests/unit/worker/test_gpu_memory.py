@@ -1,0 +1,62 @@
+"""How a GPU's memory is divided."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raycore.config import SchedulerConfig, resolve
+from raycore.messages import StepPlan
+from raycore.worker.gpu_memory import MemoryUse
+from raycore.worker.rank import WorkerRank
+from raycore.worker.worker import Worker
+from raycore.worker.worst_steps import worst_steps
+
+GIB = 1 << 30
+DESCRIPTION = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "eos_token_id": 1,
+}
+
+
+def test_the_cache_gets_what_the_rest_leaves() -> None:
+    use = MemoryUse(80 * GIB, 0.9, weights=16 * GIB, step=3 * GIB, graphs=GIB // 4, others=GIB // 2)
+    assert use.left == int(72 * GIB) - 16 * GIB - 3 * GIB - GIB // 4 - GIB // 2
+
+
+def test_the_table_adds_up_and_says_what_to_do() -> None:
+    use = MemoryUse(24 * GIB, 0.5, weights=16 * GIB, step=GIB, graphs=0, others=GIB)
+    assert use.table().splitlines() == [
+        "    12.00 GiB  gpu_memory_utilization=0.5 of 24.00 GiB",
+        "   -16.00 GiB  weights: use more workers (tensor_parallel_size)",
+        "    -1.00 GiB  the largest step: lower max_num_batched_tokens or max_num_seqs",
+        "    -1.00 GiB  CUDA itself and other processes: end those that you don't need",
+        "    -6.00 GiB  left",
+    ]
+
+
+@pytest.mark.parametrize(("num_seqs", "num_tokens"), [(4, 64), (1, 64), (8, 1000), (3, 3)])
+def test_worst_steps_reach_the_limits_and_leave_nothing_behind(tmp_path, num_seqs: int, num_tokens: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DESCRIPTION))
+    limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": 200}
+    worker = Worker(resolve(str(tmp_path), load_format="dummy", num_threads=1, **limits), WorkerRank(0, 0, 1, 0, 1))
+    worker.init_device()
+    worker.load_model()
+    worker.initialize_cache(1)
+    prompts, decodes, end = worst_steps(SchedulerConfig(num_seqs, num_tokens, 200), 16)
+    counts = [len(request.token_ids) // 4 - request.num_computed_tokens for request in prompts.new_requests]
+    assert sum(counts) == min(num_tokens, num_seqs * 199)
+    assert len(counts) <= num_seqs
+    assert len(decodes.new_requests) == num_seqs
+    assert end.freed_slots == list(range(num_seqs))
+    for plan in (prompts, decodes, end, StepPlan(3)):
+        worker.execute_model(plan)
