@@ -85,6 +85,7 @@ def make_runner(
     backend: Backend = "torch",
     is_shared: bool = True,
     has_graphs: bool = False,
+    batch_invariant: bool = False,
 ) -> ModelRunner:
     """A runner in float32.
 
@@ -94,12 +95,12 @@ def make_runner(
         is_shared: whether host and device have the same memory. GPUs have their own.
         has_graphs: pad steps of decodes, and run them as CUDA graphs run: always the same function.
     """
-    operations = make_operations(backend)
+    operations = make_operations(backend, batch_invariant=batch_invariant)
     decoder = Decoder(spec, weights or make_weights(spec), TensorParallel(), operations)
     kv = KVTensors(spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
     return ModelRunner(
         decoder,
-        make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend),
+        make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend, batch_invariant=batch_invariant),
         DeviceBatch(
             SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=[3, 8] if has_graphs else [], is_shared=is_shared
         ),

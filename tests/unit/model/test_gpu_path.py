@@ -5,6 +5,7 @@ from __future__ import annotations
 import interpreted_triton  # noqa: F401  # before whatever imports Triton
 import msgspec
 import pytest
+import torch
 from small_model import SPEC, make_runner, make_weights, new_request, plan, tokens_of
 
 from raycore.messages import StepPlan
@@ -63,6 +64,30 @@ def test_tokens_are_those_of_plain_torch(has_graphs: bool) -> None:
     expected = run(make_runner(SMALL, make_weights(SMALL)))
     runner = make_runner(SMALL, make_weights(SMALL), backend="triton", is_shared=False, has_graphs=has_graphs)
     assert run(runner) == expected
+
+
+def test_batch_invariant_logits_have_the_same_bits_in_chunks_and_beside_others() -> None:
+    prompt, others = PROMPTS[0], [PROMPTS[2], PROMPTS[1]]
+    alone, together = [
+        make_runner(SMALL, make_weights(SMALL), backend="triton", is_shared=False, batch_invariant=True) for _ in "ab"
+    ]
+    logits: dict[ModelRunner, list[torch.Tensor]] = {alone: [], together: []}
+    for runner, rows in logits.items():
+        compute = runner._decoder.logits
+        runner._decoder.logits = lambda hidden, compute=compute, rows=rows: rows.append(compute(hidden)) or rows[-1]
+    request = new_request(2, prompt, [30, 7, 19, 4])
+    for step in (plan([2], [len(prompt)], new_requests=[request]), plan([2]), plan([2])):
+        alone.execute(step)
+    neighbors = [new_request(slot, other, range(40 + 6 * slot, 46 + 6 * slot)) for slot, other in enumerate(others)]
+    for step in (
+        plan([1, 2], [3, 5], new_requests=[neighbors[1], request]),
+        plan([1, 2, 0], [1, 4, 7], new_requests=[neighbors[0]]),
+        plan([0, 2, 1]),
+        plan([2, 1]),
+    ):
+        together.execute(step)
+    found = [logits[together][1][1], logits[together][2][1], logits[together][3][0]]
+    assert all(torch.equal(row, own[0]) for row, own in zip(found, logits[alone], strict=True))
 
 
 class Recorded:
