@@ -19,6 +19,7 @@ from raycore.model.feed_forward import DenseFeedForward, FeedForward, SparseFeed
 from raycore.model.layers import TensorParallel
 from raycore.model.operations import Operations
 from raycore.model.rope import interleave
+from raycore.model.weights.fp8_weight import Fp8Weight, Weight
 from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights
 
 
@@ -119,11 +120,9 @@ class _Layer:
         self._index = index
         self._input_norm = operations.rms_norm(weights.input_norm_D, spec.rms_norm_eps)
         num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
-        qkv_bias_O = weights.qkv_bias_O
-        self._qkv = operations.linear(
-            _interleave_heads(weights.qkv_OD, num_rotated, spec.head_dim),
-            None if qkv_bias_O is None else _interleave_heads(qkv_bias_O, num_rotated, spec.head_dim),
-        )
+        for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
+            _interleave_heads_(rows_OX, num_rotated, spec.head_dim)
+        self._qkv = operations.linear(weights.qkv_OD, weights.qkv_bias_O)
         self._o = operations.linear(weights.o_DO, weights.o_bias, ranks)
         self._post_norm = operations.rms_norm(weights.post_norm_D, spec.rms_norm_eps)
         self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, operations)
@@ -153,11 +152,19 @@ class _Layer:
         return SparseFeedForward(spec.moe, own, experts, is_last, operations)
 
 
-def _interleave_heads(rows_OX: Tensor, num_heads: int, head_dim: int) -> Tensor:
+def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
+    """Return the tensors that have a row for each of a layer's outputs."""
+    biases = [] if bias_O is None else [bias_O]
+    if isinstance(weight_OI, Fp8Weight):
+        # the rows are only moved, and not all devices move fp8
+        return [weight_OI.values_OI.view(torch.uint8), weight_OI.scales_O, *biases]
+    return [weight_OI, *biases]
+
+
+def _interleave_heads_(rows_OX: Tensor, num_heads: int, head_dim: int) -> None:
     """Apply `interleave`, in place, to the first `num_heads` heads' rows of a fused weight or bias."""
     heads_NHX = rows_OX.view(-1, head_dim, *rows_OX.shape[1:])
     heads_NHX[:num_heads] = interleave(heads_NHX[:num_heads])
-    return rows_OX
 
 
 def _qk_norm(spec: ModelSpec, weights: LayerWeights, tp_size: int, device: torch.device) -> Tensor | None:

@@ -6,23 +6,27 @@ import numpy as np
 from torch import Tensor
 
 from raycore.checkpoint.moe_spec import MoeSpec
-from raycore.kernels.gpu import experts, linear, rows, sampling
+from raycore.kernels.gpu import experts, fp8, linear, rows, sampling
 from raycore.model.layers import Linear, ReducedLinear, TensorParallel
 from raycore.model.operations import Norm, TorchOperations
 from raycore.model.routed_experts import RoutedExperts
 from raycore.model.sampling.picking import DrawLimits
 from raycore.model.transfers import to_device
+from raycore.model.weights.fp8_weight import Fp8Weight, Weight
 from raycore.model.weights.moe_weights import MoeWeights
 
 
 class GpuOperations(TorchOperations):
     """Triton kernels compute norms, activations and experts, and pick tokens. None of them waits for the GPU."""
 
-    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
-        if not self._batch_invariant:
+    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        if isinstance(weight_OI, Fp8Weight) or not self._batch_invariant:
             return super().linear(weight_OI, bias_O, ranks)
         made = _InvariantLinear(weight_OI.to(self.device), None if bias_O is None else bias_O.to(self.device))
         return ReducedLinear(made, ranks) if ranks is not None and ranks.size > 1 else made
+
+    def quantize_rows(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
+        return fp8.quantize_rows(x_TI)
 
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
         weight_D = weight_D.to(self.device)

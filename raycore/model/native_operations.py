@@ -11,6 +11,7 @@ from raycore.model.layers import Linear, ReducedLinear, TensorParallel, can_pack
 from raycore.model.operations import GatedLinear, Norm, TorchOperations
 from raycore.model.sampling.logprobs import Logprobs, logprobs
 from raycore.model.sampling.picking import DrawLimits
+from raycore.model.weights.fp8_weight import Weight
 
 _MAX_LIKELY = 64
 """Of so many tokens, the native kernel computes log probabilities."""
@@ -29,13 +30,15 @@ class NativeOperations(TorchOperations):
     def __init__(self, *, batch_invariant: bool = False) -> None:
         super().__init__(torch.device("cpu"), batch_invariant=batch_invariant)
 
-    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        assert isinstance(weight_OI, Tensor), "CPUs don't multiply in fp8"
         if not _is_native(weight_OI):
             return super().linear(weight_OI, bias_O, ranks)
         linear = _PanelLinear(weight_OI, bias_O)
         return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
 
-    def gated_linear(self, gate_up_OI: Tensor, bias_O: Tensor | None = None) -> GatedLinear:
+    def gated_linear(self, gate_up_OI: Weight, bias_O: Tensor | None = None) -> GatedLinear:
+        assert isinstance(gate_up_OI, Tensor), "CPUs don't multiply in fp8"
         if not _is_native(gate_up_OI) or gate_up_OI.shape[0] % (2 * _PANEL):
             return super().gated_linear(gate_up_OI, bias_O)
         return _GatedPanelLinear(gate_up_OI, bias_O)

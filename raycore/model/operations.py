@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.model.fp8_linear import Fp8Linear
 from raycore.model.layers import (
     Linear,
     ReducedLinear,
@@ -27,6 +28,7 @@ from raycore.model.rows import TILE_ROWS, Tiles, on_one_thread
 from raycore.model.sampling import picking
 from raycore.model.sampling.logprobs import Logprobs, logprobs
 from raycore.model.sampling.picking import DrawLimits
+from raycore.model.weights.fp8_weight import Fp8Weight, Weight, quantize_rows
 from raycore.model.weights.moe_weights import MoeWeights
 
 GatedLinear = Callable[[Tensor], Tensor]
@@ -46,8 +48,11 @@ class Operations(Protocol):
 
     device: torch.device
 
-    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
-        """Return the linear layer `x @ weight.T + bias`. With `ranks`, results are summed over these ranks."""
+    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        """Return the linear layer `x @ weight.T + bias`. With `ranks`, results are summed over these ranks.
+
+        If the weight is in fp8, so is the product.
+        """
         ...
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
@@ -58,7 +63,7 @@ class Operations(Protocol):
         """Return the norm `x / sqrt(mean(x²) + eps) · weight`."""
         ...
 
-    def gated_linear(self, gate_up_OI: Tensor, bias_O: Tensor | None = None) -> GatedLinear:
+    def gated_linear(self, gate_up_OI: Weight, bias_O: Tensor | None = None) -> GatedLinear:
         """Return a gated layer. `gate_up_OI` has the rows of the gate, then those of up."""
         ...
 
@@ -106,13 +111,14 @@ class TorchOperations:
         self._tiled: list[tuple[TiledLinear, int, torch.dtype]] = []
         """The linear layers, each with the size and the dtype of its rows."""
 
-    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         bias_O = None if bias_O is None else bias_O.to(self.device)
-        linear = make_linear(weight_OI.to(self.device), bias_O)
+        linear = self._linear_of_one_rank(weight_OI.to(self.device), bias_O)
         if ranks is not None and ranks.size > 1:
             linear = ReducedLinear(linear, ranks)
         if not self._batch_invariant:
             return linear
+        assert isinstance(weight_OI, Tensor), "fp8 products aren't batch-invariant"
         tiled = TiledLinear(linear, self._tiles)
         self._tiled.append((tiled, weight_OI.shape[1], weight_OI.dtype))
         return tiled
@@ -120,10 +126,14 @@ class TorchOperations:
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
         return self.linear(weight_VD)
 
+    def quantize_rows(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `x_TI` in fp8, [T, I], and each row's scale, [T, 1]."""
+        return quantize_rows(x_TI)
+
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
         return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant)
 
-    def gated_linear(self, gate_up_OI: Tensor, bias_O: Tensor | None = None) -> GatedLinear:
+    def gated_linear(self, gate_up_OI: Weight, bias_O: Tensor | None = None) -> GatedLinear:
         gate_up = self.linear(gate_up_OI, bias_O)
         return lambda x_TI: self.silu_and_mul(gate_up(x_TI))
 
@@ -157,3 +167,8 @@ class TorchOperations:
 
     def compute_rows_alone(self) -> None:
         self._tiles.num_rows = 1
+
+    def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:
+        if isinstance(weight_OI, Fp8Weight):
+            return Fp8Linear(weight_OI, bias_O, self.quantize_rows)
+        return make_linear(weight_OI, bias_O)

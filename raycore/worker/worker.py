@@ -134,10 +134,11 @@ class Worker(WorkerProtocol):
             share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
         tp = (rank.tp_rank, rank.tp_size)
         if model.load_format == "dummy":
-            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share)
+            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, self._device)
         else:
             path = Path(model.model)
-            weights = load_decoder_weights(model.spec, path, *tp, self._dtype, self._note_progress, share)
+            progress = self._note_progress
+            weights = load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, self._device)
         with torch.inference_mode():
             self._decoder = Decoder(model.spec, weights, self._ranks, self._operations, self._experts)
             is_fixed = model.batch_invariant and self._operations.depends_on_threads

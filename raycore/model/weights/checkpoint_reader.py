@@ -17,7 +17,8 @@ from raycore.errors import InvalidCheckpoint
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_READABLE = (torch.float32, torch.bfloat16, torch.float16)
+READABLE = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes of tensors that aren't quantized."""
 
 
 class CheckpointReader:
@@ -42,7 +43,7 @@ class CheckpointReader:
         self.close()
 
     def close(self) -> None:
-        """Unmap the files. Tensors that were read stay valid: they are copies."""
+        """Unmap the files. Tensors that were read stay valid, because they are copies. Views don't."""
         self._open_files.clear()
 
     def __contains__(self, name: str) -> bool:
@@ -78,6 +79,22 @@ class CheckpointReader:
 
         `expected_shape` is the shape of the whole tensor.
         """
+        out.copy_(self.view(name, expected_shape, part))
+
+    def view(
+        self,
+        name: str,
+        expected_shape: tuple[int, ...],
+        part: tuple[int | slice, ...],
+        dtypes: tuple[torch.dtype, ...] = READABLE,
+    ) -> torch.Tensor:
+        """Return a part of a tensor as it is stored, in the memory of the mapped file. So it isn't read yet.
+
+        Args:
+            expected_shape: the shape of the whole tensor.
+            part: the index that selects the part.
+            dtypes: the dtypes in which the tensor may be stored.
+        """
         found = self._slice(name)
         if tuple(found.get_shape()) != expected_shape:
             raise InvalidCheckpoint(
@@ -85,12 +102,13 @@ class CheckpointReader:
                 f"implies {expected_shape}: the weights and config.json are of different models"
             )
         view: torch.Tensor = found[part]
-        if view.dtype not in _READABLE:
+        if view.dtype not in dtypes:
+            names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
             raise InvalidCheckpoint(
                 f"tensor {name} of {self._file_of_tensor[name]} is stored as {view.dtype}: "
-                "expected float32, bfloat16 or float16 (quantized checkpoints aren't supported)"
+                f"expected {' or '.join(names)}"
             )
-        out.copy_(view)
+        return view
 
     def _find_tensors(self) -> dict[str, Path]:
         single = self._path / SINGLE_FILE

@@ -2,42 +2,51 @@
 
 This module knows the names of the tensors in checkpoints, how tensors are fused, and which part of each tensor a rank
 holds. Each part is converted and copied directly to its place in the rank's weights, so a rank never holds more than
-its own weights. Shape suffixes: V this rank's rows of the padded vocabulary, D hidden size, O this rank's query, key
-and value rows, H elements of a head, F this rank's rows of the feed-forward layer (2F where gate and up are fused).
-Experts are in `moe_weights`.
+its own weights; `fill` does that. Shape suffixes: V this rank's rows of the padded vocabulary, D hidden size, O this
+rank's query, key and value rows, H elements of a head, F this rank's rows of the feed-forward layer (2F where gate and
+up are fused). Experts are in `moe_weights`.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.moe_spec import ExpertShare
 from raycore.model.weights.checkpoint_reader import CheckpointReader
+from raycore.model.weights.fill import CheckpointFill, RandomFill, scale_name
+from raycore.model.weights.fp8_weight import Fp8Weight, Weight
 from raycore.model.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
+from raycore.model.weights.staging import NUM_READERS, Staging
 
 Progress = Callable[[int, int], None]
 """Called with (tensors filled, tensors in total) after each tensor."""
 
-_DUMMY_STDDEV = 0.02
+Fp8Layers = Literal["none", "stored", "all"]
+"""Which linear layers get weights in fp8: none, those whose weights the checkpoint stores in fp8, or all of them.
+
+The others get the model's dtype. Embeddings, the head, routers and experts always do.
+"""
+
+_CPU = torch.device("cpu")
 
 
 @dataclass
 class MlpWeights:
     """The weights of one dense feed-forward layer on one rank."""
 
-    gate_up_FD: torch.Tensor
+    gate_up_FD: Weight
     """This rank's gate rows, then its up rows."""
     gate_up_bias: torch.Tensor | None
-    down_DF: torch.Tensor
+    down_DF: Weight
     down_bias: torch.Tensor | None
     """None on ranks other than tp_rank 0, because the sum over ranks must include the bias only once."""
 
@@ -47,12 +56,12 @@ class LayerWeights:
     """The weights of one decoder layer on one rank."""
 
     input_norm_D: torch.Tensor
-    qkv_OD: torch.Tensor
+    qkv_OD: Weight
     """This rank's query rows, then its key rows, then its value rows."""
     qkv_bias_O: torch.Tensor | None
     q_norm_H: torch.Tensor | None
     k_norm_H: torch.Tensor | None
-    o_DO: torch.Tensor
+    o_DO: Weight
     """The columns for this rank's query heads."""
     o_bias: torch.Tensor | None
     """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
@@ -81,19 +90,30 @@ def load_decoder_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     experts: ExpertShare | None = None,
+    device: torch.device = _CPU,
+    fp8: Fp8Layers = "none",
+    staging: Staging | None = None,
 ) -> DecoderWeights:
-    """Read a rank's part of the checkpoint at `path`, converted to `dtype`.
+    """Read a rank's part of the checkpoint at `path`, converted to `dtype`, to `device`.
 
     Args:
         progress: called after each tensor.
         experts: this rank's part of the experts. None: tensor-parallel ranks split each expert.
+        fp8: the linear layers that get fp8 weights. "all" quantizes them while they are read.
+        staging: brings tensors to the device. None: a new one for a GPU; a CPU needs none.
 
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what `spec` says.
     """
+    if staging is None and device.type != "cpu":
+        staging = Staging(device)
     with CheckpointReader(path) as reader:
-        layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, experts, reader.__contains__)
-        return _fill_decoder(layout, reader.read_into, progress)
+        layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, device, fp8, experts, reader.__contains__)
+        fill = CheckpointFill(reader, staging)
+        weights = _fill_decoder(layout, fill, progress, None if staging is None else NUM_READERS)
+    if staging is not None:
+        staging.finish()
+    return weights
 
 
 def random_decoder_weights(
@@ -103,31 +123,31 @@ def random_decoder_weights(
     dtype: torch.dtype,
     seed: int = 0,
     experts: ExpertShare | None = None,
+    device: torch.device = _CPU,
+    fp8: Fp8Layers = "none",
 ) -> DecoderWeights:
-    """Return a rank's part of a decoder with random weights. Norms have weight 1.
+    """Return a rank's part of a decoder with random weights, made on `device`. Norms have weight 1.
 
-    Each tensor is a function of `seed` and the tensor's name, and a rank gets its part of that tensor. So the model is
-    the same for any `tp_size`.
+    Each tensor is a function of `seed`, the tensor's name and the kind of device, and a rank gets its part of that
+    tensor. So the model is the same for any `tp_size`, except for the rounding to fp8.
+
+    Args:
+        fp8: the linear layers that get fp8 weights. Here, "stored" is the same as "all".
     """
-
-    def fill(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
-        if name.endswith("norm.weight"):
-            out.fill_(1.0)
-            return
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        bound = _DUMMY_STDDEV * 3**0.5
-        whole = torch.empty(expected_shape).uniform_(-bound, bound, generator=generator)
-        out.copy_(whole[part])
-
-    layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, experts, lambda name: False)
-    return _fill_decoder(layout, fill, progress=None)
+    all_or_none = "none" if fp8 == "none" else "all"
+    layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, device, all_or_none, experts, lambda name: False)
+    # on a GPU, several threads would only need more memory at a time
+    return _fill_decoder(layout, RandomFill(seed), None, None if device.type == "cpu" else 1)
 
 
-def _fill_decoder(layout: Callable[[Fill], _RankLayout], fill: Fill, progress: Progress | None) -> DecoderWeights:
+def _fill_decoder(
+    layout: Callable[[Fill], _RankLayout], fill: Fill, progress: Progress | None, num_threads: int | None
+) -> DecoderWeights:
+    """`num_threads`: how many threads fill tensors. None: as many as torch uses."""
     pending: list[Future[None]] = []
-    with _one_thread_per_operation() as num_threads, ThreadPoolExecutor(num_threads) as pool:
+    with _one_thread_per_operation() as num_usual, ThreadPoolExecutor(num_threads or num_usual) as pool:
 
-        def submit(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        def submit(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
             pending.append(pool.submit(fill, out, name, expected_shape, part))
 
         # Allocate on this thread, fill on the pool's: a thread's malloc arena keeps memory that is freed after the
@@ -182,6 +202,8 @@ class _RankLayout:
         tp_rank: int,
         tp_size: int,
         dtype: torch.dtype,
+        device: torch.device,
+        fp8: Fp8Layers,
         experts: ExpertShare | None,
         has_tensor: Callable[[str], bool],
         fill: Fill,
@@ -192,8 +214,11 @@ class _RankLayout:
         self._spec = spec
         self._tp_rank = tp_rank
         self._dtype = dtype
+        self._device = device
+        self._fp8 = fp8
+        self._has_tensor = has_tensor
         self._fill = fill
-        self._moe = None if experts is None else MoeLayout(spec, experts, dtype, fill, has_tensor)
+        self._moe = None if experts is None else MoeLayout(spec, experts, dtype, device, fill, has_tensor)
         self._vocab_rows = -(-spec.vocab_size // tp_size)
         num_q = spec.num_heads // tp_size * spec.head_dim
         num_kv = spec.kv_heads_per_rank(tp_size) * spec.head_dim
@@ -246,18 +271,18 @@ class _RankLayout:
             else None,
         )
 
-    def _fused_rows(self, prefix: str, parts: list[_Rows]) -> torch.Tensor:
+    def _fused_rows(self, prefix: str, parts: list[_Rows]) -> Weight:
         hidden = self._spec.hidden_size
-        out_RD = torch.empty(sum(part.num for part in parts), hidden, dtype=self._dtype)
+        names = [f"{prefix}{part.name}.weight" for part in parts]
+        out_RD = self._empty_weight(names, sum(part.num for part in parts), hidden)
         offset = 0
-        for part in parts:
-            rows_RD = out_RD[offset : offset + part.num]
-            self._fill(rows_RD, f"{prefix}{part.name}.weight", (part.total, hidden), (part.part,))
+        for part, name in zip(parts, names, strict=True):
+            self._fill(out_RD[offset : offset + part.num], name, (part.total, hidden), (part.part,))
             offset += part.num
         return out_RD
 
     def _fused_bias(self, prefix: str, parts: list[_Rows]) -> torch.Tensor:
-        out_R = torch.empty(sum(part.num for part in parts), dtype=self._dtype)
+        out_R = self._empty(sum(part.num for part in parts))
         offset = 0
         for part in parts:
             rows_R = out_R[offset : offset + part.num]
@@ -265,14 +290,14 @@ class _RankLayout:
             offset += part.num
         return out_R
 
-    def _columns(self, name: str, inputs: _Rows) -> torch.Tensor:
+    def _columns(self, name: str, inputs: _Rows) -> Weight:
         """Return the columns of the projection `name` whose inputs are the outputs of the rows `inputs`."""
-        out_DR = torch.empty(self._spec.hidden_size, inputs.num, dtype=self._dtype)
+        out_DR = self._empty_weight([name], self._spec.hidden_size, inputs.num)
         self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), (slice(None), inputs.part))
         return out_DR
 
     def _vector(self, name: str, size: int) -> torch.Tensor:
-        out = torch.empty(size, dtype=self._dtype)
+        out = self._empty(size)
         self._fill(out, name, (size,), (slice(None),))
         return out
 
@@ -280,8 +305,18 @@ class _RankLayout:
         vocab_size, hidden = self._spec.vocab_size, self._spec.hidden_size
         start = min(self._tp_rank * self._vocab_rows, vocab_size)
         num_real = min(self._vocab_rows, vocab_size - start)
-        out_VD = torch.empty(self._vocab_rows, hidden, dtype=self._dtype)
+        out_VD = self._empty(self._vocab_rows, hidden)
         if num_real:
             self._fill(out_VD[:num_real], name, (vocab_size, hidden), (slice(start, start + num_real),))
         out_VD[num_real:].zero_()
         return out_VD
+
+    def _empty_weight(self, names: list[str], num_rows: int, num_columns: int) -> Weight:
+        """Allocate the weight of a linear layer that consists of the checkpoint's tensors `names`."""
+        is_stored = self._fp8 == "stored" and all(self._has_tensor(scale_name(name)) for name in names)
+        if self._fp8 == "all" or is_stored:
+            return Fp8Weight.empty(num_rows, num_columns, self._device)
+        return self._empty(num_rows, num_columns)
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -16,6 +16,7 @@ import torch
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.moe_spec import ExpertShare, MoeSpec
+from raycore.model.weights.fp8_weight import Weight
 
 Part = tuple[int | slice, ...]
 """The index that selects a part of a tensor."""
@@ -24,7 +25,7 @@ Part = tuple[int | slice, ...]
 class Fill(Protocol):
     """Fills `out` with a part of the tensor `name`. The whole tensor must have `expected_shape`."""
 
-    def __call__(self, out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
+    def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
 
 
 @dataclass
@@ -57,13 +58,20 @@ class MoeLayout:
     """Allocates one rank's sparse layers and has `fill` fill them, possibly after `layer()` has returned."""
 
     def __init__(
-        self, spec: ModelSpec, share: ExpertShare, dtype: torch.dtype, fill: Fill, has_tensor: Callable[[str], bool]
+        self,
+        spec: ModelSpec,
+        share: ExpertShare,
+        dtype: torch.dtype,
+        device: torch.device,
+        fill: Fill,
+        has_tensor: Callable[[str], bool],
     ) -> None:
         assert spec.moe is not None
         self._moe: MoeSpec = spec.moe
         self._hidden = spec.hidden_size
         self._share = share
         self._dtype = dtype
+        self._device = device
         self._fill = fill
         self._names = _NAMES[spec.architecture]
         first_sparse = self._moe.sparse_layers.index(True)
@@ -73,10 +81,10 @@ class MoeLayout:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
         share, hidden, num_rows = self._share, self._hidden, len(self._share.rows)
         weights = MoeWeights(
-            router_ED=torch.empty(self._moe.num_experts, hidden, dtype=self._dtype),
+            router_ED=self._empty(self._moe.num_experts, hidden),
             first_expert=share.experts.start,
-            gate_up_EFD=torch.empty(len(share.experts), 2 * num_rows, hidden, dtype=self._dtype),
-            down_EDF=torch.empty(len(share.experts), hidden, num_rows, dtype=self._dtype),
+            gate_up_EFD=self._empty(len(share.experts), 2 * num_rows, hidden),
+            down_EDF=self._empty(len(share.experts), hidden, num_rows),
         )
         block = "mlp" if self._is_stacked else self._names.block
         self._fill(weights.router_ED, f"{prefix}{block}.gate.weight", (self._moe.num_experts, hidden), (slice(None),))
@@ -84,6 +92,9 @@ class MoeLayout:
         for expert, gate_up_FD, down_DF in zip(share.experts, weights.gate_up_EFD, weights.down_EDF, strict=True):
             fill_expert(f"{prefix}{block}.experts", expert, gate_up_FD, down_DF)
         return weights
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _fill_single(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
         rows, size, hidden = _as_slice(self._share.rows), self._moe.intermediate_size, self._hidden

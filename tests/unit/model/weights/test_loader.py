@@ -14,6 +14,7 @@ from raycore.checkpoint.model_spec import ModelSpec
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.loader import DecoderWeights, load_decoder_weights, random_decoder_weights
+from raycore.model.weights.staging import Staging
 
 HEAD = 4
 SPEC = ModelSpec(
@@ -92,6 +93,11 @@ def write_in_two(path: Path, tensors: Tensors) -> None:
 
 def load_all(spec: ModelSpec, path: Path, tp_size: int, dtype: torch.dtype = torch.bfloat16) -> list[DecoderWeights]:
     return [load_decoder_weights(spec, path, tp_rank, tp_size, dtype) for tp_rank in range(tp_size)]
+
+
+def staged(device: str = "cpu") -> Staging:
+    """Buffers so small that they are used again and again, and that a few rows don't fit."""
+    return Staging(torch.device(device), buffer_bytes=100)
 
 
 def flat(weights: DecoderWeights) -> list[torch.Tensor]:
@@ -226,6 +232,29 @@ def test_several_files_are_as_good_as_one(tmp_path: Path) -> None:
         assert all(equal(a, b) for a, b in zip(flat(from_one), flat(from_two), strict=True))
 
 
+@pytest.mark.parametrize("spec", [SPEC, TIED], ids=["all biases", "tied"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_staged_weights_are_the_same(tmp_path: Path, spec: ModelSpec, dtype: torch.dtype, tp_size: int) -> None:
+    write(tmp_path, make_tensors(spec))
+    for tp_rank in range(tp_size):
+        direct = load_decoder_weights(spec, tmp_path, tp_rank, tp_size, dtype)
+        found = load_decoder_weights(spec, tmp_path, tp_rank, tp_size, dtype, staging=staged())
+        assert all(equal(a, b) for a, b in zip(flat(found), flat(direct), strict=True))
+        assert (found.lm_head_VD is found.embed_VD) == spec.tie_word_embeddings
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_weights_on_a_gpu_are_the_same(tmp_path: Path) -> None:
+    write(tmp_path, make_tensors(SPEC))
+    gpu = torch.device("cuda", 0)
+    direct = load_decoder_weights(SPEC, tmp_path, 1, 2, torch.float16)
+    for staging in (None, staged("cuda:0")):
+        found = load_decoder_weights(SPEC, tmp_path, 1, 2, torch.float16, device=gpu, staging=staging)
+        assert all(equal(a.cpu(), b) for a, b in zip(flat(found), flat(direct), strict=True))
+
+
 def test_weights_outlive_the_files(tmp_path: Path) -> None:
     tensors = make_tensors(PLAIN)
     write(tmp_path, tensors)
@@ -264,10 +293,11 @@ def test_reader_reads_parts(tmp_path: Path) -> None:
 
 
 def check_refused(path: Path, fragments: list[str], spec: ModelSpec = PLAIN) -> None:
-    with pytest.raises(InvalidCheckpoint) as raised:
-        load_decoder_weights(spec, path, 0, 2, torch.float32)
-    for fragment in fragments:
-        assert fragment in str(raised.value)
+    for staging in (None, staged()):
+        with pytest.raises(InvalidCheckpoint) as raised:
+            load_decoder_weights(spec, path, 0, 2, torch.float32, staging=staging)
+        for fragment in fragments:
+            assert fragment in str(raised.value)
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

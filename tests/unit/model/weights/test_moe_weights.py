@@ -14,6 +14,7 @@ from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.loader import MlpWeights, load_decoder_weights, random_decoder_weights
 from raycore.model.weights.moe_weights import MoeWeights
+from raycore.model.weights.staging import Staging
 
 HIDDEN, EXPERTS, SIZE = 32, 3, 4
 MOE = MoeSpec(EXPERTS, 2, SIZE, True, [True, False, True])
@@ -106,6 +107,18 @@ def test_ranks_get_their_experts(tmp_path: Path, spec, is_stacked):
         assert whole.first_expert == share.experts.start
         assert torch.equal(whole.gate_up_EFD, gate_up_EFD[list(share.experts)])
         assert torch.equal(whole.down_EDF, down_EDF[list(share.experts)])
+
+
+@pytest.mark.parametrize("is_stacked", [False, True], ids=["single", "stacked"])
+def test_staged_experts_are_the_same(tmp_path: Path, is_stacked):
+    save_file(make_tensors(MIXTRAL, is_stacked), tmp_path / "model.safetensors")
+    for rank in range(2):
+        direct = load_decoder_weights(MIXTRAL, tmp_path, rank, 2, torch.bfloat16)
+        staging = Staging(torch.device("cpu"), buffer_bytes=100)
+        staged = load_decoder_weights(MIXTRAL, tmp_path, rank, 2, torch.bfloat16, staging=staging)
+        for expected, found in zip(direct.layers, staged.layers, strict=True):
+            for name, tensor in vars(expected.feed_forward).items():
+                assert not isinstance(tensor, torch.Tensor) or torch.equal(vars(found.feed_forward)[name], tensor)
 
 
 def test_experts_that_are_missing_are_named(tmp_path: Path):

@@ -1,0 +1,99 @@
+"""Fills a rank's weights with numbers: from a checkpoint's files, or random ones.
+
+Each fill writes one part of one tensor to its place in the rank's weights, on any device, and converts the numbers to
+the dtype of that place.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor
+
+from raycore.errors import InvalidCheckpoint
+from raycore.model.weights.checkpoint_reader import READABLE, CheckpointReader
+from raycore.model.weights.fp8_weight import FP8, Fp8Weight, Weight
+from raycore.model.weights.moe_weights import Part
+from raycore.model.weights.staging import Staging
+
+_DUMMY_STDDEV = 0.02
+
+
+def scale_name(name: str) -> str:
+    """Return the name of the tensor with the scales of the quantized tensor `name`, as compressed-tensors has it."""
+    return f"{name}_scale"
+
+
+class CheckpointFill:
+    """Fills weights from a checkpoint's files. May be called by several threads."""
+
+    def __init__(self, reader: CheckpointReader, staging: Staging | None) -> None:
+        """`staging`: brings tensors to the weights' device. None: the device is the CPU."""
+        self._reader = reader
+        self._staging = staging
+
+    def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        is_fp8 = scale_name(name) in self._reader
+        stored = self._reader.view(name, expected_shape, part, (FP8,) if is_fp8 else READABLE)
+        scales_R = self._row_scales(name, expected_shape[0], part[0]) if is_fp8 else None
+
+        def store(rows: slice, numbers: Tensor) -> None:
+            _store(out[rows], numbers, None if scales_R is None else scales_R[rows])
+
+        if self._staging is None:
+            store(slice(None), stored)
+        else:
+            self._staging.send(stored, store)
+
+    def _row_scales(self, name: str, num_rows: int, rows: int | slice) -> Tensor:
+        """Return the float32 scales of rows of the quantized tensor `name`, which has `num_rows` rows."""
+        name = scale_name(name)
+        shape = self._reader.shape(name)
+        if math.prod(shape) not in (1, num_rows):
+            raise InvalidCheckpoint(
+                f"tensor {name} has shape {shape}: expected one scale, or one for each of the {num_rows} rows of the "
+                "weight (scales of blocks aren't supported)"
+            )
+        scales = self._reader.view(name, shape, (slice(None),) * len(shape))
+        return scales.float().reshape(-1).expand(num_rows)[rows]
+
+
+class RandomFill:
+    """Fills weights with random numbers, and those of norms with ones.
+
+    A tensor is a function of the seed, its name, and whether it is made on a CPU or on a GPU. A CPU would take minutes
+    for a GPU's weights.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        if isinstance(out, Tensor) and name.endswith("norm.weight"):
+            out.fill_(1.0)
+            return
+        generator = torch.Generator(out.device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        bound = _DUMMY_STDDEV * 3**0.5
+        whole = torch.empty(expected_shape, device=out.device).uniform_(-bound, bound, generator=generator)
+        _store(out, whole[part], None)
+
+
+def _store(out: Weight, numbers: Tensor, scales_R: Tensor | None) -> None:
+    """Set `out` to `numbers`, or to `numbers · scales_R`, waiting for a GPU only where there are scales.
+
+    `numbers` are on `out`'s device or in pinned memory.
+    """
+    if numbers.dtype != (FP8 if isinstance(out, Fp8Weight) else out.dtype):
+        # the device converts faster than the host, and without memory of the host
+        numbers = numbers.to(out.device, non_blocking=True)
+    if isinstance(out, Tensor):
+        out.copy_(numbers, non_blocking=True)
+        if scales_R is not None:
+            out.mul_(scales_R.unsqueeze(1).to(out.device))
+    elif scales_R is None:
+        out.quantize_(numbers)
+    else:
+        out.values_OI.copy_(numbers, non_blocking=True)
+        out.scales_O.copy_(scales_R)
