@@ -124,6 +124,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed."
         ),
     ] = "auto"
+    quantization: Annotated[
+        Literal["fp8"] | None,
+        option(
+            "fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they "
+            "are computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more. Not "
+            "for mixture-of-experts models, and not with batch_invariant. Embeddings and the head keep the data type. "
+            "Checkpoints that compressed-tensors has written in fp8 need no option; where fp8 can't be used, as on "
+            "CPUs, their weights are converted to the data type.",
+            flags=("-q", "--quantization"),
+        ),
+    ] = None
     batch_invariant: Annotated[
         bool,
         option(
@@ -532,6 +543,7 @@ def resolve(
     if has_expert_parallel and spec.moe is None:
         raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
     spec.check_tensor_parallel(tensor_parallel_size, has_expert_parallel)
+    _check_quantization(chosen, path, spec)
     length = _model_length(chosen.get("max_model_len"), spec)
     num_seqs, num_tokens = _step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
     return _part(
@@ -553,6 +565,22 @@ def resolve(
         executor=_part(ExecutorConfig, chosen, backend=backend),
         recovery=_part(RecoveryConfig, chosen),
     )
+
+
+def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> None:
+    if chosen.get("quantization") is None:
+        return
+    if chosen.get("device") == "cpu":
+        raise InvalidConfig("quantization='fp8' needs a GPU, and device='cpu': omit quantization, or use device='cuda'")
+    if chosen.get("batch_invariant"):
+        raise InvalidConfig(
+            "quantization='fp8' can't be used with batch_invariant=True, because the kernel that multiplies in fp8 "
+            "depends on the number of tokens: omit one of them"
+        )
+    if spec.moe is not None:
+        raise InvalidConfig(
+            f"quantization='fp8', but {path} ({spec.architecture}) has experts, which aren't computed in fp8: omit it"
+        )
 
 
 def _part(struct: type[_PartT], chosen: dict[str, Any], **decided: Any) -> _PartT:

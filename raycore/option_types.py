@@ -43,7 +43,6 @@ class VllmOptions(TypedDict, total=False):
     rope_scaling: object
     rope_theta: object
     disable_sliding_window: object
-    quantization: object
     kv_cache_dtype: object
     calculate_kv_scales: object
     swap_space: object
@@ -98,6 +97,12 @@ class EngineOptions(VllmOptions, total=False):
     load_format: Literal["auto", "dummy"]
     """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. Default:
     auto."""
+    quantization: Literal["fp8"] | None
+    """fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they are
+    computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more. Not for mixture-of-
+    experts models, and not with batch_invariant. Embeddings and the head keep the data type. Checkpoints that
+    compressed-tensors has written in fp8 need no option; where fp8 can't be used, as on CPUs, their weights are
+    converted to the data type."""
     batch_invariant: bool
     """Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of
     preemption. Slower. Default: False."""

@@ -64,7 +64,7 @@ _NO_MEDIA = "multimodal models aren't supported"
 _NO_POOLING = "embedding, classification and scoring models aren't supported"
 _NO_HUB = "checkpoints are local directories and are never downloaded"
 _NO_LORA = "LoRA adapters aren't supported"
-_NO_QUANTIZATION = "quantization isn't supported"
+_NO_QUANTIZATION = "the KV cache can't be quantized"
 _NO_SPECULATION = "speculative decoding isn't supported"
 _NO_CODE = "code from checkpoints is never run"
 _NO_OFFLOADING = "CPU offloading isn't supported"
@@ -119,7 +119,6 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("rope_scaling", (None, {}), "RoPE scaling is read from the checkpoint's config.json"),
         VllmOption("rope_theta", (None,), "RoPE's base is read from the checkpoint's config.json"),
         VllmOption("disable_sliding_window", _OFF, "the checkpoint's sliding windows are always used"),
-        VllmOption("quantization", (None,), _NO_QUANTIZATION, ("-q", "--quantization")),
         VllmOption("kv_cache_dtype", ("auto", None), _NO_QUANTIZATION),
         VllmOption("calculate_kv_scales", _OFF, _NO_QUANTIZATION),
         VllmOption("swap_space", (ANY,), "preempted requests are recomputed, not swapped"),

@@ -17,6 +17,7 @@ import msgspec
 
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.moe_spec import MoeSpec, parse_moe
+from raycore.checkpoint.quantization import stores_fp8
 from raycore.checkpoint.rope_scaling import RopeScaling, parse_rope
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 
@@ -56,6 +57,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """The sampling parameters that are present in generation_config.json, under the names in that file."""
     moe: MoeSpec | None = None
     """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of dense layers."""
+    stores_fp8: bool = False
+    """Whether linear layers' weights are stored in fp8, with scales. `dtype` is that of the other tensors."""
 
     @property
     def max_length(self) -> int:
@@ -206,9 +209,6 @@ def _family(config: JsonFields) -> tuple[str, _Family]:
 
 
 def _refuse_unsupported(config: JsonFields) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if config.get(key) is not None:
-            raise config.error(key, "no value: quantized checkpoints aren't supported; use the unquantized one")
     for key, supported in (("hidden_act", "silu"), ("partial_rotary_factor", 1.0)):
         if config.get(key) not in (None, supported):
             raise config.error(key, repr(supported))
@@ -247,6 +247,7 @@ def _model_spec(architecture: str, family: _Family, config: JsonFields, generati
         eos_token_ids=_token_ids(generation, "eos_token_id") or _token_ids(config, "eos_token_id"),
         generation_defaults={key: generation.get(key) for key in _GENERATION_KEYS if generation.get(key) is not None},
         moe=parse_moe(architecture, config),
+        stores_fp8=stores_fp8(config),
     )
 
 

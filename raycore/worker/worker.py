@@ -43,7 +43,7 @@ from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, step_bytes
-from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
+from raycore.model.weights.loader import Fp8Layers, load_decoder_weights, random_decoder_weights
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
 from raycore.pending import Pending
@@ -51,6 +51,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker.attention_backend import Backend, choose_attention_backend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
+from raycore.worker.fp8_layers import choose_fp8
 from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank
@@ -84,6 +85,7 @@ class Worker(WorkerProtocol):
         self._experts: ExpertParallel | None = None
         self._operations: Operations = TorchOperations(self._device)
         self._backend: Backend = "torch"
+        self._fp8: Fp8Layers = "none"
         self.load_progress = 0.0
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
         self._decoder: Decoder | None = None
@@ -99,7 +101,7 @@ class Worker(WorkerProtocol):
         """Choose the device, the dtype and the number of threads, and connect to the other workers.
 
         Raises:
-            InvalidConfig: the configured device or attention backend is not available.
+            InvalidConfig: the configured device, attention backend or quantization is not available.
         """
         config = self.config
         if config.model.prepare_structured_outputs:
@@ -117,6 +119,7 @@ class Worker(WorkerProtocol):
         self._backend = choose_attention_backend(
             config.model.attention_backend, self._device, heads, config.cache.block_size, self._dtype
         )
+        self._fp8 = choose_fp8(config.model, self.rank.tp_size, self._device)
         self._operations = self._make_operations()
         if self.rank.tp_size > 1:
             self._ranks = self._join_ranks()
@@ -132,13 +135,12 @@ class Worker(WorkerProtocol):
         model, rank, share = self.config.model, self.rank, None
         if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
             share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
-        tp = (rank.tp_rank, rank.tp_size)
+        tp, device, fp8 = (rank.tp_rank, rank.tp_size), self._device, self._fp8
         if model.load_format == "dummy":
-            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, self._device)
+            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, device, fp8)
         else:
-            path = Path(model.model)
-            progress = self._note_progress
-            weights = load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, self._device)
+            path, progress = Path(model.model), self._note_progress
+            weights = load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, fp8)
         with torch.inference_mode():
             self._decoder = Decoder(model.spec, weights, self._ranks, self._operations, self._experts)
             is_fixed = model.batch_invariant and self._operations.depends_on_threads

@@ -185,7 +185,12 @@ def test_a_server_goes_by_its_models_path_unless_it_has_names():
 @pytest.mark.parametrize(
     "options",
     [
-        {"trust_remote_code": False, "quantization": None, "pipeline_parallel_size": 1, "enable_chunked_prefill": True},
+        {
+            "trust_remote_code": False,
+            "calculate_kv_scales": False,
+            "pipeline_parallel_size": 1,
+            "enable_chunked_prefill": True,
+        },
         {"disable_log_stats": True, "distributed_executor_backend": "ray", "swap_space": 4, "cpu_offload_gb": 0},
         {"disable_log_stats": False, "disable_custom_all_reduce": True, "tokenizer_mode": "auto", "revision": None},
         {"skip_tokenizer_init": False, "tokenizer_revision": None, "max_seq_len_to_capture": 8192, "hf_token": "x"},
@@ -202,8 +207,7 @@ def test_vllms_options_that_ask_for_nothing_are_taken(options):
     [
         ("pipeline_parallel_size", 2, ["pipeline parallelism isn't supported", "tensor_parallel_size"]),
         ("trust_remote_code", True, ["code from checkpoints is never run", "False"]),
-        ("quantization", "fp8", ["quantization isn't supported"]),
-        ("kv_cache_dtype", "fp8", ["quantization isn't supported", "'auto'"]),
+        ("kv_cache_dtype", "fp8", ["the KV cache can't be quantized", "'auto'"]),
         ("enable_chunked_prefill", False, ["chunked prefill is always on"]),
         ("distributed_executor_backend", "mp", ["run on Ray", "'ray'"]),
         ("task", "embed", ["embed", "'generate'"]),

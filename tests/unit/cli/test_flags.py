@@ -128,6 +128,7 @@ def test_flags_are_not_abbreviated(capsys):
         (["--block-size", "big"], "block_size='big' isn't an integer from 1 to 1024"),
         (["--dtype", "int8"], "dtype='int8' isn't 'auto', 'float32'"),
         (["--init-timeout-s", "0"], "init_timeout_s=0.0 isn't a positive number of seconds"),
+        (["--quantization", "awq"], "quantization='awq' isn't 'fp8' or None"),
         (["--engine-name", "my engine"], "engine_name='my engine' isn't a name of letters"),
     ],
 )
@@ -138,7 +139,7 @@ def test_a_value_that_cannot_work_is_refused_at_once(flags, message, capsys):
 def test_flags_of_vllm_without_effect_are_taken(started, command):
     flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code", "-pp", "1"]
     flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "--kv-cache-dtype", "auto", "-O3"]
-    flags += ["--no-enable-lora", "--enable-chunked-prefill", "--disable-log-stats", "--quantization", "none"]
+    flags += ["--no-enable-lora", "--enable-chunked-prefill", "--disable-log-stats", "--no-calculate-kv-scales"]
     assert main([*command["serve"], *flags]) == 1
     assert set(started) == {"model", "use_tqdm_on_load"}
 
@@ -148,7 +149,7 @@ def test_flags_of_vllm_without_effect_are_taken(started, command):
     [
         (["--trust-remote-code"], "trust_remote_code=True: code from checkpoints is never run"),
         (["-pp", "2"], "pipeline_parallel_size=2: pipeline parallelism isn't supported"),
-        (["--quantization", "fp8"], "quantization='fp8': quantization isn't supported"),
+        (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': the KV cache can't be quantized"),
         (["--enable-lora"], "enable_lora=True: LoRA adapters aren't supported"),
         (["--lora-modules", "a=b", "c=d"], "LoRA adapters aren't supported"),
         (["--ssl-keyfile", "key.pem"], "TLS isn't supported"),
