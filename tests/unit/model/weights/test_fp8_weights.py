@@ -64,7 +64,8 @@ def quantized(tensors: Tensors, strategy: str, scale_dtype: torch.dtype = torch.
             rows = tensor if strategy == "channel" else tensor.reshape(1, -1)
             values, scales = quantize_rows(rows)
             stored[name] = values.view(tensor.shape)
-            stored[f"{name}_scale"] = (scales if strategy == "channel" else scales.view(1)).to(scale_dtype)
+            shape = {"channel": scales.shape, "tensor": (1,), "scalar": ()}[strategy]
+            stored[f"{name}_scale"] = scales.view(shape).to(scale_dtype)
     return stored
 
 
@@ -106,7 +107,7 @@ def check_same(found: DecoderWeights, expected: DecoderWeights, rtol: float = 1e
         torch.testing.assert_close(tensor.float(), plain[name].float(), rtol=rtol, atol=0, msg=name)
 
 
-@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+@pytest.mark.parametrize("strategy", ["channel", "tensor", "scalar"])
 @pytest.mark.parametrize("tp_size", [1, 2])
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_stored_fp8_is_kept(
