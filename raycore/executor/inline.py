@@ -18,7 +18,7 @@ from raycore.node.niceness import run_yielding
 from raycore.node.ports import address_of, free_ports
 from raycore.pending import Pending
 from raycore.worker.protocol import WorkerProtocol
-from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class
+from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class, preload_worker
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class InlineExecutor(Executor):
 
     def stand_by(self) -> None:
         """See `Executor.stand_by`."""
-        run_yielding(lambda: load_worker_class(self._config.parallel))
+        run_yielding(lambda: preload_worker(self._config))
 
     def adopt(self, identity: RankIdentity) -> None:
         """See `Executor.adopt`."""

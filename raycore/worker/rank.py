@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,6 +69,19 @@ class WorkerRank(msgspec.Struct, frozen=True):
         ep_rank = self.dp_rank * self.tp_size + self.tp_rank
         ep_size = config.data_parallel_size * self.tp_size
         return msgspec.structs.replace(self, ep_rank=ep_rank, ep_size=ep_size, rendezvous=rendezvous)
+
+
+def preload_worker(config: EngineConfig) -> None:
+    """Import what a worker of this engine needs until it is ready, which takes seconds.
+
+    Raises:
+        InvalidConfig: the worker class cannot be imported.
+    """
+    load_worker_class(config.parallel)
+    if config.device == "cuda":
+        for module in ("raycore.model.attention.paged", "raycore.model.gpu_operations"):
+            with suppress(ImportError):  # without Triton, the worker says later what is slower
+                importlib.import_module(module)
 
 
 def load_worker_class(config: ParallelConfig) -> Callable[[EngineConfig, WorkerRank], WorkerProtocol]:

@@ -20,7 +20,7 @@ from raycore.ray_api import actor_class, endpoint, node_id, node_ip
 from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.rpc.server import RpcServer
 from raycore.worker.protocol import WorkerProtocol
-from raycore.worker.rank import WorkerRank, load_worker_class
+from raycore.worker.rank import WorkerRank, load_worker_class, preload_worker
 
 
 class WorkerAddress(NamedTuple):
@@ -62,9 +62,9 @@ class WorkerActor:
         With `yields`, threads that compute go before the import.
         """
         if yields:
-            run_yielding(lambda: load_worker_class(self._config.parallel))
+            run_yielding(lambda: preload_worker(self._config))
         else:
-            load_worker_class(self._config.parallel)
+            preload_worker(self._config)
 
     @endpoint("work")
     def join(self, invitation: Invitation) -> Any:
