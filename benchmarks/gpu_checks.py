@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 # isort: off
@@ -35,8 +35,8 @@ from raycore.messages import EngineRequest, NewRequest, StepPlan, TokenLogprobs
 from raycore.model.decode_graphs import CudaCapture
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
-from raycore.worker.worker import Worker
 
+Device = Literal["cpu", "cuda"]
 Report = Callable[[str], None]
 Check = Callable[[], tuple[bool, str]]
 
@@ -104,7 +104,7 @@ class Checks:
     """Runs checks, and reports a line for each."""
 
     report: Report
-    device: str
+    device: Device
     directory: Path
     """Where checkpoints are written."""
     deadline_s: float = math.inf
@@ -203,7 +203,7 @@ class Answer:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
 
 
-def make_core(path: Path, device: str, **options: Any) -> EngineCore:
+def make_core(path: Path, device: Device, **options: Any) -> EngineCore:
     """Start an engine core with its worker in this process."""
     defaults: dict[str, Any] = {
         "dtype": "float32",
@@ -218,18 +218,13 @@ def make_core(path: Path, device: str, **options: Any) -> EngineCore:
 
 
 @contextmanager
-def engine(path: Path, device: str, **options: Any) -> Iterator[EngineCore]:
+def engine(path: Path, device: Device, **options: Any) -> Iterator[EngineCore]:
     """An engine core that is shut down at the end of the `with` statement."""
     core = make_core(path, device, **options)
     try:
         yield core
     finally:
         core.shutdown()
-
-
-def worker_of(core: EngineCore) -> Worker:
-    """Return the worker of an engine whose worker is in this process."""
-    return core.executor.collective_rpc(lambda worker: worker)[0]
 
 
 def prompts() -> list[list[int]]:
@@ -503,7 +498,7 @@ def waiting_params() -> dict[str, SamplingParams]:
 
 def _check_waiting(checks: Checks, params: SamplingParams, is_eager: bool) -> tuple[bool, str]:
     with engine(checks.checkpoint("qwen3_moe"), checks.device, enforce_eager=is_eager, async_scheduling=True) as core:
-        execute = worker_of(core).execute_model
+        execute = core.executor.execute
         requests = [
             NewRequest(slot, int32([3] * 5), 5, 0, int32(range(8 * slot, 8 * slot + 8)), params, seed=slot)
             for slot in range(3)

@@ -37,6 +37,7 @@ class Sizes:
     num_experts: int = 128
     per_token: int = 8
     expert_dim: int = 768
+    head_dims: tuple[int, ...] = (64, 128)
     num_kv_heads: int = 8
     group: int = 4
     contexts: tuple[int, ...] = (1, 15, 16, 17, 512, 4095, 8191)
@@ -59,7 +60,7 @@ def check_kernels(checks: Checks, sizes: Sizes | None = None) -> None:
         ("keyed_uniform", _check_uniform),
     ):
         checks.run(f"kernels: {name}", functools.partial(check, sizes, device))
-    for head_dim in (64, 128):
+    for head_dim in sizes.head_dims:
         for window in (None, 100):
             for has_norm in (False, True):
                 name = f"head_dim {head_dim}, window {window}{', norms' if has_norm else ''}"

@@ -2,9 +2,9 @@
 matrix units could do.
 
 A decode step reads all weights that it uses and the cache of its sequences once, so its lower bound is these bytes over
-the memory's bandwidth. A prompt's lower bound is its multiplications over the rate of a large matrix product. Both rates
-are measured in the same process. Caches hold random numbers, in blocks in random order, so no prompt is computed to
-time a decode.
+the memory's bandwidth. A prompt's lower bound is its multiplications over the rate of a large matrix product. Both
+rates are measured in the same process. Caches hold random numbers, in blocks in random order, so no prompt is computed
+to time a decode. The time of the host is that of launching a step, without the scheduler.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from unittest import mock
 import numpy as np
 import torch
 from common import median
-from gpu_checks import Report, int32, make_core, worker_of
+from gpu_checks import Device, Report, int32, make_core
 from torch.profiler import ProfilerActivity, profile
 
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
-from raycore.messages import EngineRequest, NewRequest, StepPlan
+from raycore.executor.base import Executor
+from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult
 from raycore.model.attention.kv_tensors import KVTensors
+from raycore.pending import Pending
 from raycore.sampling_params import SamplingParams
-from raycore.worker.worker import Worker
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -124,7 +125,7 @@ class Scale:
     @property
     def max_steps(self) -> int:
         """An upper bound on the number of steps of one sequence."""
-        return (self.runs + 1) * self.steps
+        return self.runs * self.steps + 8
 
 
 TOY = Scale((1, 4), (32, 96), (32, 64), profiled_batch=4, runs=2, steps=4, rate_bytes=1 << 24, rate_dim=128)
@@ -147,7 +148,9 @@ class NoisyCache(KVTensors):
             layer.normal_()
 
 
-def measure_model(name: str, device: str, scale: Scale, report: Report, deadline_s: float, trace: Path | None) -> None:
+def measure_model(
+    name: str, device: Device, scale: Scale, report: Report, deadline_s: float, trace: Path | None
+) -> None:
     """Start an engine with a model's shape, and report its tables. Stops at `deadline_s` of `time.monotonic`.
 
     Args:
@@ -159,7 +162,10 @@ def measure_model(name: str, device: str, scale: Scale, report: Report, deadline
         path = Path(directory)
         (path / "config.json").write_text(json.dumps(MODELS[name] | (TOY_SIZES if is_toy else {})))
         spec = load_model_spec(path)
-        if (reason := _why_too_large(spec, device)) is not None:
+        reason = _why_too_large(spec, device)
+        if time.monotonic() + _start_s(spec, device) > deadline_s:
+            reason = "out of time"
+        if reason is not None:
             report(f"skipped {name}: {reason}")
             return
         rates = _measure_rates(torch.device(device), scale, report)
@@ -175,7 +181,7 @@ class _Measurement:
         path: Path,
         name: str,
         spec: ModelSpec,
-        device: str,
+        device: Device,
         scale: Scale,
         rates: Rates,
         report: Report,
@@ -194,23 +200,22 @@ class _Measurement:
             "gpu_memory_utilization": 0.95,
             "async_scheduling": True,
             "enable_prefix_caching": False,
-            "num_threads": None,
+            "num_threads": 1 if scale is TOY else None,
         }
         if device == "cpu":
             options["kv_cache_memory_bytes"] = 16 << 20
         started_s = time.perf_counter()
         self._core = make_core(path, device, **options)
         self._first_token_s = self._run_first_token(started_s)
-        self._worker = worker_of(self._core)
         self._block_size = self._core.config.cache.block_size
         self._blocks = np.random.default_rng(0).permutation(self._core.num_blocks).astype(np.int32)
-        self._worker.execute_model(StepPlan(-4, freed_slots=[0]))
+        self._core.executor.execute(StepPlan(-4, freed_slots=[0]))
 
     def run(self, trace: Path | None) -> None:
         """Report start, decodes, prompts, memory and a profile."""
-        timings = ", ".join(f"{name} {value:.1f} s" for name, value in self._core.timings_s.items())
+        timings = ", ".join(f"{name} {value:.2f} s" for name, value in self._core.timings_s.items())
         tokens = self._core.num_blocks * self._block_size
-        self._report(f"first token after {self._first_token_s:.1f} s ({timings}); the cache holds {tokens} tokens\n")
+        self._report(f"first token after {self._first_token_s:.2f} s ({timings}); the cache holds {tokens} tokens\n")
         row = "| {} | {} | {} | {} | {} | {} | {} | {} |".format
         self._report(row("model", "step", "batch", "context", "step ms", "tokens/s", "of the roofline", "host ms"))
         self._report(row(*["---"] * 3, *["---:"] * 5))
@@ -232,7 +237,7 @@ class _Measurement:
     def _decode_figures(self, batch: int, context: int) -> list[str]:
         if (reason := self._why_skipped(batch, context)) is not None:
             return [reason, "", "", ""]
-        steps = _Steps(self._worker, self._decode_plans(batch, context))
+        steps = _Steps(self._core.executor, self._decode_plans(batch, context))
         steps.run(4)  # compiles kernels, and captures a graph
         step_s, host_s = steps.measure(self._scale.runs, self._scale.steps)
         self._end(steps, batch)
@@ -243,7 +248,7 @@ class _Measurement:
     def _prompt_figures(self, num_tokens: int) -> list[str]:
         if (reason := self._why_skipped(2, num_tokens)) is not None:
             return [reason, "", "", ""]
-        steps = _Steps(self._worker, self._prompt_plans(num_tokens))
+        steps = _Steps(self._core.executor, self._prompt_plans(num_tokens))
         steps.run(2)
         step_s, host_s = steps.measure(self._scale.runs, self._scale.steps // 4)
         self._end(steps, 2)
@@ -282,7 +287,7 @@ class _Measurement:
 
     def _end(self, steps: _Steps, num_slots: int) -> None:
         steps.drain()
-        self._worker.execute_model(StepPlan(-4, freed_slots=list(range(num_slots))))
+        self._core.executor.execute(StepPlan(-4, freed_slots=list(range(num_slots))))
 
     def _peak_memory(self) -> str:
         if self._device == "cpu":
@@ -298,8 +303,9 @@ class _Measurement:
             self._report("skipped the profile: out of time")
             return
         batch = min(max(fitting), self._scale.profiled_batch)
-        steps = _Steps(self._worker, self._decode_plans(batch, context))
+        steps = _Steps(self._core.executor, self._decode_plans(batch, context))
         steps.run(6)
+        steps.drain()
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._device == "cuda" else [])
         num_profiled = 4
         with profile(activities=activities) as profiled:
@@ -310,7 +316,7 @@ class _Measurement:
             path = trace or Path(directory) / "trace.json"
             profiled.export_chrome_trace(str(path))
             events = json.loads(path.read_text())["traceEvents"]
-        for line in profile_lines(events, self._device, num_profiled + 1, batch, context):
+        for line in profile_lines(events, self._device, num_profiled, batch, context):
             self._report(line)
         if trace is not None:
             self._report(f"\nChrome trace: {trace}")
@@ -319,9 +325,9 @@ class _Measurement:
 class _Steps:
     """Runs plans with two steps in flight."""
 
-    def __init__(self, worker: Worker, plans: Iterator[StepPlan]) -> None:
-        self._worker, self._plans = worker, plans
-        self._in_flight: deque[Any] = deque()
+    def __init__(self, executor: Executor, plans: Iterator[StepPlan]) -> None:
+        self._executor, self._plans = executor, plans
+        self._in_flight: deque[Pending[StepResult]] = deque()
         self._host_s = 0.0
 
     def run(self, num_steps: int) -> None:
@@ -329,7 +335,7 @@ class _Steps:
         for _ in range(num_steps):
             plan = next(self._plans)
             started_s = time.perf_counter()
-            self._in_flight.append(self._worker.execute_model(plan))
+            self._in_flight.append(self._executor.execute(plan))
             self._host_s += time.perf_counter() - started_s
             if len(self._in_flight) > 1:
                 self._in_flight.popleft().result()
@@ -405,7 +411,7 @@ def prompt_flops(spec: ModelSpec, num_tokens: int) -> float:
     return 2 * (layers * num_tokens + head) + 4 * num_pairs * spec.num_heads * spec.head_dim
 
 
-def _why_too_large(spec: ModelSpec, device: str) -> str | None:
+def _why_too_large(spec: ModelSpec, device: Device) -> str | None:
     if device == "cpu":
         return None
     total, needed = torch.cuda.get_device_properties(0).total_memory, model_bytes(spec) + (6 << 30)
@@ -414,16 +420,16 @@ def _why_too_large(spec: ModelSpec, device: str) -> str | None:
     return f"{model_bytes(spec) / 2**30:.1f} GiB of weights do not fit into {total / 2**30:.1f} GiB"
 
 
+def _start_s(spec: ModelSpec, device: Device) -> float:
+    """Estimate how long an engine takes to start: making up weights, copying them, and compiling kernels."""
+    return 0.5 if device == "cpu" else 20 + model_bytes(spec) / 1e9
+
+
 def _measure_rates(device: torch.device, scale: Scale, report: Report) -> Rates:
     """Measure the memory's bandwidth and the rate of a large matrix product, and report them."""
-    size = scale.rate_bytes // 4
-    source, target = torch.ones(size, device=device), torch.empty(size, device=device)
-    copied = 2 * scale.rate_bytes / _fastest_s(lambda: target.copy_(source), device)
-    read = scale.rate_bytes / _fastest_s(lambda: torch.sum(source), device)
-    del source, target
-    left, right = (torch.randn(scale.rate_dim, scale.rate_dim, device=device).bfloat16() for _ in range(2))
-    flops_s = 2 * scale.rate_dim**3 / _fastest_s(lambda: torch.mm(left, right), device)
-    del left, right
+    copied, read = _bandwidths(scale.rate_bytes, device)
+    left = torch.randn(scale.rate_dim, scale.rate_dim, device=device).bfloat16()
+    flops_s = 2 * scale.rate_dim**3 / _fastest_s(lambda: left @ left.t(), device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -432,6 +438,14 @@ def _measure_rates(device: torch.device, scale: Scale, report: Report) -> Rates:
         f"matrix products in bfloat16: {flops_s / 1e12:.1f} Tflop/s, {_nominal(device, 1, 'Tflop/s')}"
     )
     return Rates(max(copied, read), flops_s)
+
+
+def _bandwidths(num_bytes: int, device: torch.device) -> tuple[float, float]:
+    """Return the bytes a second that a copy reads and writes, and those that a sum reads."""
+    source = torch.ones(num_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    copy_s = _fastest_s(lambda: target.copy_(source), device)
+    return 2 * num_bytes / copy_s, num_bytes / _fastest_s(source.sum, device)
 
 
 def _nominal(device: torch.device, index: int, unit: str) -> str:
@@ -455,7 +469,7 @@ def _fastest_s(function: Callable[[], object], device: torch.device) -> float:
 # ---- profiles
 
 
-def profile_lines(events: list[dict[str, Any]], device: str, num_steps: int, batch: int, context: int) -> list[str]:
+def profile_lines(events: list[dict[str, Any]], device: Device, num_steps: int, batch: int, context: int) -> list[str]:
     """Return the kernels that take most of the steps' time, and the gaps between kernels, from a Chrome trace."""
     kinds = ("kernel", "gpu_memcpy", "gpu_memset") if device == "cuda" else ("cpu_op",)
     found = sorted((event for event in events if event.get("cat") in kinds), key=lambda event: event["ts"])
