@@ -34,7 +34,9 @@ from typing import TextIO
 import gpu_checks
 import gpu_timings
 import torch
-from gpu_checks import Checks, Device, Report
+from gpu_checks import Checks, Report
+from gpu_engines import Device
+from gpu_rooflines import MODELS
 
 CHECKS: dict[str, Callable[[Checks], None]] = {
     "kernels": lambda checks: _check_kernels(checks),
@@ -79,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     out = Path(args.out).absolute() if args.out else None
     models = [name for name in args.models.split(",") if name]
-    if unknown := set(models) - gpu_timings.MODELS.keys():
-        raise SystemExit(f"--models {','.join(sorted(unknown))}: choose from {','.join(gpu_timings.MODELS)}")
+    if unknown := set(models) - MODELS.keys():
+        raise SystemExit(f"--models {','.join(sorted(unknown))}: choose from {','.join(MODELS)}")
     is_isolated = args.device == "cuda" if args.isolated is None else args.isolated
     settings = Settings(args.device, args.toy, models, out, is_isolated, time.monotonic() + args.seconds)
     gpu_checks.quiet_libraries()
@@ -256,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--toy", action="store_true", help="tiny models and few steps")
-    parser.add_argument("--models", default=",".join(gpu_timings.MODELS), help="default: %(default)s. May be empty")
+    parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s. May be empty")
     parser.add_argument("--seconds", type=float, default=520.0, help="the whole run's limit, default: %(default)s")
     parser.add_argument("--out", metavar="FILE", help="also write the output to FILE, and profiles beside it")
     parser.add_argument(

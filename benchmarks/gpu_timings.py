@@ -1,21 +1,18 @@
 """Measurements of `benchmarks/gpu.py`: steps of models with random weights, beside what the device's memory and
 matrix units could do.
 
-A decode step reads all weights that it uses and the cache of its sequences once, so its lower bound is these bytes over
-the memory's bandwidth. A prompt's lower bound is its multiplications over the rate of a large matrix product. Both
-rates are measured in the same process. Caches hold random numbers, in blocks in random order, so no prompt is computed
+Caches hold random numbers, in blocks in random order, so no prompt is computed
 to time a decode. The time of the host is that of launching a step, without the scheduler.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import resource
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -25,7 +22,9 @@ from unittest import mock
 import numpy as np
 import torch
 from common import median
-from gpu_checks import Device, Report, int32, make_core
+from gpu_checks import Report
+from gpu_engines import Device, int32, make_core
+from gpu_rooflines import MODELS, TOY_SIZES, Rates, decode_bytes, measure_rates, model_bytes, prompt_flops
 from torch.profiler import ProfilerActivity, profile
 
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
@@ -34,75 +33,6 @@ from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.pending import Pending
 from raycore.sampling_params import SamplingParams
-
-QWEN3: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151_936,
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 40_960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "torch_dtype": "bfloat16",
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "0.6b": QWEN3
-    | {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "8b": QWEN3
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-    "30b-a3b": QWEN3
-    | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-        "tie_word_embeddings": False,
-    },
-}
-"""The shapes of Qwen3's models."""
-TOY_SIZES: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-NOMINAL = {
-    "H100 80GB HBM3": (3352, 989),
-    "H100 PCIe": (2039, 756),
-    "H100 NVL": (3938, 835),
-    "H200": (4800, 989),
-    "A100-SXM4-80GB": (2039, 312),
-    "A100 80GB PCIe": (1935, 312),
-    "A100-SXM4-40GB": (1555, 312),
-    "A10G": (600, 70),
-    "L40S": (864, 362),
-    "L4": (300, 121),
-}
-"""By a part of the GPU's name: GB/s of memory, and Tflop/s of dense matrix products in bfloat16, by its data sheet."""
 
 MAX_GAP_US = 20.0
 GREEDY = SamplingParams(temperature=0)
@@ -129,14 +59,6 @@ class Scale:
 
 
 TOY = Scale((1, 4), (32, 96), (32, 64), profiled_batch=4, runs=2, steps=4, rate_bytes=1 << 24, rate_dim=128)
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What the device does in a second."""
-
-    bytes_s: float
-    flops_s: float
 
 
 class NoisyCache(KVTensors):
@@ -168,7 +90,11 @@ def measure_model(
         if reason is not None:
             report(f"skipped {name}: {reason}")
             return
-        rates = _measure_rates(torch.device(device), scale, report)
+        rates = measure_rates(torch.device(device), scale.rate_bytes, scale.rate_dim)
+        report(rates.text(torch.device(device)))
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         with mock.patch("raycore.worker.worker.KVTensors", NoisyCache):
             _Measurement(path, name, spec, device, scale, rates, report, deadline_s).run(trace)
 
@@ -187,7 +113,8 @@ class _Measurement:
         report: Report,
         deadline_s: float,
     ) -> None:
-        self._name, self._spec, self._device, self._scale, self._rates = name, spec, device, scale, rates
+        self._name, self._spec, self._scale, self._rates = name, spec, scale, rates
+        self._device: Device = device
         self._report, self._deadline_s = report, deadline_s
         longest = max(*scale.contexts, *scale.prompts)
         options: dict[str, Any] = {
@@ -242,7 +169,7 @@ class _Measurement:
         step_s, host_s = steps.measure(self._scale.runs, self._scale.steps)
         self._end(steps, batch)
         mean_context = context + self._scale.max_steps // 2
-        least_s = decode_bytes(self._spec, batch, mean_context) / self._rates.bytes_s
+        least_s = decode_bytes(self._spec, batch, mean_context) / self._rates.bytes
         return _figures(step_s, batch, least_s, host_s)
 
     def _prompt_figures(self, num_tokens: int) -> list[str]:
@@ -252,7 +179,7 @@ class _Measurement:
         steps.run(2)
         step_s, host_s = steps.measure(self._scale.runs, self._scale.steps // 4)
         self._end(steps, 2)
-        return _figures(step_s, num_tokens, prompt_flops(self._spec, num_tokens) / self._rates.flops_s, host_s)
+        return _figures(step_s, num_tokens, prompt_flops(self._spec, num_tokens) / self._rates.flops, host_s)
 
     def _why_skipped(self, batch: int, num_tokens: int) -> str | None:
         needed = batch * self._blocks_each(num_tokens)
@@ -361,56 +288,6 @@ def _figures(step_s: float, num_tokens: int, least_s: float, host_s: float) -> l
     return [f"{step_s * 1e3:.3f}", f"{num_tokens / step_s:,.0f}", f"{least_s / step_s:.0%}", f"{host_s * 1e3:.3f}"]
 
 
-# ---- lower bounds
-
-
-def weight_counts(spec: ModelSpec) -> tuple[int, int, int]:
-    """Return how many weights a model has: of layers without their experts, of one expert, and of the head."""
-    dim, num_q, num_kv = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    layers = spec.num_layers * dim * (2 * num_q + 2 * num_kv)
-    expert = 0
-    for layer in range(spec.num_layers):
-        if spec.moe is not None and spec.moe.sparse_layers[layer]:
-            layers += dim * spec.moe.num_experts
-            expert = 3 * dim * spec.moe.intermediate_size
-        else:
-            layers += 3 * dim * spec.intermediate_size
-    return layers, expert, spec.vocab_size * dim
-
-
-def model_bytes(spec: ModelSpec) -> int:
-    """Return the size of all weights in bfloat16."""
-    layers, expert, head = weight_counts(spec)
-    num_experts = 0 if spec.moe is None else spec.moe.num_experts * sum(spec.moe.sparse_layers)
-    return 2 * (layers + num_experts * expert + head * (1 if spec.tie_word_embeddings else 2))
-
-
-def decode_bytes(spec: ModelSpec, batch: int, context: int) -> float:
-    """Return the bytes that a decode step has to read: weights that it uses, and the cache of its sequences.
-
-    Of each layer's experts, it reads so many different ones as uniform routing is expected to choose.
-    """
-    layers, expert, head = weight_counts(spec)
-    num_weights = layers + head
-    if spec.moe is not None:
-        unused = (1 - spec.moe.num_experts_per_tok / spec.moe.num_experts) ** batch
-        num_weights += expert * spec.moe.num_experts * (1 - unused) * sum(spec.moe.sparse_layers)
-    num_seen = sum(min(context, window or context) for window in spec.layer_windows)
-    return 2 * (num_weights + batch * num_seen * 2 * spec.num_kv_heads * spec.head_dim)
-
-
-def prompt_flops(spec: ModelSpec, num_tokens: int) -> float:
-    """Return the additions and multiplications of a prompt, those of attention included."""
-    layers, expert, head = weight_counts(spec)
-    if spec.moe is not None:
-        layers += expert * spec.moe.num_experts_per_tok * sum(spec.moe.sparse_layers)
-    num_pairs = 0
-    for window in spec.layer_windows:
-        width = min(window or num_tokens, num_tokens)
-        num_pairs += width * (width + 1) // 2 + (num_tokens - width) * width
-    return 2 * (layers * num_tokens + head) + 4 * num_pairs * spec.num_heads * spec.head_dim
-
-
 def _why_too_large(spec: ModelSpec, device: Device) -> str | None:
     if device == "cpu":
         return None
@@ -423,47 +300,6 @@ def _why_too_large(spec: ModelSpec, device: Device) -> str | None:
 def _start_s(spec: ModelSpec, device: Device) -> float:
     """Estimate how long an engine takes to start: making up weights, copying them, and compiling kernels."""
     return 0.5 if device == "cpu" else 20 + model_bytes(spec) / 1e9
-
-
-def _measure_rates(device: torch.device, scale: Scale, report: Report) -> Rates:
-    """Measure the memory's bandwidth and the rate of a large matrix product, and report them."""
-    copied, read = _bandwidths(scale.rate_bytes, device)
-    left = torch.randn(scale.rate_dim, scale.rate_dim, device=device).bfloat16()
-    flops_s = 2 * scale.rate_dim**3 / _fastest_s(lambda: left @ left.t(), device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    report(
-        f"memory: {copied / 1e9:.0f} GB/s copying, {read / 1e9:.0f} GB/s reading, {_nominal(device, 0, 'GB/s')}; "
-        f"matrix products in bfloat16: {flops_s / 1e12:.1f} Tflop/s, {_nominal(device, 1, 'Tflop/s')}"
-    )
-    return Rates(max(copied, read), flops_s)
-
-
-def _bandwidths(num_bytes: int, device: torch.device) -> tuple[float, float]:
-    """Return the bytes a second that a copy reads and writes, and those that a sum reads."""
-    source = torch.ones(num_bytes // 4, device=device)
-    target = torch.empty_like(source)
-    copy_s = _fastest_s(lambda: target.copy_(source), device)
-    return 2 * num_bytes / copy_s, num_bytes / _fastest_s(source.sum, device)
-
-
-def _nominal(device: torch.device, index: int, unit: str) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    found = [rates[index] for part, rates in NOMINAL.items() if part in name]
-    return f"nominal {found[0]} {unit}" if found else "nominal unknown"
-
-
-def _fastest_s(function: Callable[[], object], device: torch.device) -> float:
-    """Return the shortest of several times, in seconds."""
-    best_s = math.inf
-    for _ in range(8):
-        started_s = time.perf_counter()
-        function()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best_s = min(best_s, time.perf_counter() - started_s)
-    return best_s
 
 
 # ---- profiles

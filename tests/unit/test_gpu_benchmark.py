@@ -12,9 +12,13 @@ from unittest import mock
 
 import gpu
 import gpu_checks
+import gpu_engines
+import gpu_rooflines
 import gpu_timings
 import pytest
 import torch
+
+from raycore.checkpoint.model_spec import load_model_spec
 
 TOY = ["--device", "cpu", "--toy"]
 WITHOUT_RAY = f"""
@@ -49,7 +53,7 @@ def test_the_whole_program(tmp_path: Path) -> None:
         "skipped no synchronization in steady decodes: needs a GPU",
     ]
     scale, cells = gpu_timings.TOY, [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-    for model in gpu_timings.MODELS:
+    for model in gpu_rooflines.MODELS:
         steps = [("decode", batch, context) for context in scale.contexts for batch in scale.batches]
         steps += [("prompt", 1, num_tokens) for num_tokens in scale.prompts]
         rows = [row for row in cells if row[0] == model]
@@ -61,7 +65,7 @@ def test_the_whole_program(tmp_path: Path) -> None:
 def test_another_token_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     generate = gpu_checks.generate
 
-    def generate_wrongly(core, asked: Sequence) -> list[gpu_checks.Answer]:
+    def generate_wrongly(core, asked: Sequence) -> list[gpu_engines.Answer]:
         answers = generate(core, asked)
         if core.config.model.batch_invariant and core.config.scheduler.max_num_batched_tokens == 16:
             answers[2].token_ids[-1] ^= 1
@@ -92,7 +96,7 @@ def test_what_does_not_fit_into_the_time_is_skipped(capsys: pytest.CaptureFixtur
     assert [line for line in lines if line.startswith("skipped ") and ", " not in line] == [
         "skipped kernels: needs a GPU",
         "skipped no synchronization in steady decodes: needs a GPU",
-        *(f"skipped {model}: out of time" for model in gpu_timings.MODELS),
+        *(f"skipped {model}: out of time" for model in gpu_rooflines.MODELS),
     ]
 
 
@@ -123,11 +127,11 @@ def test_an_unknown_model_is_refused() -> None:
 )
 def test_bytes_of_models(tmp_path: Path, model: str, billions: float, active: float) -> None:
     """Sizes on the models' cards. A decode reads the head, but only some rows of the embeddings."""
-    (tmp_path / "config.json").write_text(json.dumps(gpu_timings.MODELS[model]))
-    spec = gpu_timings.load_model_spec(tmp_path)
-    assert gpu_timings.model_bytes(spec) / 2e9 == pytest.approx(billions, rel=0.01)
-    assert gpu_timings.decode_bytes(spec, 1, 0) / 2e9 == pytest.approx(active, rel=0.01)
-    assert gpu_timings.prompt_flops(spec, 1) == pytest.approx(2e9 * active, rel=0.01)
+    (tmp_path / "config.json").write_text(json.dumps(gpu_rooflines.MODELS[model]))
+    spec = load_model_spec(tmp_path)
+    assert gpu_rooflines.model_bytes(spec) / 2e9 == pytest.approx(billions, rel=0.01)
+    assert gpu_rooflines.decode_bytes(spec, 1, 0) / 2e9 == pytest.approx(active, rel=0.01)
+    assert gpu_rooflines.prompt_flops(spec, 1) == pytest.approx(2e9 * active, rel=0.01)
 
 
 def test_large_gaps_between_kernels_are_found() -> None:
