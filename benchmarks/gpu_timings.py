@@ -1,8 +1,8 @@
 """Measurements of `benchmarks/gpu.py`: steps of models with random weights, beside what the device's memory and
 matrix units could do.
 
-Caches hold random numbers, in blocks in random order, so no prompt is computed
-to time a decode. The time of the host is that of launching a step, without the scheduler.
+Caches hold random numbers, in blocks in random order, so no prompt is computed to time a decode. The time of the host
+is that of launching a step, without the scheduler.
 """
 
 from __future__ import annotations
