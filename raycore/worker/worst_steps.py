@@ -14,6 +14,7 @@ _EVERYTHING = SamplingParams(
     top_k=1000,
     min_p=1e-9,
     logprobs=20,
+    prompt_logprobs=20,
     repetition_penalty=1.1,
     presence_penalty=0.1,
     frequency_penalty=0.1,
@@ -40,7 +41,7 @@ def _plan(step: int, lengths: list[int], counts: list[int], block_size: int, num
         NewRequest(
             slot=slot,
             token_ids=np.zeros(length, np.int32).tobytes(),
-            num_prompt_tokens=1,
+            num_prompt_tokens=count,
             num_computed_tokens=length - count,
             block_ids=np.zeros(-(-length // block_size), np.int32).tobytes(),
             params=_EVERYTHING,
