@@ -11,12 +11,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 from hypothesis import strategies
 from kernels import assert_near, randn
 from torch import Tensor
 
+from raycore.model.attention.batch_invariant import BatchInvariantAttention
+from raycore.model.attention.gather import GatherAttention
+from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.scratch import GatherScratch
+from raycore.model.attention.spec import AttentionSpec, HeadShape
+from raycore.model.batch import StepInputs
+from raycore.model.device_batch import StepTensors
+
+CPU = torch.device("cpu")
 EPS = 1e-6
 
 
@@ -242,6 +253,67 @@ def sizes(dtypes: list[torch.dtype], longest: int, most_rows: int) -> strategies
         num_shared_blocks=strategies.integers(0, 2),
         position_dtype=strategies.sampled_from([torch.int32, torch.int64]),
     )
+
+
+def gathering(batch: Batch) -> Outcome:
+    """Plain torch."""
+    return _plain_torch(GatherAttention, batch)
+
+
+def batch_invariant(batch: Batch) -> Outcome:
+    """Plain torch whose bits don't depend on the batch."""
+    return _plain_torch(BatchInvariantAttention, batch)
+
+
+def _plain_torch(attention: type[GatherAttention | BatchInvariantAttention], batch: Batch) -> Outcome:
+    """Plain torch knows no padding rows. It multiplies what no token may read by 0, so that must not be NaN."""
+    sizes, is_real = batch.sizes, batch.slots_T >= 0
+    num_blocks = len(batch.blocks) // (2 * sizes.num_kv_heads)
+    kv = KVTensors(1, num_blocks, sizes.num_kv_heads, sizes.block_size, sizes.head_dim, sizes.dtype, CPU)
+    kv.blocks[0].copy_(batch.blocks.nan_to_num(0.0))
+    turns_P1C = torch.view_as_complex(batch.turns_PH.unflatten(1, (-1, 2)))[:, None]
+    spec = AttentionSpec(
+        heads=HeadShape(sizes.num_heads, sizes.num_kv_heads, sizes.head_dim),
+        windows=[sizes.window],
+        qk_norms_NH=[batch.norm_NH],
+        norm_eps=EPS,
+        rope=SimpleNamespace(turns=lambda positions_T: turns_P1C.index_select(0, positions_T)),
+        dtype=sizes.dtype,
+        device=CPU,
+    )
+    max_blocks = attention.max_blocks(int(batch.positions_T.max()) + 1, sizes.block_size)
+    attend = attention(spec, kv, GatherScratch(kv, 2, max_blocks))
+    step, tensors = _step_of(batch, is_real)
+    attend.begin(step, tensors)
+    qkv_TO = batch.qkv_TO[is_real].contiguous()
+    out_TX = torch.zeros(len(is_real), sizes.num_heads * sizes.head_dim, dtype=sizes.dtype)
+    out_TX[is_real] = attend(0, qkv_TO)
+    blocks = kv.blocks[0]
+    blocks[batch.blocks.isnan() & (blocks == 0)] = math.nan
+    return Outcome(out_TX, blocks)
+
+
+def _step_of(batch: Batch, is_real_T: Tensor) -> tuple[StepInputs, StepTensors]:
+    slots, starts, counts = (
+        np.array([getattr(sequence, name) for sequence in batch.sequences], np.int64)
+        for name in ("slot", "start", "count")
+    )
+    tables_SM, positions_T = batch.block_tables_SM.clamp(min=0), batch.positions_T[is_real_T].long()
+    step = StepInputs(
+        slots=slots,
+        counts=counts,
+        starts=starts,
+        num_decodes=sum(position is not None for position in batch.sizes.tokens),
+        token_slots=batch.slots_T[is_real_T].long().numpy(),
+        positions=positions_T.numpy(),
+        sampled=np.arange(len(slots)),
+        next_positions=starts + counts,
+        generations=np.zeros_like(slots),
+        block_tables=tables_SM.numpy(),
+        tables_version=0,
+    )
+    nothing = torch.empty(0, dtype=torch.int64)
+    return step, StepTensors(tables_SM, batch.slots_T[is_real_T], positions_T, nothing, nothing, None)
 
 
 def native(batch: Batch) -> Outcome:

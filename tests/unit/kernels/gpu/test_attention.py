@@ -9,7 +9,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from attention_contract import EPS, Batch, Outcome, Sizes, native, sizes
+from attention_contract import EPS, Batch, Outcome, Sizes, batch_invariant, gathering, native, sizes
 from hypothesis import strategies
 from interpreted_triton import DEVICE, DTYPES
 from kernels import needs_kernels
@@ -118,6 +118,16 @@ def test_attention_on_cpus(sizes: Sizes) -> None:
     hypothesis.note(f"{sizes}")
     batch = Batch(sizes)
     batch.check(native(batch))
+
+
+@pytest.mark.parametrize("attend", [gathering, batch_invariant])
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(sizes([torch.float32], longest=300, most_rows=40))
+def test_attention_in_plain_torch(attend: Callable[[Batch], Outcome], sizes: Sizes) -> None:
+    hypothesis.note(f"{sizes}")
+    batch = Batch(sizes)
+    if batch.sequences:
+        batch.check(attend(batch))
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
