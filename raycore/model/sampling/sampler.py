@@ -52,6 +52,23 @@ def rows_at_a_time(vocab_size: int) -> int:
     return max(1, _LOGITS_AT_A_TIME // vocab_size)
 
 
+class _Rows:
+    """What the sampler needs to know of the requests of some rows, as long as these stay the same."""
+
+    def __init__(self, slots: NDArray[np.integer], state: NDArray[np.void]) -> None:
+        """`state`: the rows' records of type `_SLOT`."""
+        self.slots = slots
+        self.changes_logits = bool(state["changes_logits"].any())
+        self.likely = np.flatnonzero(state["greedy"])
+        """The rows that get their most likely token. The others draw."""
+        self.drawn = np.flatnonzero(~state["greedy"])
+        drawn = state[self.drawn]
+        self.stream_state, self.stream_gamma = (drawn[name].copy() for name in ("stream_state", "stream_gamma"))
+        self.limits = [drawn[name].copy() for name in ("temperature", "min_p", "top_k", "top_p")]
+        self.with_logprobs = np.flatnonzero(state["num_logprobs"] != _NO_LOGPROBS)
+        self.num_likely: list[int] = state["num_logprobs"][self.with_logprobs].tolist()
+
+
 class SampledTokens(NamedTuple):
     """The result of `Sampler.sample` for R rows."""
 
@@ -75,6 +92,8 @@ class Sampler:
         self._operations = operations
         self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS, grammars)
         self._slots = np.zeros(_INITIAL_SLOTS, _SLOT)
+        self._last_rows: _Rows | None = None
+        """Those of the last call, because most steps have the same requests as the one before."""
 
     def add(
         self,
@@ -89,6 +108,7 @@ class Sampler:
             num_slots = max(slot + 1, 2 * len(self._slots))
             self._slots = np.pad(self._slots, (0, num_slots - len(self._slots)))
             self._rules.grow(num_slots)
+        self._last_rows = None
         changes_logits = self._rules.add(slot, params, eos_token_ids, bad_words_token_ids)
         self._slots[slot] = (
             params.is_greedy and not changes_logits and params.logprobs is None,
@@ -104,6 +124,7 @@ class Sampler:
 
     def remove(self, slot: int) -> None:
         """Forget the request in `slot`."""
+        self._last_rows = None
         self._rules.remove(slot)
         self._slots[slot] = 0
 
@@ -137,42 +158,38 @@ class Sampler:
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
     ) -> SampledTokens:
         """Sample a token for each row, as `sample` does, for at most `rows_at_a_time` rows."""
-        state = self._slots[slots]
-        adjusted_RV = logits_RV
-        if state["changes_logits"].any():
-            adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch)
-        token_ids_R = self._pick(adjusted_RV, state, positions)
+        rows = self._last_rows
+        if rows is None or not np.array_equal(rows.slots, slots):
+            rows = self._last_rows = _Rows(slots.copy(), self._slots[slots])
+        adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch) if rows.changes_logits else logits_RV
+        token_ids_R = self._pick(adjusted_RV, rows, positions)
         del adjusted_RV
-        rows = np.flatnonzero(state["num_logprobs"] != _NO_LOGPROBS)
         failed = self._rules.failed(slots)
-        if not len(rows):
+        if not len(rows.with_logprobs):
             return SampledTokens(token_ids_R, [], failed)
-        num_likely: list[int] = state["num_logprobs"][rows].tolist()
         logits_LV, token_ids_L = logits_RV, token_ids_R
-        if len(rows) < len(logits_RV):
-            rows_L = self._on_device(rows)
+        if len(rows.with_logprobs) < len(logits_RV):
+            rows_L = self._on_device(rows.with_logprobs)
             logits_LV, token_ids_L = logits_RV.index_select(0, rows_L), token_ids_R.index_select(0, rows_L)
-        download = TokenLogprobsDownload(self._operations.logprobs, logits_LV, token_ids_L, num_likely)
-        return SampledTokens(token_ids_R, [(rows.tolist(), download)], failed)
+        download = TokenLogprobsDownload(self._operations.logprobs, logits_LV, token_ids_L, rows.num_likely)
+        return SampledTokens(token_ids_R, [(rows.with_logprobs.tolist(), download)], failed)
 
-    def _pick(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> Tensor:
-        """Pick a token for each row, from logits after the rules. `state`: the rows' records of type `_SLOT`."""
-        greedy = state["greedy"]
-        if greedy.all():
+    def _pick(self, logits_RV: Tensor, rows: _Rows, positions: NDArray[np.integer]) -> Tensor:
+        """Pick a token for each row, from logits after the rules."""
+        if not len(rows.drawn):
             return self._operations.most_likely(logits_RV)
-        if not greedy.any():
-            return self._draw(logits_RV, state, positions)
-        likely, drawn = np.flatnonzero(greedy), np.flatnonzero(~greedy)
-        rows_L, rows_D = self._on_device(likely), self._on_device(drawn)
+        if not len(rows.likely):
+            return self._draw(logits_RV, rows, positions)
+        rows_L, rows_D = self._on_device(rows.likely), self._on_device(rows.drawn)
         likely_ids_L = self._operations.most_likely(logits_RV.index_select(0, rows_L))
-        drawn_ids_D = self._draw(logits_RV.index_select(0, rows_D), state[drawn], positions[drawn])
-        token_ids_R = drawn_ids_D.new_empty(len(state))
+        drawn_ids_D = self._draw(logits_RV.index_select(0, rows_D), rows, positions[rows.drawn])
+        token_ids_R = drawn_ids_D.new_empty(len(rows.slots))
         return token_ids_R.index_copy_(0, rows_L, likely_ids_L).index_copy_(0, rows_D, drawn_ids_D)
 
-    def _draw(self, logits_RV: Tensor, state: NDArray[np.void], positions: NDArray[np.integer]) -> Tensor:
-        uniform_R = keyed_random.uniform(state["stream_state"], state["stream_gamma"], positions)
-        limits = DrawLimits(state["temperature"], state["min_p"], state["top_k"], state["top_p"], uniform_R)
-        return self._operations.draw(logits_RV, limits)
+    def _draw(self, logits_DV: Tensor, rows: _Rows, positions: NDArray[np.integer]) -> Tensor:
+        """Draw a token for each of the rows that draw. `logits_DV` and `positions` have only these."""
+        uniform_R = keyed_random.uniform(rows.stream_state, rows.stream_gamma, positions)
+        return self._operations.draw(logits_DV, DrawLimits(*rows.limits, uniform_R))
 
     def _on_device(self, values: NDArray[np.generic]) -> Tensor:
         return to_device(values, self._operations.device)
