@@ -57,7 +57,7 @@ class DecodeGraphs:
     def run(self, num_rows: int, compute: Compute) -> Tensor:
         """Return what `compute` returns. For the same `num_rows`, it must always read the same tensors.
 
-        The result is valid until the next call with the same `num_rows`.
+        The result is valid until the next call: graphs share memory.
         """
         graph = self._graphs.get(num_rows)
         if graph is None and num_rows in self._was_seen and not self._is_broken:
