@@ -89,12 +89,24 @@ class NewRequest(msgspec.Struct, array_like=True):
     bad_words_token_ids: list[list[int]] = []
 
 
+class StepTokens(msgspec.Struct, array_like=True):
+    """A step's tokens, for workers that don't know them."""
+
+    starts: bytes
+    """int32[n]: the position in its sequence of each slot's first token in the step."""
+    num_sampled: bytes
+    """int32[n]: how many of each slot's tokens in the step, the last ones, a new token is sampled after."""
+    token_ids: bytes
+    """int32[T]: the tokens, slot after slot."""
+
+
 class StepPlan(msgspec.Struct, array_like=True):
     """One step, as a delta to what the workers already know.
 
     A worker applies it in this order: free `freed_slots`, add `new_requests`, append `new_block_ids`, then compute the
     next `num_tokens[i]` tokens of `slots[i]`. If all known tokens of a slot have then been computed, the worker samples
-    one new token and appends it to the slot's known tokens.
+    one new token and appends it to the slot's known tokens. If the plan has `tokens`, these say instead which tokens a
+    slot has, from which position on, and after which of them the worker samples.
     """
 
     step: int
@@ -108,6 +120,8 @@ class StepPlan(msgspec.Struct, array_like=True):
     """int32[m]: element `j` is the slot to which block `new_block_ids[j]` is appended. A slot may occur repeatedly."""
     new_block_ids: bytes = b""
     """int32[m]: the blocks."""
+    tokens: StepTokens | None = None
+    """None: the workers know the tokens, because they have sampled them."""
 
 
 class StepResult(msgspec.Struct, array_like=True):

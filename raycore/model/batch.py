@@ -34,11 +34,13 @@ class StepInputs:
     positions: Ints
     """[T]: each token's position in its sequence."""
     sampled: Ints
-    """Indexes in `slots`, ascending, of the slots that get a new token."""
+    """[R]: for each new token, the index in `slots` of its slot, ascending."""
+    sampled_rows: Ints
+    """[R]: the index among the T tokens of the token that the new one follows."""
     next_positions: Ints
-    """The positions in their sequences that these new tokens get."""
+    """[R]: the position in its sequence that the new token gets."""
     generations: Ints
-    """The generations of the slots that get a new token (see `SlotBatch.generation`)."""
+    """[R]: the generation of its slot (see `SlotBatch.generation`)."""
     block_tables: NDArray[np.int32]
     """By slot: its blocks."""
     tables_version: int
@@ -47,7 +49,12 @@ class StepInputs:
     @property
     def is_decoding(self) -> bool:
         """Whether every row is a slot's only token, and a new token is sampled from it."""
-        return 0 < len(self.sampled) == len(self.positions)
+        return 0 < len(self.sampled) == len(self.positions) == len(self.slots)
+
+    @property
+    def sampled_slots(self) -> Ints:
+        """[R]: the slot of each new token."""
+        return self.slots if self.is_decoding else self.slots[self.sampled]
 
     @property
     def last_rows(self) -> Ints:
@@ -89,28 +96,24 @@ class SlotBatch:
     def advance(self, plan: StepPlan) -> StepInputs:
         """Return the tokens that the plan computes. Count them as computed, and the tokens to be sampled as known."""
         slots = np.frombuffer(plan.slots, np.int32).astype(np.int64)
-        starts = self.num_computed[slots]
+        told = plan.tokens
+        starts = self.num_computed[slots] if told is None else np.frombuffer(told.starts, np.int32).astype(np.int64)
         if plan.num_tokens:
             counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64)
             token_slots = np.repeat(slots, counts)
-            offsets = np.arange(len(token_slots)) - np.repeat(np.cumsum(counts) - counts, counts)
-            positions = np.repeat(starts, counts) + offsets
+            positions = np.repeat(starts, counts) + _counted(counts)
             is_long = counts != 1
             num_decodes = int(is_long.argmax()) if is_long.any() else len(slots)
         else:
             counts, token_slots, positions, num_decodes = np.ones_like(slots), slots, starts, len(slots)
         ends = starts + counts
-        known = self.num_known[slots]
-        assert (ends <= known).all(), f"slots {slots[ends > known]} are planned beyond their known tokens"
         self.num_computed[slots] = ends
-        is_sampled = ends == known
-        if is_sampled.all():
-            sampled, sampled_slots, next_positions = self._indexes[: len(slots)], slots, ends
+        if told is None:
+            sampled, sampled_rows = self._after_known(slots, counts, ends, len(positions))
         else:
-            sampled = np.flatnonzero(is_sampled)
-            sampled_slots, next_positions = slots[sampled], ends[sampled]
-        self.num_known[sampled_slots] = next_positions + 1
-        return StepInputs(
+            self.token_ids[token_slots, positions] = np.frombuffer(told.token_ids, np.int32)
+            sampled, sampled_rows = _told_rows(counts, np.frombuffer(told.num_sampled, np.int32).astype(np.int64))
+        step = StepInputs(
             slots=slots,
             counts=counts,
             starts=starts,
@@ -118,21 +121,33 @@ class SlotBatch:
             token_slots=token_slots,
             positions=positions,
             sampled=sampled,
-            next_positions=next_positions,
-            generations=self.generation[sampled_slots],
+            sampled_rows=sampled_rows,
+            next_positions=positions[sampled_rows] + 1,
+            generations=self.generation[slots[sampled]],
             block_tables=self.block_tables,
             tables_version=self._tables_version,
         )
+        self.num_known[step.sampled_slots] = step.next_positions + 1
+        return step
 
     def receive(self, step: StepInputs, token_ids: NDArray[np.generic]) -> None:
         """Store the tokens that a step has sampled, except for requests that have lost their slots since."""
-        slots, positions = step.slots, step.next_positions
-        if not step.is_decoding:
-            slots = slots[step.sampled]
+        slots, positions = step.sampled_slots, step.next_positions
         is_current = self.generation[slots] == step.generations
         if not is_current.all():
             slots, positions, token_ids = slots[is_current], positions[is_current], token_ids[is_current]
         self.token_ids[slots, positions] = token_ids
+
+    def _after_known(self, slots: Ints, counts: Ints, ends: Ints, num_tokens: int) -> tuple[Ints, Ints]:
+        """Return `StepInputs.sampled` and `sampled_rows` of a step that samples after each slot's last known token."""
+        known = self.num_known[slots]
+        assert (ends <= known).all(), f"slots {slots[ends > known]} are planned beyond their known tokens"
+        is_sampled = ends == known
+        if len(slots) == num_tokens and is_sampled.all():
+            every = self._indexes[: len(slots)]
+            return every, every
+        sampled = np.flatnonzero(is_sampled)
+        return sampled, (np.cumsum(counts) - 1)[sampled]
 
     def _add(self, request: NewRequest) -> None:
         slot = request.slot
@@ -154,3 +169,15 @@ class SlotBatch:
             places[index] = slot * self.block_tables.shape[1] + column
             self._num_blocks[slot] += 1
         return places
+
+
+def _told_rows(counts: Ints, num_sampled: Ints) -> tuple[Ints, Ints]:
+    """Return `StepInputs.sampled` and `sampled_rows` of a step that samples after each slot's last `num_sampled`
+    tokens."""
+    sampled = np.repeat(np.arange(len(counts)), num_sampled)
+    return sampled, np.repeat(np.cumsum(counts) - num_sampled, num_sampled) + _counted(num_sampled)
+
+
+def _counted(counts: Ints) -> Ints:
+    """Return 0 to `counts[i]` - 1 for each i, one after the other. For example, [2, 3] gives [0, 1, 0, 1, 2]."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

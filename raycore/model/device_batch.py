@@ -102,19 +102,23 @@ class DeviceBatch:
         """Return the tokens that the plan computes, and count them as computed."""
         step = self.host.advance(plan)
         row_length = self.host.token_ids.shape[1]
-        sampled_slots = step.slots if step.is_decoding else step.slots[step.sampled]
+        places = step.token_slots * row_length + step.positions
+        if plan.tokens is not None and not self._is_shared:
+            token_ids = np.array(np.frombuffer(plan.tokens.token_ids, np.int32))
+            places_T, token_ids_T = to_device_together([places, token_ids], self._device)
+            self._token_ids.index_copy_(0, places_T, token_ids_T)
         arrays: list[NDArray[Any]] = [
             step.token_slots.astype(np.int32),
             step.positions,
-            step.token_slots * row_length + step.positions,
-            sampled_slots * row_length + step.next_positions,
+            places,
+            step.sampled_slots * row_length + step.next_positions,
         ]
         if step.is_decoding:
             index = bisect_left(self._decode_sizes, len(step.positions))
             if index < len(self._decode_sizes):
                 return step, self._padded(arrays, self._decode_sizes[index])
         else:
-            arrays.append(step.last_rows[step.sampled])
+            arrays.append(step.sampled_rows)
         slots_T, positions_T, places_T, next_places_R, *sampled_rows = to_device_together(arrays, self._device)
         sampled_rows_R = sampled_rows[0] if sampled_rows else None
         tables_SM = self._block_tables_SM

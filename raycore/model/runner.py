@@ -233,7 +233,7 @@ class ModelRunner:
 
     def _sample(self, step: StepInputs, tensors: StepTensors, logits_RV: Tensor, launched: LaunchedStep) -> None:
         """Sample a token for each slot that gets one, and append it to the slot's tokens. Adds both to `launched`."""
-        slots = step.slots if step.is_decoding else step.slots[step.sampled]
+        slots = step.sampled_slots
         if self._sampler.is_plain_greedy(slots):
             token_ids_R = self._operations.most_likely(logits_RV)
         else:

@@ -45,17 +45,28 @@ class Scheduler:
     Args:
         num_blocks: number of KV cache blocks on every worker.
         vocab_size: size of the model's vocabulary. Token ids are smaller.
+        tells_tokens: whether plans tell the workers which tokens they compute. A request then waits for its last token
+            before the next one is planned.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        vocab_size: int,
+        *,
+        tells_tokens: bool = False,
+    ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
+        self._tells_tokens = tells_tokens
         self._block_size = cache.block_size
         self._limits = RequestLimits(vocab_size, config.max_model_len, cache.block_size, num_blocks)
         prefix_cache = PrefixCache() if cache.enable_prefix_caching else None
         self._pool = BlockPool(num_blocks, prefix_cache)
         self._blocks = BlockTable(config.max_num_seqs, config.max_model_len, cache.block_size, self._pool)
-        self._slots = SlotTable(config.max_num_seqs, config.max_model_len, vocab_size)
+        self._slots = SlotTable(config.max_num_seqs, config.max_model_len, vocab_size, waits_for_output=tells_tokens)
         self._prefixes = Prefixes(prefix_cache, self._slots, self._blocks) if prefix_cache is not None else None
         self._waiting = WaitingQueue(config.policy)
         self._held: dict[int, Request] = {}
@@ -166,7 +177,7 @@ class Scheduler:
             self._admit_waiting(step, budget)
         if step.is_empty:
             return None
-        plan, in_flight = step.finish(self._num_steps, self._freed_slots, self._slots)
+        plan, in_flight = step.finish(self._num_steps, self._freed_slots, self._slots, tells_tokens=self._tells_tokens)
         self._num_steps += 1
         self._freed_slots = []
         self._in_flight.append(in_flight)
@@ -248,7 +259,7 @@ class Scheduler:
         self._slots.computed[slot] = computed
         if chunk.is_final:
             self._prefills.remove(chunk.request)
-            phase = STALLED if chunk.request.needs_output else DECODE
+            phase = STALLED if self._slots.needs_output[slot] else DECODE
             self._slots.set_phase(slot, LAST if computed + 1 == chunk.request.max_tokens else phase)
         self._publish([slot])
 

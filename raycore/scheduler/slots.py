@@ -5,8 +5,8 @@ rows quickly:
 
 * PREFILL: some of the tokens that the request had when it got its slot have not been planned yet.
 * DECODE: exactly one known token has not been planned: the last one sampled, whose value may still be in flight.
-* STALLED: as DECODE, but the last token's value is in flight, and the next token can't be sampled without it, because
-  the request's rules depend on its output (see `Request.needs_output`).
+* STALLED: as DECODE, but the last token's value is in flight, and the next token can't be planned without it, because
+  the request's rules depend on its output (see `Request.needs_output`), or because workers have to be told the token.
 * LAST: the token that brings the request to its maximum length is in flight. The request ends when that token arrives,
   at the latest.
 
@@ -43,7 +43,9 @@ class Batch:
 class SlotTable:
     """The data of running requests: one row for each of `num_slots` slots. Token counts are of prompt and output."""
 
-    def __init__(self, num_slots: int, max_model_len: int, vocab_size: int) -> None:
+    def __init__(self, num_slots: int, max_model_len: int, vocab_size: int, *, waits_for_output: bool = False) -> None:
+        """`waits_for_output`: whether every request has to wait for its last token before the next one is planned."""
+        self._waits_for_output = waits_for_output
         self.phase = np.zeros(num_slots, np.int8)
         self.computed = np.zeros(num_slots, np.int64)
         """Number of tokens whose computation has been planned."""
@@ -53,7 +55,7 @@ class SlotTable:
         self.generation = np.zeros(num_slots, np.int64)
         """Number of requests that have left the slot. Results planned for an earlier generation are ignored."""
         self.needs_output = np.zeros(num_slots, np.bool_)
-        """Whether the request's rules depend on its output."""
+        """Whether the request's next token can only be planned when the last one has arrived."""
         self.num_departures = 0
         """Number of requests that have left any slot. While this is unchanged, all generations are unchanged."""
         self.seq_id = np.zeros(num_slots, np.int64)
@@ -65,7 +67,7 @@ class SlotTable:
         self.requests: list[Request | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._num_needing_output = 0
-        """Number of running requests whose rules depend on their output."""
+        """Number of running requests with `needs_output`."""
         self._decodes: Batch | None = None
 
     @property
@@ -91,8 +93,8 @@ class SlotTable:
         self.computed[slot] = num_computed
         self.received[slot] = num_tokens
         self.max_tokens[slot] = request.max_tokens
-        self.needs_output[slot] = request.needs_output
-        self._num_needing_output += request.needs_output
+        self.needs_output[slot] = needs_output = self._waits_for_output or request.needs_output
+        self._num_needing_output += needs_output
         self.seq_id[slot] = request.seq_id
         self.flush_interval_s[slot] = request.flush_interval_s
         self.tokens[slot, :num_tokens] = request.tokens
@@ -108,7 +110,7 @@ class SlotTable:
         self.generation[slot] += 1
         self.num_departures += 1
         self.num_stoppers[list(request.stop_token_ids)] -= 1
-        self._num_needing_output -= request.needs_output
+        self._num_needing_output -= int(self.needs_output[slot])
         self._free.append(slot)
 
     def set_phase(self, slots: int | NDArray[np.int64], phase: int) -> None:

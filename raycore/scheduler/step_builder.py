@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from raycore.messages import NewRequest, StepPlan, StepResult
+from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import Batch, SlotTable
@@ -41,8 +41,13 @@ class StepBuilder:
         """Whether there is nothing to compute."""
         return not self.chunks and not len(self.decodes.slots)
 
-    def finish(self, step: int, freed_slots: list[int], table: SlotTable) -> tuple[StepPlan, InFlight]:
-        """Return the plan for the workers, and what `Scheduler.update` needs to apply the step's result."""
+    def finish(
+        self, step: int, freed_slots: list[int], table: SlotTable, *, tells_tokens: bool
+    ) -> tuple[StepPlan, InFlight]:
+        """Return the plan for the workers, and what `Scheduler.update` needs to apply the step's result.
+
+        `tells_tokens`: whether the plan tells the workers which tokens it computes.
+        """
         batch, sampled, num_tokens = self.decodes, None, b""
         if self.chunks:
             batch, sampled, num_tokens = self._mixed_batch(table)
@@ -50,6 +55,8 @@ class StepBuilder:
         if self.block_slots:
             plan.new_block_slots = np.array(self.block_slots, np.int32).tobytes()
             plan.new_block_ids = np.array(self.block_ids, np.int32).tobytes()
+        if tells_tokens:
+            plan.tokens = _tokens_of(batch.slots, num_tokens, sampled, table)
         return plan, InFlight(step, batch, sampled, table.num_departures, self.started)
 
     def _mixed_batch(self, table: SlotTable) -> tuple[Batch, NDArray[np.int64] | None, bytes]:
@@ -70,6 +77,29 @@ class StepBuilder:
             None if is_sampled.all() else np.flatnonzero(is_sampled),
             b"" if num_tokens[-1] == 1 else num_tokens.tobytes(),
         )
+
+
+def _tokens_of(
+    slots: NDArray[np.int64], num_tokens: bytes, sampled: NDArray[np.int64] | None, table: SlotTable
+) -> StepTokens:
+    """Return the tokens that a plan computes. Their computation has been noted in `table`.
+
+    Args:
+        num_tokens: as in `StepPlan`.
+        sampled: as in `InFlight`.
+    """
+    counts = np.ones(len(slots), np.int64)
+    if num_tokens:
+        counts = np.frombuffer(num_tokens, np.int32).astype(np.int64)
+    starts = table.computed[slots] - counts
+    is_sampled = np.ones(len(slots), np.int32)
+    if sampled is not None:
+        is_sampled[:] = 0
+        is_sampled[sampled] = 1
+    first_rows = np.cumsum(counts) - counts
+    positions = np.arange(int(counts.sum())) + np.repeat(starts - first_rows, counts)
+    token_ids = table.tokens[np.repeat(slots, counts), positions]
+    return StepTokens(starts.astype(np.int32).tobytes(), is_sampled.tobytes(), token_ids.tobytes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,6 +307,7 @@ def _step_of(batch: Batch, is_real_T: Tensor) -> tuple[StepInputs, StepTensors]:
         token_slots=batch.slots_T[is_real_T].long().numpy(),
         positions=positions_T.numpy(),
         sampled=np.arange(len(slots)),
+        sampled_rows=np.cumsum(counts) - 1,
         next_positions=starts + counts,
         generations=np.zeros_like(slots),
         block_tables=tables_SM.numpy(),

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from raycore.config import CacheConfig, SchedulerConfig
-from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult, TokenLogprobs
+from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.scheduler import Scheduler
 
@@ -78,6 +78,8 @@ class FakeModelRunner:
         counts = _ints(plan.num_tokens) or [1] * len(slots)
         assert sorted(counts, key=lambda count: count > 1) == counts, "single tokens come first"
         starts = [self.computed[slot] for slot in slots]
+        if plan.tokens is not None:
+            self._check_told(plan.tokens, slots, starts, counts)
         for slot, count in zip(slots, counts, strict=True):
             self._write(slot, count)
         tokens = [self._read_and_sample(slot) for slot in slots]
@@ -96,6 +98,15 @@ class FakeModelRunner:
                 if (prompt := self._prompt(slot))[start:] and self.rows[slot].params.prompt_logprobs is not None
             ],
         )
+
+    def _check_told(self, told: StepTokens, slots: list[int], starts: list[int], counts: list[int]) -> None:
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        known = [self.known[slot] for slot in slots]
+        parts = (tokens[start:end] for tokens, start, end in zip(known, starts, ends, strict=True))
+        assert _ints(told.starts) == starts
+        assert _ints(told.token_ids) == [token for part in parts for token in part]
+        assert _ints(told.num_sampled) == [int(end == len(tokens)) for tokens, end in zip(known, ends, strict=True)]
+        assert all(slot not in unseen for slot in slots for unseen in self.unseen), "told before it was known"
 
     def _prompt(self, slot: int) -> list[int]:
         return self.known[slot][: self.rows[slot].num_prompt_tokens]
@@ -148,6 +159,7 @@ class FakeEngineCore:
         policy: str = "fcfs",
         long_prefill_token_threshold: int = 0,
         depth: int = 1,
+        tells_tokens: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.scheduler = Scheduler(
@@ -155,6 +167,7 @@ class FakeEngineCore:
             CacheConfig(block_size, enable_prefix_caching, 0.9),
             num_blocks,
             VOCAB,
+            tells_tokens=tells_tokens,
         )
         self.runner = FakeModelRunner(num_blocks, block_size)
         self.depth = depth

@@ -63,10 +63,17 @@ class _Rows:
         """The rows that get their most likely token. The others draw."""
         self.drawn = np.flatnonzero(~state["greedy"])
         drawn = state[self.drawn]
-        self.stream_state, self.stream_gamma = (drawn[name].copy() for name in ("stream_state", "stream_gamma"))
-        self.limits = [drawn[name].copy() for name in ("temperature", "min_p", "top_k", "top_p")]
+        self._stream_state, self._stream_gamma, self._temperature, self._min_p, self._top_k, self._top_p = (
+            np.ascontiguousarray(drawn[name])
+            for name in ("stream_state", "stream_gamma", "temperature", "min_p", "top_k", "top_p")
+        )
         self.with_logprobs = np.flatnonzero(state["num_logprobs"] != _NO_LOGPROBS)
         self.num_likely: list[int] = state["num_logprobs"][self.with_logprobs].tolist()
+
+    def draw_limits(self, positions: NDArray[np.integer]) -> DrawLimits:
+        """Return how the rows that draw do so, if their tokens get these positions."""
+        uniform_D = keyed_random.uniform(self._stream_state, self._stream_gamma, positions)
+        return DrawLimits(self._temperature, self._min_p, self._top_k, self._top_p, uniform_D)
 
 
 class SampledTokens(NamedTuple):
@@ -160,7 +167,7 @@ class Sampler:
         """Sample a token for each row, as `sample` does, for at most `rows_at_a_time` rows."""
         rows = self._last_rows
         if rows is None or not np.array_equal(rows.slots, slots):
-            rows = self._last_rows = _Rows(slots.copy(), self._slots[slots])
+            rows = self._last_rows = _Rows(np.array(slots), self._slots[slots])
         adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch) if rows.changes_logits else logits_RV
         token_ids_R = self._pick(adjusted_RV, rows, positions)
         del adjusted_RV
@@ -179,17 +186,13 @@ class Sampler:
         if not len(rows.drawn):
             return self._operations.most_likely(logits_RV)
         if not len(rows.likely):
-            return self._draw(logits_RV, rows, positions)
+            return self._operations.draw(logits_RV, rows.draw_limits(positions))
         rows_L, rows_D = self._on_device(rows.likely), self._on_device(rows.drawn)
         likely_ids_L = self._operations.most_likely(logits_RV.index_select(0, rows_L))
-        drawn_ids_D = self._draw(logits_RV.index_select(0, rows_D), rows, positions[rows.drawn])
+        limits = rows.draw_limits(positions[rows.drawn])
+        drawn_ids_D = self._operations.draw(logits_RV.index_select(0, rows_D), limits)
         token_ids_R = drawn_ids_D.new_empty(len(rows.slots))
         return token_ids_R.index_copy_(0, rows_L, likely_ids_L).index_copy_(0, rows_D, drawn_ids_D)
-
-    def _draw(self, logits_DV: Tensor, rows: _Rows, positions: NDArray[np.integer]) -> Tensor:
-        """Draw a token for each of the rows that draw. `logits_DV` and `positions` have only these."""
-        uniform_R = keyed_random.uniform(rows.stream_state, rows.stream_gamma, positions)
-        return self._operations.draw(logits_DV, DrawLimits(*rows.limits, uniform_R))
 
     def _on_device(self, values: NDArray[np.generic]) -> Tensor:
         return to_device(values, self._operations.device)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_model import int32, new_request, plan
 
-from raycore.messages import StepPlan
+from raycore.messages import StepPlan, StepTokens
 from raycore.model.batch import SlotBatch
 
 
@@ -43,6 +43,23 @@ def test_a_token_of_an_earlier_request_is_dropped(batch: SlotBatch) -> None:
     batch.receive(step, np.array([70, 71]))
     assert batch.token_ids[1, :4].tolist() == [40, 41, 42, 43]
     assert batch.token_ids[3, 5] == 70
+
+
+def test_a_plan_may_tell_the_tokens_and_where_to_sample(batch: SlotBatch) -> None:
+    told = StepTokens(int32([4, 1]), int32([1, 2]), int32([5, 8, 30, 31]))
+    step = batch.advance(plan([3, 1], [1, 3], tokens=told))
+    assert step.positions.tolist() == [4, 1, 2, 3]
+    assert batch.token_ids[step.token_slots, step.positions].tolist() == [5, 8, 30, 31]
+    assert step.sampled.tolist() == [0, 1, 1]
+    assert step.sampled_slots.tolist() == [3, 1, 1]
+    assert step.sampled_rows.tolist() == [0, 2, 3]
+    assert step.next_positions.tolist() == [5, 3, 4]
+    assert not step.is_decoding
+
+    told = StepTokens(int32([2, 5]), int32([0, 1]), int32([9, 50]))
+    step = batch.advance(plan([1, 3], tokens=told))
+    assert step.positions.tolist() == [2, 5]
+    assert (step.sampled.tolist(), step.sampled_rows.tolist()) == ([1], [1])
 
 
 def test_blocks_are_appended_in_order_also_several_to_a_slot(batch: SlotBatch) -> None:

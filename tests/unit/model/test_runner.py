@@ -15,6 +15,7 @@ from small_model import (
     MAX_MODEL_LEN,
     NUM_BLOCKS,
     SPEC,
+    int32,
     make_runner,
     new_request,
     plan,
@@ -23,7 +24,7 @@ from small_model import (
     tokens_of,
 )
 
-from raycore.messages import StepPlan
+from raycore.messages import StepPlan, StepTokens
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.picking import most_likely
 from raycore.sampling_params import SamplingParams
@@ -71,6 +72,15 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_known(make: MakeRunn
     steps = [runner.launch(plan([0], [len(PROMPT)], new_requests=[new_request(0, PROMPT, BLOCKS)]))]
     steps += [runner.launch(plan([0])) for _ in range(NUM_TOKENS - 1)]
     assert [tokens_of(step.result())[0] for step in steps] == expected
+
+
+def test_a_runner_that_has_not_sampled_is_told_the_tokens(make: MakeRunner, expected: list[int]) -> None:
+    runner, length = make(), len(PROMPT)
+    told = StepTokens(int32([0]), int32([0]), int32(PROMPT[:-1]))
+    runner.execute(plan([0], [length - 1], new_requests=[new_request(0, PROMPT, BLOCKS)], tokens=told))
+    for number, token in enumerate([PROMPT[-1], *expected[:-1]]):
+        told = StepTokens(int32([length - 1 + number]), int32([1]), int32([token]))
+        assert tokens_of(runner.execute(plan([0], tokens=told))) == expected[number : number + 1]
 
 
 def test_a_token_that_arrives_late_is_not_the_next_requests(make: MakeRunner) -> None:

@@ -25,6 +25,7 @@ def engines(draw: st.DrawFn) -> FakeEngineCore:
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
         depth=draw(st.sampled_from([1, 2, 3])),
+        tells_tokens=draw(st.booleans()),
     )
 
 
