@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
+from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of, with_options
 from raycore.vllm_options import without_vllm_options
@@ -32,6 +33,8 @@ PlacementStrategy = Literal["strict", "fill", "span"]
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 MAX_BLOCK_SIZE = 1024
+MAX_STAGES = 64
+"""Limited by the board of an engine (see `raycore.rpc.doorbell`)."""
 
 _Count = Annotated[int, Meta(ge=1)]
 _Seconds = Annotated[float, Meta(ge=0)]
@@ -226,21 +229,26 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         bool | None,
         option(
             "Plan and start the next step while the device still computes the last one. On CPUs this costs more than "
-            "it saves. Ranks that share experts never do it.",
+            "it saves. Ranks that share experts never do it. With several stages, as many steps as there are stages "
+            "are in flight, whatever this is.",
             default="True with device=cuda, else False",
         ),
     ] = None
 
 
+def _layer_counts(pipeline_layers: str | list[int]) -> str | Any:
+    """Convert a list of numbers to the form that the option has on the command line."""
+    return ",".join(map(str, pipeline_layers)) if isinstance(pipeline_layers, list) else pipeline_layers
+
+
 class ParallelConfig(msgspec.Struct, frozen=True):
-    """`data_parallel_size` ranks of `tensor_parallel_size` workers each, and where they are placed."""
+    """`data_parallel_size` ranks, each with `tensor_parallel_size` workers in each of `pipeline_parallel_size` stages,
+    and where they are placed."""
 
     tensor_parallel_size: Annotated[
         int,
         Meta(ge=1),
-        option(
-            "Number of workers of each rank. The model is split over them.", flags=("-tp", "--tensor-parallel-size")
-        ),
+        option("Number of workers that each layer is split over.", flags=("-tp", "--tensor-parallel-size")),
     ] = 1
     data_parallel_size: Annotated[
         int,
@@ -297,10 +305,39 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         option("With expert parallelism: number of steps between two checks whether all ranks are idle."),
     ] = 1
 
+    pipeline_parallel_size: Annotated[
+        int,
+        Meta(ge=1, le=MAX_STAGES),
+        option(
+            "Number of stages that the model's layers are divided over. Each stage has tensor_parallel_size workers. "
+            "They compute at the same time, each another step, so a single request is no faster with stages.",
+            flags=("-pp", "--pipeline-parallel-size"),
+        ),
+    ] = 1
+    pipeline_layers: Annotated[
+        Annotated[str, Meta(pattern=r"\A[0-9]{1,4}(,[0-9]{1,4})*\Z")] | None,
+        option(
+            "Number of layers of each stage, such as 15,17.",
+            metavar="N,N",
+            default="divided so that the largest stage has as few multiplications as possible",
+            expected="numbers of layers, separated by commas",
+            convert=_layer_counts,
+        ),
+    ] = None
+
     @property
     def world_size(self) -> int:
         """Number of workers of one data-parallel rank."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def stages(self, spec: ModelSpec) -> list[Stage]:
+        """Return each stage's part of a model.
+
+        Raises:
+            InvalidConfig: there are more stages than layers, or `pipeline_layers` doesn't fit.
+        """
+        counts = None if self.pipeline_layers is None else [int(count) for count in self.pipeline_layers.split(",")]
+        return split_layers(spec, self.pipeline_parallel_size, counts)
 
     @property
     def is_lockstep(self) -> bool:
@@ -317,7 +354,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
             "Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a "
             "Ray actor.",
             name="executor_backend",
-            default="inline if tensor_parallel_size is 1, else ray",
+            default="inline if a rank has one worker, else ray",
         ),
     ]
     transport: Annotated[
@@ -470,8 +507,14 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """
         if self.parallel.is_lockstep:
             return 1
+        if self.parallel.pipeline_parallel_size > 1:
+            return self.parallel.pipeline_parallel_size
         is_on = self.scheduler.async_scheduling
         return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
+
+    def stages(self) -> list[Stage]:
+        """Return the part of the model that each stage of a rank computes."""
+        return self.parallel.stages(self.model.spec)
 
     def encode(self) -> bytes:
         """Encode the configuration as msgpack. Actors get it in this form."""
@@ -536,13 +579,13 @@ def resolve(
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
     }
     path = Path(chosen["model"]).expanduser()
-    tensor_parallel_size: int = chosen.get("tensor_parallel_size", 1)
-    backend = _executor_backend(chosen.get("executor_backend"), tensor_parallel_size)
+    parallel = _part(ParallelConfig, chosen)
+    backend = _executor_backend(chosen.get("executor_backend"), parallel)
     spec = load_model_spec(path)
-    has_expert_parallel: bool = chosen.get("enable_expert_parallel", False)
-    if has_expert_parallel and spec.moe is None:
+    if parallel.enable_expert_parallel and spec.moe is None:
         raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
-    spec.check_tensor_parallel(tensor_parallel_size, has_expert_parallel)
+    spec.check_tensor_parallel(parallel.tensor_parallel_size, parallel.enable_expert_parallel)
+    parallel.stages(spec)  # raises if layers can't be divided like this
     _check_quantization(chosen, path, spec)
     length = _model_length(chosen.get("max_model_len"), spec)
     num_seqs, num_tokens = _step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
@@ -561,7 +604,7 @@ def resolve(
         scheduler=_part(
             SchedulerConfig, chosen, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=length
         ),
-        parallel=_part(ParallelConfig, chosen),
+        parallel=parallel,
         executor=_part(ExecutorConfig, chosen, backend=backend),
         recovery=_part(RecoveryConfig, chosen),
     )
@@ -589,13 +632,15 @@ def _part(struct: type[_PartT], chosen: dict[str, Any], **decided: Any) -> _Part
     return struct(**fields | decided)
 
 
-def _executor_backend(asked: str | None, tensor_parallel_size: int) -> str:
-    if asked == "inline" and tensor_parallel_size > 1:
+def _executor_backend(asked: str | None, parallel: ParallelConfig) -> str:
+    if asked == "inline" and parallel.world_size > 1:
+        sizes = {name: getattr(parallel, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+        needing = " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         raise InvalidConfig(
-            f"executor_backend='inline' runs one worker in the engine's process, but "
-            f"tensor_parallel_size={tensor_parallel_size} needs {tensor_parallel_size}: use executor_backend='ray'"
+            f"executor_backend='inline' runs one worker in the engine's process, but {needing} "
+            f"need{'' if ' and ' in needing else 's'} {parallel.world_size}: use executor_backend='ray'"
         )
-    return asked or ("inline" if tensor_parallel_size == 1 else "ray")
+    return asked or ("inline" if parallel.world_size == 1 else "ray")
 
 
 def _step_limits(num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:

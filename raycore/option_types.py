@@ -8,7 +8,6 @@ from typing import Any, Literal, TypedDict
 class VllmOptions(TypedDict, total=False):
     """vLLM's options that raycore does not have. Accepts values that need nothing to be done."""
 
-    pipeline_parallel_size: object
     decode_context_parallel_size: object
     prefill_context_parallel_size: object
     distributed_executor_backend: object
@@ -115,7 +114,7 @@ class EngineOptions(VllmOptions, total=False):
     engine_name: str | None
     """Name of the engine, for `raycore status --name` and `raycore scale --name`. Default: random."""
     tensor_parallel_size: int
-    """Number of workers of each rank. The model is split over them. Default: 1."""
+    """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int
     """Number of ranks. Each has its own copy of the model. Default: 1."""
     placement_strategy: Literal["strict", "fill", "span"]
@@ -137,6 +136,12 @@ class EngineOptions(VllmOptions, total=False):
     Otherwise each rank has all experts, and splits each of them over its workers. Default: False."""
     dp_sync_interval: int
     """With expert parallelism: number of steps between two checks whether all ranks are idle. Default: 1."""
+    pipeline_parallel_size: int
+    """Number of stages that the model's layers are divided over. Each stage has tensor_parallel_size workers. They
+    compute at the same time, each another step, so a single request is no faster with stages. Default: 1."""
+    pipeline_layers: str | list[int]
+    """Number of layers of each stage, such as 15,17. Default: divided so that the largest stage has as few
+    multiplications as possible."""
     block_size: int
     """Tokens in a block of the KV cache. Default: 16."""
     enable_prefix_caching: bool
@@ -161,10 +166,11 @@ class EngineOptions(VllmOptions, total=False):
     """Maximum number of one prompt's tokens in a step. 0: limited only by max_num_batched_tokens. Default: 0."""
     async_scheduling: bool | None
     """Plan and start the next step while the device still computes the last one. On CPUs this costs more than it saves.
-    Ranks that share experts never do it. Default: True with device=cuda, else False."""
+    Ranks that share experts never do it. With several stages, as many steps as there are stages are in flight, whatever
+    this is. Default: True with device=cuda, else False."""
     executor_backend: Literal["inline", "ray"] | None
     """Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a Ray
-    actor. Default: inline if tensor_parallel_size is 1, else ray."""
+    actor. Default: inline if a rank has one worker, else ray."""
     executor_transport: Literal["channel", "actor_call"]
     """How an engine calls its workers. channel: through Ray's shared-memory channels. actor_call: by Ray actor calls,
     which are slower. Default: channel."""

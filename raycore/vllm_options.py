@@ -77,12 +77,6 @@ _SHARDED_EXPERTS = "expert load balancing isn't supported"
 VLLM_OPTIONS: Mapping[str, VllmOption] = {
     each.name: each
     for each in (
-        VllmOption(
-            "pipeline_parallel_size",
-            (1,),
-            "pipeline parallelism isn't supported (use tensor_parallel_size)",
-            ("-pp", "--pipeline-parallel-size"),
-        ),
         VllmOption("decode_context_parallel_size", (1,), "context parallelism isn't supported"),
         VllmOption("prefill_context_parallel_size", (1,), "context parallelism isn't supported"),
         VllmOption("distributed_executor_backend", ("ray", None), _RAY_ONLY),

@@ -63,7 +63,14 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
-        self.scheduler = Scheduler(config.scheduler, config.cache, self.num_blocks, config.model.spec.vocab_size)
+        self.scheduler = Scheduler(
+            config.scheduler,
+            config.cache,
+            self.num_blocks,
+            config.model.spec.vocab_size,
+            tells_tokens=config.parallel.pipeline_parallel_size > 1,
+            num_turns=config.max_steps_in_flight if config.parallel.pipeline_parallel_size > 1 else 1,
+        )
         self._grammars = GrammarsUnderWay(executor)
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
         """(plan, pending result, time of planning) of each step in flight, oldest first."""

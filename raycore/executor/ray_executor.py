@@ -13,7 +13,6 @@ import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
@@ -59,8 +58,10 @@ class WorkerGroup:
         self.actors: list[WorkerActor] = []
         engine = f"raycore_{uuid.uuid4().hex[:8]}_dp{identity.dp_rank}"
         config_bytes = config.encode()
-        for rank in range(config.parallel.world_size):
-            name = f"{engine}_tp{rank}"
+        parallel = config.parallel
+        for rank in range(parallel.world_size):
+            pp_rank, tp_rank = divmod(rank, parallel.tensor_parallel_size)
+            name = f"{engine}_pp{pp_rank}_tp{tp_rank}" if parallel.pipeline_parallel_size > 1 else f"{engine}_tp{rank}"
             self.actors.append(WORKER_ACTOR.options(name=name, **_options(group, rank)).remote(config_bytes, name))
 
     def find(self) -> None:
@@ -130,16 +131,26 @@ class WorkerGroup:
         self.find()
 
     def _ranks(self) -> list[WorkerRank]:
-        first, size = self.addresses[0], len(self.actors)
-        meeting = address_of(first.host, first.free_port) if size > 1 else None
-        identity = self._identity
+        first, parallel, identity = self.addresses[0], self._config.parallel, self._identity
+        meeting = address_of(first.host, first.free_port) if len(self.actors) > 1 else None
         num_on_node: Counter[str] = Counter()
         ranks: list[WorkerRank] = []
-        for tp_rank, address in enumerate(self.addresses):
-            local_rank = num_on_node[address.node_id]
+        for worker, address in enumerate(self.addresses):
+            pp_rank, tp_rank = divmod(worker, parallel.tensor_parallel_size)
+            ranks.append(
+                WorkerRank(
+                    dp_rank=identity.dp_rank,
+                    tp_rank=tp_rank,
+                    tp_size=parallel.tensor_parallel_size,
+                    local_rank=num_on_node[address.node_id],
+                    num_local_workers=identity.num_local_workers,
+                    distributed_init=meeting,
+                    gpu_id=identity.gpu_of(worker),
+                    pp_rank=pp_rank,
+                    pp_size=parallel.pipeline_parallel_size,
+                )
+            )
             num_on_node[address.node_id] += 1
-            rank = WorkerRank(identity.dp_rank, tp_rank, size, local_rank, identity.num_local_workers, meeting)
-            ranks.append(msgspec.structs.replace(rank, gpu_id=identity.gpu_of(tp_rank)))
         return ranks
 
     def _connect(self) -> Transport:
@@ -148,7 +159,13 @@ class WorkerGroup:
             window_s = math.inf if settings.wait == "spin" else settings.spin_window_s
             nodes = [address.node_id for address in self.addresses]
             try:
-                return ChannelTransport(self.actors, nodes, settings.channel_capacity_bytes, window_s)
+                return ChannelTransport(
+                    self.actors,
+                    nodes,
+                    settings.channel_capacity_bytes,
+                    window_s,
+                    stage_size=self._config.parallel.tensor_parallel_size,
+                )
             except (RayError, OSError, ValueError) as error:
                 logger.warning(
                     "no channel to the workers could be created, falling back to slower actor calls: %s",

@@ -1,8 +1,9 @@
-"""All-reduce and all-gather among ranks: workers that compute a model together.
+"""All-reduce and all-gather among ranks: workers that compute the same layers together.
 
 `SharedMemoryCollectives` is for CPU ranks on one node. Every rank copies its part into shared memory, waits for the
 others, and sums all parts in rank order, so that all ranks get the same bits. It has no thread, so it costs nothing
-while idle. `TorchCollectives` is for everything else. `join()` chooses between the two.
+while idle. `TorchCollectives` is for everything else. `make_collectives()` chooses between the two. How the ranks find
+each other is in `meeting`.
 """
 
 # parts of torch are partially typed:
@@ -12,31 +13,17 @@ from __future__ import annotations
 
 import datetime
 import mmap
-import os
-import sys
-import time
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
-from raycore.node import shared_memory
+from raycore.model.peer_memory import HEADER_BYTES, LINE, share_memory, wait_until
 
 CAPACITY_BYTES = 4 << 20
 """Bytes of the buffer for one rank's part. Larger tensors are exchanged in pieces."""
-
-_LINE = 8
-"""Number of 64-bit words in a cache line. Each rank's counter has a line of its own."""
-_HEADER_BYTES = 4096
-_TOKEN_BYTES = 16
-_SPIN_S = 0.002
-"""How long, in seconds, a rank that waits for other ranks spins. Then it sleeps for `_NAP_S` between checks.
-
-Ranks that share cores usually arrive closer together than this.
-"""
-_NAP_S = 100e-6
 
 
 class Collectives(Protocol):
@@ -55,10 +42,10 @@ class Collectives(Protocol):
         ...
 
 
-def join(
-    address: str, rank: int, size: int, device: torch.device, timeout_s: float, *, batch_invariant: bool = False
+def make_collectives(
+    store: Store, rank: int, size: int, device: torch.device, timeout_s: float, *, batch_invariant: bool = False
 ) -> Collectives:
-    """Connect to the other ranks at `address`, `tcp://host:port`, where rank 0 listens.
+    """Connect to the other ranks of a group, which share `store`.
 
     Args:
         batch_invariant: sum in rank order, so that the result for an element doesn't depend on its index.
@@ -66,22 +53,11 @@ def join(
     Raises:
         torch.distributed.DistError: not all ranks joined within `timeout_s`.
     """
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    timeout = datetime.timedelta(seconds=timeout_s)
-    store = TCPStore(host.strip("[]"), int(port), size, rank == 0, timeout)
     if device.type == "cpu":
         shared = SharedMemoryCollectives.join(store, rank, size, timeout_s)
         if shared is not None:
-            _part(store, rank, size)
             return shared
-    return TorchCollectives(store, rank, size, device, timeout, batch_invariant)
-
-
-def _part(store: Store, rank: int, size: int) -> None:
-    """Stop using the store. Rank 0, whose process holds the store, waits until all ranks no longer need it."""
-    store.set(f"parts/{rank}", "")
-    if rank == 0:
-        store.wait([f"parts/{other}" for other in range(size)])
+    return TorchCollectives(store, rank, size, device, datetime.timedelta(seconds=timeout_s), batch_invariant)
 
 
 class TorchCollectives:
@@ -102,7 +78,7 @@ class TorchCollectives:
     ) -> None:
         self._size = size
         self._batch_invariant = batch_invariant
-        self._store = PrefixStore("collectives", store)  # keeps rank 0's store alive, which the other ranks use
+        self._store = PrefixStore("collectives", store)
         if device.type == "cuda":
             options = torch.distributed.ProcessGroupNCCL.Options()
             options._timeout = timeout
@@ -142,21 +118,16 @@ class SharedMemoryCollectives:
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float) -> None:
         self._rank = rank
         self._timeout_s = timeout_s
-        counters = np.frombuffer(memory, np.int64, count=size * _LINE)
-        self._entered = counters[::_LINE]
-        self._buffers = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER_BYTES).view(2, size, CAPACITY_BYTES)
+        counters = np.frombuffer(memory, np.int64, count=size * LINE)
+        self._entered = counters[::LINE]
+        self._buffers = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES).view(2, size, CAPACITY_BYTES)
         self._num_exchanges = 0
 
     @classmethod
     def join(cls, store: Store, rank: int, size: int, timeout_s: float) -> SharedMemoryCollectives | None:
-        """Map the memory that rank 0 creates. Returns None on all ranks unless all of them can map it."""
-        num_bytes = _HEADER_BYTES + 2 * size * CAPACITY_BYTES
-        memory, fd = _offer(store, num_bytes) if rank == 0 else (_open(store, num_bytes), -1)
-        store.set(f"sees/{rank}", "yes" if memory is not None else "no")
-        is_shared = all(store.get(f"sees/{other}") == b"yes" for other in range(size))
-        if fd >= 0:
-            os.close(fd)
-        return cls(memory, rank, size, timeout_s) if memory is not None and is_shared else None
+        """Share memory with the other ranks. Returns None on all ranks if they can't."""
+        memory = share_memory(store, rank, size, HEADER_BYTES + 2 * size * CAPACITY_BYTES)
+        return None if memory is None else cls(memory, rank, size, timeout_s)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """Replace `x` with the sum of all ranks' `x`, and return it."""
@@ -192,39 +163,9 @@ class SharedMemoryCollectives:
 
     def _wait(self) -> None:
         """Wait until every rank has entered the current exchange."""
-        started_s = time.monotonic()
-        while self._entered.min() < self._num_exchanges:
-            waited_s = time.monotonic() - started_s
-            if waited_s < _SPIN_S:
-                os.sched_yield()  # lets a late rank run if there are more ranks than cores
-            elif waited_s < self._timeout_s:
-                time.sleep(_NAP_S)
-            else:
-                late = np.flatnonzero(self._entered < self._num_exchanges).tolist()
-                raise TimeoutError(
-                    f"ranks {late} of a group of {len(self._entered)} didn't take part in an exchange within "
-                    f"{self._timeout_s:g} s: they are stuck or gone"
-                )
-
-
-def _offer(store: Store, num_bytes: int) -> tuple[mmap.mmap | None, int]:
-    """On rank 0, create the memory, and offer it to the other ranks, which open its file descriptor through /proc."""
-    if sys.platform != "linux":
-        store.set("memory", "none")
-        return None, -1
-    memory, fd = shared_memory.create("raycore-collectives", num_bytes)
-    token = os.urandom(_TOKEN_BYTES)
-    memory[_HEADER_BYTES - _TOKEN_BYTES : _HEADER_BYTES] = token
-    store.set("memory", f"{shared_memory.path_of(os.getpid(), fd)} {token.hex()}")
-    return memory, fd
-
-
-def _open(store: Store, num_bytes: int) -> mmap.mmap | None:
-    """On the other ranks, open the memory that rank 0 offers. Returns None if this rank can't.
-
-    A token distinguishes rank 0's memory from a file that has the same path on another node.
-    """
-    path, _, token = store.get("memory").decode().partition(" ")
-    memory = shared_memory.open_at(path, num_bytes)
-    is_right = memory is not None and memory[_HEADER_BYTES - _TOKEN_BYTES : _HEADER_BYTES] == bytes.fromhex(token)
-    return memory if is_right else None
+        if not wait_until(lambda: self._entered.min() >= self._num_exchanges, self._timeout_s):
+            late = np.flatnonzero(self._entered < self._num_exchanges).tolist()
+            raise TimeoutError(
+                f"ranks {late} of a group of {len(self._entered)} didn't take part in an exchange within "
+                f"{self._timeout_s:g} s: they are stuck or gone"
+            )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.stages import Stage
 from raycore.model.attention.spec import Attention
 from raycore.model.experts import ExpertRanks, SplitExperts
 from raycore.model.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
@@ -24,7 +25,7 @@ from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeight
 
 
 class Decoder:
-    """One tensor-parallel rank's part of a model."""
+    """One tensor-parallel rank's part of a model, or of one of its stages."""
 
     def __init__(
         self,
@@ -33,46 +34,69 @@ class Decoder:
         ranks: TensorParallel,
         operations: Operations,
         experts: ExpertRanks | None = None,
+        stage: Stage | None = None,
     ) -> None:
         """Build the layers from `weights`. Removes each layer from `weights` once it is built.
 
         Args:
             experts: the ranks that share the experts. None: the tensor-parallel ranks, each with a part of every
                 expert.
+            stage: which part of the model `weights` are. None: the whole model.
         """
         self._ranks = ranks
         self._operations = operations
+        self.stage = stage = stage or Stage.whole(spec)
         self.vocab_size = spec.vocab_size
-        self._embed_VD = weights.embed_VD.to(operations.device)
+        self.hidden_size = spec.hidden_size
+        self.dtype = weights.layers[0].input_norm_D.dtype
+        """Of hidden states."""
+        embed_VD, lm_head_VD = weights.embed_VD, weights.lm_head_VD
+        self._embed_VD = None if embed_VD is None else embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
-        is_tied = weights.lm_head_VD is weights.embed_VD
-        self._lm_head = operations.head(self._embed_VD if is_tied else weights.lm_head_VD, is_tied=is_tied)
-        self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
-        self.num_weights = weights.lm_head_VD.numel() + sum(_num_weights(spec, layer) for layer in weights.layers)
+        self.num_weights = sum(_num_weights(spec, layer) for layer in weights.layers)
         """Number of multiplications for one token, without those of attention."""
-        self.num_key_value_numbers = spec.num_layers * 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
-        """How many numbers one token's keys and values have in all layers."""
+        if lm_head_VD is not None:
+            is_tied = lm_head_VD is embed_VD
+            head_VD = self._embed_VD if is_tied else lm_head_VD
+            assert head_VD is not None
+            self._lm_head = operations.head(head_VD, is_tied=is_tied)
+            self.num_weights += lm_head_VD.numel()
+        if weights.final_norm_D is not None:
+            self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
+        self.num_key_value_numbers = len(stage.layers) * 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
+        """How many numbers one token's keys and values have in all layers of the stage."""
         self.qk_norms_NH: list[Tensor | None] = []
-        """By layer: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
+        """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
         self._layers: list[_Layer] = []
-        for index in range(spec.num_layers):
+        for place, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
             self.qk_norms_NH.append(_qk_norm(spec, own, ranks.size, operations.device))
-            self._layers.append(_Layer(index, spec, own, ranks, experts or SplitExperts(ranks), operations))
+            is_last = layer == spec.num_layers - 1
+            experts = experts or SplitExperts(ranks)
+            self._layers.append(_Layer(place, spec, own, ranks, experts, operations, is_last=is_last))
 
     def forward(
         self,
-        token_ids_T: Tensor,
+        inputs: Tensor,
         attention: Attention,
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """Run all layers. Returns the final hidden states [R, D] of the rows `rows_R` (None: of all rows)."""
-        h_TD = self._embed(token_ids_T)
+        """Run the layers of the stage.
+
+        Args:
+            inputs: in the first stage, the tokens [T]; in others, the hidden states [T, D] that the stage before has
+                returned, which may be overwritten.
+            rows_R: in the last stage, the rows that are kept. None: all.
+
+        Returns: in the last stage, the final hidden states [R, D]; in others, those [T, D] for the next stage.
+        """
+        h_TD = self._embed(inputs) if self.stage.is_first else inputs
         for layer in self._layers[:-1]:
             h_TD = layer(h_TD, attention)
             after_layer()
-        return self._final_norm(self._layers[-1](h_TD, attention, rows_R))
+        last = self._layers[-1]
+        return self._final_norm(last(h_TD, attention, rows_R)) if self.stage.is_last else last(h_TD, attention)
 
     def check_tiles(self) -> bool:
         """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
@@ -80,7 +104,7 @@ class Decoder:
         If the test fails on any rank, rows are computed one at a time from now on. All ranks must call this at the same
         time.
         """
-        num_failures = self._embed_VD.new_tensor([not self._operations.check_tiles()])
+        num_failures = torch.tensor([float(not self._operations.check_tiles())], device=self._operations.device)
         is_kept = not self._ranks.all_reduce_(num_failures).item()
         if not is_kept:
             self._operations.compute_rows_alone()
@@ -92,11 +116,12 @@ class Decoder:
             layer.feed_forward.forward_nothing()
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return the logits [R, V] of the whole vocabulary. They are the same on every rank."""
+        """Return the logits [R, V] of the whole vocabulary, in the last stage. All of its ranks return the same."""
         logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
         return logits_RV[:, : self.vocab_size] if self._ranks.size > 1 else logits_RV
 
     def _embed(self, token_ids_T: Tensor) -> Tensor:
+        assert self._embed_VD is not None, "only the first stage has the embedding"
         if self._ranks.size == 1:
             return self._embed_VD.index_select(0, token_ids_T)
         local_T = token_ids_T - self._vocab_start
@@ -110,14 +135,22 @@ class _Layer:
 
     def __init__(
         self,
-        index: int,
+        place: int,
         spec: ModelSpec,
         weights: LayerWeights,
         ranks: TensorParallel,
         experts: ExpertRanks,
         operations: Operations,
+        *,
+        is_last: bool,
     ) -> None:
-        self._index = index
+        """
+        Args:
+            place: the layer's index among those of the stage.
+            is_last: whether it is the model's last layer.
+        """
+        self._place = place
+        self._is_last = is_last
         self._input_norm = operations.rms_norm(weights.input_norm_D, spec.rms_norm_eps)
         num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
         for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
@@ -129,7 +162,7 @@ class _Layer:
 
     def __call__(self, h_TD: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
         """Return the layer's output for hidden states, or only for their rows `rows_R`. Overwrites `h_TD`."""
-        out_TO = attention(self._index, self._qkv(self._input_norm(h_TD)))
+        out_TO = attention(self._place, self._qkv(self._input_norm(h_TD)))
         if rows_R is not None:
             h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
         h_TD = self._o.add_to(h_TD, out_TO)
@@ -148,8 +181,7 @@ class _Layer:
             gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias)
             return DenseFeedForward(gate_up, operations.linear(own.down_DF, own.down_bias, ranks))
         assert spec.moe is not None
-        is_last = self._index == spec.num_layers - 1
-        return SparseFeedForward(spec.moe, own, experts, is_last, operations)
+        return SparseFeedForward(spec.moe, own, experts, self._is_last, operations)
 
 
 def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:

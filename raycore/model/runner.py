@@ -1,9 +1,9 @@
 """Runs steps on one worker, with its part of the model: turns a `StepPlan` into a `StepResult`.
 
-A step applies the plan, runs the decoder, samples tokens, and appends them to their sequences. A GPU does this in the
-background: `launch` only gives it the work, and the next step may be launched before the result arrives. On a CPU, a
-step is over when `launch` returns. This module knows nothing of processes, memory limits, or where the weights come
-from.
+A step applies the plan, runs the decoder, samples tokens, and appends them to their sequences. In a pipeline, each
+stage runs its own layers, and only the last one samples. A GPU does this in the background: `launch` only gives it the
+work, and the next step may be launched before the result arrives. On a CPU, a step is over when `launch` returns. This
+module knows nothing of processes, memory limits, or where the weights come from.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from raycore.model.decode_graphs import DecodeGraphs
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.experts import ExpertParallel
+from raycore.model.links import Link
 from raycore.model.operations import Operations
 from raycore.model.rows import TILE_ROWS
 from raycore.model.sampling.logprobs import TokenLogprobsDownload
@@ -85,23 +86,30 @@ class ModelRunner:
         decoder: Decoder,
         attention: Attention,
         batch: DeviceBatch,
-        sampler: Sampler,
+        sampler: Sampler | None,
         operations: Operations,
         *,
         threads: ComputeThreads | None = None,
         reports: bool = True,
         experts: ExpertParallel | None = None,
         graphs: DecodeGraphs | None = None,
+        source: Link | None = None,
+        sink: Link | None = None,
     ) -> None:
         """
         Args:
+            sampler: None on a stage that isn't the last one, which samples nothing.
             threads: chooses the number of compute threads on a CPU. None: one.
             reports: whether this worker reports prompt logprobs. One worker of an engine does.
             experts: the ranks of several engines that share experts and therefore run every step together. None: there
                 are none.
             graphs: runs padded steps of decodes. None: they run like others.
+            source: brings hidden states from the stage before. None: there is none.
+            sink: takes hidden states to the next stage. None: there is none.
         """
         self._graphs = graphs
+        self._source = source
+        self._sink = sink
         self._decoder = decoder
         self._attention = attention
         self._batch = batch
@@ -133,9 +141,11 @@ class ModelRunner:
         if self._experts is not None:
             launched.result_so_far.is_anyone_busy = self._begin_together(self._experts, step)
         if len(step.slots):
-            logits_RV = self._compute(step, tensors, launched)
-            if len(step.sampled):
-                self._sample(step, tensors, logits_RV, launched)
+            hidden = self._compute(step, tensors)
+            if self._sink is not None:
+                self._sink.send(hidden)
+            else:
+                self._finish(step, tensors, hidden, launched)
         return launched
 
     def _begin_together(self, experts: ExpertParallel, step: StepInputs) -> bool:
@@ -152,6 +162,8 @@ class ModelRunner:
         return is_anyone_busy
 
     def _update_requests(self, plan: StepPlan) -> None:
+        if self._sampler is None:
+            return
         for slot in plan.freed_slots:
             self._sampler.remove(slot)
             self._prompt_logprobs.pop(slot, None)
@@ -160,31 +172,38 @@ class ModelRunner:
             if new.params.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.params.prompt_logprobs
 
-    def _compute(self, step: StepInputs, tensors: StepTensors, launched: LaunchedStep) -> Tensor:
-        """Run the decoder. Returns logits [R, V] of the rows from which a token is sampled.
-
-        Adds prompt logprobs to `launched`.
-        """
+    def _compute(self, step: StepInputs, tensors: StepTensors) -> Tensor:
+        """Run the decoder. Returns what `Decoder.forward` does."""
+        # before the step's time begins, in which compute threads shouldn't wait
+        received = None if self._source is None else self._receive(self._source, tensors)
         if not self._threads.is_single:
             num_tokens = len(step.positions) if self._experts is None else self._experts.num_tokens
             self._choose_threads(num_tokens, num_keys=int(step.starts.sum() + step.counts.sum()))
         self._attention.begin(step, tensors)
-        wants_all = self._wants_all_rows(step)
-        rows = None if wants_all else tensors.sampled_rows_R
+        rows = None if self._wants_all_rows(step) else tensors.sampled_rows_R
 
         def compute() -> Tensor:
-            token_ids = self._batch.token_ids_of(tensors)
-            return self._decoder.forward(token_ids, self._attention, rows, self._threads.adapt)
+            inputs = self._batch.token_ids_of(tensors) if received is None else received
+            return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt)
 
         if self._graphs is not None and tensors.is_padded:
-            hidden = self._graphs.run(len(tensors.slots_T), compute)[: len(step.sampled)]
-        else:
-            hidden = compute()
-        if wants_all:
+            return self._graphs.run(len(tensors.slots_T), compute)[: len(step.sampled)]
+        return compute()
+
+    def _receive(self, source: Link, tensors: StepTensors) -> Tensor:
+        """Return the hidden states [T, D] of the stage before."""
+        shape = (len(tensors.slots_T), self._decoder.hidden_size)
+        return source.receive_into(torch.empty(shape, dtype=self._decoder.dtype, device=tensors.slots_T.device))
+
+    def _finish(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
+        """Sample from final hidden states. Adds tokens and log probabilities to `launched`."""
+        if self._wants_all_rows(step):
             launched.prompt_logprobs = self._start_prompt_logprobs(step, hidden)
             if tensors.sampled_rows_R is not None:
                 hidden = hidden.index_select(0, tensors.sampled_rows_R)
-        return self._decoder.logits(hidden)
+        logits_RV = self._decoder.logits(hidden)
+        if len(step.sampled):
+            self._sample(step, tensors, logits_RV, launched)
 
     def _wants_all_rows(self, step: StepInputs) -> bool:
         """Whether a request in the step asked for prompt logprobs."""
@@ -234,6 +253,7 @@ class ModelRunner:
     def _sample(self, step: StepInputs, tensors: StepTensors, logits_RV: Tensor, launched: LaunchedStep) -> None:
         """Sample a token for each slot that gets one, and append it to the slot's tokens. Adds both to `launched`."""
         slots = step.sampled_slots
+        assert self._sampler is not None, "only the last stage samples"
         if self._sampler.is_plain_greedy(slots):
             token_ids_R = self._operations.most_likely(logits_RV)
         else:

@@ -3,7 +3,8 @@
 This is the only module that uses Ray's channels. It reads and writes raw bytes with the functions that `Channel.read()`
 and `Channel.write()` call. The conversions, checks and time measurements in these two methods cost several times as
 much as the transfer itself, and are not needed for bytes in a buffer of fixed capacity. A channel holds one message: a
-writer waits until all readers have taken the previous message.
+writer waits until all readers have taken the previous message. Workers of different stages of a pipeline are in
+different steps, so the engine has a channel to each stage: the first one doesn't wait until the last one has time.
 """
 
 # Ray's own types are partial:
@@ -124,7 +125,8 @@ class ChannelInvitation(NamedTuple):
 
     rank: int
     requests: Any
-    """The Ray channel from the engine to all workers."""
+    """The Ray channel from the engine to the workers of this worker's stage."""
+    stage: int
     engine: Any
     """The engine's actor. None if the engine runs in the driver."""
     engine_node: str
@@ -148,7 +150,7 @@ class ChannelInvitation(NamedTuple):
         replies = RawChannel.create([(reader, self.engine_node)], self.capacity)
         self.requests.ensure_registered_as_reader()
         requests = RawChannel(self.requests, self.capacity)
-        endpoint = ChannelEndpoint(self.rank, requests, replies, board, bell, self.spin_window_s)
+        endpoint = ChannelEndpoint(self.rank, self.stage, requests, replies, board, bell, self.spin_window_s)
         return endpoint, (replies.channel, board is not None)
 
 
@@ -158,6 +160,7 @@ class ChannelEndpoint:
     def __init__(
         self,
         rank: int,
+        stage: int,
         requests: RawChannel,
         replies: RawChannel,
         board: Board | None,
@@ -169,6 +172,7 @@ class ChannelEndpoint:
         self._board = board
         self._bell = bell
         self._counter = REPLIES + rank
+        self._requests_counter = REQUESTS + stage
         self._seen = 0
         self._joiner = Joiner(replies.capacity)
         self._closed = False
@@ -207,7 +211,7 @@ class ChannelEndpoint:
             part = self._requests.try_read()
         elif self._board.memory[CLOSED]:
             raise TransportClosed
-        elif self._board.memory[REQUESTS] == self._seen:
+        elif self._board.memory[self._requests_counter] == self._seen:
             return None
         else:
             part = self._requests.try_read(TAKE_TIMEOUT_MS)
@@ -222,17 +226,23 @@ class ChannelEndpoint:
 
 
 class ChannelTransport:
-    """Implements `Transport` with one channel to all workers, and one channel back from each worker."""
+    """Implements `Transport` with one channel to the workers of each stage, and one channel back from each worker."""
 
     def __init__(
-        self, workers: Sequence[ServingActor], nodes: Sequence[str], capacity: int, spin_window_s: float
+        self,
+        workers: Sequence[ServingActor],
+        nodes: Sequence[str],
+        capacity: int,
+        spin_window_s: float,
+        stage_size: int | None = None,
     ) -> None:
-        """Create the channel to the workers.
+        """Create the channels to the workers.
 
         Args:
             nodes: the Ray node id of each worker.
             capacity: size of a channel's buffer in bytes. Longer messages are split.
             spin_window_s: how long, in seconds, a process that waits for a message spins before it sleeps.
+            stage_size: number of workers of each stage, which are neighbors in `workers`. None: there is one stage.
 
         Raises:
             OSError, RayError, ValueError: a channel cannot be created between these processes.
@@ -244,8 +254,13 @@ class ChannelTransport:
             raise ValueError("only an actor can read channels from other nodes, and this process is a driver")
         self._capacity = capacity
         self._spin_window_s = spin_window_s
-        self._requests = RawChannel.create(list(zip(workers, nodes, strict=True)), capacity)
-        self._replies: list[RawChannel] = [self._requests] * len(workers)  # replaced in accept()
+        self._stage_size = stage_size or len(workers)
+        readers = list(zip(workers, nodes, strict=True))
+        self._requests = [
+            RawChannel.create(readers[first : first + self._stage_size], capacity)
+            for first in range(0, len(workers), self._stage_size)
+        ]
+        self._replies: list[RawChannel] = self._requests[:1] * len(workers)  # replaced in accept()
         self._joiners = [Joiner(capacity) for _ in workers]
         self._inbox: deque[tuple[int, bytes]] = deque()
         self._closed = False
@@ -264,8 +279,10 @@ class ChannelTransport:
         address = None
         if self._board is not None:
             address = BoardAddress(os.getpid(), self._board_fd, self._board.token, len(self._workers))
+        stage = rank // self._stage_size
+        requests = self._requests[stage].channel
         return ChannelInvitation(
-            rank, self._requests.channel, self._engine, self._node, self._capacity, address, self._spin_window_s
+            rank, requests, stage, self._engine, self._node, self._capacity, address, self._spin_window_s
         )
 
     def accept(self, rank: int, answer: tuple[Any, bool]) -> None:
@@ -286,13 +303,17 @@ class ChannelTransport:
         return [worker.serve.remote() for worker in self._workers]
 
     def send(self, message: bytes, deadline_s: float) -> None:
-        for part in split(message, self._capacity):
-            if not self._try_write(part):
-                self._wait_to_write(part, deadline_s)
-            if self._board is not None and self._bell is not None:
-                self._board.raise_counter(REQUESTS)
-                for rank in self._on_board:
-                    self._bell.ring(rank)
+        parts = split(message, self._capacity)
+        for stage in range(len(self._requests)):
+            ranks = range(stage * self._stage_size, (stage + 1) * self._stage_size)
+            for part in parts:
+                if not self._try_write(stage, part):
+                    self._wait_to_write(stage, part, deadline_s)
+                if self._board is not None and self._bell is not None:
+                    self._board.raise_counter(REQUESTS + stage)
+                    for rank in self._on_board:
+                        if rank in ranks:
+                            self._bell.ring(rank)
 
     def receive(self, deadline_s: float) -> tuple[int, bytes] | None:
         if self._inbox:
@@ -307,24 +328,24 @@ class ChannelTransport:
             self._board.memory[CLOSED] = 1
             for rank in self._on_board:
                 self._bell.knock(rank)
-        for channel in {id(channel): channel for channel in (self._requests, *self._replies)}.values():
+        for channel in {id(channel): channel for channel in (*self._requests, *self._replies)}.values():
             channel.close()
         for rank in self._off_board:
             self._workers[rank].close.remote()
         if self._bell is not None:
             self._bell.close()
 
-    def _try_write(self, part: bytes) -> bool:
+    def _try_write(self, stage: int, part: bytes) -> bool:
         if self._closed:
             raise TransportClosed
-        return self._requests.try_write(part)
+        return self._requests[stage].try_write(part)
 
-    def _wait_to_write(self, part: bytes, deadline_s: float) -> None:
+    def _wait_to_write(self, stage: int, part: bytes, deadline_s: float) -> None:
         def look() -> bool | None:
             reply = self._look()
             if reply is not None:
                 self._inbox.append(reply)
-            return self._try_write(part) or None
+            return self._try_write(stage, part) or None
 
         if self._writes.wait(look, deadline_s) is None:
             raise TimeoutError("a worker hasn't taken the previous request")

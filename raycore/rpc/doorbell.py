@@ -28,6 +28,7 @@ LINE = 64
 """Bytes of a cache line. The board's sections start on separate lines, which avoids false sharing between them."""
 CLOSED = 0
 REQUESTS = LINE
+"""The counter of the first channel to workers. There are at most `LINE` such channels."""
 REPLIES = 2 * LINE
 TOKEN_BYTES = 16
 

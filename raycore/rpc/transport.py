@@ -65,7 +65,9 @@ class Transport(Protocol):
         ...
 
     def send(self, message: bytes, deadline_s: float) -> None:
-        """Send a request to every worker. May wait until all workers have taken the previous request.
+        """Send a request to every worker, to those of the first stage of a pipeline first.
+
+        May wait until the workers of a stage have taken the previous request.
 
         Replies that arrive meanwhile are kept for `receive()`, so that an engine and a worker that both wait to send
         cannot deadlock.

@@ -14,6 +14,9 @@ request is preempted, its tokens in flight are lost. No client has seen them, an
 random numbers. Workers execute plans in order, so the blocks of a request that has left its slot can be reused at once,
 even while steps that use them are in flight.
 
+If steps in flight are in different stages of a pipeline, running decodes take turns: each step gets a share of them, so
+that all stages have work.
+
 This module knows nothing of connections, time, or tensors.
 """
 
@@ -35,7 +38,7 @@ from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.request import Request, RequestLimits
-from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, SlotTable
+from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotTable
 from raycore.scheduler.step_builder import Chunk, InFlight, StepBuilder
 
 
@@ -47,6 +50,8 @@ class Scheduler:
         vocab_size: size of the model's vocabulary. Token ids are smaller.
         tells_tokens: whether plans tell the workers which tokens they compute. A request then waits for its last token
             before the next one is planned.
+        num_turns: the number of steps that running decodes take turns in. A step then has at most 1 of `num_turns`
+            equal parts of the running requests as decodes.
     """
 
     def __init__(
@@ -57,10 +62,12 @@ class Scheduler:
         vocab_size: int,
         *,
         tells_tokens: bool = False,
+        num_turns: int = 1,
     ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
         self._tells_tokens = tells_tokens
+        self._num_turns = num_turns
         self._block_size = cache.block_size
         self._limits = RequestLimits(vocab_size, config.max_model_len, cache.block_size, num_blocks)
         prefix_cache = PrefixCache() if cache.enable_prefix_caching else None
@@ -177,6 +184,8 @@ class Scheduler:
             self._admit_waiting(step, budget)
         if step.is_empty:
             return None
+        if self._num_turns > 1:
+            step.note_turns(self._num_steps, self._slots)
         plan, in_flight = step.finish(self._num_steps, self._freed_slots, self._slots, tells_tokens=self._tells_tokens)
         self._num_steps += 1
         self._freed_slots = []
@@ -191,7 +200,7 @@ class Scheduler:
         """
         has_preempted = False
         while True:
-            step = StepBuilder(self._slots.decodes())
+            step = StepBuilder(self._next_decodes())
             slots = step.decodes.slots
             is_full = self._slots.computed[slots] >= self._blocks.capacity[slots]
             step.block_slots = slots[is_full.nonzero()[0]].tolist()
@@ -203,6 +212,12 @@ class Scheduler:
                 return step, has_preempted
             self._preempt_one()
             has_preempted = True
+
+    def _next_decodes(self) -> Batch:
+        """Return the decodes whose turn it is: those that were planned the longest ago, up to a step's share."""
+        share = -(-self._slots.num_running // self._num_turns)
+        decodes = self._slots.decodes()
+        return decodes if len(decodes.slots) <= share else self._slots.longest_waiting(decodes, share)
 
     def _running_chunks(self, budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []

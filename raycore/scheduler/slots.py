@@ -56,6 +56,8 @@ class SlotTable:
         """Number of requests that have left the slot. Results planned for an earlier generation are ignored."""
         self.needs_output = np.zeros(num_slots, np.bool_)
         """Whether the request's next token can only be planned when the last one has arrived."""
+        self.last_step = np.zeros(num_slots, np.int64)
+        """The last step in which the slot was planned. Only kept up to date if decodes take turns."""
         self.num_departures = 0
         """Number of requests that have left any slot. While this is unchanged, all generations are unchanged."""
         self.seq_id = np.zeros(num_slots, np.int64)
@@ -135,6 +137,11 @@ class SlotTable:
         if self._decodes is None:
             self._decodes = self.batch(np.flatnonzero(self.phase == DECODE))
         return self._decodes
+
+    def longest_waiting(self, batch: Batch, num_slots: int) -> Batch:
+        """Return the `num_slots` slots of `batch` whose last step is the longest ago, in ascending order."""
+        in_turn = np.argsort(self.last_step[batch.slots], kind="stable")
+        return self.batch(np.sort(batch.slots[in_turn[:num_slots]]))
 
     def batch(self, slots: NDArray[np.int64]) -> Batch:
         """Return a batch of these slots, in this order."""

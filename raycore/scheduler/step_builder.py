@@ -41,6 +41,11 @@ class StepBuilder:
         """Whether there is nothing to compute."""
         return not self.chunks and not len(self.decodes.slots)
 
+    def note_turns(self, step: int, table: SlotTable) -> None:
+        """Note that the slots have had their turn in this step."""
+        table.last_step[self.decodes.slots] = step
+        table.last_step[[chunk.request.slot for chunk in self.chunks]] = step
+
     def finish(
         self, step: int, freed_slots: list[int], table: SlotTable, *, tells_tokens: bool
     ) -> tuple[StepPlan, InFlight]:

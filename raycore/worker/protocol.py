@@ -11,7 +11,7 @@ from raycore.worker.rank import WorkerRank
 
 
 class WorkerProtocol(Protocol):
-    """A worker: one tensor-parallel rank of an engine. All its methods are called from one thread.
+    """A worker: one tensor-parallel rank of one stage of an engine. All its methods are called from one thread.
 
     At startup, the order of calls is `init_device()`, `load_model()`, `bytes_per_block()`,
     `determine_available_memory()` (unless the number of blocks is configured), `initialize_cache()`, `warm_up()`. Most
@@ -56,7 +56,7 @@ class WorkerProtocol(Protocol):
         ...
 
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
-        """Run one step. Returns the result on the worker with tp_rank 0, and None on the others.
+        """Run one step. Returns the result on the worker whose rank `reports_steps`, and None on the others.
 
         A worker whose device still computes the step may return a `Pending` instead, which gives the result, or None,
         later. Up to `EngineConfig.max_steps_in_flight` steps are then started before the first one's result is taken.

@@ -32,13 +32,16 @@ class RankIdentity(msgspec.Struct, frozen=True):
     gpu_ids: list[str] = []
     """The GPU of each worker of the rank that a standby replaces. Empty: Ray has chosen the GPUs, or there are none."""
 
-    def gpu_of(self, tp_rank: int) -> str | None:
+    def gpu_of(self, worker: int) -> str | None:
         """The GPU that a standby's worker has to take. None: it has its GPU, or needs none."""
-        return self.gpu_ids[tp_rank] if self.gpu_ids else None
+        return self.gpu_ids[worker] if self.gpu_ids else None
 
 
 class WorkerRank(msgspec.Struct, frozen=True):
-    """A worker's ranks, and the addresses at which it connects to other workers."""
+    """A worker's ranks, and the addresses at which it connects to other workers.
+
+    An engine's workers are numbered stage by stage, and in each stage by `tp_rank`.
+    """
 
     dp_rank: int
     tp_rank: int
@@ -51,11 +54,40 @@ class WorkerRank(msgspec.Struct, frozen=True):
     """Address `tcp://host:port` at which this engine's workers connect to each other. None for a single worker."""
     ep_rank: int = 0
     ep_size: int = 1
-    """Number of workers that whole experts are spread over. 1 without expert parallelism."""
+    """Number of workers that whole experts are spread over, those of the same stage. 1 without expert parallelism."""
     rendezvous: str | None = None
     """Address `tcp://host:port` at which the workers of all engines connect, if they share experts; otherwise None."""
     gpu_id: str | None = None
     """The GPU that a standby's worker has to take. None: it has its GPU, or needs none."""
+    pp_rank: int = 0
+    """The stage of the pipeline that this worker computes."""
+    pp_size: int = 1
+
+    @property
+    def worker(self) -> int:
+        """This worker's number among those of its engine."""
+        return self.pp_rank * self.tp_size + self.tp_rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers of the engine."""
+        return self.pp_size * self.tp_size
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this worker's stage has the head, and samples."""
+        return self.pp_rank == self.pp_size - 1
+
+    @property
+    def reports_steps(self) -> bool:
+        """Whether this is the worker of its engine that returns the results of steps: the first of the last stage."""
+        return self.is_last_stage and self.tp_rank == 0
+
+    @property
+    def label(self) -> str:
+        """This worker's name in log lines, such as `dp0 tp1`, or `dp0 pp1 tp0` if the model has several stages."""
+        stage = f" pp{self.pp_rank}" if self.pp_size > 1 else ""
+        return f"dp{self.dp_rank}{stage} tp{self.tp_rank}"
 
     def take_gpu(self) -> None:
         """Make `gpu_id` the only GPU that this process sees. It must not have used CUDA yet."""

@@ -1,4 +1,4 @@
-"""raycore's own worker class: the device, weights, KV cache and model runner of one tensor-parallel rank.
+"""raycore's own worker class: the device, weights, KV cache and model runner of one rank of a model's stage.
 
 The worker decides how it starts and how much memory the KV cache gets. It is a plain object: an executor decides in
 which process it runs and how plans reach it.
@@ -14,11 +14,13 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, cast
+from time import perf_counter
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
+from raycore.checkpoint.stages import Stage
 from raycore.config import DType, EngineConfig, SchedulerConfig
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
@@ -30,15 +32,16 @@ from raycore.model.attention.native import NativeAttention
 from raycore.model.attention.scratch import GatherScratch
 from raycore.model.attention.spec import Attention, AttentionSpec, HeadShape
 from raycore.model.batch import SlotBatch
-from raycore.model.collectives import Collectives, join
 from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch
 from raycore.model.experts import ExpertParallel
 from raycore.model.layers import TensorParallel
+from raycore.model.links import Link
 from raycore.model.native_operations import NativeOperations
 from raycore.model.operations import Operations, TorchOperations
+from raycore.model.rendezvous import Rendezvous
 from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
@@ -68,8 +71,16 @@ _GRAPH_BYTES = 256 << 20
 """Set aside on a GPU for the memory of CUDA graphs, which are captured later."""
 
 
+class StepTimes(NamedTuple):
+    """What a worker has spent its time on in all its steps so far, in seconds of the host."""
+
+    computing_s: float
+    link_s: float
+    """Waiting for the worker of the stage before, or of the next one."""
+
+
 class Worker(WorkerProtocol):
-    """The worker of one tensor-parallel rank.
+    """The worker of one tensor-parallel rank of one stage.
 
     Call `init_device`, `load_model`, `initialize_cache` and `warm_up`, in this order, before the first step.
     """
@@ -83,6 +94,10 @@ class Worker(WorkerProtocol):
         self._threads = ComputeThreads()
         self._ranks = TensorParallel()
         self._experts: ExpertParallel | None = None
+        self._rendezvous: list[Rendezvous] = []
+        self._source: Link | None = None
+        self._sink: Link | None = None
+        self._in_steps_s = 0.0
         self._operations: Operations = TorchOperations(self._device)
         self._backend: Backend = "torch"
         self._fp8: Fp8Layers = "none"
@@ -104,7 +119,7 @@ class Worker(WorkerProtocol):
             InvalidConfig: the configured device, attention backend or quantization is not available.
         """
         config = self.config
-        if config.model.prepare_structured_outputs:
+        if config.model.prepare_structured_outputs and self.rank.is_last_stage:
             self._prepared = self._grammars.prepare()
         if config.device == "cuda":
             self._device = _cuda_device(self.rank.local_rank)
@@ -121,13 +136,13 @@ class Worker(WorkerProtocol):
         )
         self._fp8 = choose_fp8(config.model, self.rank.tp_size, self._device)
         self._operations = self._make_operations()
-        if self.rank.tp_size > 1:
-            self._ranks = self._join_ranks()
+        if self.rank.world_size > 1:
+            self._join_engine()
         if config.parallel.is_lockstep:
             self._experts = self._join_experts()
 
     def load_model(self) -> None:
-        """Read this worker's share of the weights, or generate random weights, and build the decoder.
+        """Read this worker's share of its stage's weights, or generate random weights, and build the decoder.
 
         Raises:
             InvalidCheckpoint: a file or a tensor is missing or damaged.
@@ -135,14 +150,16 @@ class Worker(WorkerProtocol):
         model, rank, share = self.config.model, self.rank, None
         if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
             share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
-        tp, device, fp8 = (rank.tp_rank, rank.tp_size), self._device, self._fp8
+        tp, device, fp8, stage = (rank.tp_rank, rank.tp_size), self._device, self._fp8, self._stage
         if model.load_format == "dummy":
-            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, device, fp8)
+            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, device, fp8, stage)
         else:
             path, progress = Path(model.model), self._note_progress
-            weights = load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, fp8)
+            weights = load_decoder_weights(
+                model.spec, path, *tp, self._dtype, progress, share, device, fp8, stage=stage
+            )
         with torch.inference_mode():
-            self._decoder = Decoder(model.spec, weights, self._ranks, self._operations, self._experts)
+            self._decoder = Decoder(model.spec, weights, self._ranks, self._operations, self._experts, stage)
             is_fixed = model.batch_invariant and self._operations.depends_on_threads
             self._threads = ComputeThreads(self._max_threads, is_fixed=is_fixed)
             if model.batch_invariant:
@@ -217,7 +234,7 @@ class Worker(WorkerProtocol):
         spec = self.config.model.spec
         num_kv_heads = spec.kv_heads_per_rank(self.rank.tp_size)
         return KVTensors.bytes_per_block(
-            spec.num_layers, num_kv_heads, self.config.cache.block_size, spec.head_dim, self._dtype
+            len(self._stage.layers), num_kv_heads, self.config.cache.block_size, spec.head_dim, self._dtype
         )
 
     def initialize_cache(self, num_blocks: int) -> None:
@@ -226,13 +243,13 @@ class Worker(WorkerProtocol):
         config, spec = self.config, self.config.model.spec
         block_size = config.cache.block_size
         max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
-        qk_norms_NH = self._decoder.qk_norms_NH
+        qk_norms_NH, layers = self._decoder.qk_norms_NH, self._stage.layers
         attention_spec = AttentionSpec.of(
-            spec, self.rank.tp_size, qk_norms_NH, max_model_len + 1, self._dtype, self._device
+            spec, self.rank.tp_size, qk_norms_NH, max_model_len + 1, self._dtype, self._device, layers
         )
         heads = attention_spec.heads
         kv = KVTensors(
-            spec.num_layers, num_blocks, heads.num_kv_heads, block_size, heads.head_dim, self._dtype, self._device
+            len(layers), num_blocks, heads.num_kv_heads, block_size, heads.head_dim, self._dtype, self._device
         )
         sizes = decode_sizes(max_seqs) if self._has_graphs() else []
         batch = SlotBatch(max_seqs, max_model_len, block_size)
@@ -240,12 +257,14 @@ class Worker(WorkerProtocol):
             self._decoder,
             self._make_attention(attention_spec, kv, max([max_seqs, *sizes])),
             DeviceBatch(batch, self._device, decode_sizes=sizes),
-            Sampler(spec.vocab_size, self._operations, grammars=self._grammars),
+            Sampler(spec.vocab_size, self._operations, grammars=self._grammars) if self.rank.is_last_stage else None,
             self._operations,
             threads=self._threads,
-            reports=self.rank.tp_rank == 0,
+            reports=self.rank.reports_steps,
             experts=self._experts,
             graphs=DecodeGraphs(CudaCapture()) if sizes else None,
+            source=self._source,
+            sink=self._sink,
         )
 
     def _make_operations(self) -> Operations:
@@ -273,9 +292,12 @@ class Worker(WorkerProtocol):
         return attention(spec, kv, GatherScratch(kv, limits.max_num_seqs, max_blocks))
 
     def _has_graphs(self) -> bool:
-        """Whether steps of decodes run as CUDA graphs. Ranks that share experts have other sizes in every step."""
+        """Whether steps of decodes run as CUDA graphs.
+
+        Ranks that share experts have other sizes in every step, and the steps of stages begin and end with a transfer.
+        """
         is_eager = self.config.model.enforce_eager or self.config.parallel.is_lockstep
-        return self._backend == "triton" and not is_eager
+        return self._backend == "triton" and not is_eager and self.rank.pp_size == 1
 
     def warm_up(self) -> None:
         """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
@@ -311,18 +333,27 @@ class Worker(WorkerProtocol):
                 raise InvalidConfig(f"prepare_structured_outputs=True: {error}") from error
 
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
-        """Run one step. Returns the result on tp_rank 0, and None on other ranks, which compute the same result.
+        """Run one step. Returns the result on the worker that reports steps, and None on others.
 
         If several steps may be in flight, returns before the device has finished: see `WorkerProtocol.execute_model`.
         If engines share experts, an engine without work gets empty plans while other engines have work.
         """
         assert self._runner is not None, "initialize_cache() comes first"
+        started_s = perf_counter()
         launched = self._runner.launch(plan)
-        step = launched if self.rank.tp_rank == 0 else _Unreported(launched)
+        self._in_steps_s += perf_counter() - started_s
+        step = launched if self.rank.reports_steps else _Unreported(launched)
         return step if self.config.max_steps_in_flight > 1 else step.result()
+
+    def step_times(self) -> StepTimes:
+        """Return what this worker has spent its time on in steps. On a GPU, that is only the host's time."""
+        link_s = sum(link.waited_s for link in (self._source, self._sink) if link is not None)
+        return StepTimes(self._in_steps_s - link_s, link_s)
 
     def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
         """Start to compile grammars of waiting requests on a background thread. Steps can run meanwhile.
+
+        Only the last stage needs grammars.
 
         Args:
             asked: constraints by seq_id.
@@ -331,6 +362,8 @@ class Worker(WorkerProtocol):
             The seq_ids whose grammars are still being compiled, from this call and earlier ones.
             A grammar that cannot be compiled counts as done: the step that starts its request reports the error.
         """
+        if not self.rank.is_last_stage:
+            return []
         self._grammars_under_way |= {seq_id: self._grammars.begin(each) for seq_id, each in asked.items()}
         for seq_id in [seq_id for seq_id, future in self._grammars_under_way.items() if future.done()]:
             del self._grammars_under_way[seq_id]
@@ -357,30 +390,70 @@ class Worker(WorkerProtocol):
         self._ranks = TensorParallel()
         if self._experts is not None:
             self._experts.leave()
-        self._experts = None
+        for part in (self._source, self._sink, *self._rendezvous):
+            if part is not None:
+                part.close()
+        self._experts = self._source = self._sink = None
+        self._rendezvous = []
 
-    def _join_ranks(self) -> TensorParallel:
+    @property
+    def _stage(self) -> Stage:
+        """This worker's part of the model."""
+        return self.config.stages()[self.rank.pp_rank]
+
+    def _join_engine(self) -> None:
+        """Connect to the workers of this engine: to those of the same stage, and to one of the stages beside it."""
         rank = self.rank
         if rank.distributed_init is None:
             raise InvalidConfig(
-                f"tp_size={rank.tp_size} needs distributed_init, the address at which the rank's workers meet"
+                f"tp_size={rank.tp_size} and pp_size={rank.pp_size} need distributed_init, the address at which the "
+                "engine's workers meet"
             )
-        collectives = self._join(rank.distributed_init, rank.tp_rank, rank.tp_size)
-        return TensorParallel(rank.tp_rank, rank.tp_size, collectives)
+        workers = self._meet(rank.distributed_init, rank.worker, rank.world_size)
+        if rank.tp_size > 1:
+            collectives = workers.collectives(
+                f"stage {rank.pp_rank}",
+                rank.tp_rank,
+                rank.tp_size,
+                batch_invariant=self.config.model.batch_invariant,
+            )
+            self._ranks = TensorParallel(rank.tp_rank, rank.tp_size, collectives)
+        if rank.pp_rank > 0:
+            self._source = self._link(workers, rank.pp_rank - 1, sends=False)
+        if rank.pp_rank < rank.pp_size - 1:
+            self._sink = self._link(workers, rank.pp_rank, sends=True)
+        workers.part()
+
+    def _link(self, workers: Rendezvous, stage: int, *, sends: bool) -> Link:
+        """Return this worker's end of the link from `stage` to the next one."""
+        name = f"from stage {stage} to the next, {self.rank.tp_rank}"
+        return workers.link(name, sends=sends, capacity_bytes=self._link_bytes())
+
+    def _link_bytes(self) -> int:
+        """Return the size of the hidden states of the largest step."""
+        config = self.config
+        return config.scheduler.max_num_batched_tokens * config.model.spec.hidden_size * self._dtype.itemsize
 
     def _join_experts(self) -> ExpertParallel:
+        """Connect to the workers of this stage of all engines."""
         rank = self.rank
         if rank.rendezvous is None:
             raise InvalidConfig(
                 f"ep_size={rank.ep_size} needs rendezvous, the address at which the workers of all ranks meet"
             )
-        collectives = self._join(rank.rendezvous, rank.ep_rank, rank.ep_size)
+        number, size = rank.dp_rank * rank.world_size + rank.worker, rank.ep_size * rank.pp_size
+        workers = self._meet(rank.rendezvous, number, size)
+        batch_invariant = self.config.model.batch_invariant
+        collectives = workers.collectives(
+            f"stage {rank.pp_rank}", rank.ep_rank, rank.ep_size, batch_invariant=batch_invariant
+        )
+        workers.part()
         return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, self._device)
 
-    def _join(self, address: str, rank: int, size: int) -> Collectives:
-        timeout_s = self.config.executor.init_timeout_s
-        batch_invariant = self.config.model.batch_invariant
-        return join(address, rank, size, self._device, timeout_s, batch_invariant=batch_invariant)
+    def _meet(self, address: str, number: int, size: int) -> Rendezvous:
+        workers = Rendezvous(address, number, size, self._device, self.config.executor.init_timeout_s)
+        self._rendezvous.append(workers)
+        return workers
 
     def _step_bytes(self) -> int:
         """Return an upper bound on the bytes that a step needs in addition to weights and KV cache."""
@@ -392,7 +465,9 @@ class Worker(WorkerProtocol):
             block_size=config.cache.block_size,
             num_expert_engines=config.parallel.data_parallel_size if config.parallel.is_lockstep else 1,
         )
-        return step_bytes(
+        # what a link holds, and what a stage has received
+        links = 3 * self._link_bytes() if self.rank.pp_size > 1 else 0
+        return links + step_bytes(
             config.model.spec,
             limits,
             self.rank.tp_size,

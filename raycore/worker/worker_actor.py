@@ -77,10 +77,10 @@ class WorkerActor:
         """Create the worker and load its model. Called after `join()` has returned on all workers of the engine."""
         if self._endpoint is not None:
             self._endpoint.finish_joining()
-        log_as(f"dp{rank.dp_rank} tp{rank.tp_rank}", self._config.log_level)
+        log_as(rank.label, self._config.log_level)
         rank.take_gpu()
         worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
-        self._server = RpcServer(worker, rank.tp_rank)
+        self._server = RpcServer(worker, rank.worker)
         worker.init_device()
         worker.load_model()
 

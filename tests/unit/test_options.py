@@ -188,7 +188,7 @@ def test_a_server_goes_by_its_models_path_unless_it_has_names():
         {
             "trust_remote_code": False,
             "calculate_kv_scales": False,
-            "pipeline_parallel_size": 1,
+            "decode_context_parallel_size": 1,
             "enable_chunked_prefill": True,
         },
         {"disable_log_stats": True, "distributed_executor_backend": "ray", "swap_space": 4, "cpu_offload_gb": 0},
@@ -205,7 +205,7 @@ def test_vllms_options_that_ask_for_nothing_are_taken(options):
 @pytest.mark.parametrize(
     ("name", "value", "fragments"),
     [
-        ("pipeline_parallel_size", 2, ["pipeline parallelism isn't supported", "tensor_parallel_size"]),
+        ("decode_context_parallel_size", 2, ["context parallelism isn't supported"]),
         ("trust_remote_code", True, ["code from checkpoints is never run", "False"]),
         ("kv_cache_dtype", "fp8", ["the KV cache can't be quantized", "'auto'"]),
         ("enable_chunked_prefill", False, ["chunked prefill is always on"]),

@@ -71,7 +71,12 @@ class AttentionSpec:
         max_positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        layers: range | None = None,
     ) -> AttentionSpec:
-        """Return the spec of one of `tp_size` ranks, for positions below `max_positions`."""
-        rope = Rope(spec, max_positions, device)
-        return cls(HeadShape.of(spec, tp_size), spec.layer_windows, qk_norms_NH, spec.rms_norm_eps, rope, dtype, device)
+        """Return the spec of one of `tp_size` ranks, for positions below `max_positions`.
+
+        `layers`: the model's layers that the rank computes. None: all.
+        """
+        rope, windows = Rope(spec, max_positions, device), spec.layer_windows
+        windows = windows if layers is None else [windows[layer] for layer in layers]
+        return cls(HeadShape.of(spec, tp_size), windows, qk_norms_NH, spec.rms_norm_eps, rope, dtype, device)

@@ -21,6 +21,7 @@ import torch
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.moe_spec import ExpertShare
+from raycore.checkpoint.stages import Stage
 from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.fill import CheckpointFill, RandomFill, scale_name
 from raycore.model.weights.fp8_weight import Fp8Weight, Weight
@@ -71,15 +72,18 @@ class LayerWeights:
 
 @dataclass
 class DecoderWeights:
-    """The weights of a decoder on one rank."""
+    """The weights of a decoder, or of one stage of it, on one rank."""
 
-    embed_VD: torch.Tensor
-    lm_head_VD: torch.Tensor
-    """The same object as `embed_VD` if the checkpoint ties the two."""
+    embed_VD: torch.Tensor | None
+    """None after the first stage."""
+    lm_head_VD: torch.Tensor | None
+    """None before the last stage. The same object as `embed_VD` if the stage has both, and the checkpoint ties them."""
     vocab_start: int
     """Token id of the first row of `embed_VD` and `lm_head_VD`. Rows past the vocabulary's end are zero."""
-    final_norm_D: torch.Tensor
+    final_norm_D: torch.Tensor | None
+    """None before the last stage."""
     layers: list[LayerWeights]
+    """The stage's layers."""
 
 
 def load_decoder_weights(
@@ -93,6 +97,7 @@ def load_decoder_weights(
     device: torch.device = _CPU,
     fp8: Fp8Layers = "none",
     staging: Staging | None = None,
+    stage: Stage | None = None,
 ) -> DecoderWeights:
     """Read a rank's part of the checkpoint at `path`, converted to `dtype`, to `device`.
 
@@ -101,6 +106,7 @@ def load_decoder_weights(
         experts: this rank's part of the experts. None: tensor-parallel ranks split each expert.
         fp8: the linear layers that get fp8 weights. "all" quantizes them while they are read.
         staging: brings tensors to the device. None: a new one for a GPU; a CPU needs none.
+        stage: the rank's stage. None: the whole model.
 
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what `spec` says.
@@ -108,7 +114,8 @@ def load_decoder_weights(
     if staging is None and device.type != "cpu":
         staging = Staging(device)
     with CheckpointReader(path) as reader:
-        layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, device, fp8, experts, reader.__contains__)
+        stage = stage or Stage.whole(spec)
+        layout = partial(_RankLayout, spec, stage, tp_rank, tp_size, dtype, device, fp8, experts, reader.__contains__)
         fill = CheckpointFill(reader, staging)
         weights = _fill_decoder(layout, fill, progress, None if staging is None else NUM_READERS)
     if staging is not None:
@@ -125,17 +132,22 @@ def random_decoder_weights(
     experts: ExpertShare | None = None,
     device: torch.device = _CPU,
     fp8: Fp8Layers = "none",
+    stage: Stage | None = None,
 ) -> DecoderWeights:
     """Return a rank's part of a decoder with random weights, made on `device`. Norms have weight 1.
 
     Each tensor is a function of `seed`, the tensor's name and the kind of device, and a rank gets its part of that
-    tensor. So the model is the same for any `tp_size`, except for the rounding to fp8.
+    tensor. So the model is the same for any `tp_size` and any stages, except for the rounding to fp8.
 
     Args:
         fp8: the linear layers that get fp8 weights. Here, "stored" is the same as "all".
+        stage: the rank's stage. None: the whole model.
     """
     all_or_none = "none" if fp8 == "none" else "all"
-    layout = partial(_RankLayout, spec, tp_rank, tp_size, dtype, device, all_or_none, experts, lambda name: False)
+    stage = stage or Stage.whole(spec)
+    layout = partial(
+        _RankLayout, spec, stage, tp_rank, tp_size, dtype, device, all_or_none, experts, lambda name: False
+    )
     # on a GPU, several threads would only need more memory at a time
     return _fill_decoder(layout, RandomFill(seed), None, None if device.type == "cpu" else 1)
 
@@ -199,6 +211,7 @@ class _RankLayout:
     def __init__(
         self,
         spec: ModelSpec,
+        stage: Stage,
         tp_rank: int,
         tp_size: int,
         dtype: torch.dtype,
@@ -212,6 +225,7 @@ class _RankLayout:
         if spec.moe is not None and experts is None:
             experts = spec.moe.split_experts(tp_rank, tp_size)
         self._spec = spec
+        self._stage = stage
         self._tp_rank = tp_rank
         self._dtype = dtype
         self._device = device
@@ -232,15 +246,20 @@ class _RankLayout:
         self._up = _Rows("mlp.up_proj", spec.intermediate_size, tp_rank * num_ff, num_ff)
 
     def decoder(self) -> DecoderWeights:
-        spec = self._spec
-        embed_VD = self._vocabulary("model.embed_tokens.weight")
+        spec, stage = self._spec, self._stage
+        embed_VD = self._vocabulary("model.embed_tokens.weight") if stage.is_first else None
         return DecoderWeights(
             embed_VD=embed_VD,
-            lm_head_VD=embed_VD if spec.tie_word_embeddings else self._vocabulary("lm_head.weight"),
+            lm_head_VD=self._lm_head(embed_VD) if stage.is_last else None,
             vocab_start=self._tp_rank * self._vocab_rows,
-            final_norm_D=self._vector("model.norm.weight", spec.hidden_size),
-            layers=[self._layer(index) for index in range(spec.num_layers)],
+            final_norm_D=self._vector("model.norm.weight", spec.hidden_size) if stage.is_last else None,
+            layers=[self._layer(index) for index in stage.layers],
         )
+
+    def _lm_head(self, embed_VD: torch.Tensor | None) -> torch.Tensor:
+        if not self._spec.tie_word_embeddings:
+            return self._vocabulary("lm_head.weight")
+        return self._vocabulary("model.embed_tokens.weight") if embed_VD is None else embed_VD
 
     def _layer(self, index: int) -> LayerWeights:
         spec, hidden, prefix = self._spec, self._spec.hidden_size, f"model.layers.{index}."

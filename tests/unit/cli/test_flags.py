@@ -53,7 +53,7 @@ def test_options_of_the_engine_reach_it(name, started, command):
     flags = ["--placement-strategy", "span", "--num-gpu-blocks-override", "7", "--kv-cache-memory-bytes", "4096"]
     flags += ["--num-threads", "2", "--step-timeout-s", "1.5", "--init-timeout-s", "30", "--standby-delay-s", "none"]
     flags += ["--worker-shutdown-timeout-s", "3", "--rank-drain-timeout-s", "4", "--channel-capacity-bytes", "8192"]
-    flags += ["--no-enable-prefix-caching", "-tp", "2", "--wait-for-nodes", "9", "--engine-seed", "11"]
+    flags += ["--no-enable-prefix-caching", "-tp", "2", "-pp", "3", "--wait-for-nodes", "9", "--engine-seed", "11"]
     assert main([*command[name], *flags]) == 1
     started.pop("use_tqdm_on_load")
     assert started == {
@@ -70,6 +70,7 @@ def test_options_of_the_engine_reach_it(name, started, command):
         "channel_capacity_bytes": 8192,
         "enable_prefix_caching": False,
         "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 3,
         "wait_for_nodes_s": 9.0,
         "seed": 11,
     }
@@ -137,7 +138,7 @@ def test_a_value_that_cannot_work_is_refused_at_once(flags, message, capsys):
 
 
 def test_flags_of_vllm_without_effect_are_taken(started, command):
-    flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code", "-pp", "1"]
+    flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code"]
     flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "--kv-cache-dtype", "auto", "-O3"]
     flags += ["--no-enable-lora", "--enable-chunked-prefill", "--disable-log-stats", "--no-calculate-kv-scales"]
     assert main([*command["serve"], *flags]) == 1
@@ -148,7 +149,7 @@ def test_flags_of_vllm_without_effect_are_taken(started, command):
     ("flags", "message"),
     [
         (["--trust-remote-code"], "trust_remote_code=True: code from checkpoints is never run"),
-        (["-pp", "2"], "pipeline_parallel_size=2: pipeline parallelism isn't supported"),
+        (["--decode-context-parallel-size", "2"], "context parallelism isn't supported"),
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': the KV cache can't be quantized"),
         (["--enable-lora"], "enable_lora=True: LoRA adapters aren't supported"),
         (["--lora-modules", "a=b", "c=d"], "LoRA adapters aren't supported"),

@@ -1,17 +1,15 @@
-"""Ranks that add up and gather, as threads of this process: over shared memory, and meeting at an address."""
+"""Ranks that add up and gather, as threads of this process: over shared memory, and by torch."""
 
 from __future__ import annotations
 
 import datetime
-import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore
 
-from raycore.model import collectives
+from raycore.model import collectives, peer_memory
 from raycore.model.collectives import SharedMemoryCollectives
 
 SIZE = 3
@@ -57,27 +55,8 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch):
 
 
 def test_ranks_that_can_not_share_memory_all_know_it(monkeypatch):
-    monkeypatch.setattr(collectives, "_open", lambda store, num_bytes: None)
+    monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
     assert on_every_rank(lambda group, rank: group) == [None] * SIZE
-
-
-def test_ranks_meet_at_an_address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    sums: dict[int, torch.Tensor] = {}
-
-    def run(rank: int):
-        group = collectives.join(address, rank, 2, torch.device("cpu"), timeout_s=20)
-        sums[rank] = group.all_reduce_(torch.full((2,), float(rank + 1)))
-        group.close()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert [sums[rank].tolist() for rank in range(2)] == [[3.0, 3.0]] * 2
 
 
 def test_a_process_may_be_in_several_groups():

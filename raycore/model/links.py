@@ -1,0 +1,187 @@
+"""Links: hidden states on their way from a stage of a pipeline to the next one.
+
+A link has two ends, in two workers: one sends, the other receives. The sender may be two steps ahead of the receiver.
+`SharedMemoryLink` is for CPU workers on one node. It copies hidden states into one of two buffers, and the receiver
+copies them out. It has no thread. `TorchLink` is for everything else. `make_link()` chooses between the two.
+"""
+
+# parts of torch are partially typed:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import datetime
+import mmap
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+
+from raycore.model.peer_memory import HEADER_BYTES, LINE, share_memory, wait_until
+
+_SENDER, _RECEIVER = 0, 1
+_NUM_BUFFERS = 2
+_PAGE_BYTES = 4096
+
+_Action = Literal["take", "send"]
+_OTHER: dict[_Action, str] = {"take": "next", "send": "previous"}
+"""Which stage's worker has to do that."""
+
+
+class Link(Protocol):
+    """One end of a link."""
+
+    waited_s: float
+    """How long, in seconds, this end has waited for the other one. A GPU's waiting is not included."""
+
+    def send(self, h_TD: Tensor) -> None:
+        """Send contiguous hidden states. Returns before the receiver has them. `h_TD` must not be changed afterwards.
+
+        Raises:
+            OSError: the receiver is more than two steps behind for too long, or gone.
+        """
+        ...
+
+    def receive_into(self, h_TD: Tensor) -> Tensor:
+        """Wait for the next hidden states, and store them in `h_TD`, which has their shape. Returns `h_TD`.
+
+        Raises:
+            OSError: they don't come in time, or the sender is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Disconnect from the other end. Idempotent."""
+        ...
+
+
+def make_link(
+    store: Store, *, sends: bool, device: torch.device, capacity_bytes: int, timeout_s: float
+) -> SharedMemoryLink | TorchLink:
+    """Connect one end of a link to the other end, which shares `store`.
+
+    Args:
+        sends: whether this end sends.
+        capacity_bytes: the size of the hidden states of a large step. Larger ones are sent in pieces, so that the
+            sender waits for the receiver.
+        timeout_s: how long either end waits for the other, in seconds.
+
+    Raises:
+        torch.distributed.DistError: the other end didn't connect in time.
+    """
+    rank = _SENDER if sends else _RECEIVER
+    if device.type == "cpu":
+        capacity_bytes = -(-capacity_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        memory = share_memory(store, rank, 2, HEADER_BYTES + _NUM_BUFFERS * capacity_bytes)
+        if memory is not None:
+            return SharedMemoryLink(memory, timeout_s)
+    return TorchLink(store, rank, device, timeout_s)
+
+
+class SharedMemoryLink:
+    """A link over shared memory, which has a page of counters and two buffers.
+
+    There are two counters: how many pieces have been written, and how many of these have been taken. A piece is the
+    hidden states of a step, or of a part of it if they are larger than a buffer.
+    """
+
+    def __init__(self, memory: mmap.mmap, timeout_s: float) -> None:
+        self.waited_s = 0.0
+        self._timeout_s = timeout_s
+        self._counters = np.frombuffer(memory, np.int64, count=2 * LINE)[::LINE]
+        self._buffers = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES).view(_NUM_BUFFERS, -1)
+
+    def send(self, h_TD: Tensor) -> None:
+        for piece in self._pieces(h_TD):
+            self._wait(self._has_room, "take")
+            self._buffer(_SENDER, piece).copy_(piece)
+            self._counters[_SENDER] += 1
+
+    def receive_into(self, h_TD: Tensor) -> Tensor:
+        for piece in self._pieces(h_TD):
+            self._wait(self._has_piece, "send")
+            piece.copy_(self._buffer(_RECEIVER, piece))
+            self._counters[_RECEIVER] += 1
+        return h_TD
+
+    def close(self) -> None:
+        """Do nothing: there is no connection to close."""
+
+    def _pieces(self, h_TD: Tensor) -> tuple[Tensor, ...]:
+        return h_TD.view(-1).split(self._buffers.shape[1] // h_TD.element_size())
+
+    def _buffer(self, end: int, piece: Tensor) -> Tensor:
+        """Return the buffer of the next piece of this end."""
+        return self._buffers[self._counters[end] % _NUM_BUFFERS].view(piece.dtype)[: len(piece)]
+
+    def _has_room(self) -> bool:
+        return self._counters[_SENDER] - self._counters[_RECEIVER] < _NUM_BUFFERS
+
+    def _has_piece(self) -> bool:
+        return self._counters[_SENDER] > self._counters[_RECEIVER]
+
+    def _wait(self, is_ready: Callable[[], bool], what: _Action) -> None:
+        if is_ready():
+            return
+        started_s = time.monotonic()
+        if not wait_until(is_ready, self._timeout_s):
+            raise TimeoutError(
+                f"the {_OTHER[what]} stage's worker didn't {what} hidden states within {self._timeout_s:g} s: "
+                "it is stuck or gone"
+            )
+        self.waited_s += time.monotonic() - started_s
+
+
+class TorchLink:
+    """A link by torch.distributed: NCCL on GPUs, Gloo elsewhere.
+
+    On GPUs, nothing makes the host wait: the GPU sends on a stream of its own, and computes the next step meanwhile. A
+    GPU that doesn't get its hidden states in time ends the process.
+    """
+
+    def __init__(self, store: Store, rank: int, device: torch.device, timeout_s: float) -> None:
+        """`rank`: 0 on the end that sends, 1 on the end that receives."""
+        self.waited_s = 0.0
+        self._peer = 1 - rank
+        self._sending: deque[tuple[Any, Tensor]] = deque()
+        """What is being sent, oldest first, with the tensors, which must live until they are sent."""
+        self._is_gpu = device.type == "cuda"
+        store, timeout = PrefixStore("link", store), datetime.timedelta(seconds=timeout_s)
+        if self._is_gpu:
+            options = torch.distributed.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group: Any = torch.distributed.ProcessGroupNCCL(store, rank, 2, options)
+        else:
+            self._group = torch.distributed.ProcessGroupGloo(store, rank, 2, timeout)
+
+    def send(self, h_TD: Tensor) -> None:
+        while self._sending and self._sending[0][0].is_completed():
+            self._sending.popleft()
+        if not self._is_gpu and len(self._sending) >= _NUM_BUFFERS:
+            self._wait(self._sending.popleft()[0].wait, "take")
+        self._wait(lambda: self._sending.append((self._group.send([h_TD], self._peer, 0), h_TD)), "take")
+
+    def receive_into(self, h_TD: Tensor) -> Tensor:
+        # on a GPU, this makes the stream wait, not the host
+        self._wait(lambda: self._group.recv([h_TD], self._peer, 0).wait(), "send")
+        return h_TD
+
+    def close(self) -> None:
+        """Disconnect from the other end. Idempotent."""
+        if self._group is not None:
+            self._group.shutdown()
+        self._group = None
+        self._sending.clear()
+
+    def _wait(self, wait: Callable[[], object], what: _Action) -> None:
+        started_s = time.monotonic()
+        try:
+            wait()
+        except RuntimeError as error:
+            raise ConnectionError(f"the {_OTHER[what]} stage's worker didn't {what} hidden states: {error}") from error
+        self.waited_s += time.monotonic() - started_s
