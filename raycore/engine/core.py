@@ -247,10 +247,10 @@ class EngineCore:
 
     def _size_cache(self) -> int:
         cache, block_size = self.config.cache, self.config.cache.block_size
-        bytes_per_block = self.executor.bytes_per_block()
         if cache.num_gpu_blocks_override is not None:
             return cache.num_gpu_blocks_override
-        available = self.executor.determine_available_memory()
+        by_worker = zip(self.executor.determine_available_memory(), self.executor.bytes_per_block(), strict=True)
+        available, bytes_per_block = min(by_worker, key=lambda sizes: sizes[0] / sizes[1])
         num_blocks = available // bytes_per_block
         longest = self.config.scheduler.max_model_len
         if num_blocks * block_size < longest:

@@ -144,13 +144,13 @@ class Executor(ABC):
         """Start a step without tokens. In such a step this rank only computes experts for the other ranks' tokens."""
         return self.execute(StepPlan(DUMMY_STEP))
 
-    def determine_available_memory(self) -> int:
-        """Bytes available for the KV cache on the worker that has the least memory available."""
-        return min(self.collective_rpc("determine_available_memory", self._settings.init_timeout_s))
+    def determine_available_memory(self) -> list[int]:
+        """Bytes available for the KV cache on each worker."""
+        return self.collective_rpc("determine_available_memory", self._settings.init_timeout_s)
 
-    def bytes_per_block(self) -> int:
-        """Size of one KV cache block on a worker, in bytes: the maximum over the workers."""
-        return max(self.collective_rpc("bytes_per_block"))
+    def bytes_per_block(self) -> list[int]:
+        """Size of one KV cache block on each worker, in bytes. A stage of a pipeline has only its own layers' part."""
+        return self.collective_rpc("bytes_per_block")
 
     def initialize_cache(self, num_blocks: int) -> None:
         """Allocate a KV cache of `num_blocks` blocks on each worker, and warm up the model."""

@@ -335,7 +335,7 @@ class Worker(WorkerProtocol):
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
         """Run one step. Returns the result on the worker that reports steps, and None on others.
 
-        If several steps may be in flight, returns before the device has finished: see `WorkerProtocol.execute_model`.
+        A GPU hasn't finished when this returns, if several steps may be in flight: see `WorkerProtocol.execute_model`.
         If engines share experts, an engine without work gets empty plans while other engines have work.
         """
         assert self._runner is not None, "initialize_cache() comes first"
@@ -343,7 +343,8 @@ class Worker(WorkerProtocol):
         launched = self._runner.launch(plan)
         self._in_steps_s += perf_counter() - started_s
         step = launched if self.rank.reports_steps else _Unreported(launched)
-        return step if self.config.max_steps_in_flight > 1 else step.result()
+        # a step that is over is reported at once: the next one may take long
+        return step.result() if self.config.max_steps_in_flight == 1 or step.done() else step
 
     def step_times(self) -> StepTimes:
         """Return what this worker has spent its time on in steps. On a GPU, that is only the host's time."""

@@ -13,7 +13,7 @@ from raycore.rpc.endpoint import TransportClosed
 
 CAPACITY = 4096
 SOON_S = 5.0
-CASES = ["adaptive", "spin", "no board", "actor calls"]
+CASES = ["adaptive", "spin", "no board", "stages", "actor calls"]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,8 @@ def link(request, ray_cluster, workers, monkeypatch):
             monkeypatch.setattr(channel.Board, "create", lambda num_workers: None)
         nodes = ray_cluster.get([worker.node_id.remote() for worker in workers])
         window_s = math.inf if request.param == "spin" else 100e-6
-        transport = ChannelTransport(workers, nodes, CAPACITY, window_s)
+        stage_size = 1 if request.param == "stages" else None
+        transport = ChannelTransport(workers, nodes, CAPACITY, window_s, stage_size)
     link = Link(ray_cluster, workers, transport, request.param == "actor calls")
     yield link
     transport.close()

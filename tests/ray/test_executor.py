@@ -132,8 +132,8 @@ def test_a_late_reply_is_not_taken_for_the_next(shared):
 
 
 def test_what_the_engine_asks_of_its_workers(shared):
-    assert shared.determine_available_memory() == 999
-    assert shared.bytes_per_block() == 11
+    assert shared.determine_available_memory() == [1000, 999]
+    assert shared.bytes_per_block() == [10, 11]
     assert shared.dtype_name() == "float32"
     shared.initialize_cache(7)
     shared.check_health()

@@ -160,6 +160,7 @@ class FakeEngineCore:
         long_prefill_token_threshold: int = 0,
         depth: int = 1,
         tells_tokens: bool = False,
+        num_turns: int = 1,
     ) -> None:
         self.max_model_len = max_model_len
         self.scheduler = Scheduler(
@@ -168,6 +169,7 @@ class FakeEngineCore:
             num_blocks,
             VOCAB,
             tells_tokens=tells_tokens,
+            num_turns=num_turns,
         )
         self.runner = FakeModelRunner(num_blocks, block_size)
         self.depth = depth

@@ -180,8 +180,17 @@ def test_worker_class_travels_by_name() -> None:
         ({"enable_expert_parallel": True}, ["enable_expert_parallel=True", "LlamaForCausalLM"]),
         (
             {"executor_backend": "inline", "tensor_parallel_size": 2},
-            ["executor_backend='inline'", "tensor_parallel_size=2", "executor_backend='ray'"],
+            ["executor_backend='inline'", "tensor_parallel_size=2 needs 2:", "executor_backend='ray'"],
         ),
+        (
+            {"executor_backend": "inline", "tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            ["executor_backend='inline'", "tensor_parallel_size=2 and pipeline_parallel_size=2 need 4:"],
+        ),
+        ({"pipeline_parallel_size": 5}, ["pipeline_parallel_size=5", "4 layers"]),
+        ({"pipeline_parallel_size": 65}, ["pipeline_parallel_size=65", "64"]),
+        ({"pipeline_parallel_size": 2, "pipeline_layers": "2,3"}, ["pipeline_layers=2,3", "4 layers"]),
+        ({"pipeline_parallel_size": 2, "pipeline_layers": [4, 0]}, ["pipeline_layers=4,0", "at least 1"]),
+        ({"pipeline_layers": "two"}, ["pipeline_layers='two'", "separated by commas"]),
     ],
 )
 def test_what_cant_work_is_named(options: dict[str, Any], fragments: list[str]) -> None:
@@ -212,6 +221,16 @@ def test_only_ranks_that_share_experts_need_each_other(
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="org/model isn't a directory"):
         resolve(str(tmp_path / "org/model"))
+
+
+def test_stages() -> None:
+    config = resolve(MODEL, pipeline_parallel_size=2, tensor_parallel_size=2, async_scheduling=False)
+    assert (config.parallel.world_size, config.executor.backend, config.max_steps_in_flight) == (4, "ray", 2)
+    assert [len(stage.layers) for stage in config.stages()] == [2, 2]
+    for layers in ("1,3", [1, 3]):
+        config = resolve(MODEL, pipeline_parallel_size=2, pipeline_layers=layers)
+        assert [len(stage.layers) for stage in config.stages()] == [1, 3]
+    assert resolve(MODEL, pipeline_parallel_size=4, async_scheduling=True).max_steps_in_flight == 4
 
 
 def test_frozen_and_the_same_in_every_process() -> None:

@@ -184,7 +184,7 @@ def test_mistakes_are_one_line(engine, run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for flags, message in (
         (("--max-concurrent-requests", "0"), "max_concurrent_requests=0 isn't at least 1"),
-        (("-pp", "2"), "pipeline_parallel_size=2"),
+        (("--decode-context-parallel-size", "2"), "decode_context_parallel_size=2"),
         (("--chat-template", "/nowhere"), "/nowhere"),
         (("-i", "/nowhere"), "/nowhere can't be read"),
         (("-i", str(tmp_path / "pipe")), "pipe can't be read twice"),

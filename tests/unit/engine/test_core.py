@@ -37,10 +37,10 @@ class FakeExecutor:
             raise self.fail_with
 
     def determine_available_memory(self):
-        return self.available
+        return [1 << 30, self.available, self.available]
 
     def bytes_per_block(self):
-        return 1024
+        return [2048, 1024, 512]
 
     def initialize_cache(self, num_blocks):
         self.num_blocks = num_blocks

@@ -86,7 +86,7 @@ def test_a_dummy_batch_is_a_step_without_a_token():
 
 
 def test_calls(executor):
-    assert executor.determine_available_memory() == 5
+    assert executor.determine_available_memory() == [5]
     assert executor.collective_rpc("determine_available_memory") == [5]
     assert executor.collective_rpc("determine_available_memory", kv_output_aggregator=sum) == 5
     pending = executor.collective_rpc("determine_available_memory", non_block=True)

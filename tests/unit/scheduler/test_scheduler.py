@@ -352,3 +352,27 @@ def test_requests_share_prefixes_only_with_those_of_their_salt() -> None:
     engine.submit([*prompt, *engine.tokens[1]], max_tokens=1, cache_salt="a")
     engine.run()
     assert engine.started[len(salts)] == 16, "outputs are shared, too"
+
+
+def test_decodes_take_turns_in_the_steps_in_flight() -> None:
+    """As in a pipeline of three stages: each step in flight has a third, and nobody waits longer than others."""
+    engine = FakeEngineCore(depth=3, num_turns=3, tells_tokens=True, max_num_seqs=8, num_blocks=200)
+    for seq_id in range(8):
+        engine.submit([1, 2], max_tokens=30 if seq_id else 10)
+    for _ in range(40):
+        engine.step()
+    decodes = [ints(plan.slots) for plan in engine.plans if not plan.num_tokens and not plan.new_requests]
+    steady = decodes[3:18]
+    assert {len(slots) for slots in steady} <= {2, 3}
+    for start in range(len(steady) - 2):
+        together = [slot for slots in steady[start : start + 3] for slot in slots]
+        assert sorted(together) == list(range(8)), "each once in three steps"
+    engine.run()
+
+
+def test_a_single_step_in_flight_has_all_decodes() -> None:
+    engine = FakeEngineCore(tells_tokens=True, max_num_seqs=8, num_blocks=200)
+    for _ in range(8):
+        engine.submit([1, 2], max_tokens=10)
+    engine.run()
+    assert [len(ints(plan.slots)) for plan in engine.plans] == [8] * 10

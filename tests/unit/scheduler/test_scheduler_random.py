@@ -16,6 +16,7 @@ from raycore.errors import RequestTooLarge
 def engines(draw: st.DrawFn) -> FakeEngineCore:
     block_size = draw(st.sampled_from([1, 2, 4]))
     max_num_seqs = draw(st.integers(1, 6))
+    depth = draw(st.sampled_from([1, 2, 3]))
     return FakeEngineCore(
         num_blocks=draw(st.integers(24, 120)) // block_size,
         block_size=block_size,
@@ -24,8 +25,9 @@ def engines(draw: st.DrawFn) -> FakeEngineCore:
         enable_prefix_caching=draw(st.booleans()),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
-        depth=draw(st.sampled_from([1, 2, 3])),
+        depth=depth,
         tells_tokens=draw(st.booleans()),
+        num_turns=draw(st.sampled_from([1, depth])),
     )
 
 

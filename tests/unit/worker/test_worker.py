@@ -17,7 +17,7 @@ from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
 from raycore.grammar import compiler
-from raycore.messages import NewRequest, StepPlan
+from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.node import resources as host
 from raycore.node.ports import address_of, free_ports
 from raycore.sampling_params import SamplingParams
@@ -151,6 +151,67 @@ def test_ranks_that_share_experts_need_a_place_to_meet(tmp_path: Path) -> None:
         Worker(config, ALONE.with_experts(config.parallel, None)).init_device()
 
 
+def run_together(workers: list[Worker], plans: list[list[StepPlan]]) -> list[list[StepResult | None]]:
+    """Start workers that need each other, each in a thread, run its plans, and stop it. Returns its results."""
+
+    def run(worker: Worker, plans: list[StepPlan]) -> list[StepResult | None]:
+        worker.init_device()
+        worker.load_model()
+        worker.initialize_cache(4)
+        worker.warm_up()
+        results = [worker.execute_model(plan) for plan in plans]
+        worker.shutdown()
+        return results
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        return list(pool.map(run, workers, plans))
+
+
+def a_request_and_its_plans(known: list[int], num_prompt: int) -> list[StepPlan]:
+    """The plans of one request: its prompt in two chunks, then a token at a time. `known`: all tokens but the last."""
+    params = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1)
+    prompt = np.array(known[:num_prompt], np.int32).tobytes()
+    request = NewRequest(0, prompt, num_prompt, 0, bytes(4), params, 0)
+    plans: list[StepPlan] = []
+    ends = [2, *range(num_prompt, len(known) + 1)]
+    for step, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        numbers = [np.array(each, np.int32).tobytes() for each in ([start], [end >= num_prompt], known[start:end])]
+        count = b"" if end - start == 1 else np.int32(end - start).tobytes()
+        new = [request] if step == 0 else []
+        plans.append(StepPlan(step, np.int32(0).tobytes(), count, new_requests=new, tokens=StepTokens(*numbers)))
+    return plans
+
+
+@pytest.mark.parametrize(
+    ("kind", "tp_size", "pp_size"), [("dense", 1, 2), ("dense", 1, 3), ("dense", 2, 2), ("sparse", 1, 3)]
+)
+def test_stages_together_do_what_one_worker_does(tmp_path: Path, kind: str, tp_size: int, pp_size: int) -> None:
+    shape = SHAPE | {"num_hidden_layers": 5} | (MOE | {"mlp_only_layers": [1]} if kind == "sparse" else {})
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"tie_word_embeddings": True}))
+    options = {"load_format": "dummy", "num_threads": 1, "attention_backend": "torch"}
+    (port,) = free_ports("127.0.0.1", 1)
+
+    def make(tp: int, pp: int) -> list[Worker]:
+        config = resolve(str(tmp_path), tensor_parallel_size=tp, pipeline_parallel_size=pp, **options)
+        meeting = address_of("127.0.0.1", port)
+        places = [divmod(number, tp) for number in range(tp * pp)]
+        ranks = [WorkerRank(0, tp_rank, tp, 0, 4, meeting, pp_rank=stage, pp_size=pp) for stage, tp_rank in places]
+        return [Worker(config, rank) for rank in ranks]
+
+    known = [3, 9, 27, 17, 51]
+    for _ in range(4):  # what one worker samples is what the next plan tells
+        (results,) = run_together(make(1, 1), [a_request_and_its_plans(known, 5)])
+        known.append(int(np.frombuffer(results[-1].token_ids, np.int32)[0]))
+    plans = a_request_and_its_plans(known[:-1], 5)
+    found = run_together(make(tp_size, pp_size), [plans] * (tp_size * pp_size))
+    reporting = found.pop((pp_size - 1) * tp_size)  # the first worker of the last stage
+    assert found == [[None] * len(plans)] * len(found)
+    if tp_size == 1:
+        assert reporting == results, "with the same bits"
+    else:
+        assert [each.token_ids for each in reporting] == [each.token_ids for each in results]
+
+
 def test_engines_share_experts(tmp_path: Path) -> None:
     """One has a prompt, then a token to go on from, then nothing; the other has nothing at all."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE))
@@ -164,21 +225,37 @@ def test_engines_share_experts(tmp_path: Path) -> None:
     meeting = address_of("127.0.0.1", port)
     places = [msgspec.structs.replace(ALONE, dp_rank=rank).with_experts(config.parallel, meeting) for rank in range(2)]
     busy, idle = (Worker(config, place) for place in places)
+    of_busy, of_idle = run_together([busy, idle], [plans, [StepPlan(-1)] * 3])
+    (of_alone,) = run_together([alone], [plans])
+    assert [each.token_ids for each in of_busy] == [each.token_ids for each in of_alone]
+    assert [each.token_ids for each in of_idle] == [b""] * 3
+    assert [each.is_anyone_busy for each in of_busy + of_idle] == [True, True, False] * 2
 
-    def run(worker: Worker, plans: list[StepPlan]) -> list[tuple[bytes, bool]]:
-        worker.init_device()
-        worker.load_model()
-        worker.initialize_cache(4)
-        worker.warm_up()
-        results = [worker.execute_model(plan) for plan in plans]
-        worker.shutdown()
-        return [(result.token_ids, result.is_anyone_busy) for result in results if result is not None]
 
-    with ThreadPoolExecutor(2) as pool:
-        of_busy, of_idle = pool.map(run, (busy, idle), (plans, [StepPlan(-1)] * 3))
-    expected = [tokens for tokens, _ in run(alone, plans)]
-    assert of_busy == list(zip(expected, [True, True, False], strict=True))
-    assert of_idle == [(b"", True), (b"", True), (b"", False)]
+def test_stages_of_engines_share_experts(tmp_path: Path) -> None:
+    """Each stage has its own experts. An engine without a token runs them in all of its stages."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE | {"num_hidden_layers": 3}))
+    options = {"load_format": "dummy", "num_threads": 1}
+    plans = [*a_request_and_its_plans([3, 9, 27, 17, 51], 5), StepPlan(9)]
+    (alone,) = run_together([Worker(resolve(str(tmp_path), **options), ALONE)], [plans])
+    config = resolve(
+        str(tmp_path), enable_expert_parallel=True, data_parallel_size=2, pipeline_parallel_size=2, **options
+    )
+    addresses = [address_of("127.0.0.1", port) for port in free_ports("127.0.0.1", 3)]
+    workers = [
+        Worker(
+            config,
+            WorkerRank(dp_rank, 0, 1, 0, 4, addresses[dp_rank], pp_rank=stage, pp_size=2).with_experts(
+                config.parallel, addresses[2]
+            ),
+        )
+        for dp_rank, stage in ((0, 0), (0, 1), (1, 0), (1, 1))
+    ]
+    idle = [StepPlan(-1)] * len(plans)
+    found = run_together(workers, [plans, plans, idle, idle])
+    assert found[0] == found[2] == [None] * len(plans)
+    assert [each.token_ids for each in found[1]] == [each.token_ids for each in alone]
+    assert [each.is_anyone_busy for each in found[1] + found[3]] == [True, True, False] * 2
 
 
 def test_shutdown_before_anything_started(checkpoint: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.loader import DecoderWeights, load_decoder_weights, random_decoder_weights
@@ -202,6 +203,36 @@ def test_tied_embeddings_are_one_tensor(tmp_path: Path, has_lm_head: bool) -> No
     (weights,) = load_all(TIED, tmp_path, 1)
     assert weights.lm_head_VD is weights.embed_VD
     assert equal(weights.embed_VD, tensors["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("spec", [SPEC, TIED])
+@pytest.mark.parametrize("is_random", [False, True])
+def test_a_stage_has_only_its_own_part(tmp_path: Path, spec: ModelSpec, is_random: bool) -> None:
+    write(tmp_path, make_tensors(spec))
+
+    def load(stage: Stage | None) -> DecoderWeights:
+        if is_random:
+            return random_decoder_weights(spec, 1, 2, torch.float32, stage=stage)
+        return load_decoder_weights(spec, tmp_path, 1, 2, torch.float32, stage=stage)
+
+    whole, (first, last) = load(None), map(load, split_layers(spec, 2, [1, spec.num_layers - 1]))
+    assert equal(first.embed_VD, whole.embed_VD)
+    assert first.lm_head_VD is first.final_norm_D is last.embed_VD is None
+    assert equal(last.lm_head_VD, whole.lm_head_VD), "even if it is the embedding"
+    assert equal(last.final_norm_D, whole.final_norm_D)
+    assert (len(first.layers), len(last.layers)) == (1, spec.num_layers - 1)
+    for layer, of_whole in zip([*first.layers, *last.layers], whole.layers, strict=True):
+        assert equal(layer.qkv_OD, of_whole.qkv_OD)
+        assert equal(layer.feed_forward.down_DF, of_whole.feed_forward.down_DF)
+
+
+def test_a_stage_reads_nothing_else(tmp_path: Path) -> None:
+    """The other stages' tensors need not be there: a node may hold only those that its workers need."""
+    tensors = {name: tensor for name, tensor in make_tensors(PLAIN).items() if name.startswith("model.layers.1.")}
+    write(tmp_path, tensors)
+    stage = Stage(range(1, 2), is_first=False, is_last=False)
+    weights = load_decoder_weights(PLAIN, tmp_path, 0, 1, torch.bfloat16, stage=stage)
+    assert equal(weights.layers[0].o_DO, tensors["model.layers.1.self_attn.o_proj.weight"])
 
 
 def test_no_biases_where_the_model_has_none(tmp_path: Path) -> None:
