@@ -15,6 +15,7 @@ class EchoActor:
 
     def join(self, invitation):
         self._stopping = threading.Event()
+        self._rank = getattr(invitation, "rank", None)
         self._endpoint, answer = invitation.join()
         return answer
 
@@ -54,4 +55,6 @@ class EchoActor:
             self._endpoint.close()
 
     def _reply(self, message):
+        if message == b"rank 1 is busy" and self._rank == 1:
+            time.sleep(0.5)
         return None if message == b"silence" else message

@@ -96,6 +96,18 @@ def test_requests_may_run_ahead_of_replies(link):
         assert [message for sender, message in replies if sender == rank] == [b"%d" % n for n in range(8)]
 
 
+def test_the_first_stage_does_not_wait_until_the_last_one_has_time(link):
+    if len(getattr(link.transport, "_requests", [])) < 2:
+        pytest.skip("there is only one stage")
+    messages = [b"rank 1 is busy", b"taken", b"waiting", b"more"]
+    for message in messages:
+        link.send(message)
+    replies = [link.receive() for _ in range(2 * len(messages))]
+    assert replies.index((0, b"waiting")) < replies.index((1, b"rank 1 is busy"))
+    for rank in range(2):
+        assert [message for sender, message in replies if sender == rank] == messages
+
+
 def test_a_sleeping_worker_is_woken(link):
     times_s = []
     for _ in range(9):

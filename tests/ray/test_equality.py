@@ -2,9 +2,9 @@
 
 Two sweeps cover the product. Every shape (TP 1, 2, 4 x DP 1, 2 x one or two steps in flight) runs through `LLM` with a
 dense family and one of experts, and TP 2 x DP 2 with every family, with a budget that forces chunking and a block count
-that forces preemption. Every family also runs through `EngineCore` on living workers of TP 1 with every combination of
-prefix caching, budgets and block counts, and of TP 2 and 4 with every pair of these, both with one step at a time and
-with two in flight.
+that forces preemption. So do PP 2 x TP 2 and PP 2 x DP 2. Every family also runs through `EngineCore` on living workers
+of TP 1 with every combination of prefix caching, budgets and block counts, and of TP 2 and 4 and PP 2 with every pair
+of these, both with one step at a time and with two in flight (with stages, there are always two).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def checkpoints(tmp_path_factory) -> dict[str, tuple[Path, list[list[int]]]]:
 class LivingWorkers:
     """An executor whose workers outlive the engine: each engine has them load another model."""
 
-    def __init__(self, executor, tensor_parallel_size: int):
+    def __init__(self, executor, shape: dict[str, int]):
         self.executor = executor
-        self.tensor_parallel_size = tensor_parallel_size
+        self.shape = shape
 
     def for_engine(self, config: EngineConfig) -> LivingWorkers:
-        made = LivingWorkers(self.executor, self.tensor_parallel_size)
+        made = LivingWorkers(self.executor, self.shape)
         made.config = config
         made.max_concurrent_batches = config.max_steps_in_flight
         return made
@@ -82,22 +82,19 @@ def _reload(worker, config: EngineConfig) -> None:
     worker.load_model()
 
 
-def _start_config(path: Path, tp: int) -> EngineConfig:
-    return resolve(str(path), dtype="float32", tensor_parallel_size=tp, num_threads=1, max_num_seqs=8)
-
-
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda tp: f"tp{tp}")
+@pytest.fixture(scope="module", params=[(1, 1), (2, 1), (4, 1), (1, 2)], ids=lambda shape: "tp{}-pp{}".format(*shape))
 def workers(request, ray_cluster, checkpoints):
-    tp = request.param
-    config = _start_config(checkpoints["llama2"][0], tp)
-    if tp == 1:
+    shape = dict(zip(("tensor_parallel_size", "pipeline_parallel_size"), request.param, strict=True))
+    config = resolve(str(checkpoints["llama2"][0]), dtype="float32", num_threads=1, max_num_seqs=8, **shape)
+    size = config.parallel.world_size
+    if size == 1:
         executor = InlineExecutor(config, RankIdentity(0, 1))
         group = None
     else:
-        group = ray_cluster.util.placement_group([{"CPU": 1}] * tp)
-        executor = RayExecutor(config, RankIdentity(0, tp), group)
+        group = ray_cluster.util.placement_group([{"CPU": 1}] * size)
+        executor = RayExecutor(config, RankIdentity(0, size), group)
     executor.initialize()
-    yield LivingWorkers(executor, tp)
+    yield LivingWorkers(executor, shape)
     executor.shutdown()
     if group is not None:
         ray_cluster.util.remove_placement_group(group)
@@ -107,7 +104,9 @@ def workers(request, ray_cluster, checkpoints):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family, overlaps):
     path, expected = checkpoints[family]
-    for caching, budget, blocks in COMBINATIONS if workers.tensor_parallel_size == 1 else PAIRS:
+    if not overlaps and workers.shape["pipeline_parallel_size"] > 1:
+        pytest.skip("stages always have a step each")
+    for caching, budget, blocks in COMBINATIONS if set(workers.shape.values()) == {1} else PAIRS:
         scheduling = {
             "enable_prefix_caching": caching,
             "max_num_batched_tokens": budget,
@@ -116,7 +115,7 @@ def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family,
         config = resolve(
             str(path),
             dtype="float32",
-            tensor_parallel_size=workers.tensor_parallel_size,
+            **workers.shape,
             num_threads=1,
             max_num_seqs=8,
             block_size=8,
@@ -161,16 +160,16 @@ def _count_preemptions(core: EngineCore) -> list[int]:
 @pytest.fixture(scope="module")
 def living_llm(request, ray_cluster, checkpoints):
     """An `LLM` of a shape, which families take turns in."""
-    tp, dp, overlaps = request.param
-    with LLM(str(checkpoints["llama2"][0]), **_shape(tp, dp, overlaps)) as llm:
-        yield llm, tp, dp, overlaps
+    with LLM(str(checkpoints["llama2"][0]), **_shape(*request.param)) as llm:
+        yield llm, request.param
 
 
-def _shape(tp: int, dp: int, overlaps: bool) -> dict[str, Any]:
+def _shape(tp: int, dp: int, overlaps: bool, pp: int = 1) -> dict[str, Any]:
     return {
         "dtype": "float32",
         "async_scheduling": overlaps,
         "tensor_parallel_size": tp,
+        "pipeline_parallel_size": pp,
         "data_parallel_size": dp,
         "num_threads": 1,
         "max_num_seqs": 8,
@@ -187,24 +186,25 @@ def _become(worker, config: EngineConfig) -> None:
     worker.initialize_cache(PREEMPTING_BLOCKS)
 
 
-SHAPES = list(itertools.product((1, 2, 4), (1, 2), (False, True)))
+SHAPES = [*itertools.product((1, 2, 4), (1, 2), (False, True)), (2, 1, True, 2), (1, 2, True, 2)]
 SHAPES_OF_ALL_FAMILIES = [(2, 2, False), (2, 2, True)]
 
 
 @pytest.mark.parametrize(
     ("living_llm", "family"),
     [
-        pytest.param(shape, family, id="tp{}-dp{}-{}-{}".format(*shape, family))
+        pytest.param(shape, family, id="tp{}-dp{}-{}-pp{}-{}".format(*(*shape, 1)[:4], family))
         for shape in SHAPES
         for family in (FAMILIES if shape in SHAPES_OF_ALL_FAMILIES else ("llama3", "mixtral"))
     ],
     indirect=["living_llm"],
 )
 def test_every_shape_gives_the_reference_tokens(living_llm, checkpoints, family):
-    llm, tp, dp, overlaps = living_llm
+    llm, shape = living_llm
     path, expected = checkpoints[family]
     assert llm.reset_prefix_cache()
-    assert len(llm.collective_rpc(_become, args=(resolve(str(path), **_shape(tp, dp, overlaps)),))) == tp * dp
+    config = resolve(str(path), **_shape(*shape))
+    assert len(llm.collective_rpc(_become, args=(config,))) == config.parallel.world_size * shape[1]
     for _ in range(2):  # the second time finds prefixes
         outputs = llm.generate(prompts(), PARAMS, use_tqdm=False)
         assert [output.outputs[0].token_ids for output in outputs] == expected
