@@ -86,11 +86,12 @@ def main() -> None:
     nodes = [cluster.add_node(num_cpus=2, **RAY_OPTIONS) for _ in range(3)]
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
-    # two workers and the engine, on two nodes: their channel crosses nodes, and so do their sums
-    with LLM(demo_model_path(), tensor_parallel_size=2, placement_strategy="span", **LIMITS) as llm:
-        (rank,) = llm.ranks
-        assert len(rank.node_ids) == 2
-        check(llm)
+    # two workers and the engine, on two nodes: their channel crosses nodes, and so do sums and hidden states
+    for shape in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with LLM(demo_model_path(), placement_strategy="span", **{shape: 2}, **LIMITS) as llm:
+            (rank,) = llm.ranks
+            assert len(rank.node_ids) == 2
+            check(llm)
     print("a rank spans nodes", flush=True)
 
     options = LIMITS | {"data_parallel_size": 2, "executor_backend": "ray", "placement_strategy": "strict"}

@@ -54,3 +54,11 @@ def test_tensor_parallel_ranks_keep_the_bits(ray_cluster, mode) -> None:
     with start(tensor_parallel_size=2, max_num_batched_tokens=24, max_num_seqs=8, **mode) as llm:
         alone = [outcomes(llm, [prompt], GREEDY)[0] for prompt in PROMPTS]
         assert outcomes(llm, PROMPTS, GREEDY) == alone
+
+
+def test_stages_give_the_bits_of_a_single_worker(ray_cluster, mode, expected) -> None:
+    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "num_gpu_blocks_override": 12}
+    with start(pipeline_parallel_size=3, **limits, **mode) as llm:
+        for _ in range(2):  # the second time finds prefixes
+            assert outcomes(llm, PROMPTS, GREEDY) == expected["greedy"]
+            assert outcomes(llm, PROMPTS, SEEDED) == expected["seeded"]

@@ -116,6 +116,21 @@ def test_an_exception_in_a_step_costs_no_request(llm, expected):
     assert llm.engine_infos[0].pid != before
 
 
+def test_each_stage_may_fail(ray_cluster):
+    """A worker of the first stage dies, one of the last, one stands still, and one raises."""
+    options = {"pipeline_parallel_size": 2, "step_timeout_s": 2.0, "max_rank_restarts": 50}
+    with LLM(demo_model_path(), batch_invariant=True, **options, **LIMITS) as llm:
+        expected = [output.outputs for output in llm.generate(*mixed_requests(), use_tqdm=False)]
+        for stage, number in ((0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP), (0, None)):
+            info = llm.engine_infos[0]
+            if number is None:
+                raise_in_step(llm, 0, 40)
+            else:
+                signal_in_step(llm, 0, info.worker_pids[stage], 40, number)
+            assert [output.outputs for output in llm.generate(*mixed_requests(), use_tqdm=False)] == expected
+            wait_for_other(llm, 0, info.pid)
+
+
 def test_a_request_that_cannot_be_decoded_fails_alone(llm, monkeypatch):
     wait_for_ranks(llm, 2)
     pids = [info.pid for info in llm.engine_infos]

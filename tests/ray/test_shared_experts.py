@@ -41,10 +41,15 @@ def checkpoints(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module", params=[(1, 1), (2, 1), (1, 2), (2, 2)], ids=lambda shape: "tp{}-dp{}".format(*shape))
+SHAPES = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 2, 2)]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "tp{}-dp{}-pp{}".format(*shape))
 def shape(request) -> dict[str, Any]:
-    tp, dp = request.param
-    shape = {"tensor_parallel_size": tp, "data_parallel_size": dp, "enable_expert_parallel": True}
+    sizes = dict(
+        zip(("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"), request.param, strict=True)
+    )
+    shape = {**sizes, "enable_expert_parallel": True}
     return {"dtype": "float32", **shape, **OPTIONS}
 
 
