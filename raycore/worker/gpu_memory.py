@@ -28,7 +28,7 @@ class MemoryUse(NamedTuple):
         """Return the sizes as text, one line each, with what can be done about them."""
         lines = [
             (int(self.total * self.share), f"gpu_memory_utilization={self.share:g} of {self.total / 2**30:.2f} GiB"),
-            (-self.weights, "weights: use more workers (tensor_parallel_size)"),
+            (-self.weights, "weights: use more workers (tensor_parallel_size, pipeline_parallel_size)"),
             (-self.step, "the largest step: lower max_num_batched_tokens or max_num_seqs"),
             (-self.graphs, "CUDA graphs: enforce_eager=True needs none"),
             (-self.others, "CUDA itself and other processes: end those that you don't need"),

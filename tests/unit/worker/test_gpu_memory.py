@@ -37,7 +37,7 @@ def test_the_table_adds_up_and_says_what_to_do() -> None:
     use = MemoryUse(24 * GIB, 0.5, weights=16 * GIB, step=GIB, graphs=0, others=GIB)
     assert use.table().splitlines() == [
         "    12.00 GiB  gpu_memory_utilization=0.5 of 24.00 GiB",
-        "   -16.00 GiB  weights: use more workers (tensor_parallel_size)",
+        "   -16.00 GiB  weights: use more workers (tensor_parallel_size, pipeline_parallel_size)",
         "    -1.00 GiB  the largest step: lower max_num_batched_tokens or max_num_seqs",
         "    -1.00 GiB  CUDA itself and other processes: end those that you don't need",
         "    -6.00 GiB  left",

@@ -7,6 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
 from raycore.grammar import compiler
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
+from raycore.model import peer_memory
 from raycore.node import resources as host
 from raycore.node.ports import address_of, free_ports
 from raycore.sampling_params import SamplingParams
@@ -152,7 +154,8 @@ def test_ranks_that_share_experts_need_a_place_to_meet(tmp_path: Path) -> None:
 
 
 def run_together(workers: list[Worker], plans: list[list[StepPlan]]) -> list[list[StepResult | None]]:
-    """Start workers that need each other, each in a thread, run its plans, and stop it. Returns its results."""
+    """Start workers that need each other, each in a thread, run their plans, and stop them. Returns their results."""
+    all_done = Barrier(len(workers))
 
     def run(worker: Worker, plans: list[StepPlan]) -> list[StepResult | None]:
         worker.init_device()
@@ -160,6 +163,7 @@ def run_together(workers: list[Worker], plans: list[list[StepPlan]]) -> list[lis
         worker.initialize_cache(4)
         worker.warm_up()
         results = [worker.execute_model(plan) for plan in plans]
+        all_done.wait(20)
         worker.shutdown()
         return results
 
@@ -183,9 +187,14 @@ def a_request_and_its_plans(known: list[int], num_prompt: int) -> list[StepPlan]
 
 
 @pytest.mark.parametrize(
-    ("kind", "tp_size", "pp_size"), [("dense", 1, 2), ("dense", 1, 3), ("dense", 2, 2), ("sparse", 1, 3)]
+    ("kind", "tp_size", "pp_size"),
+    [("dense", 1, 2), ("dense", 1, 3), ("dense", 2, 2), ("sparse", 1, 3), ("on several nodes", 1, 3)],
 )
-def test_stages_together_do_what_one_worker_does(tmp_path: Path, kind: str, tp_size: int, pp_size: int) -> None:
+def test_stages_together_do_what_one_worker_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tp_size: int, pp_size: int
+) -> None:
+    if kind == "on several nodes":
+        monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
     shape = SHAPE | {"num_hidden_layers": 5} | (MOE | {"mlp_only_layers": [1]} if kind == "sparse" else {})
     (tmp_path / "config.json").write_text(json.dumps(shape | {"tie_word_embeddings": True}))
     options = {"load_format": "dummy", "num_threads": 1, "attention_backend": "torch"}
