@@ -236,7 +236,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     ] = None
 
 
-def _layer_counts(pipeline_layers: str | list[int]) -> str | Any:
+def _layer_counts(pipeline_layers: str | list[int]) -> str:
     """Convert a list of numbers to the form that the option has on the command line."""
     return ",".join(map(str, pipeline_layers)) if isinstance(pipeline_layers, list) else pipeline_layers
 

@@ -3,7 +3,7 @@
 `SharedMemoryCollectives` is for CPU ranks on one node. Every rank copies its part into shared memory, waits for the
 others, and sums all parts in rank order, so that all ranks get the same bits. It has no thread, so it costs nothing
 while idle. `TorchCollectives` is for everything else. `make_collectives()` chooses between the two. How the ranks find
-each other is in `meeting`.
+each other is in `rendezvous`.
 """
 
 # parts of torch are partially typed:

@@ -68,11 +68,11 @@ class Decoder:
         self.qk_norms_NH: list[Tensor | None] = []
         """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
         self._layers: list[_Layer] = []
+        experts = experts or SplitExperts(ranks)
         for place, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
             self.qk_norms_NH.append(_qk_norm(spec, own, ranks.size, operations.device))
             is_last = layer == spec.num_layers - 1
-            experts = experts or SplitExperts(ranks)
             self._layers.append(_Layer(place, spec, own, ranks, experts, operations, is_last=is_last))
 
     def forward(

@@ -97,7 +97,7 @@ class Worker(WorkerProtocol):
         self._rendezvous: list[Rendezvous] = []
         self._source: Link | None = None
         self._sink: Link | None = None
-        self._in_steps_s = 0.0
+        self._step_times = StepTimes(0.0, 0.0)
         self._operations: Operations = TorchOperations(self._device)
         self._backend: Backend = "torch"
         self._fp8: Fp8Layers = "none"
@@ -151,6 +151,8 @@ class Worker(WorkerProtocol):
         if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
             share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
         tp, device, fp8, stage = (rank.tp_rank, rank.tp_size), self._device, self._fp8, self._stage
+        if rank.pp_size > 1:
+            logger.info("this stage has layers %d to %d", stage.layers[0], stage.layers[-1])
         if model.load_format == "dummy":
             weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, device, fp8, stage)
         else:
@@ -339,17 +341,16 @@ class Worker(WorkerProtocol):
         If engines share experts, an engine without work gets empty plans while other engines have work.
         """
         assert self._runner is not None, "initialize_cache() comes first"
-        started_s = perf_counter()
+        started_s, waited_s = perf_counter(), self._waited_s()
         launched = self._runner.launch(plan)
-        self._in_steps_s += perf_counter() - started_s
+        self._note_step(perf_counter() - started_s, self._waited_s() - waited_s)
         step = launched if self.rank.reports_steps else _Unreported(launched)
         # a step that is over is reported at once: the next one may take long
         return step.result() if self.config.max_steps_in_flight == 1 or step.done() else step
 
     def step_times(self) -> StepTimes:
         """Return what this worker has spent its time on in steps. On a GPU, that is only the host's time."""
-        link_s = sum(link.waited_s for link in (self._source, self._sink) if link is not None)
-        return StepTimes(self._in_steps_s - link_s, link_s)
+        return self._step_times
 
     def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
         """Start to compile grammars of waiting requests on a background thread. Steps can run meanwhile.
@@ -396,6 +397,14 @@ class Worker(WorkerProtocol):
                 part.close()
         self._experts = self._source = self._sink = None
         self._rendezvous = []
+
+    def _note_step(self, took_s: float, link_s: float) -> None:
+        before = self._step_times
+        self._step_times = StepTimes(before.computing_s + took_s - link_s, before.link_s + link_s)
+
+    def _waited_s(self) -> float:
+        """Return how long this worker has waited for those of other stages."""
+        return sum(link.waited_s for link in (self._source, self._sink) if link is not None)
 
     @property
     def _stage(self) -> Stage:

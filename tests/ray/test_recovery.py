@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,11 @@ def test_each_stage_may_fail(ray_cluster):
     """A worker of the first stage dies, one of the last, one stands still, and one raises."""
     options = {"pipeline_parallel_size": 2, "step_timeout_s": 2.0, "max_rank_restarts": 50}
     with LLM(demo_model_path(), batch_invariant=True, **options, **LIMITS) as llm:
-        expected = [output.outputs for output in llm.generate(*mixed_requests(), use_tqdm=False)]
+        with ThreadPoolExecutor(1) as pool:
+            generating = pool.submit(llm.generate, *mixed_requests(), use_tqdm=False)
+            while not generating.done():  # calls come between steps in flight
+                assert llm.collective_rpc(lambda worker: worker.rank.pp_rank) == [0, 1]
+        expected = [output.outputs for output in generating.result()]
         for stage, number in ((0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP), (0, None)):
             info = llm.engine_infos[0]
             if number is None:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from raycore.config import MAX_STAGES
 from raycore.rpc.doorbell import REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="boards exist on Linux only")
@@ -29,6 +30,10 @@ def test_both_sides_see_one_page(board):
     theirs.raise_counter(REPLIES + 2)
     assert theirs.memory[REQUESTS] == 1
     assert ours.memory[ours.replies] == b"\0\0\1"
+
+
+def test_a_board_has_a_counter_for_the_channel_to_each_stage():
+    assert REQUESTS + MAX_STAGES <= REPLIES
 
 
 def test_a_counter_starts_again_after_255(board):

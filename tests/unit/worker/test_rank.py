@@ -1,0 +1,15 @@
+"""How an engine's workers are numbered, and what they are called."""
+
+from raycore.worker.rank import WorkerRank
+
+
+def test_workers_are_numbered_stage_by_stage() -> None:
+    ranks = [
+        WorkerRank(1, tp_rank, 2, 0, 6, pp_rank=pp_rank, pp_size=3) for pp_rank in range(3) for tp_rank in range(2)
+    ]
+    assert [rank.worker for rank in ranks] == list(range(6))
+    assert {rank.world_size for rank in ranks} == {6}
+    assert [rank.is_last_stage for rank in ranks] == [False] * 4 + [True] * 2
+    assert [rank.reports_steps for rank in ranks] == [False] * 4 + [True, False]
+    assert [rank.label for rank in ranks] == [f"dp1 pp{stage} tp{tp}" for stage in range(3) for tp in range(2)]
+    assert WorkerRank(1, 1, 2, 1, 2).label == "dp1 tp1"
