@@ -296,7 +296,7 @@ class CoreEngineActorManager:
         nodes = {dp_rank: bundle_nodes(group) for dp_rank, group in groups.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
         actors = {
-            dp_rank: self._actor(dp_rank, group, nodes[dp_rank], self._num_local_workers(nodes[dp_rank][0], standing))
+            dp_rank: self._actor(dp_rank, group, nodes[dp_rank], self._workers_on(nodes[dp_rank], standing))
             for dp_rank, group in groups.items()
         }
         # the first rank chooses the dtype and provides the rendezvous address; Ray passes both to all ranks
@@ -313,15 +313,16 @@ class CoreEngineActorManager:
         return created
 
     def _actor(
-        self, dp_rank: int, group: PlacementGroup, nodes: list[str], num_local_workers: int
+        self, dp_rank: int, group: PlacementGroup, nodes: list[str], workers_on: dict[str, int]
     ) -> DPEngineCoreActor:
         name = self._name(f"dp{dp_rank}")
+        identity = RankIdentity(dp_rank, workers_on[nodes[0]], workers_on=workers_on if len(workers_on) > 1 else {})
         predecessor = self.ranks.get(dp_rank)
         if predecessor is not None and self._standbys is not None and self._can_stand_in(predecessor, nodes):
             standby = self._standbys.take(nodes[0])
             if standby is not None:
                 gpu_ids = [] if predecessor.info is None else predecessor.info.gpu_ids
-                standby.adopt.remote(RankIdentity(dp_rank, num_local_workers, gpu_ids), name)
+                standby.adopt.remote(msgspec.structs.replace(identity, gpu_ids=gpu_ids), name)
                 return standby
         index = self._shape.engine_bundle_index
         bundle = self._shape.bundles[index]
@@ -330,7 +331,7 @@ class CoreEngineActorManager:
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0.0),
             scheduling_strategy=in_bundle(group, index),
-        ).remote(self._config.encode(), RankIdentity(dp_rank, num_local_workers), group, name)
+        ).remote(self._config.encode(), identity, group, name)
 
     def _can_stand_in(self, rank: Rank, nodes: list[str]) -> bool:
         """Whether a standby can replace a rank, on these nodes. On GPUs, it has to know which GPUs the rank had."""
@@ -372,9 +373,10 @@ class CoreEngineActorManager:
         name = f"raycore_{self.engine_id}_{what}"
         return name if self._num_created <= self._shape.num_ranks else f"{name}_{self._num_created}"
 
-    def _num_local_workers(self, node: str, nodes_of_ranks: dict[int, list[str]]) -> int:
-        """Number of workers of all ranks on a node. These workers share the node's cores."""
-        return sum(nodes[: self._shape.world_size].count(node) for nodes in nodes_of_ranks.values())
+    def _workers_on(self, nodes: list[str], nodes_of_ranks: dict[int, list[str]]) -> dict[str, int]:
+        """By node of a rank's workers: the number of workers of all ranks there. They share the node's cores."""
+        size = self._shape.world_size
+        return {node: sum(other[:size].count(node) for other in nodes_of_ranks.values()) for node in nodes[:size]}
 
     def _stop(self, ranks: Sequence[Rank], timeout_s: float) -> None:
         run_refs = [rank.run_ref for rank in ranks if rank.run_ref is not None]

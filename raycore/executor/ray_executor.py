@@ -143,7 +143,7 @@ class WorkerGroup:
                     tp_rank=tp_rank,
                     tp_size=parallel.tensor_parallel_size,
                     local_rank=num_on_node[address.node_id],
-                    num_local_workers=identity.num_local_workers,
+                    num_local_workers=identity.num_workers_on(address.node_id),
                     distributed_init=meeting,
                     gpu_id=identity.gpu_of(worker),
                     pp_rank=pp_rank,

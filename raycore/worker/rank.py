@@ -32,6 +32,13 @@ class RankIdentity(msgspec.Struct, frozen=True):
     gpu_ids: list[str] = []
     """The GPU of each worker of the rank that a standby replaces. Empty: Ray has chosen the GPUs, or there are none."""
 
+    workers_on: dict[str, int] = {}
+    """The same number for each node on which the rank has workers, by node id, if the rank spans nodes."""
+
+    def num_workers_on(self, node_id: str) -> int:
+        """Number of workers of all data-parallel ranks on a node on which this rank has workers."""
+        return self.workers_on.get(node_id, self.num_local_workers)
+
     def gpu_of(self, worker: int) -> str | None:
         """The GPU that a standby's worker has to take. None: it has its GPU, or needs none."""
         return self.gpu_ids[worker] if self.gpu_ids else None

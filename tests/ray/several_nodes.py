@@ -87,10 +87,11 @@ def main() -> None:
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
     # two workers and the engine, on two nodes: their channel crosses nodes, and so do sums and hidden states
-    for shape in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with LLM(demo_model_path(), placement_strategy="span", **{shape: 2}, **LIMITS) as llm:
+    for shape, workers_on in (({"tensor_parallel_size": 2}, [2, 2]), ({"pipeline_parallel_size": 3}, [2, 2, 1])):
+        with LLM(demo_model_path(), placement_strategy="span", **shape, **LIMITS) as llm:
             (rank,) = llm.ranks
             assert len(rank.node_ids) == 2
+            assert llm.collective_rpc(lambda worker: worker.rank.num_local_workers) == workers_on
             check(llm)
     print("a rank spans nodes", flush=True)
 
