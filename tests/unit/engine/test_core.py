@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from configs import make_config
 
+from raycore.config import EngineConfig
 from raycore.engine.core import EngineCore, apply_command, decode_requests, run_loop
 from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, Submit, Utility
 from raycore.errors import InitializationError, InvalidConfig, InvalidInput, WorkerDied
@@ -89,6 +90,11 @@ def request(seq_id: int, prompt: int = 4, max_tokens: int = 3) -> EngineRequest:
     return EngineRequest(seq_id, f"request-{seq_id}", list(range(1, prompt + 1)), params, seed=0)
 
 
+def with_stages(config: EngineConfig, num_stages: int) -> EngineConfig:
+    parallel = msgspec.structs.replace(config.parallel, pipeline_parallel_size=num_stages)
+    return msgspec.structs.replace(config, parallel=parallel)
+
+
 def run_to_end(core: EngineCore) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
     for _ in range(1000):
@@ -99,6 +105,20 @@ def run_to_end(core: EngineCore) -> dict[int, list[int]]:
             for seq_id, token in zip(outputs.seq_ids.tolist(), outputs.token_ids.tolist(), strict=True):
                 tokens.setdefault(seq_id, []).append(token)
     raise AssertionError("the engine never ran out of work")
+
+
+def test_stages_are_told_tokens_and_have_a_step_each():
+    config = with_stages(make_config(), 2)
+    core = EngineCore(config, FakeExecutor(max_concurrent_batches=config.max_steps_in_flight))
+    for seq_id in range(6):
+        core.submit(request(seq_id, max_tokens=9))
+    assert {seq_id: len(tokens) for seq_id, tokens in run_to_end(core).items()} == dict.fromkeys(range(6), 9)
+    assert core.executor.most_in_flight == 2
+    plans = core.executor.plans
+    assert all(plan.tokens is not None for plan in plans)
+    sizes = [len(plan.slots) // 4 for plan in plans]
+    assert (sizes[0], sum(sizes)) == (6, 6 * 9), "the prompts together"
+    assert set(sizes[1:]) == {3}, "then half of the requests at a time"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
