@@ -62,13 +62,14 @@ def test_too_few_gpus_are_a_shortage_at_once(tmp_path: Path, shape: dict[str, in
     assert time.monotonic() - started_s < 30
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_every_worker_sees_its_own_gpu(tp: int) -> None:
-    shape = {"tensor_parallel_size": tp, "data_parallel_size": 4 // tp, "device": "cuda"}
-    with LLM(demo_model_path(), worker_cls=CpuWorker, **shape, **LIMITS) as llm:
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])
+def test_every_worker_sees_its_own_gpu(tp: int, pp: int) -> None:
+    num_ranks = 4 // (tp * pp)
+    shape = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": num_ranks}
+    with LLM(demo_model_path(), worker_cls=CpuWorker, device="cuda", **shape, **LIMITS) as llm:
         assert llm.config.max_steps_in_flight == 2
         seen = [info.gpu_ids for info in llm.engine_infos]
-        assert [len(ids) for ids in seen] == [tp] * (4 // tp)
+        assert [len(ids) for ids in seen] == [tp * pp] * num_ranks
         assert sorted(gpu for ids in seen for gpu in ids) == ["0", "1", "2", "3"]
         groups = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
         assert sum(bundle.get("GPU", 0.0) for group in groups for bundle in group["bundles"].values()) == 4.0
@@ -83,9 +84,9 @@ def test_workers_share_a_gpu() -> None:
         assert seen == ["0", "0", "1", "1", "2", "2", "3", "3"]
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_a_standby_takes_over_the_gpus_of_a_dead_rank(tp: int) -> None:
-    shape = {"tensor_parallel_size": tp, "data_parallel_size": 2, "device": "cuda"}
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])
+def test_a_standby_takes_over_the_gpus_of_a_dead_rank(tp: int, pp: int) -> None:
+    shape = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": 2, "device": "cuda"}
     with LLM(demo_model_path(), worker_cls=CpuWorker, **shape, **LIMITS | {"standby_delay_s": 0.0}) as llm:
         deadline_s = time.monotonic() + 60
         while not (waiting := standby_pids(llm)):
