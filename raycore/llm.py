@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +20,7 @@ from raycore.client.collector import Collector
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts
 from raycore.client.updates import Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS
+from raycore.node.threads import on_own_thread
 from raycore.options import with_options
 from raycore.outputs import RequestOutput
 from raycore.running_engine import RunningEngine
@@ -141,6 +142,57 @@ class LLM(RunningEngine):
         ]
         # special tokens are part of the template's text
         return self._run(parse_prompts(texts, tokenizer, add_special_tokens=False), sampling_params, use_tqdm, None)
+
+    # ---- calls on all ranks
+
+    def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
+        """Change the number of ranks while requests run. No request fails.
+
+        Returns when new ranks serve and removed ranks have stopped. The ranks with the highest numbers are removed.
+        They have `drain_timeout_s` seconds to finish their requests (None: the option `drain_timeout_s`). The rest of
+        their requests continue on other ranks. Ranks that share experts are all restarted, and their requests continue.
+
+        Raises:
+            InvalidConfig: `data_parallel_size` is not positive, or is 1 although the ranks share experts.
+            PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
+                `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.
+            InitializationError: a new rank failed to start. The number of ranks has not changed.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._calls.scale(data_parallel_size, drain_timeout_s)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method on every worker of every rank.
+
+        Args:
+            method: the method's name, or a callable that takes the worker as its first argument.
+            timeout: seconds to wait for all replies. None: the option `execute_timeout_s`.
+
+        Returns: the results, ordered by rank and then by worker.
+
+        Raises: whatever a worker raised; RpcTimeout, which is a TimeoutError, if a worker does not reply in time.
+        """
+        return self._calls.collective_rpc(method, timeout, args, kwargs)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Clear the prefix cache of each rank that runs no requests. Returns whether all ranks' caches were cleared.
+
+        Args:
+            reset_running_requests: clear the caches of the other ranks, too. Their running requests lose their keys and
+                values, and are computed again.
+            reset_connector: has no effect, because raycore has no KV connectors.
+        """
+        return self._calls.reset_prefix_cache(reset_running_requests)
+
+    def check_health(self) -> None:
+        """Check all workers of all ranks. Raises EngineDeadError or a worker's own error if a worker isn't healthy."""
+        self._calls.check_health()
 
     def __enter__(self) -> LLM:
         return self
@@ -266,6 +318,30 @@ class AsyncLLM(RunningEngine):
     async def abort(self, request_id: str) -> None:
         """Abort a request. Its iterator ends with an output whose `finish_reason` is `abort`. Ignores unknown ids."""
         self._client.abort([request_id], notify=True)
+
+    # ---- calls on all ranks: see the methods of `LLM`. A call that is cancelled goes on in the background.
+
+    async def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
+        """See `LLM.scale`."""
+        await on_own_thread(self._calls.scale, data_parallel_size, drain_timeout_s)
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """See `LLM.collective_rpc`."""
+        return await on_own_thread(self._calls.collective_rpc, method, timeout, args, kwargs)
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """See `LLM.reset_prefix_cache`."""
+        return await on_own_thread(self._calls.reset_prefix_cache, reset_running_requests)
+
+    async def check_health(self) -> None:
+        """See `LLM.check_health`."""
+        await on_own_thread(self._calls.check_health)
 
     async def __aenter__(self) -> AsyncLLM:
         return self

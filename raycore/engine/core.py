@@ -214,9 +214,9 @@ class EngineCore:
 
     # ---- utilities: methods that clients call by name
 
-    def utility_reset_prefix_cache(self) -> bool:
-        """Clear the prefix cache. Does nothing and returns False if a request is running."""
-        return self.scheduler.reset_prefix_cache()
+    def utility_reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Call `Scheduler.reset_prefix_cache`, and return the result."""
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def utility_collective_rpc(
         self,

@@ -17,7 +17,17 @@ from raycore.server.protocol import SamplingRequest
 from raycore.text.tokenizer import Tokenizer
 
 
-class ServingEngine(Protocol):
+class AdminEngine(Protocol):
+    """The calls on an engine that `server/admin.py` makes. `AsyncLLM` documents them."""
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool: ...
+
+
+ADMIN_CALLS = frozenset(name for name in vars(AdminEngine) if not name.startswith("_"))
+"""The names of the methods of `AdminEngine`."""
+
+
+class ServingEngine(AdminEngine, Protocol):
     """The engine interface that the server uses; `AsyncLLM` implements it."""
 
     def generate(

@@ -52,6 +52,8 @@ class FakeEngine:
         self.dp_ranks: list[int | None] = []
         self.num_underway = 0
         self.aborted: list[str] = []
+        self.calls: list[tuple[Any, ...]] = []
+        """The admin calls, each as its name and arguments."""
         self.at_token: Callable[[int], Any] = lambda index: None
         """Called before each token; may raise, or return an awaitable."""
         self.queue_s = self.step_s = 0.0
@@ -70,6 +72,10 @@ class FakeEngine:
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        self.calls.append(("reset_prefix_cache", reset_running_requests, reset_connector))
+        return reset_running_requests
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         self._limits.check(prompt_token_ids, sampling_params)

@@ -32,6 +32,7 @@ from raycore.node.processes import send_signal, wait_until_gone
 from raycore.ray_api import get, kill, node_id, on_node, stream, wait
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
+from raycore.server.multi_process.driver_calls import DriverCall, run_call
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import GOODBYE_S
@@ -339,10 +340,19 @@ class _ServerMonitor:
                 self._show(process)
             for dp_rank, reason in report.broken if report is not None else []:
                 self._engine.report(dp_rank, reason)
+            for call in report.calls if report is not None else []:
+                # on its own thread: a call may take minutes
+                args = process, call
+                threading.Thread(target=self._answer, args=args, name=f"raycore-{call.method}", daemon=True).start()
             if self._leaving.is_set():
                 stopped = process.actor.stop.remote()
                 wait([stopped], timeout_s=2 * GOODBYE_S)
                 return
+
+    def _answer(self, process: _Process, call: DriverCall) -> None:
+        result, error = run_call(self._engine, call)
+        if not self._leaving.is_set():
+            process.actor.finish_call.remote(call.number, result, error)
 
     def _show(self, process: _Process) -> None:
         self._factory.http[process.client_index] = process.http

@@ -12,15 +12,17 @@ from raycore.config import EngineConfig
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
+from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.text.tokenizer import Tokenizer
 
 
 class ClientEngine:
     """A `ServingEngine` for the ranks of an engine that another process, the driver, has created."""
 
-    def __init__(self, config: EngineConfig, client: EngineClient) -> None:
+    def __init__(self, config: EngineConfig, client: EngineClient, driver: DriverCalls) -> None:
         self._config = config
         self._client = client
+        self._driver = driver
         self._streams = Streams(client)
         self.metrics = MetricsView([], {}, [], 0)
         """Metrics of the whole engine, as last received from the driver."""
@@ -71,3 +73,9 @@ class ClientEngine:
     def unavailable_reason(self) -> str | None:
         """Why the engine refuses requests; None if it accepts them."""
         return self._client.unavailable_reason
+
+    # ---- calls on all ranks: the driver makes them
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """See `LLM.reset_prefix_cache`."""
+        return await self._driver.call("reset_prefix_cache", reset_running_requests, reset_connector)

@@ -146,3 +146,7 @@ class DetokenizedText(BaseModel):
 
 class Version(BaseModel):
     version: str
+
+
+class Success(BaseModel):
+    success: bool

@@ -315,7 +315,7 @@ def test_utilities_are_called_by_name_and_their_mistakes_stay_theirs():
     with pytest.raises(InvalidInput, match="timeout='soon'"):
         call("collective_rpc", "ping", "soon")
     with pytest.raises(InvalidInput, match="argument"):
-        call("reset_prefix_cache", 1)
+        call("reset_prefix_cache", True, 1)
     mailbox.put(Abort([99]))
     mailbox.stop()
     ended.result(10)

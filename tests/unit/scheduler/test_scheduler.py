@@ -178,6 +178,19 @@ def test_reset_prefix_cache() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+def test_resetting_running_requests_computes_them_again(depth: int) -> None:
+    engine = FakeEngineCore(depth=depth, max_num_seqs=2)
+    for _ in range(3):
+        engine.submit(list(range(13)), max_tokens=6)
+    for _ in range(4):
+        engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    load = engine.scheduler.load()
+    assert (load.num_running, load.num_waiting, load.kv_usage, load.num_preemptions) == (0, 3, 0.0, 2)
+    engine.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
 def test_abort_frees_at_once_and_silences(depth: int) -> None:
     engine = FakeEngineCore(depth=depth, max_num_seqs=2)
     for _ in range(3):
