@@ -158,6 +158,15 @@ class Scheduler:
         self._refused = None
         return True
 
+    def start_over(self) -> None:
+        """Preempt all running requests and clear the prefix cache, because workers have lost the cache and all slots.
+
+        No step may be in flight.
+        """
+        assert not self._in_flight
+        self.reset_prefix_cache(reset_running_requests=True)
+        self._freed_slots = []  # the workers' new slots are free
+
     # ---- schedule
 
     def schedule(self) -> StepPlan | None:

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 SHARED = {
+    "activity",
     "messages",
     "config",
     "options",
