@@ -28,6 +28,7 @@ from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, resolve
 from raycore.control.calls import EngineCalls
+from raycore.control.pauses import Pauses
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.display.notebook import engine_html
@@ -102,7 +103,8 @@ class RunningEngine:
         self._supervisor = Supervisor(manager, self.clients, self.config)
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
-        self._calls = EngineCalls(self._client, self._supervisor)
+        pauses = Pauses(manager, self._supervisor, self.clients, self.config.executor.init_timeout_s)
+        self._calls = EngineCalls(self._client, self._supervisor, pauses)
         self._supervisor.start()
         self.name: str = self.config.engine_name or manager.engine_id
         """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""
@@ -162,6 +164,7 @@ class RunningEngine:
             if old is not None:
                 changed = old._differences(cls, config, groups)
                 if was_serving and not changed and isinstance(old, cls):
+                    old._warn_if_paused()
                     return old
                 old._make_room(changed)
             try:
@@ -314,6 +317,16 @@ class RunningEngine:
         if placement_groups != self._brought_groups:
             found.append("other placement_groups")
         return found
+
+    def _warn_if_paused(self) -> None:
+        activity = self._manager.activity
+        if activity.is_paused:
+            wake = (
+                "asleep: requests wait until wake_up()"
+                if activity.asleep
+                else "paused: requests wait until resume_generation()"
+            )
+            logger.warning("the engine that get_or_create() returned is %s", wake)
 
     def _make_room(self, changed: Sequence[str]) -> None:
         """Shut this engine down, because another one replaces it."""

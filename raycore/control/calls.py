@@ -7,6 +7,7 @@ from typing import Any
 
 from raycore.client.client import EngineClient
 from raycore.cluster.supervisor import Supervisor
+from raycore.control.pauses import Pauses
 
 RPC_GRACE_S = 5.0
 """How many seconds longer the caller of `collective_rpc` waits than the ranks, so that a rank can still report which of
@@ -16,7 +17,8 @@ its workers is late."""
 class EngineCalls:
     """The calls on one engine. Thread-safe."""
 
-    def __init__(self, client: EngineClient, supervisor: Supervisor) -> None:
+    def __init__(self, client: EngineClient, supervisor: Supervisor, pauses: Pauses) -> None:
+        self.pauses = pauses
         self._client = client
         self._supervisor = supervisor
 

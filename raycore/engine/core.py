@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import msgspec
@@ -246,7 +246,9 @@ class EngineCore:
         falling_asleep = activity.falling_asleep_from(before)
         if falling_asleep:
             self._has_cache = self._has_cache and "kv_cache" not in falling_asleep
-            self.executor.sleep(activity.sleep_level, falling_asleep)
+            # as a step: a worker that is stuck is noticed soon. Weights take longer to move from a GPU.
+            with nullcontext() if self.config.device == "cuda" else self._timed():
+                self.executor.sleep(activity.sleep_level, falling_asleep)
             if not self._has_cache:
                 self.scheduler.start_over()
         if "weights" in activity.waking_from(before):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from raycore.client.client import EngineClient
+from raycore.client.rank_connections import Sent
 from raycore.config import EngineConfig
 from raycore.engine.rank_events import RankEvent
 from raycore.errors import RaycoreError
@@ -125,6 +126,26 @@ class APIServer:
         self._client.abort_all()
 
     @endpoint("ranks")
+    def hold_new(self) -> None:
+        """Hold new requests back, because the engine pauses."""
+        self._client.hold_new()
+
+    @endpoint("leaving")
+    def wait_for_older(self) -> bool:
+        """See `EngineClient.wait_for_older`."""
+        return self._client.wait_for_older()
+
+    @endpoint("leaving")
+    def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> bool:
+        """See `EngineClient.complete_pause`."""
+        return self._client.complete_pause(sent, aborts, timeout_s)
+
+    @endpoint("ranks")
+    def release_new(self) -> None:
+        """Hold no requests back any more."""
+        self._client.release_new()
+
+    @endpoint("ranks")
     def show(self, metrics: MetricsView, http: HttpCounts) -> None:
         """Store the metrics of the whole engine and the HTTP counts of all API servers, which `/metrics` shows."""
         self._engine.metrics = metrics
@@ -175,6 +196,6 @@ API_SERVER = actor_class(
     APIServer,
     num_cpus=0,
     # `ranks` has one thread, which keeps rank events in order
-    concurrency_groups={"ranks": 1, "leaving": 4, "control": 4, "reports": 1},
+    concurrency_groups={"ranks": 1, "leaving": 8, "control": 4, "reports": 1},
 )
 """The Ray actor class."""

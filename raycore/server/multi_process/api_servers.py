@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from ray.exceptions import GetTimeoutError, RayError
 
+from raycore.client.rank_connections import Sent
 from raycore.cluster.failure_reports import describe_death
 from raycore.cluster.supervisor import RestartBudget
 from raycore.engine.engine_actor import MAX_CLIENTS
@@ -148,6 +149,24 @@ class _Process:
     def abort_all(self) -> None:
         """See `RemoteClient.abort_all`."""
         self._tell(self.actor.abort_all.remote())
+
+    def hold_new(self) -> Future[None]:
+        """See `RemoteClient.hold_new`."""
+        call = self.actor.hold_new.remote()
+        self._tell(call)
+        return call.future()
+
+    def wait_for_older(self) -> Future[bool]:
+        """See `RemoteClient.wait_for_older`."""
+        return self.actor.wait_for_older.remote().future()
+
+    def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> Future[bool]:
+        """See `RemoteClient.complete_pause`."""
+        return self.actor.complete_pause.remote(sent, aborts, timeout_s).future()
+
+    def release_new(self) -> None:
+        """See `RemoteClient.release_new`."""
+        self._tell(self.actor.release_new.remote())
 
     @property
     def num_unfinished_requests(self) -> int:
