@@ -58,7 +58,7 @@ class EngineClient:
         self.tokenizer = tokenizer
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
-        """Notified when requests may have ended, and when outputs have been delivered."""
+        """Notified when requests may have ended, when outputs have been delivered, and when ranks are lost."""
         self._requests = RequestTable(config.model, tokenizer, client_index, config.recovery.max_request_replays)
         self._connections = RankConnections(client_index, self._deliver)
         spec = config.model.spec
@@ -326,6 +326,7 @@ class EngineClient:
                 self._disconnect(event.dp_ranks)
                 with self._lock:
                     self._connections.submit(self._requests.lose_ranks(event.dp_ranks, event.loss))
+                    self._drained.notify_all()
             case LossExplained():
                 with self._lock:
                     news = self._requests.explain_loss(event.loss, event.error)

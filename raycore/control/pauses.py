@@ -38,8 +38,8 @@ _WAKE_TAGS = (*TAGS, "scheduling")
 _POLL_INTERVAL_S = 0.5
 _RECEIVE_TIMEOUT_S = 60.0
 """How long clients may take to receive the outputs that ranks have sent. That takes milliseconds."""
-_GRACE_S = 1.0
-"""How many seconds longer than the ranks the driver waits for their replies."""
+_GRACE_S = 2.0
+"""How many seconds longer than the driver a rank waits for its loop, so that the driver reports a rank that is late."""
 
 
 class Pauses:
@@ -162,7 +162,8 @@ class Pauses:
         self._manager.is_changing_activity = True
         try:
             ranks = self._manager.set_activity(activity)
-            asked = {rank.actor.set_activity.remote(activity, clear_cache, self._timeout_s): rank for rank in ranks}
+            timeout_s = self._timeout_s + _GRACE_S
+            asked = {rank.actor.set_activity.remote(activity, clear_cache, timeout_s): rank for rank in ranks}
             return self._take_replies(asked)
         finally:
             self._manager.is_changing_activity = False
@@ -172,7 +173,7 @@ class Pauses:
         replies: dict[int, RankReply] = {}
         errors: list[WorkerFailed] = []
         waiting = list(asked)
-        deadline_s = time.monotonic() + self._timeout_s + _GRACE_S
+        deadline_s = time.monotonic() + self._timeout_s
         while waiting and time.monotonic() < deadline_s and not self._supervisor.has_ended:
             done, waiting = wait(waiting, num_returns=1, timeout_s=_POLL_INTERVAL_S)
             for ref in done:

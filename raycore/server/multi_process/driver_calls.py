@@ -25,7 +25,7 @@ class DriverCall(msgspec.Struct, frozen=True, array_like=True):
     number: int
     method: str
     """One of `ADMIN_CALLS`."""
-    args: tuple[Any, ...]
+    arguments: dict[str, Any]
 
 
 class DriverCalls:
@@ -39,13 +39,13 @@ class DriverCalls:
         self._unsent: list[DriverCall] = []
         self._waiting: dict[int, Future[Any]] = {}
 
-    async def call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the driver's engine. Returns its result, or raises its error."""
         done: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
             self._waiting[number] = done
-            self._unsent.append(DriverCall(number, method, args))
+            self._unsent.append(DriverCall(number, method, arguments))
         self._on_call()
         return await asyncio.shield(asyncio.wrap_future(done))
 
@@ -73,7 +73,7 @@ def run_call(engine: AdminEngine, call: DriverCall) -> tuple[Any, RaycoreError |
     """Make a call on the driver's engine. Blocks. Returns the result and None, or None and the error."""
     assert call.method in ADMIN_CALLS, call.method
     try:
-        return asyncio.run(getattr(engine, call.method)(*call.args)), None
+        return asyncio.run(getattr(engine, call.method)(**call.arguments)), None
     except Exception as error:  # the caller, in the other process, gets any error
         return None, _portable(error)
 
