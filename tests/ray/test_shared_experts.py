@@ -81,6 +81,7 @@ def test_uneven_arrivals_give_the_reference_tokens(living_llm, checkpoints, shap
 
 def test_ranks_pause_and_sleep_together(living_llm, checkpoints, shape):
     path, expected = checkpoints["mixtral"]
+    assert living_llm.reset_prefix_cache()
     living_llm.collective_rpc(_become, args=(resolve(path, **shape),))
     rnd = random.Random(1)
     with ThreadPoolExecutor() as pool:

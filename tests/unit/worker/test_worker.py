@@ -99,22 +99,22 @@ def resident_bytes() -> int:
 def test_memory_goes_back_to_the_operating_system(tmp_path: Path, level: int, dtype: str) -> None:
     shape = SHAPE | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
     (tmp_path / "config.json").write_text(json.dumps(shape | {"head_dim": 32, "num_key_value_heads": 16}))
-    worker = start(str(tmp_path), dtype=dtype)
-    num_blocks = (48 << 20) // worker.bytes_per_block()
     with host.freed_memory_returned():
-        worker.initialize_cache(num_blocks)
-        worker.warm_up()
+        worker = start(str(tmp_path), dtype=dtype)
     assert worker._decoder is not None
     num_weight_bytes = 2 * worker._decoder.num_weights  # the native kernels pack float32 in 16 bits if that is exact
-    awake = resident_bytes()
+    num_cache_bytes = 48 << 20
+    loaded = resident_bytes()
+    worker.initialize_cache(num_cache_bytes // worker.bytes_per_block())
+    worker.warm_up()
     for block in worker._runner._attention._kv.blocks:
         block.fill_(0.5)
     del block
     full = resident_bytes()
-    assert full - awake > 0.9 * (48 << 20)
+    assert full - loaded > 0.9 * num_cache_bytes
     freeze_heap()
     worker.sleep(level)
-    to_go = full - awake + (num_weight_bytes if level == 2 else 0)
+    to_go = num_cache_bytes + (num_weight_bytes if level == 2 else 0)
     assert full - resident_bytes() >= 0.9 * to_go
     worker.shutdown()
 
