@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +73,13 @@ def fail_next_step(llm: LLM | AsyncLLM, dp_rank: int) -> None:
 
     # every rank gets the call at once; this one may fail before it answers, and another one may be broken already
     with suppress(RaycoreError, RuntimeError, TimeoutError):
-        llm.collective_rpc(replace_execute_model, timeout=10.0)
+        replies = llm.collective_rpc(replace_execute_model, timeout=10.0)
+        if inspect.isawaitable(replies):
+            asyncio.run(_wait_for(replies))
+
+
+async def _wait_for(awaitable: Awaitable[object]) -> None:
+    await awaitable
 
 
 def peer_on_all_cores(peer_python: str, num_workers: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,10 +16,12 @@ from raycore.display.progress_bars import request_bar
 
 # isort: split
 
+from raycore.activity import PauseMode
 from raycore.client.collector import Collector
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts
 from raycore.client.updates import Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS
+from raycore.node.threads import on_own_thread
 from raycore.options import with_options
 from raycore.outputs import RequestOutput
 from raycore.running_engine import RunningEngine
@@ -141,6 +143,127 @@ class LLM(RunningEngine):
         ]
         # special tokens are part of the template's text
         return self._run(parse_prompts(texts, tokenizer, add_special_tokens=False), sampling_params, use_tqdm, None)
+
+    # ---- calls on all ranks
+
+    def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
+        """Change the number of ranks while requests run. No request fails.
+
+        Returns when new ranks serve and removed ranks have stopped. The ranks with the highest numbers are removed.
+        They have `drain_timeout_s` seconds to finish their requests (None: the option `drain_timeout_s`). The rest of
+        their requests continue on other ranks. Ranks that share experts are all restarted, and their requests continue.
+
+        Raises:
+            InvalidConfig: `data_parallel_size` is not positive, or is 1 although the ranks share experts.
+            PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
+                `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.
+            InitializationError: a new rank failed to start. The number of ranks has not changed.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._calls.scale(data_parallel_size, drain_timeout_s)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method on every worker of every rank.
+
+        Args:
+            method: the method's name, or a callable that takes the worker as its first argument.
+            timeout: seconds to wait for all replies. None: the option `execute_timeout_s`.
+
+        Returns: the results, ordered by rank and then by worker.
+
+        Raises: whatever a worker raised; RpcTimeout, which is a TimeoutError, if a worker does not reply in time.
+        """
+        return self._calls.collective_rpc(method, timeout, args, kwargs)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Clear the prefix cache of each rank that runs no requests. Returns whether all ranks' caches were cleared.
+
+        Args:
+            reset_running_requests: clear the caches of the other ranks, too. Their running requests lose their keys and
+                values, and are computed again.
+            reset_connector: has no effect, because raycore has no KV connectors.
+        """
+        return self._calls.reset_prefix_cache(reset_running_requests)
+
+    def check_health(self) -> None:
+        """Check all workers of all ranks. Raises EngineDeadError or a worker's own error if a worker isn't healthy."""
+        self._calls.check_health()
+
+    def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Pause the engine, for example to change its weights. `resume_generation()` ends the pause.
+
+        When this returns, all outputs have been delivered, and no token comes until the engine is resumed. Requests
+        that are submitted meanwhile are accepted, and wait. So do requests whose rank is lost during the call.
+
+        Args:
+            mode: what happens to unfinished requests. `abort`: they end with their output so far and the finish reason
+                `abort`. `wait`: they finish first. `keep`: they freeze, and continue after the pause.
+            clear_cache: drop the prefix cache, and the keys and values of unfinished requests, which are computed
+                again after the pause.
+
+        Raises:
+            InvalidInput: the mode is unknown, or is `wait` although the engine is asleep.
+            RaycoreError: another call ended the wait for requests to finish (mode `wait`).
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._calls.pauses.pause(mode, clear_cache)
+
+    def resume_generation(self) -> None:
+        """End a pause. Returns when all ranks run again. Does nothing if the engine isn't paused.
+
+        Raises:
+            InvalidInput: the engine is asleep. `wake_up()` wakes it.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._calls.pauses.resume()
+
+    def is_paused(self) -> bool:
+        """Whether the engine is paused or asleep."""
+        return self._calls.pauses.activity.is_paused
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause the engine, and give up memory. `wake_up()` ends the sleep.
+
+        When this returns, ranks have given the memory back to the operating system or the device.
+
+        Args:
+            level: what is given up. 1: the KV cache, and on GPUs the memory of weights, which move to the host's
+                memory. 2: the KV cache and the weights. 0: nothing, the engine is only paused.
+            mode: what happens to unfinished requests, as in `pause_generation()`.
+
+        Raises:
+            InvalidInput: an argument is invalid.
+            WorkerFailed: a worker failed to give up its memory.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._calls.pauses.sleep(level, mode)
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """End a sleep or a pause. After a sleep of level 2, weights are loaded again from the checkpoint.
+
+        Args:
+            tags: what to wake: `weights`, `kv_cache`, or both. The engine runs again when everything is awake. None:
+                everything. `scheduling`, which changes nothing else, ends a pause.
+
+        Returns: whether everything is awake, and the engine runs again.
+
+        Raises:
+            InvalidInput: a tag is unknown.
+            WorkerFailed: a worker failed, for example because the checkpoint is gone. The engine stays paused, and the
+                worker's rank is replaced.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        return self._calls.pauses.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether the engine sleeps at any level. A pause is a sleep of level 0."""
+        return self._calls.pauses.activity.is_paused
 
     def __enter__(self) -> LLM:
         return self
@@ -266,6 +389,54 @@ class AsyncLLM(RunningEngine):
     async def abort(self, request_id: str) -> None:
         """Abort a request. Its iterator ends with an output whose `finish_reason` is `abort`. Ignores unknown ids."""
         self._client.abort([request_id], notify=True)
+
+    # ---- calls on all ranks: see the methods of `LLM`. A call that is cancelled goes on in the background.
+
+    async def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
+        """See `LLM.scale`."""
+        await on_own_thread(self._calls.scale, data_parallel_size, drain_timeout_s)
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """See `LLM.collective_rpc`."""
+        return await on_own_thread(self._calls.collective_rpc, method, timeout, args, kwargs)
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """See `LLM.reset_prefix_cache`."""
+        return await on_own_thread(self._calls.reset_prefix_cache, reset_running_requests)
+
+    async def check_health(self) -> None:
+        """See `LLM.check_health`."""
+        await on_own_thread(self._calls.check_health)
+
+    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """See `LLM.pause_generation`."""
+        await on_own_thread(self._calls.pauses.pause, mode, clear_cache)
+
+    async def resume_generation(self) -> None:
+        """See `LLM.resume_generation`."""
+        await on_own_thread(self._calls.pauses.resume)
+
+    async def is_paused(self) -> bool:
+        """See `LLM.is_paused`."""
+        return self._calls.pauses.activity.is_paused
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """See `LLM.sleep`."""
+        await on_own_thread(self._calls.pauses.sleep, level, mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """See `LLM.wake_up`."""
+        return await on_own_thread(self._calls.pauses.wake_up, tags)
+
+    async def is_sleeping(self) -> bool:
+        """See `LLM.is_sleeping`."""
+        return self._calls.pauses.activity.is_paused
 
     async def __aenter__(self) -> AsyncLLM:
         return self

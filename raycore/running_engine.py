@@ -27,6 +27,8 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, resolve
+from raycore.control.calls import EngineCalls
+from raycore.control.pauses import Pauses
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.display.notebook import engine_html
@@ -53,9 +55,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RPC_GRACE_S = 5.0
-"""How many seconds longer the caller of `collective_rpc` waits than the ranks, so that a rank can still report which of
-its workers is late."""
 STOP_TIMEOUT_S = 2.0
 """How long a shutdown waits for the supervisor's threads to end, after the ranks have ended."""
 
@@ -104,6 +103,8 @@ class RunningEngine:
         self._supervisor = Supervisor(manager, self.clients, self.config)
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
+        pauses = Pauses(manager, self._supervisor, self.clients, self.config.executor.init_timeout_s)
+        self._calls = EngineCalls(self._client, self._supervisor, pauses)
         self._supervisor.start()
         self.name: str = self.config.engine_name or manager.engine_id
         """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""
@@ -163,6 +164,7 @@ class RunningEngine:
             if old is not None:
                 changed = old._differences(cls, config, groups)
                 if was_serving and not changed and isinstance(old, cls):
+                    old._warn_if_paused()
                     return old
                 old._make_room(changed)
             try:
@@ -203,22 +205,6 @@ class RunningEngine:
     def trace_requests(self) -> None:
         """Record the timings of all requests submitted from now on, in their outputs' `trace`."""
         self._client.trace_requests()
-
-    def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
-        """Change the number of ranks while requests run. No request fails.
-
-        Returns when new ranks serve and removed ranks have stopped. The ranks with the highest numbers are removed.
-        They have `drain_timeout_s` seconds to finish their requests (None: the option `drain_timeout_s`). The rest of
-        their requests continue on other ranks. Ranks that share experts are all restarted, and their requests continue.
-
-        Raises:
-            InvalidConfig: `data_parallel_size` is not positive, or is 1 although the ranks share experts.
-            PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
-                `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.
-            InitializationError: a new rank failed to start. The number of ranks has not changed.
-            EngineDeadError: the engine has failed or was shut down.
-        """
-        self._supervisor.scale(data_parallel_size, drain_timeout_s)
 
     def report(self, dp_rank: int, reason: str) -> None:
         """Have a misbehaving rank killed and replaced. The log and errors give `reason` as the cause."""
@@ -264,35 +250,6 @@ class RunningEngine:
     def unavailable_reason(self) -> str | None:
         """Why the engine refuses requests; None if it accepts them. Does no I/O."""
         return self._client.unavailable_reason
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method on every worker of every rank.
-
-        Args:
-            method: the method's name, or a callable that takes the worker as its first argument.
-            timeout: seconds to wait for all replies. None: the option `execute_timeout_s`.
-
-        Returns: the results, ordered by rank and then by worker.
-
-        Raises: whatever a worker raised; RpcTimeout, which is a TimeoutError, if a worker does not reply in time.
-        """
-        within = {} if timeout is None else {"timeout_s": timeout + RPC_GRACE_S}
-        replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}), **within)
-        return [result for reply in replies for result in reply]
-
-    def reset_prefix_cache(self) -> bool:
-        """Clear the prefix cache of each rank that runs no requests. Returns whether all ranks' caches were cleared."""
-        return all(self._client.utility("reset_prefix_cache", ()))
-
-    def check_health(self) -> None:
-        """Check all workers of all ranks. Raises EngineDeadError or a worker's own error if a worker isn't healthy."""
-        self._client.utility("check_health", ())
 
     def shutdown(self, drain_timeout_s: float = 0.0) -> None:
         """Stop all processes of the engine and remove the placement groups that raycore created. Idempotent.
@@ -360,6 +317,16 @@ class RunningEngine:
         if placement_groups != self._brought_groups:
             found.append("other placement_groups")
         return found
+
+    def _warn_if_paused(self) -> None:
+        activity = self._manager.activity
+        if activity.is_paused:
+            wake = (
+                "asleep: requests wait until wake_up()"
+                if activity.asleep
+                else "paused: requests wait until resume_generation()"
+            )
+            logger.warning("the engine that get_or_create() returned is %s", wake)
 
     def _make_room(self, changed: Sequence[str]) -> None:
         """Shut this engine down, because another one replaces it."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-RankState = Literal["starting", "serving", "restarting", "leaving", "gone"]
+RankState = Literal["starting", "serving", "paused", "asleep", "restarting", "leaving", "gone"]
+
+UP_STATES: tuple[RankState, ...] = ("serving", "paused", "asleep", "leaving")
+"""The states in which a rank has processes that have started."""
 
 COLUMNS = ("rank", "state", "node", "pid", "GPUs", "running", "waiting", "KV %", "restarts")
 """Column headings of a table of ranks."""
@@ -24,12 +28,13 @@ class RankStatus:
 
     dp_rank: int
     state: RankState
-    """`starting`: not up yet. `serving`: takes requests. `restarting`: was lost and is being replaced. `leaving`:
-    finishes its requests, then stops. `gone`: was given up, and the engine continues without this rank."""
+    """`starting`: not up yet. `serving`: takes requests. `paused`: up, but requests wait. `asleep`: paused, and has
+    given up memory. `restarting`: was lost and is being replaced. `leaving`: finishes its requests, then stops. `gone`:
+    was given up, and the engine continues without this rank."""
     node_ids: list[str]
     """The ids of the nodes on which the rank's processes run, without duplicates."""
     pid: int | None = None
-    """Process id of the rank's engine; None unless the rank is `serving` or `leaving`."""
+    """Process id of the rank's engine; None unless the rank's state is one of `UP_STATES`."""
     gpu_ids: list[str] = field(default_factory=list[str])
     """The GPU of each worker, as numbered on its node; empty on CPUs."""
     num_running: int = 0
@@ -41,6 +46,8 @@ class RankStatus:
     """How often the rank was replaced since it was added to the engine."""
     num_deferred: int = 0
     """Requests among `num_waiting` that wait for their grammars to be compiled."""
+    sleep_level: int = 0
+    """The level of the sleep if the rank is `asleep`, else 0."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,10 @@ def describe_engine(status: EngineStatus) -> str:
 
 
 def num_serving(status: EngineStatus) -> str:
-    """How many ranks serve, as text: for example `2 of 3 ranks serving`."""
-    return f"{sum(rank.state == 'serving' for rank in status.ranks)} of {len(status.ranks)} ranks serving"
+    """How many ranks serve, or are paused or asleep, as text: for example `2 of 3 ranks serving`."""
+    states = Counter(rank.state for rank in status.ranks)
+    state = next((state for state in ("asleep", "paused") if states[state]), "serving")
+    return f"{states[state]} of {len(status.ranks)} ranks {state}"
 
 
 def rank_table(ranks: Sequence[RankStatus]) -> str:

@@ -119,7 +119,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("cpu_offload_gb", (0, None), _NO_OFFLOADING),
         VllmOption("kv_offloading_size", (None,), _NO_OFFLOADING),
         VllmOption("prefix_caching_hash_algo", (ANY,), "prefixes are always hashed with BLAKE2b"),
-        VllmOption("enable_sleep_mode", _OFF, "sleep mode isn't supported"),
+        VllmOption("enable_sleep_mode", _BOTH, "an engine can always sleep"),
         VllmOption("enable_chunked_prefill", _ON, "chunked prefill is always on"),
         VllmOption(
             "max_num_partial_prefills", (1, None), "the scheduler decides how many prompts are prefilled at a time"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raycore.client.inputs import ParsedPrompt, checked_request_id, priorities_for_each
-from raycore.client.rank_connections import RankConnection, RankConnections, call_utility
+from raycore.client.rank_connections import RankConnection, RankConnections, Sent, call_utility
 from raycore.client.request_table import News, RequestTable
 from raycore.client.updates import Sink
 from raycore.config import EngineConfig
@@ -58,7 +58,7 @@ class EngineClient:
         self.tokenizer = tokenizer
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
-        """Notified when requests may have ended."""
+        """Notified when requests may have ended, when outputs have been delivered, and when ranks are lost."""
         self._requests = RequestTable(config.model, tokenizer, client_index, config.recovery.max_request_replays)
         self._connections = RankConnections(client_index, self._deliver)
         spec = config.model.spec
@@ -142,7 +142,7 @@ class EngineClient:
                         priority=ranked[i],
                         wanted_rank=rank,
                     )
-                self._connections.submit(self._requests.dispatch(ids))
+                self._connections.submit(self._requests.dispatch_new(ids))
             except BaseException:
                 self._abort(ids)
                 raise
@@ -227,6 +227,42 @@ class EngineClient:
             request_ids = self._requests.request_ids()
         self.abort(request_ids, notify=True)
 
+    # ---- while the engine is paused
+
+    def hold_new(self) -> None:
+        """Hold new requests back until `release_new()`. The requests that are unfinished now are the *older* ones."""
+        with self._lock:
+            self._requests.hold_new()
+
+    def wait_for_older(self) -> bool:
+        """Wait until the older requests have ended. Returns False if `release_new()` was called before that."""
+        with self._lock:
+            self._drained.wait_for(lambda: not (self._requests.older and self._requests.is_holding))
+            return not self._requests.older
+
+    def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> bool:
+        """Wait until the outputs that ranks sent before they paused have been delivered. Then abort the older requests.
+
+        Args:
+            aborts: whether to abort requests. Callers get the output so far, with the finish reason `abort`.
+            timeout_s: how long to wait for outputs.
+
+        Returns: whether all outputs arrived in that time. If not, no request was aborted.
+        """
+        with self._lock:
+            if not self._drained.wait_for(lambda: self._connections.has_received(sent), timeout_s):
+                return False
+            news = self._abort(self._requests.older) if aborts else []
+        _tell(news)
+        return True
+
+    def release_new(self) -> None:
+        """Send the requests that were held back to ranks, and hold no more back."""
+        with self._lock:
+            if not self._connections.is_closed:
+                self._connections.submit(self._requests.release_new())
+            self._drained.notify_all()
+
     def links(self) -> dict[int, LinkView]:
         """The ranks in service, by dp_rank, with their last known loads. Sends nothing to the ranks."""
         with self._lock:
@@ -290,6 +326,7 @@ class EngineClient:
                 self._disconnect(event.dp_ranks)
                 with self._lock:
                     self._connections.submit(self._requests.lose_ranks(event.dp_ranks, event.loss))
+                    self._drained.notify_all()
             case LossExplained():
                 with self._lock:
                     news = self._requests.explain_loss(event.loss, event.error)
@@ -350,6 +387,10 @@ class EngineClient:
                 self._drained.notify_all()
             for sink, updates in by_sink.items():
                 sink(updates)
+            if batch.steps:
+                with self._lock:
+                    connection.num_batches += 1
+                    self._drained.notify_all()
 
     def _abort(self, request_ids: Sequence[str]) -> News:
         """Abort requests, with the lock held by the caller. Returns the updates for the requests' sinks."""

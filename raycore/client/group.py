@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from raycore.client.client import EngineClient, LinkView
+from raycore.client.rank_connections import Sent
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts, total
@@ -23,6 +24,19 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0
 """How long, in seconds, to wait for a remote client's answer after the timeout of the call has passed."""
+
+
+_STUCK_S = 40.0
+"""A client that takes so many seconds to answer is stuck. Its monitor replaces it sooner."""
+
+
+class RankReply(NamedTuple):
+    """A rank's reply when it has paused."""
+
+    pid: int
+    """The process id of the rank's engine."""
+    num_sent: dict[int, int]
+    """By client index: the number of batches with outputs that the rank has sent to the client."""
 
 
 class RemoteClient(Protocol):
@@ -52,6 +66,22 @@ class RemoteClient(Protocol):
 
     def abort_all(self) -> None:
         """Abort all requests of this client. Callers get the output so far, with the finish reason `abort`."""
+        ...
+
+    def hold_new(self) -> Future[None]:
+        """Call `EngineClient.hold_new`."""
+        ...
+
+    def wait_for_older(self) -> Future[bool]:
+        """Call `EngineClient.wait_for_older`."""
+        ...
+
+    def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> Future[bool]:
+        """Call `EngineClient.complete_pause`."""
+        ...
+
+    def release_new(self) -> None:
+        """Have the client hold no requests back any more: see `EngineClient.release_new`."""
         ...
 
     @property
@@ -89,6 +119,7 @@ class ClientGroup:
         self._end: EngineLost | None = None
         self._counts_of_gone: dict[int, RankCounts] = {}
         self._is_draining = False
+        self._is_holding = False
 
     def join(self, client: RemoteClient) -> None:
         """Add a client. It gets the events of the ranks in service, and all later events."""
@@ -96,6 +127,8 @@ class ClientGroup:
             self._remote.append(client)
             for event in self._ranks.values():
                 client.on_rank_event(event)
+            if self._is_holding:
+                client.hold_new()
             if self._is_draining:
                 client.drain(0.0)
             if self._end is not None:
@@ -168,9 +201,56 @@ class ClientGroup:
             client.abort_all()
         self._own.abort_all()
 
+    # ---- while the engine is paused
+
+    def hold_new(self) -> None:
+        """Have all clients hold new requests back: see `EngineClient.hold_new`.
+
+        Returns when all clients do, but at the latest after 40 s. A client that takes so long is stuck, and is ended.
+        """
+        with self._lock:
+            self._is_holding = True
+            waiting = [client.hold_new() for client in self._remote]
+        self._own.hold_new()
+        futures.wait(waiting, _STUCK_S)
+
+    def wait_for_older(self) -> bool:
+        """Wait until the older requests of all clients have ended. Returns False if `release_new()` came before that.
+
+        The requests of a client whose process ends meanwhile count as ended.
+        """
+        waiting = [client.wait_for_older() for client in self._remotes()]
+        is_done = self._own.wait_for_older()
+        futures.wait(waiting)
+        return all([is_done, *(future.exception() is not None or future.result() for future in waiting)])
+
+    def complete_pause(self, replies: Mapping[int, RankReply], aborts: bool, timeout_s: float) -> bool:
+        """Call `EngineClient.complete_pause` on all clients. A client whose process ends meanwhile doesn't count.
+
+        Returns: whether all clients got all outputs within `timeout_s` seconds.
+        """
+        waiting = [
+            client.complete_pause(_sent_to(client.client_index, replies), aborts, timeout_s)
+            for client in self._remotes()
+        ]
+        deadline_s = time.monotonic() + timeout_s + _ANSWER_S
+        is_done = self._own.complete_pause(_sent_to(0, replies), aborts, timeout_s)
+        futures.wait(waiting, max(0.0, deadline_s - time.monotonic()))
+        return is_done and all(
+            future.done() and (future.exception() is not None or future.result()) for future in waiting
+        )
+
+    def release_new(self) -> None:
+        """Have all clients hold no requests back any more: see `EngineClient.release_new`."""
+        with self._lock:
+            self._is_holding = False
+            for client in self._remote:
+                client.release_new()
+        self._own.release_new()
+
     @property
     def num_waiting_for_rank(self) -> int:
-        """Number of requests of all clients that wait because no rank serves."""
+        """Number of requests of all clients that wait because no rank serves, or because the engine is paused."""
         return self._own.num_waiting_for_rank + sum(client.num_waiting_for_rank for client in self._remotes())
 
     def counts(self) -> dict[int, RankCounts]:
@@ -202,6 +282,10 @@ def _combined(loads: Sequence[LoadView]) -> LoadView:
     A client without requests on the rank gets no outputs with a new load, so the load that it knows may be too small.
     """
     return max(loads, key=lambda load: load.num_running + load.num_waiting, default=NO_LOAD)
+
+
+def _sent_to(client_index: int, replies: Mapping[int, RankReply]) -> Sent:
+    return {dp_rank: (reply.pid, reply.num_sent.get(client_index, 0)) for dp_rank, reply in replies.items()}
 
 
 def _wait(waiting: Sequence[Future[Any]], deadline_s: float) -> list[Any]:

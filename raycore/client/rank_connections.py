@@ -31,6 +31,12 @@ CAUSE_GRACE_S = 2.0
 _STREAM_POLL_INTERVAL_S = 0.01
 
 
+Sent = Mapping[int, tuple[int, int]]
+"""By dp_rank: the process id of the rank's engine, and the number of batches with outputs that it has sent to a client.
+
+The process id tells a rank from the one that replaces it."""
+
+
 @dataclass(eq=False, slots=True)
 class RankConnection:
     """The connection to one rank while it serves."""
@@ -40,6 +46,8 @@ class RankConnection:
     info: EngineInfo
     load: LoadView = NO_LOAD
     """The rank's load, as last reported."""
+    num_batches: int = 0
+    """Number of batches with outputs that have been delivered. The rank counts them, too: see `Mailbox.flush`."""
     delivering: threading.Lock = field(default_factory=threading.Lock)
     """Held while the rank's outputs are delivered. Acquire it after `disconnect()` to wait for the last delivery."""
 
@@ -76,6 +84,11 @@ class RankConnections:
         """Stop receiving from all ranks, and send them nothing more, because the engine has ended."""
         self._is_closed = True
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the engine has ended."""
+        return self._is_closed
+
     def join(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` seconds until all output streams have ended. Returns whether they have.
 
@@ -93,6 +106,14 @@ class RankConnections:
     def all(self) -> list[RankConnection]:
         """All connections, in rank order."""
         return [connection for _, connection in sorted(self._by_rank.items())]
+
+    def has_received(self, sent: Sent) -> bool:
+        """Whether all batches that the ranks have sent were delivered. Ignores ranks that are gone."""
+        pairs = [(self._by_rank.get(dp_rank), pid, count) for dp_rank, (pid, count) in sent.items()]
+        return not any(
+            connection is not None and connection.info.pid == pid and connection.num_batches < count
+            for connection, pid, count in pairs
+        )
 
     def submit(self, requests: Mapping[int, Sequence[EngineRequest]]) -> None:
         """Send requests to ranks, one message per rank."""

@@ -73,6 +73,12 @@ class RequestTable:
         self._underway: dict[str, _Underway] = {}
         self._parked: dict[str, None] = {}
         """The ids of requests that wait because no rank serves, in order of arrival."""
+        self._is_holding = False
+        """Whether new requests wait because the engine is paused."""
+        self._held: dict[str, None] = {}
+        """The ids of requests that wait because they came while the engine was paused, in order of arrival."""
+        self._older: set[str] = set()
+        """The ids of the unfinished requests that came before the last call of `hold_new()`."""
         self._unexplained: dict[int, list[tuple[str, _Underway, int]]] = {}
         """By the number of a loss (`RanksLost.loss`): (request_id, request, dp_rank) of the requests that fail when the
         loss is explained."""
@@ -92,8 +98,8 @@ class RequestTable:
 
     @property
     def num_parked(self) -> int:
-        """Number of requests that wait because no rank serves."""
-        return len(self._parked)
+        """Number of requests that wait because no rank serves, or because the engine is paused."""
+        return len(self._parked) + len(self._held)
 
     def on_ranks(self, dp_ranks: Sequence[int]) -> list[str]:
         """The ids of the requests on these ranks."""
@@ -157,6 +163,34 @@ class RequestTable:
         ]
         self._underway[request_id] = _Underway(sink, [first, *others], prompt.cache_salt, wanted_rank)
         self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream)
+
+    def dispatch_new(self, request_ids: Iterable[str]) -> Submissions:
+        """Assign new requests to ranks. If new requests are held back, they wait for `release_new()` instead."""
+        if not self._is_holding:
+            return self.dispatch(request_ids)
+        self._held |= dict.fromkeys(request_ids)
+        return {}
+
+    def hold_new(self) -> None:
+        """Hold new requests back from now on. `older` are those that are unfinished now."""
+        self._is_holding = True
+        self._older = set(self._underway)
+
+    def release_new(self) -> Submissions:
+        """Hold no requests back any more, and assign those that were held back to ranks."""
+        self._is_holding = False
+        held, self._held = self._held, {}
+        return self.dispatch(held)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether new requests are held back."""
+        return self._is_holding
+
+    @property
+    def older(self) -> list[str]:
+        """The ids of the unfinished requests that came before the last call of `hold_new()`."""
+        return list(self._older)
 
     def dispatch(self, request_ids: Iterable[str]) -> Submissions:
         """Assign requests to ranks. While no rank serves, requests wait instead."""
@@ -223,6 +257,8 @@ class RequestTable:
             news.append((request.sink, Update(request_id, error=error)))
         self._underway.clear()
         self._parked.clear()
+        self._held.clear()
+        self._older.clear()
         self._unexplained.clear()
         return news
 
@@ -306,6 +342,8 @@ class RequestTable:
     def _drop(self, request_id: str) -> None:
         request = self._underway.pop(request_id)
         self._parked.pop(request_id, None)
+        self._held.pop(request_id, None)
+        self._older.discard(request_id)
         if request.dp_rank is not None:
             self.router.finish(request.dp_rank)
 

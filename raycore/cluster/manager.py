@@ -21,6 +21,7 @@ from ray.util.placement_group import PlacementGroup
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes
 from placement.topology import read_cluster
+from raycore.activity import RUNNING, Activity
 from raycore.cluster.device import choose_device
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
@@ -102,6 +103,12 @@ class CoreEngineActorManager:
         self._lock = threading.RLock()
         self._is_shut_down = False
         self._standbys: Standbys | None = None
+        self.activity = RUNNING
+        """What the ranks have to do. Ranks that join are told."""
+        self._activity_lock = threading.Lock()
+        """Held while a rank is told the activity at its start, and while the activity changes."""
+        self.is_changing_activity = False
+        """Whether ranks are being told of a change, so that each of them has to make progress even without requests."""
 
     def start(
         self, on_progress: OnProgress | None = None, is_wanted: Callable[[], bool] = lambda: True
@@ -177,9 +184,10 @@ class CoreEngineActorManager:
                 rank = waiting.pop(ref)
                 rank.info = _init_result(ref, rank.dp_rank, rank.nodes[self._shape.engine_bundle_index])
         self._keep_dtype()
-        for rank in ranks:
-            peers = [other.actor for other in ranks if other is not rank]
-            rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [])
+        with self._activity_lock:
+            for rank in ranks:
+                peers = [other.actor for other in ranks if other is not rank]
+                rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [], self.activity)
         if self._standbys is not None:
             # standbys can't replace ranks that span nodes
             nodes = {rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node}
@@ -187,6 +195,15 @@ class CoreEngineActorManager:
             # after one failure, another one is more likely, so don't wait for the full delay
             is_first = self._num_created <= self._shape.num_ranks
             self._standbys.keep(nodes, self.node, first_s if is_first else min(first_s, _NEXT_STANDBY_S))
+
+    def set_activity(self, activity: Activity) -> list[Rank]:
+        """Change what ranks that join are told.
+
+        Returns: the ranks that were told another activity at their start. The caller has to tell them of the change.
+        """
+        with self._activity_lock:
+            self.activity = activity
+            return [rank for rank in self.ranks.values() if rank.run_ref is not None]
 
     def replace(self, dp_ranks: Sequence[int], is_wanted: Callable[[], bool] = lambda: True) -> list[Rank]:
         """Kill these ranks if they are alive, and create their successors. Call `confirm()` with the returned ranks.

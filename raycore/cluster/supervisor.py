@@ -170,6 +170,7 @@ class Supervisor:
             raise InvalidConfig(f"data_parallel_size={num_ranks} isn't a positive integer")
         if drain_timeout_s is None:
             drain_timeout_s = self._config.drain_timeout_s
+        drain_timeout_s = _drain_timeout_s(self._manager, drain_timeout_s)
         with self._scaling:
             if self.has_ended:
                 raise self._cause or EngineDeadError("the engine was shut down")
@@ -394,14 +395,16 @@ class _RankMonitor:
                 killed = EngineDeadError(text, pid=info.pid, node=info.node_id)
                 return lambda: killed
             if self._is_node_going():
-                self._listener.ranks_leaving(self._dp_ranks, self._config.drain_timeout_s)
+                self._listener.ranks_leaving(
+                    self._dp_ranks, _drain_timeout_s(self._manager, self._config.drain_timeout_s)
+                )
                 return None
         return None
 
     def _ask(self, watchdogs: dict[int, Watchdog]) -> tuple[int, str] | None:
         """(dp_rank, reason) of a stalled rank; None if no rank has stalled."""
         # ranks in lockstep run every step together: if one of them has work, all of them must make progress
-        is_busy = any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
+        is_busy = self._manager.is_changing_activity or any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
         for dp_rank, watchdog in watchdogs.items():
             reason = watchdog.look(is_busy)
             if reason is not None:
@@ -452,6 +455,11 @@ class _RankMonitor:
             logger.warning("dp_ranks %s were replaced and are serving again, after %.1f s", self._dp_ranks, took_s)
             return True
         return False
+
+
+def _drain_timeout_s(manager: CoreEngineActorManager, timeout_s: float) -> float:
+    """How long ranks that leave may take to finish their requests. While they are paused, they can't finish any."""
+    return 0.0 if manager.activity.is_paused else timeout_s
 
 
 def _with_last_lines(explain: Callable[[], EngineDeadError]) -> EngineDeadError:

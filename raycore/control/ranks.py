@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from raycore.activity import Activity
 from raycore.client.client import LinkView
 from raycore.client.group import ClientGroup
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor, WatchView
 from raycore.messages import NO_LOAD
-from raycore.status import RankState, RankStatus
+from raycore.status import UP_STATES, RankState, RankStatus
 
 
 def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup) -> list[RankStatus]:
@@ -16,9 +17,9 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
     statuses: list[RankStatus] = []
     for dp_rank, rank in sorted(manager.ranks.items()):
         link, watch, info = links.get(dp_rank), watches.get(dp_rank), rank.info
-        state = rank_state(link, watch, is_up=info is not None)
+        state = rank_state(link, watch, manager.activity, is_up=info is not None)
         load = link.load if link is not None else NO_LOAD
-        process = info if state in ("serving", "leaving") else None
+        process = info if state in UP_STATES else None
         statuses.append(
             RankStatus(
                 dp_rank,
@@ -31,21 +32,25 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 kv_usage=round(load.kv_usage, 4),
                 num_restarts=watch.num_restarts if watch is not None else 0,
                 num_deferred=load.num_deferred,
+                sleep_level=manager.activity.sleep_level if state == "asleep" else 0,
             )
         )
     return statuses
 
 
-def rank_state(link: LinkView | None, watch: WatchView | None, *, is_up: bool) -> RankState:
+def rank_state(link: LinkView | None, watch: WatchView | None, activity: Activity, *, is_up: bool) -> RankState:
     """A rank's state.
 
     Args:
         link: the client's view of the rank; None while the rank isn't in service.
         watch: the supervisor's view of the rank; None while the rank isn't supervised.
+        activity: what the engine does.
         is_up: whether the rank has started and reported its `EngineInfo`.
     """
     if link is not None:
-        return "leaving" if link.is_leaving else "serving"
+        if link.is_leaving:
+            return "leaving"
+        return "asleep" if activity.asleep else "paused" if activity.is_paused else "serving"
     if watch is not None:
         return "gone" if watch.has_given_up else "restarting"
     return "leaving" if is_up else "starting"

@@ -10,19 +10,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import msgspec
 
+from raycore.activity import RUNNING, Activity
 from raycore.config import EngineConfig
 from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.grammars import GrammarsUnderWay
-from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, Submit, Utility
+from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, SetActivity, Submit, Utility
 from raycore.engine.utility import call_utility
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.executor.base import Executor
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
+from raycore.node.garbage import freeze_heap
 from raycore.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.scheduler import Scheduler
@@ -77,6 +79,11 @@ class EngineCore:
         self._arrived_s: dict[int, float] = {}
         """Arrival times by seq_id, of requests whose first step has no result yet."""
         self._step_started_s: float | None = None
+        self._activity = RUNNING
+        """What this rank follows."""
+        self._is_paused = False
+        """Whether no steps are planned."""
+        self._has_cache = True
         self._plan: StepPlan | None = None
         """The plan of the current step, which the log describes if the step fails. None before the plan is made."""
         logger.info(
@@ -154,7 +161,7 @@ class EngineCore:
     def _step(self) -> StepOutputs | None:
         plan = None
         if len(self._in_flight) < self.executor.max_concurrent_batches:
-            plan = self._plan = self.scheduler.schedule()
+            plan = self._plan = self._schedule()
             if plan is not None:
                 planned_s = time.monotonic()
                 self._in_flight.append((plan, self.executor.execute(plan), planned_s))
@@ -165,6 +172,9 @@ class EngineCore:
         plan, pending, planned_s = self._in_flight.popleft()
         self._plan = plan
         return self._update(plan, pending.result(self.config.executor.execute_timeout_s), planned_s)
+
+    def _schedule(self) -> StepPlan | None:
+        return None if self._is_paused else self.scheduler.schedule()
 
     def _update(self, plan: StepPlan, result: StepResult, planned_s: float) -> StepOutputs:
         outputs = self.scheduler.update(plan, result)
@@ -181,7 +191,7 @@ class EngineCore:
         token to compute.
         """
         with self._reported():
-            plan = self._plan = self.scheduler.schedule()
+            plan = self._plan = self._schedule()
             if plan is None:
                 return None, self.dummy_step()
             return self._execute_now(plan)
@@ -208,12 +218,54 @@ class EngineCore:
             return self.executor.execute_dummy_batch().result(timeout_s).is_anyone_busy
 
     def has_work(self) -> bool:
-        """Whether a request waits or runs, or a step is in flight. Requests that wait for grammars don't count."""
-        return bool(self._in_flight) or self.scheduler.has_work()
+        """Whether a step is in flight, or a request waits or runs and the rank isn't paused.
+
+        Requests that wait for grammars don't count.
+        """
+        return bool(self._in_flight) or (not self._is_paused and self.scheduler.has_work())
 
     def load(self) -> LoadView:
         """The numbers of waiting and running requests, the share of the KV cache in use, and counters."""
         return self.scheduler.load()
+
+    # ---- pause and sleep
+
+    def pause(self) -> None:
+        """Plan no more steps. `follow()` completes the pause when no step is in flight."""
+        self._is_paused = True
+
+    def follow(self, activity: Activity, *, clear_cache: bool = False) -> None:
+        """Change what this rank does. Requests stay; if their keys and values are dropped, they are computed again.
+
+        Blocks while memory is given up or allocated again, and while weights are loaded. If ranks share experts, they
+        must do this at the same time.
+
+        Args:
+            activity: what the rank does from now on. If it is a pause or a sleep, no step may be in flight.
+            clear_cache: drop the keys and values of all requests, and the prefix cache.
+
+        Raises: what a worker raised. The rank can't continue afterwards.
+        """
+        assert not (activity.is_paused and self._in_flight), "finish the steps in flight first"
+        before, self._activity = self._activity, activity
+        if clear_cache:
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        falling_asleep = activity.falling_asleep_from(before)
+        if falling_asleep:
+            self._has_cache = self._has_cache and "kv_cache" not in falling_asleep
+            # as a step: a worker that is stuck is noticed soon. Weights take longer to move from a GPU.
+            with nullcontext() if self.config.device == "cuda" else self._timed():
+                self.executor.sleep(activity.sleep_level, falling_asleep)
+            if not self._has_cache:
+                self.scheduler.start_over()
+        if "weights" in activity.waking_from(before):
+            self.executor.wake_up(["weights"])
+        if not (self._has_cache or activity.asleep):
+            # needs the weights, so it waits for them even if the caller wakes the cache first
+            self.executor.initialize_cache(self.num_blocks)
+            self.executor.collective_rpc(freeze_heap)
+            self._has_cache = True
+        self._is_paused = activity.is_paused
 
     def shutdown(self) -> None:
         """Stop the workers. Idempotent."""
@@ -221,9 +273,9 @@ class EngineCore:
 
     # ---- utilities: methods that clients call by name
 
-    def utility_reset_prefix_cache(self) -> bool:
-        """Clear the prefix cache. Does nothing and returns False if a request is running."""
-        return self.scheduler.reset_prefix_cache()
+    def utility_reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Call `Scheduler.reset_prefix_cache`, and return the result."""
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def utility_collective_rpc(
         self,
@@ -267,11 +319,15 @@ class EngineCore:
         self.timings_s[name] = round(time.perf_counter() - started_s, 3)
 
 
-def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
+def run_loop(core: EngineCore, mailbox: Mailbox, activity: Activity = RUNNING) -> None:
     """Run steps while there is work, and sleep while there is none, until the mailbox is stopped.
 
     Raises the error of a step, or the error passed to `Mailbox.fail()`. The rank can't continue afterwards.
+
+    Args:
+        activity: what the engine does when this rank joins it.
     """
+    core.follow(activity)
     while not mailbox.stopping:
         commands = mailbox.take(0.0 if core.has_work() else core.idle_wait_s())
         for command in commands:
@@ -282,6 +338,24 @@ def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
             mailbox.publish(outputs, core.load())
         elif commands:
             mailbox.note_load(core.load())
+        if mailbox.changes and not core.has_work():
+            change_activity(core, mailbox)
+
+
+def change_activity(core: EngineCore, mailbox: Mailbox) -> None:
+    """Make the changes of the activity that wait in the mailbox. Call this when the rank is at rest.
+
+    Raises what a worker raised, after the callers have got the error. The rank can't continue afterwards.
+    """
+    while mailbox.changes:
+        command = mailbox.changes.popleft()
+        try:
+            core.follow(command.activity, clear_cache=command.clear_cache)
+        except BaseException as error:
+            command.reply.set_exception(error)
+            raise
+        mailbox.note_load(core.load())
+        command.reply.set_result(mailbox.flush())
 
 
 def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
@@ -304,6 +378,10 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
         mailbox.forget_client(command.client)
     elif isinstance(command, Utility):
         call_utility(core, command)
+    elif isinstance(command, SetActivity):
+        if command.activity.is_paused:
+            core.pause()
+        mailbox.changes.append(command)
     else:
         raise AssertionError(f"{command}: this engine shares no experts, so it has no waves")
 

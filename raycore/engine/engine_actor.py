@@ -22,10 +22,11 @@ from typing import Any
 import msgspec
 from ray.util.placement_group import PlacementGroup
 
+from raycore.activity import RUNNING, Activity
 from raycore.config import DType, EngineConfig
 from raycore.engine.core import EngineCore, decode_requests, run_loop
 from raycore.engine.lockstep import run_lockstep_loop
-from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, StartWave, Submit, Utility
+from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, SetActivity, StartWave, Submit, Utility
 from raycore.engine.waves import Waves
 from raycore.executor.base import Executor
 from raycore.logs import log_as
@@ -145,20 +146,21 @@ class DPEngineCoreActor:
         return self._executor.load_progress() if self._executor is not None else 0.0
 
     @endpoint("run")
-    def run(self, peers: list[DPEngineCoreActor]) -> None:
+    def run(self, peers: list[DPEngineCoreActor], activity: Activity = RUNNING) -> None:
         """Run the engine's loop until `stop()` is called, then stop the workers.
 
         If the engine fails, this raises at once and leaves the workers running. The supervisor then kills them.
 
         Args:
             peers: the actors of the other ranks that share experts with this one. Empty if ranks share no experts.
+            activity: what the engine does: a rank that joins a paused engine is paused.
         """
         assert self._core is not None, "wait_for_init() comes first"
         try:
             if self._config.parallel.is_lockstep:
-                self._run_in_lockstep(self._core, peers)
+                self._run_in_lockstep(self._core, peers, activity)
             else:
-                run_loop(self._core, self._mailbox)
+                run_loop(self._core, self._mailbox, activity)
         finally:
             self._mailbox.close()
         self._core.shutdown()
@@ -209,18 +211,33 @@ class DPEngineCoreActor:
         self._mailbox.put(command)
         return command.reply.result(timeout_s)
 
+    @endpoint("utility")
+    def set_activity(self, activity: Activity, clear_cache: bool, timeout_s: float) -> dict[int, int]:
+        """Have the loop follow `activity` when the steps in flight have ended, or the wave if ranks share experts.
+
+        Waits at most `timeout_s` seconds for that. No outputs are sent afterwards while the activity is a pause.
+
+        Args:
+            clear_cache: drop the keys and values of all requests, and the prefix cache.
+
+        Returns: the result of `Mailbox.flush()`.
+        """
+        command = SetActivity(activity, clear_cache)
+        self._mailbox.put(command)
+        return command.reply.result(timeout_s)
+
     @endpoint("io")
     def stop(self) -> None:
         """Make `run()` return after the current step or, if ranks share experts, after the current wave."""
         self._mailbox.stop()
 
-    def _run_in_lockstep(self, core: EngineCore, peers: list[DPEngineCoreActor]) -> None:
+    def _run_in_lockstep(self, core: EngineCore, peers: list[DPEngineCoreActor], activity: Activity) -> None:
         def tell_peers(wave: int) -> None:
             for peer in peers:
                 peer.start_wave.remote(wave)
 
         waves = Waves(self._config.parallel.dp_sync_interval)
-        run_lockstep_loop(core, self._mailbox, waves, tell_peers)
+        run_lockstep_loop(core, self._mailbox, waves, tell_peers, activity)
 
     def _make_executor(self) -> Executor:
         if self._config.executor.backend == "inline":

@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from raycore.engine.core import EngineCore, apply_command
+from raycore.activity import RUNNING, Activity
+from raycore.engine.core import EngineCore, apply_command, change_activity
 from raycore.engine.mailbox import Mailbox, StartWave
 from raycore.engine.waves import Waves
 from raycore.errors import RpcTimeout
@@ -19,7 +20,13 @@ from raycore.errors import RpcTimeout
 logger = logging.getLogger(__name__)
 
 
-def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_peers: Callable[[int], None]) -> None:
+def run_lockstep_loop(
+    core: EngineCore,
+    mailbox: Mailbox,
+    waves: Waves,
+    tell_peers: Callable[[int], None],
+    activity: Activity = RUNNING,
+) -> None:
     """Run waves of steps, and sleep between waves, until the mailbox is stopped.
 
     Raises the error of a step, or the error passed to `Mailbox.fail()`. Neither this engine nor the engines that share
@@ -28,7 +35,9 @@ def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_pee
     Args:
         tell_peers: called with the number of a wave that this engine starts. Sends a `StartWave` with this number to
             every other engine, without waiting for them.
+        activity: what the engine does when these ranks join it.
     """
+    core.follow(activity)
     while not mailbox.stopping:
         is_busy = waves.is_running or core.has_work()
         commands = mailbox.take(0.0 if is_busy else core.idle_wait_s())
@@ -50,6 +59,9 @@ def run_lockstep_loop(core: EngineCore, mailbox: Mailbox, waves: Waves, tell_pee
             mailbox.publish(outputs, core.load())
         elif commands:
             mailbox.note_load(core.load())
+        # a paused engine takes part in a wave until it ends, which it does when all engines are paused
+        if mailbox.changes and not (waves.is_running or core.has_work()):
+            change_activity(core, mailbox)
     _finish_wave(core, mailbox, waves)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from raycore.activity import Activity
+from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
 from raycore.scheduler.outputs import StepOutputs
 
@@ -64,7 +66,18 @@ class StartWave:
     wave: int
 
 
-Command = Submit | Abort | ForgetClient | Utility | StartWave
+@dataclass(slots=True)
+class SetActivity:
+    """A command: follow this activity, once the steps in flight have ended."""
+
+    activity: Activity
+    clear_cache: bool = False
+    """Drop the keys and values of all requests, and the prefix cache."""
+    reply: Future[dict[int, int]] = field(default_factory=Future[dict[int, int]])
+    """Completed with the result of `Mailbox.flush()` when the rank follows the activity, or with an error."""
+
+
+Command = Submit | Abort | ForgetClient | Utility | StartWave | SetActivity
 
 
 class Mailbox:
@@ -80,6 +93,8 @@ class Mailbox:
         """Indexes of clients that are gone. No later client gets one of these indexes."""
         self._load = NO_LOAD
         """The rank's load, as last set by the loop."""
+        self.changes: deque[SetActivity] = deque()
+        """Changes of the activity that wait until the rank is at rest. Only the loop uses them, and `close()`."""
 
     # ---- the callers' side
 
@@ -155,6 +170,14 @@ class Mailbox:
         for client, part in outputs.by_client():
             self._outboxes.setdefault(client, _Outbox()).add(part)
 
+    def flush(self) -> dict[int, int]:
+        """Send all waiting outputs at once.
+
+        Returns: for each client, the number of batches with outputs that the rank has sent to it, these included. The
+        client counts the batches that it has received, so it knows when it has received everything.
+        """
+        return {client: outbox.flush() for client, outbox in self._outboxes.copy().items()}
+
     def note_load(self, load: LoadView) -> None:
         """Set the rank's load. Called when the load has changed although there are no outputs."""
         self._load = load
@@ -180,9 +203,12 @@ class Mailbox:
         for outbox in list(self._outboxes.values()):
             outbox.close()
         with self._arrived:
-            for command in self._commands:
+            for command in [*self.changes, *self._commands]:
                 if isinstance(command, Utility):
                     command.reply.set_exception(RuntimeError(f"the engine stopped before {command.method}() ran"))
+                elif isinstance(command, SetActivity):
+                    command.reply.set_exception(EngineDeadError("the engine stopped before its activity changed"))
+            self.changes.clear()
             self._commands.clear()
 
 
@@ -195,6 +221,8 @@ class _Outbox:
         """(outputs, time when they were added) of each step."""
         self._due_s = float("inf")
         self._is_due = False
+        self._num_taken = 0
+        """Number of batches that `take()` has returned."""
         self.closed = False
 
     def add(self, outputs: StepOutputs) -> None:
@@ -219,7 +247,17 @@ class _Outbox:
             steps, self._steps = self._steps, []
             self._is_due = False
             self._due_s = float("inf")
+            self._num_taken += 1
         return StepOutputs.merge(steps, time.monotonic())
+
+    def flush(self) -> int:
+        """Make all outputs due. Returns the number of batches that `take()` will have returned with them."""
+        with self._ready:
+            if not self._steps:
+                return self._num_taken
+            self._is_due = True
+            self._ready.notify()
+            return self._num_taken + 1
 
     def close(self) -> None:
         with self._ready:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from raycore.activity import MemoryTag
 from raycore.config import ExecutorConfig
 from raycore.messages import StepPlan, StepResult
 from raycore.pending import Pending
@@ -156,6 +157,14 @@ class Executor(ABC):
         """Allocate a KV cache of `num_blocks` blocks on each worker, and warm up the model."""
         self.collective_rpc("initialize_cache", self._settings.init_timeout_s, (num_blocks,))
         self.collective_rpc("warm_up", self._settings.init_timeout_s)
+
+    def sleep(self, level: int, tags: Sequence[MemoryTag]) -> None:
+        """Have each worker give up memory: see `WorkerProtocol.sleep`."""
+        self.collective_rpc("sleep", self._settings.init_timeout_s, (level, tags))
+
+    def wake_up(self, tags: Sequence[MemoryTag]) -> None:
+        """Have each worker get memory back that it gave up: see `WorkerProtocol.wake_up`."""
+        self.collective_rpc("wake_up", self._settings.init_timeout_s, (tags,))
 
     def dtype_name(self) -> str:
         """The dtype in which the workers compute. With `dtype="auto"`, the workers choose it."""

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raycore.status import RankStatus
+from raycore.status import UP_STATES, RankStatus
 
 GAUGES: tuple[tuple[str, str, Callable[[RankStatus], float]], ...] = (
     ("vllm:num_requests_running", "Running requests.", lambda rank: rank.num_running),
     ("vllm:num_requests_waiting", "Waiting requests.", lambda rank: rank.num_waiting),
     ("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda rank: rank.kv_usage),
-    ("raycore_rank_serving", "1 while the rank takes requests.", lambda rank: rank.state == "serving"),
+    ("raycore_rank_serving", "1 while the rank runs requests.", lambda rank: rank.state == "serving"),
 )
 
 LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], float]]], ...] = (
     (
         "vllm:engine_sleep_state",
-        "Whether the rank is up (awake). Ranks never sleep.",
+        "Whether the rank is up and awake, asleep at level 1 (weights_offloaded), or asleep at level 2 (discard_all).",
         "sleep_state",
         {
-            "awake": lambda rank: rank.state in ("serving", "leaving"),
-            "weights_offloaded": lambda rank: 0,
-            "discard_all": lambda rank: 0,
+            "awake": lambda rank: rank.state in UP_STATES and rank.sleep_level == 0,
+            "weights_offloaded": lambda rank: rank.sleep_level == 1,
+            "discard_all": lambda rank: rank.sleep_level == 2,
         },
     ),
     (
@@ -42,7 +42,10 @@ LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], flo
 of the label."""
 
 RESTARTS = "raycore_rank_restarts", "How often the rank was replaced by a new process."
-WITHOUT_RANK = "raycore_requests_without_rank", "Requests that wait because no rank is serving."
+WITHOUT_RANK = (
+    "raycore_requests_without_rank",
+    "Requests that wait because no rank serves, or the engine is paused.",
+)
 FINISHED = "vllm:request_success", "Requests that have ended, by finished_reason."
 
 COUNTERS = (

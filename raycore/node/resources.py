@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
+
+_NEVER_TRIM = (1 << 31) - 1
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -21,15 +26,41 @@ def keep_freed_memory() -> None:
     By default, glibc maps new memory for each large buffer and unmaps it afterwards. For temporary tensors, the page
     faults then take more time than the arithmetic. Does nothing if the C library is not glibc.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:
+    libc = _glibc()
+    if libc is None:
         logger.debug("the C library has no mallopt: allocating large temporary tensors may be slow")
         return
-    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
+
+
+@contextmanager
+def freed_memory_returned() -> Generator[None, None, None]:
+    """Return the memory that is freed in the `with` block to the operating system, in spite of `keep_freed_memory()`.
+
+    Frees unreachable objects, too, also those that `freeze_heap()` has excluded from collections. Does only that if the
+    C library is not glibc.
+    """
+    libc = _glibc()
+    if libc is not None:
+        libc.mallopt(_M_TRIM_THRESHOLD, 0)  # else the heaps of threads other than the main thread keep their ends
+    try:
+        yield
+        gc.unfreeze()
+        gc.collect()
+        if libc is not None:
+            libc.malloc_trim(0)
+    finally:
+        if libc is not None:
+            libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """The C library if it is glibc; otherwise None."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 def usable_cores() -> int:

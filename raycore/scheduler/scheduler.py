@@ -162,12 +162,28 @@ class Scheduler:
             len(self._held),
         )
 
-    def reset_prefix_cache(self) -> bool:
-        """Clear the prefix cache. Does nothing and returns False if a request is running."""
-        if self._slots.num_running:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Clear the prefix cache. Does nothing and returns False if a request is running.
+
+        With `reset_running_requests`, running requests are preempted instead.
+        """
+        if reset_running_requests:
+            for request in self._slots.running():
+                self._preempt(request)
+        elif self._slots.num_running:
             return False
         self._pool.forget()
+        self._refused = None
         return True
+
+    def start_over(self) -> None:
+        """Preempt all running requests and clear the prefix cache, because workers have lost the cache and all slots.
+
+        No step may be in flight.
+        """
+        assert not self._in_flight
+        self.reset_prefix_cache(reset_running_requests=True)
+        self._freed_slots = []  # the workers' new slots are free
 
     # ---- schedule
 
@@ -245,10 +261,12 @@ class Scheduler:
         Requests whose last token is in flight are spared: when that token arrives, they end and free their blocks.
         """
         candidates = [request for request in self._slots.running() if self._slots.phase[request.slot] != LAST]
-        victim = max(candidates, key=self._waiting.urgency)
+        self._preempt(max(candidates, key=self._waiting.urgency))
+
+    def _preempt(self, request: Request) -> None:
         self._num_preemptions += 1
-        self._vacate(victim)
-        self._waiting.push(victim)
+        self._vacate(request)
+        self._waiting.push(request)
 
     def _advance_decodes(self, step: StepBuilder) -> None:
         """Plan one token for each decode. Decodes whose blocks are full get a new block."""

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from raycore.errors import RaycoreError
+from raycore.server.admin import add_admin_endpoints
 from raycore.server.chat.chat import Chat, render
 from raycore.server.completions import Completion
 from raycore.server.errors import APIError, as_api_error, invalid_body
@@ -68,6 +69,8 @@ def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
     _add_completions(app, engine, options)
     _add_tokens(app, engine, options)
     _add_information(app, engine, options)
+    if options.enable_admin_endpoints:
+        add_admin_endpoints(app, engine)
     app.openapi = cache(lambda: describe(app, options, engine))
     return app
 

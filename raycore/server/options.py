@@ -127,11 +127,24 @@ class ServerOptions(msgspec.Struct, frozen=True):
             is_http=True,
         ),
     ] = 4096
+    enable_admin_endpoints: Annotated[
+        bool,
+        option(
+            "Serve the paths that control the engine: pause, resume, sleep, wake_up, reset_prefix_cache. Needs an API "
+            "key.",
+            is_http=True,
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         """Check the values. Raises InvalidConfig if a value is invalid."""
         for each in SERVER_OPTIONS.values():
             each.check(getattr(self, each.field))
+        if self.enable_admin_endpoints and not self.api_keys:
+            raise InvalidConfig(
+                "enable_admin_endpoints (--enable-admin-endpoints) needs an API key, because everyone who reaches the "
+                "server could control the engine: give --api-key KEY, or set RAYCORE_API_KEY"
+            )
 
 
 SERVER_OPTIONS = {each.name: each for each in options_of(ServerOptions, "Server")}

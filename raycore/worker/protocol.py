@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from raycore.activity import TAGS, MemoryTag
 from raycore.config import EngineConfig
 from raycore.messages import StepPlan, StepResult
 from raycore.pending import Pending
@@ -60,6 +62,23 @@ class WorkerProtocol(Protocol):
 
         A worker whose device still computes the step may return a `Pending` instead, which gives the result, or None,
         later. Up to `EngineConfig.max_steps_in_flight` steps are then started before the first one's result is taken.
+        """
+        ...
+
+    def sleep(self, level: int, tags: Sequence[MemoryTag] = TAGS) -> None:
+        """Give up memory. No step runs until `wake_up()` and, for the KV cache, `initialize_cache()`.
+
+        Args:
+            level: 1 keeps weights in the host's memory, 2 drops them.
+            tags: which memory. The KV cache's content and everything that depends on the cache is dropped at any level.
+                Weights are only given up together with the cache, or after it.
+        """
+        ...
+
+    def wake_up(self, tags: Sequence[MemoryTag] = TAGS) -> None:
+        """Get weights back that were given up: from the host's memory, or loaded again.
+
+        The cache is allocated again by a call of `initialize_cache()`, then `warm_up()`, as at startup.
         """
         ...
 

@@ -11,7 +11,7 @@ import raycore.worker.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport
 # isort: split
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from raycore.activity import TAGS, MemoryTag
 from raycore.checkpoint.stages import Stage
 from raycore.config import DType, EngineConfig, SchedulerConfig
 from raycore.errors import InvalidConfig, InvalidRequest
@@ -47,6 +48,7 @@ from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, step_bytes
 from raycore.model.weights.loader import Fp8Layers, load_decoder_weights, random_decoder_weights
+from raycore.model.weights.offload import OffloadedTensors, tensors_of
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
 from raycore.pending import Pending
@@ -104,6 +106,8 @@ class Worker(WorkerProtocol):
         self.load_progress = 0.0
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
         self._decoder: Decoder | None = None
+        self._offloaded: OffloadedTensors | None = None
+        """The decoder's weights while they are in the host's memory."""
         self._runner: ModelRunner | None = None
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
@@ -135,7 +139,6 @@ class Worker(WorkerProtocol):
             config.model.attention_backend, self._device, heads, config.cache.block_size, self._dtype
         )
         self._fp8 = choose_fp8(config.model, self.rank.tp_size, self._device)
-        self._operations = self._make_operations()
         if self.rank.world_size > 1:
             self._join_engine()
         if config.parallel.is_lockstep:
@@ -151,6 +154,7 @@ class Worker(WorkerProtocol):
         if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
             share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
         tp, device, fp8, stage = (rank.tp_rank, rank.tp_size), self._device, self._fp8, self._stage
+        self._operations = self._make_operations()
         if rank.pp_size > 1:
             logger.info("this stage has layers %d to %d", stage.layers[0], stage.layers[-1])
         if model.load_format == "dummy":
@@ -352,6 +356,39 @@ class Worker(WorkerProtocol):
         """Return what this worker has spent its time on in steps. On a GPU, that is only the host's time."""
         return self._step_times
 
+    def sleep(self, level: int, tags: Sequence[MemoryTag] = TAGS) -> None:
+        """See `WorkerProtocol.sleep`. On a CPU, level 1 leaves weights where they are."""
+        with host.freed_memory_returned():
+            if "kv_cache" in tags:
+                self._runner = None
+            if "weights" in tags:
+                assert self._runner is None, "the runner uses the weights"
+                self._give_up_weights(level)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
+    def _give_up_weights(self, level: int) -> None:
+        if level >= 2:
+            self._decoder = self._offloaded = None
+            self._operations = self._make_operations()  # the old ones know all layers
+        elif self._device.type == "cuda" and self._decoder is not None and self._offloaded is None:
+            self._offloaded = OffloadedTensors(tensors_of(self._decoder, self._device))
+
+    def wake_up(self, tags: Sequence[MemoryTag] = TAGS) -> None:
+        """See `WorkerProtocol.wake_up`.
+
+        Raises:
+            InvalidCheckpoint: as in `load_model()`, after a sleep of level 2.
+        """
+        if "weights" not in tags:
+            return
+        if self._decoder is None:
+            self.load_model()
+        elif self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
+
     def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
         """Start to compile grammars of waiting requests on a background thread. Steps can run meanwhile.
 
@@ -387,7 +424,7 @@ class Worker(WorkerProtocol):
 
     def shutdown(self) -> None:
         """Disconnect from the other workers and free the memory. Idempotent. Works on a partly initialized worker."""
-        self._runner = self._decoder = None
+        self._runner = self._decoder = self._offloaded = None
         self._ranks.leave()
         self._ranks = TensorParallel()
         if self._experts is not None:

@@ -14,6 +14,7 @@ import ray
 from configs import make_config
 from ray.util.placement_group import placement_group_table
 
+from raycore.activity import Activity
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.config import DType, EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
 from raycore.errors import InitializationError, InvalidConfig, WorkerDied
@@ -67,7 +68,7 @@ class FakeRank:
         )
 
     @ray.method(concurrency_group="run")
-    def run(self, peers: list[object]) -> None:
+    def run(self, peers: list[object], activity: Activity) -> None:
         if self.behaviour == "worker dies" and self.dp_rank == 1 and self.is_first:
             raise WorkerDied(0, 4711, "n1", "out of memory")
         if self.behaviour == "returns" and self.dp_rank == 1 and self.is_first:

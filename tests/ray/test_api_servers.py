@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -32,6 +33,8 @@ NUM_STREAMS = 12
 ENGINE = "two-servers"
 PROMPT = [5, 6, 7, 8]
 ESTABLISHED = "01"
+KEY = "secret"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
 
 class Collector(ThreadingHTTPServer):
@@ -87,11 +90,16 @@ class Program:
     def __init__(self, address: str, log: Path, collector: Collector) -> None:
         self.log = log
         arguments = ["--api-server-count", "2", "-dp", "2", "--port", "0", "--max-model-len", "1024", "--dtype", DTYPE]
-        arguments += ["--num-threads", "1", "--otlp-traces-endpoint", collector.endpoint]
+        arguments += ["--num-threads", "1", "--otlp-traces-endpoint", collector.endpoint, "--enable-admin-endpoints"]
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "raycore", "serve", *arguments, "--engine-name", ENGINE],
-                env={**os.environ, "RAY_ADDRESS": address, "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=tests"},
+                env={
+                    **os.environ,
+                    "RAY_ADDRESS": address,
+                    "RAYCORE_API_KEY": KEY,
+                    "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=tests",
+                },
                 stderr=file,
             )
         wait_for("the program serves", lambda: "raycore: serving" in self.text or not self.is_running)
@@ -132,7 +140,7 @@ class Stream:
     async def run(self, url: str) -> None:
         body = {"prompt": PROMPT, "max_tokens": self.num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         body["stream_options"] = {"include_usage": True}
-        headers = {"traceparent": f"00-{self.trace_id}-b7ad6b7169203331-01"}
+        headers = {"traceparent": f"00-{self.trace_id}-b7ad6b7169203331-01", **AUTHORIZED}
         limits = httpx.Limits(max_keepalive_connections=0)
         try:
             async with (
@@ -313,6 +321,53 @@ def test_a_rank_that_is_killed_ends_no_stream_of_either(program, remote):
 
     wait_for("the rank is back", serves_again)
     assert remote.status()[0].ranks[1].num_restarts == 1
+
+
+def test_either_server_pauses_the_engine_for_both(program, remote):
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=program.url, headers=AUTHORIZED, timeout=60, trust_env=False) as client:
+
+            async def ask(method: str, path: str) -> Any:
+                # a connection of its own, so that either server may get it
+                answer = await client.request(method, path, headers={"Connection": "close"})
+                assert answer.status_code == 200, answer.text
+                return answer.json()
+
+            def start(count: int, num_tokens: int) -> tuple[list[Stream], list[asyncio.Future[None]]]:
+                streams = [Stream(num_tokens) for _ in range(count)]
+                return streams, [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
+
+            streams, tasks = start(NUM_STREAMS, 900)
+            await until("all streams have begun", lambda: all(stream.num_events for stream in streams))
+            assert await ask("POST", "/pause?mode=keep") == {"status": "paused"}
+            await asyncio.sleep(0.2)  # what servers have sent is on its way
+            before = [stream.num_events for stream in streams]
+            later, later_tasks = start(4, 30)
+            assert [await ask("GET", "/is_paused") for _ in range(6)] == [{"is_paused": True}] * 6
+            await until("the status says it", lambda: {rank.state for rank in remote.status()[0].ranks} == {"paused"})
+            assert [stream.num_events for stream in streams] == before
+            assert not any(stream.num_events for stream in later)
+            assert not all(stream.is_done for stream in streams), "a test of nothing: the requests had all finished"
+            assert await ask("POST", "/resume") == {"status": "resumed"}
+            await asyncio.gather(*tasks, *later_tasks)
+            assert all(stream.is_whole for stream in streams + later), streams + later
+
+            streams, tasks = start(NUM_STREAMS, 900)
+            await until("all streams have begun", lambda: all(stream.num_events for stream in streams))
+            assert await ask("POST", "/sleep?level=2") == {"status": "sleeping", "level": 2}
+            await asyncio.gather(*tasks)
+            assert all(stream.finish_reasons == ["abort"] and stream.is_done for stream in streams), streams
+            later, later_tasks = start(4, 30)
+            answer = await client.post("/resume")
+            assert (answer.status_code, "wake_up()" in answer.text) == (400, True)
+            await until("the status says it", lambda: {rank.state for rank in remote.status()[0].ranks} == {"asleep"})
+            assert await ask("POST", "/wake_up?tags=weights") == {"status": "sleeping", "tags": ["weights"]}
+            assert await ask("POST", "/wake_up") == {"status": "awake", "tags": None}
+            await asyncio.gather(*later_tasks)
+            assert all(stream.is_whole for stream in later), later
+            assert await ask("POST", "/reset_prefix_cache") == {"success": True}
+
+    asyncio.run(run())
 
 
 def test_a_taken_port_is_refused_before_anything_starts(program):

@@ -365,6 +365,25 @@ def test_async_streams_aborts_and_refuses(ray_cluster):
                 await asyncio.gather(_last(llm, "1 + 2 =", ENDLESS, "d"), _last(llm, "1 + 2 =", ENDLESS, "d"))
             assert (await _last(llm, "27 + 58 =")).outputs[0].text == " 85"
 
+            assert await llm.collective_rpc("dtype_name") == [DTYPE]
+            await llm.check_health()
+            await llm.sleep(level=2)
+            assert (await llm.is_paused(), await llm.is_sleeping()) == (True, True)
+            waiting = asyncio.ensure_future(_last(llm, "27 + 58 ="))
+            assert not await asyncio.wait_for(llm.wake_up(["kv_cache"]), 60)
+            assert await llm.wake_up()
+            assert (await waiting).outputs[0].text == " 85"
+            assert await llm.reset_prefix_cache()
+
+            # a paused engine can finish nothing while it drains
+            await llm.pause_generation()
+            waiting = asyncio.ensure_future(_last(llm, "27 + 58 ="))
+            await asyncio.sleep(0.01)
+            await asyncio.to_thread(llm.shutdown, 0.2)
+            assert (await waiting).outputs[0].finish_reason == "abort"
+            with pytest.raises(EngineDeadError):
+                await llm.resume_generation()
+
     asyncio.run(scenario())
 
 

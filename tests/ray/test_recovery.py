@@ -148,6 +148,76 @@ def test_a_request_that_cannot_be_decoded_fails_alone(llm, monkeypatch):
     assert [info.pid for info in llm.engine_infos] == pids
 
 
+def test_a_pause_of_each_mode(llm, expected):
+    wait_for_ranks(llm, 2)
+    prompts, params = mixed_requests()
+    with ThreadPoolExecutor() as pool:
+        for mode in ("wait", "keep", "abort"):
+            results = start_requests(llm, pool)
+            llm.pause_generation(mode=mode)
+            assert llm.is_paused()
+            assert llm.num_unfinished_requests == (len(prompts) if mode == "keep" else 0)
+            num_tokens = llm._client.num_output_tokens
+            late = pool.submit(llm.generate, prompts[:1], params[:1], use_tqdm=False)
+            time.sleep(0.1)
+            assert llm._client.num_output_tokens == num_tokens
+            assert {rank.state for rank in llm.ranks} == {"paused"}
+            llm.resume_generation()
+            assert late.result(60)[0].outputs == expected[0].outputs
+            outputs = [output.outputs for output in results.result(60)]
+            if mode != "abort":
+                assert outputs == [output.outputs for output in expected]
+                continue
+            assert any(part.finish_reason == "abort" for parts in outputs for part in parts)
+            for parts, reference in zip(outputs, expected, strict=True):
+                for part, whole in zip(parts, reference.outputs, strict=True):
+                    assert part.token_ids == whole.token_ids[: len(part.token_ids)]
+
+
+@pytest.mark.parametrize(
+    ("level", "victim", "number", "when"),
+    [
+        (0, "engine", signal.SIGKILL, "before"),
+        (1, "worker", signal.SIGSTOP, "before"),
+        (2, "engine", signal.SIGKILL, "asleep"),
+        (2, "worker", signal.SIGKILL, "waking"),
+    ],
+)
+def test_a_rank_that_dies_in_a_pause_is_replaced_by_a_paused_one(llm, expected, level, victim, number, when):
+    wait_for_ranks(llm, 2)
+    before = llm.engine_infos[1]
+    pid = before.pid if victim == "engine" else before.worker_pids[1]
+    with ThreadPoolExecutor() as pool:
+        results = start_requests(llm, pool)
+        if when == "before":
+            os.kill(pid, number)
+        llm.sleep(level, mode="keep")
+        num_tokens = llm._client.num_output_tokens
+        if when == "asleep":
+            os.kill(pid, number)
+        if when != "waking":
+            wait_for_other(llm, 1, before.pid)
+            assert {rank.state for rank in llm.ranks} == {"asleep" if level else "paused"}
+        else:
+            os.kill(pid, number)
+        assert llm._client.num_output_tokens == num_tokens
+        assert llm.wake_up()
+        assert [output.outputs for output in results.result(60)] == [output.outputs for output in expected]
+    wait_for_other(llm, 1, before.pid)
+    assert {rank.state for rank in llm.ranks} == {"serving"}
+
+
+def start_requests(llm, pool: ThreadPoolExecutor):
+    """Submit the mixed requests, and wait until tokens come. Returns the future of the outputs."""
+    num_tokens = llm._client.num_output_tokens
+    results = pool.submit(llm.generate, *mixed_requests(), use_tqdm=False)
+    deadline_s = time.monotonic() + 30
+    while llm._client.num_output_tokens == num_tokens:
+        assert time.monotonic() < deadline_s, "no token comes"
+        time.sleep(0.001)
+    return results
+
+
 def test_what_workers_have_loaded_is_not_the_garbage_collectors_business(llm):
     wait_for_ranks(llm, 2)
     assert min(llm.collective_rpc(lambda worker: __import__("gc").get_freeze_count())) > 10_000

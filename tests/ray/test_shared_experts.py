@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cloudpickle
@@ -81,6 +82,25 @@ def test_uneven_arrivals_give_the_reference_tokens(living_llm, checkpoints, shap
         indices = rnd.sample(range(len(expected)), rnd.randrange(1, 4))
         assert tokens(living_llm, [prompts()[i] for i in indices]) == [expected[i] for i in indices]
         time.sleep(rnd.choice([0, 0, 0.01, 0.05]))
+
+
+def test_ranks_pause_and_sleep_together(living_llm, checkpoints, shape):
+    path, expected = checkpoints["mixtral"]
+    assert living_llm.reset_prefix_cache()
+    living_llm.collective_rpc(_become, args=(resolve(path, **shape),))
+    rnd = random.Random(1)
+    with ThreadPoolExecutor() as pool:
+        for number in range(6):
+            indices = rnd.sample(range(len(expected)), rnd.randrange(1, 4))
+            results = pool.submit(tokens, living_llm, [prompts()[i] for i in indices])
+            time.sleep(rnd.random() * 0.05)
+            if number % 2:
+                living_llm.pause_generation(mode="keep", clear_cache=bool(number % 4 == 1))
+                living_llm.resume_generation()
+            else:
+                living_llm.sleep(level=1 + number // 2 % 2, mode="keep")
+                assert living_llm.wake_up()
+            assert results.result(60) == [expected[i] for i in indices]
 
 
 @pytest.mark.timeout(300)

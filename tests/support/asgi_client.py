@@ -81,12 +81,13 @@ class Client:
         sent = {"content-type": "application/json", **self._headers, **(headers or {})}
         if raw is None:
             sent["content-length"] = str(len(parts[0]))
+        path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in sent.items() if value is not None],
             "http_version": "1.1",
             "scheme": "http",

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from metric_views import make_view
 
+from raycore.activity import PauseMode
 from raycore.client.inputs import parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.demo import demo_model_path
-from raycore.errors import InvalidRequest
+from raycore.errors import EngineDeadError, InvalidInput, InvalidRequest
 from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
@@ -52,6 +53,8 @@ class FakeEngine:
         self.dp_ranks: list[int | None] = []
         self.num_underway = 0
         self.aborted: list[str] = []
+        self.calls: list[tuple[Any, ...]] = []
+        """The admin calls, each as its name and arguments."""
         self.at_token: Callable[[int], Any] = lambda index: None
         """Called before each token; may raise, or return an awaitable."""
         self.queue_s = self.step_s = 0.0
@@ -70,6 +73,33 @@ class FakeEngine:
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
+
+    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        self.calls.append(("pause_generation", mode, clear_cache))
+
+    async def resume_generation(self) -> None:
+        self.calls.append(("resume_generation",))
+
+    async def is_paused(self) -> bool:
+        return self.calls[-1:] != [("resume_generation",)]
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        if level == 2:
+            raise EngineDeadError("the engine was shut down")
+        self.calls.append(("sleep", level, mode))
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        if tags == ["all"]:
+            raise InvalidInput("wake_up(): tags=['all'] isn't a list of 'weights'")
+        self.calls.append(("wake_up", tags))
+        return tags is None
+
+    async def is_sleeping(self) -> bool:
+        return self.calls[-1:] != [("wake_up", None)]
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        self.calls.append(("reset_prefix_cache", reset_running_requests, reset_connector))
+        return reset_running_requests
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         self._limits.check(prompt_token_ids, sampling_params)

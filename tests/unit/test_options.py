@@ -195,7 +195,7 @@ def test_a_server_goes_by_its_models_path_unless_it_has_names():
         {"disable_log_stats": False, "disable_custom_all_reduce": True, "tokenizer_mode": "auto", "revision": None},
         {"skip_tokenizer_init": False, "tokenizer_revision": None, "max_seq_len_to_capture": 8192, "hf_token": "x"},
         {"enable_lora": False, "speculative_config": None, "kv_cache_dtype": "auto", "task": "generate"},
-        {"runner": "auto", "enable_sleep_mode": False, "hf_overrides": None, "limit_mm_per_prompt": {}},
+        {"runner": "auto", "enable_sleep_mode": True, "hf_overrides": None, "limit_mm_per_prompt": {}},
     ],
 )
 def test_vllms_options_that_ask_for_nothing_are_taken(options):

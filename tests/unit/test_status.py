@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from raycore.status import EngineStatus, RankStatus, describe_engine, rank_table
+import pytest
+
+from raycore.status import EngineStatus, RankStatus, describe_engine, num_serving, rank_table
 
 NODES = ["a1b2c3d4e5f6", "0f1e2d3c4b5a"]
 
@@ -24,6 +26,12 @@ def test_an_engine_has_a_headline() -> None:
     headline, _, *rows = describe_engine(EngineStatus("chat", "/models/m", ranks)).splitlines()
     assert headline == "engine chat: 1 of 2 ranks serving, model /models/m"
     assert [row.split()[0] for row in rows] == ["dp0", "dp1"]
+
+
+@pytest.mark.parametrize("state", ["paused", "asleep"])
+def test_the_headline_of_an_engine_that_rests(state) -> None:
+    ranks = [RankStatus(0, state, NODES[:1]), RankStatus(1, "restarting", NODES[1:])]
+    assert num_serving(EngineStatus("chat", "/models/m", ranks)) == f"1 of 2 ranks {state}"
 
 
 def test_an_engine_without_ranks_has_a_table_without_rows() -> None:

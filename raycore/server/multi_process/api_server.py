@@ -9,19 +9,22 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from raycore.client.client import EngineClient
+from raycore.client.rank_connections import Sent
 from raycore.config import EngineConfig
 from raycore.engine.rank_events import RankEvent
+from raycore.errors import RaycoreError
 from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.view import MetricsView
 from raycore.ray_api import actor_class, endpoint
 from raycore.server.app import build_app
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.multi_process.client_engine import ClientEngine
+from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import HttpServer, listen, prepare_process
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 1.0
-"""Interval of reports, in seconds. A broken output stream is reported at once."""
+"""Interval of reports, in seconds. A broken output stream and a call on the driver's engine are reported at once."""
 
 
 class APIServer:
@@ -53,12 +56,13 @@ class APIServer:
         config = EngineConfig.decode(config_bytes)
         self._client = EngineClient(config, Tokenizer.from_dir(config.model.tokenizer), client_index, limits)
         self._client.on_broken_stream = self._note_broken
-        self._engine = ClientEngine(config, self._client)
+        self._changed = threading.Condition()
+        self._broken: list[tuple[int, str]] = []
+        self._driver = DriverCalls(self._note_call)
+        self._engine = ClientEngine(config, self._client, self._driver)
         self._tracing: TracerProvider | None = None
         self._app = self._build_app(options, traces)
         self._server: HttpServer | None = None
-        self._changed = threading.Condition()
-        self._broken: list[tuple[int, str]] = []
 
     def __repr__(self) -> str:
         return self._name
@@ -91,9 +95,9 @@ class APIServer:
             report = self._report()
             if report != last:
                 yield msgspec.msgpack.encode(report)
-                last = msgspec.structs.replace(report, broken=[])
+                last = msgspec.structs.replace(report, broken=[], calls=[])
             with self._changed:
-                self._changed.wait_for(lambda: self._broken, _REPORT_S)
+                self._changed.wait_for(lambda: self._broken or self._driver.has_unsent(), _REPORT_S)
 
     # ---- the methods of `RemoteClient`
 
@@ -122,10 +126,35 @@ class APIServer:
         self._client.abort_all()
 
     @endpoint("ranks")
+    def hold_new(self) -> None:
+        """Hold new requests back, because the engine pauses."""
+        self._client.hold_new()
+
+    @endpoint("leaving")
+    def wait_for_older(self) -> bool:
+        """See `EngineClient.wait_for_older`."""
+        return self._client.wait_for_older()
+
+    @endpoint("leaving")
+    def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> bool:
+        """See `EngineClient.complete_pause`."""
+        return self._client.complete_pause(sent, aborts, timeout_s)
+
+    @endpoint("ranks")
+    def release_new(self) -> None:
+        """Hold no requests back any more."""
+        self._client.release_new()
+
+    @endpoint("ranks")
     def show(self, metrics: MetricsView, http: HttpCounts) -> None:
         """Store the metrics of the whole engine and the HTTP counts of all API servers, which `/metrics` shows."""
         self._engine.metrics = metrics
         self._app.state.all_http_counts = http
+
+    @endpoint("control")
+    def finish_call(self, number: int, result: Any, error: RaycoreError | None) -> None:
+        """Complete a call on the driver's engine with its result or error."""
+        self._driver.finish(number, result, error)
 
     def _build_app(self, options: ServerOptions, traces: TraceOptions | None) -> FastAPI:
         if traces is None:
@@ -141,6 +170,10 @@ class APIServer:
             self._broken.append((dp_rank, reason))
             self._changed.notify_all()
 
+    def _note_call(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
     def _report(self) -> Report:
         with self._changed:
             broken, self._broken = self._broken, []
@@ -148,14 +181,21 @@ class APIServer:
         loads = {dp_rank: link.load for dp_rank, link in links.items()}
         ranks = {dp_rank: RankShare(count, loads.get(dp_rank, NO_LOAD)) for dp_rank, count in sorted(num_own.items())}
         client = self._client
-        http = total([self._app.state.http_counts])
-        return Report(client.num_unfinished_requests, ranks, client.num_waiting_for_rank, client.counts(), http, broken)
+        return Report(
+            client.num_unfinished_requests,
+            ranks,
+            client.num_waiting_for_rank,
+            client.counts(),
+            total([self._app.state.http_counts]),
+            broken,
+            self._driver.take(),
+        )
 
 
 API_SERVER = actor_class(
     APIServer,
     num_cpus=0,
     # `ranks` has one thread, which keeps rank events in order
-    concurrency_groups={"ranks": 1, "leaving": 4, "control": 4, "reports": 1},
+    concurrency_groups={"ranks": 1, "leaving": 8, "control": 4, "reports": 1},
 )
 """The Ray actor class."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from ray.exceptions import GetTimeoutError, RayError
 
+from raycore.client.rank_connections import Sent
 from raycore.cluster.failure_reports import describe_death
 from raycore.cluster.supervisor import RestartBudget
 from raycore.engine.engine_actor import MAX_CLIENTS
@@ -32,6 +33,7 @@ from raycore.node.processes import send_signal, wait_until_gone
 from raycore.ray_api import get, kill, node_id, on_node, stream, wait
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
+from raycore.server.multi_process.driver_calls import DriverCall, run_call
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import GOODBYE_S
@@ -147,6 +149,24 @@ class _Process:
     def abort_all(self) -> None:
         """See `RemoteClient.abort_all`."""
         self._tell(self.actor.abort_all.remote())
+
+    def hold_new(self) -> Future[None]:
+        """See `RemoteClient.hold_new`."""
+        call = self.actor.hold_new.remote()
+        self._tell(call)
+        return call.future()
+
+    def wait_for_older(self) -> Future[bool]:
+        """See `RemoteClient.wait_for_older`."""
+        return self.actor.wait_for_older.remote().future()
+
+    def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> Future[bool]:
+        """See `RemoteClient.complete_pause`."""
+        return self.actor.complete_pause.remote(sent, aborts, timeout_s).future()
+
+    def release_new(self) -> None:
+        """See `RemoteClient.release_new`."""
+        self._tell(self.actor.release_new.remote())
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -339,10 +359,19 @@ class _ServerMonitor:
                 self._show(process)
             for dp_rank, reason in report.broken if report is not None else []:
                 self._engine.report(dp_rank, reason)
+            for call in report.calls if report is not None else []:
+                # on its own thread: a call may take minutes
+                args = process, call
+                threading.Thread(target=self._answer, args=args, name=f"raycore-{call.method}", daemon=True).start()
             if self._leaving.is_set():
                 stopped = process.actor.stop.remote()
                 wait([stopped], timeout_s=2 * GOODBYE_S)
                 return
+
+    def _answer(self, process: _Process, call: DriverCall) -> None:
+        result, error = run_call(self._engine, call)
+        if not self._leaving.is_set():
+            process.actor.finish_call.remote(call.number, result, error)
 
     def _show(self, process: _Process) -> None:
         self._factory.http[process.client_index] = process.http

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from raycore.activity import PauseMode
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
 from raycore.client.streams import Streams
@@ -12,15 +13,17 @@ from raycore.config import EngineConfig
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
+from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.text.tokenizer import Tokenizer
 
 
 class ClientEngine:
     """A `ServingEngine` for the ranks of an engine that another process, the driver, has created."""
 
-    def __init__(self, config: EngineConfig, client: EngineClient) -> None:
+    def __init__(self, config: EngineConfig, client: EngineClient, driver: DriverCalls) -> None:
         self._config = config
         self._client = client
+        self._driver = driver
         self._streams = Streams(client)
         self.metrics = MetricsView([], {}, [], 0)
         """Metrics of the whole engine, as last received from the driver."""
@@ -71,3 +74,35 @@ class ClientEngine:
     def unavailable_reason(self) -> str | None:
         """Why the engine refuses requests; None if it accepts them."""
         return self._client.unavailable_reason
+
+    # ---- calls on all ranks: the driver makes them
+
+    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """See `LLM.pause_generation`."""
+        await self._driver.call("pause_generation", mode=mode, clear_cache=clear_cache)
+
+    async def resume_generation(self) -> None:
+        """See `LLM.resume_generation`."""
+        await self._driver.call("resume_generation")
+
+    async def is_paused(self) -> bool:
+        """See `LLM.is_paused`."""
+        return await self._driver.call("is_paused")
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """See `LLM.sleep`."""
+        await self._driver.call("sleep", level=level, mode=mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """See `LLM.wake_up`."""
+        return await self._driver.call("wake_up", tags=tags)
+
+    async def is_sleeping(self) -> bool:
+        """See `LLM.is_sleeping`."""
+        return await self._driver.call("is_sleeping")
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """See `LLM.reset_prefix_cache`."""
+        return await self._driver.call(
+            "reset_prefix_cache", reset_running_requests=reset_running_requests, reset_connector=reset_connector
+        )

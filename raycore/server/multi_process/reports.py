@@ -7,6 +7,7 @@ import msgspec
 from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
 from raycore.server.http_counts import HttpCounts
+from raycore.server.multi_process.driver_calls import DriverCall
 
 
 class RankShare(msgspec.Struct, frozen=True, array_like=True):
@@ -31,3 +32,5 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     """HTTP counts since the server started."""
     broken: list[tuple[int, str]] = []
     """(dp_rank, reason) of output streams that broke on ranks not known to be lost. Each stream is reported once."""
+    calls: list[DriverCall] = []
+    """New calls on the driver's engine. Each is reported once."""

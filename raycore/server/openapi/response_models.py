@@ -146,3 +146,27 @@ class DetokenizedText(BaseModel):
 
 class Version(BaseModel):
     version: str
+
+
+class Success(BaseModel):
+    success: bool
+
+
+class Status(BaseModel):
+    status: str
+
+
+class SleepStatus(Status):
+    level: int
+
+
+class WakeStatus(Status):
+    tags: list[str] | None
+
+
+class Paused(BaseModel):
+    is_paused: bool
+
+
+class Sleeping(BaseModel):
+    is_sleeping: bool

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raycore.client.client import LinkView
-from raycore.client.group import ClientGroup
+from raycore.client.group import ClientGroup, RankReply
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineInfo, LoadView
@@ -56,6 +56,19 @@ class Own:
     def abort_all(self) -> None:
         self.heard.append(("abort all",))
 
+    def hold_new(self) -> None:
+        self.heard.append(("hold",))
+
+    def wait_for_older(self) -> bool:
+        return True
+
+    def complete_pause(self, sent: Any, aborts: bool, timeout_s: float) -> bool:
+        self.heard.append(("complete", sent, aborts))
+        return True
+
+    def release_new(self) -> None:
+        self.heard.append(("release",))
+
     def links(self) -> dict[int, LinkView]:
         return {dp_rank: LinkView(False, load) for dp_rank, load in self.loads.items()}
 
@@ -89,6 +102,20 @@ class Remote:
 
     def abort_all(self) -> None:
         self.heard.append(("abort all",))
+
+    def hold_new(self) -> Future[Any]:
+        self.heard.append(("hold",))
+        return self.answer
+
+    def wait_for_older(self) -> Future[Any]:
+        return self.answer
+
+    def complete_pause(self, sent: Any, aborts: bool, timeout_s: float) -> Future[Any]:
+        self.heard.append(("complete", sent, aborts))
+        return self.answer
+
+    def release_new(self) -> None:
+        self.heard.append(("release",))
 
     def counts(self) -> dict[int, RankCounts]:
         return {0: counts(output=100, preemptions=2)}
@@ -160,6 +187,35 @@ def test_who_joins_an_engine_that_drains_takes_nothing_either(group: ClientGroup
     late = Remote(1)
     group.join(late)
     assert late.heard == [("drain",)]
+
+
+def test_who_joins_a_paused_engine_holds_its_requests_back(group: ClientGroup) -> None:
+    group.hold_new()
+    late, later = Remote(1), Remote(2)
+    group.join(late)
+    assert late.heard == [("hold",)]
+    group.release_new()
+    assert late.heard[1:] == [("release",)]
+    group.join(later)
+    assert later.heard == []
+
+
+@pytest.mark.parametrize("answer", [True, False, RuntimeError("its process is gone")])
+def test_a_pause_is_complete_when_all_clients_have_received_what_was_sent_to_them(
+    group: ClientGroup, own: Own, answer: bool | Exception
+) -> None:
+    remote = Remote(3)
+    group.join(remote)
+    if isinstance(answer, Exception):
+        remote.answer.set_exception(answer)
+    else:
+        remote.answer.set_result(answer)
+    group.hold_new()
+    is_good = answer is not False  # a process that is gone has no requests any more
+    assert group.wait_for_older() == is_good
+    assert group.complete_pause({0: RankReply(7, {0: 5, 3: 6}), 1: RankReply(8, {})}, True, 60.0) == is_good
+    assert own.heard == [("hold",), ("complete", {0: (7, 5), 1: (8, 0)}, True)]
+    assert remote.heard == [("hold",), ("complete", {0: (7, 6), 1: (8, 0)}, True)]
 
 
 def test_who_joins_an_engine_that_is_lost_hears_why(group: ClientGroup) -> None:

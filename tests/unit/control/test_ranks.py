@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raycore.activity import RUNNING, Activity
 from raycore.client.client import LinkView
 from raycore.cluster.supervisor import WatchView
 from raycore.control.ranks import rank_state
@@ -32,7 +33,16 @@ GIVEN_UP = WatchView(num_restarts=5, has_given_up=True)
     ],
 )
 def test_states(link: LinkView | None, watch: WatchView | None, is_up: bool, state: str) -> None:
-    assert rank_state(link, watch, is_up=is_up) == state
+    assert rank_state(link, watch, RUNNING, is_up=is_up) == state
+
+
+@pytest.mark.parametrize(
+    ("activity", "state"), [(RUNNING.paused(), "paused"), (RUNNING.put_to_sleep(1), "asleep"), (RUNNING, "serving")]
+)
+def test_a_rank_that_serves_does_what_the_engine_does(activity: Activity, state: str) -> None:
+    assert rank_state(SERVES, WATCHED, activity, is_up=True) == state
+    assert rank_state(LEAVES, WATCHED, activity, is_up=True) == "leaving"
+    assert rank_state(None, WATCHED, activity, is_up=True) == "restarting"
 
 
 def test_the_only_engine_needs_no_name() -> None:

@@ -32,6 +32,8 @@ class FakeExecutor:
         self.fail_with: BaseException | None = None
         self.is_shut_down = False
         self.missing: dict[int, int] = {}
+        self.memory_calls: list[tuple[object, ...]] = []
+        """The calls that give up memory or allocate it, since the start."""
 
     def initialize(self, rendezvous=None):
         if self.fail_with:
@@ -45,6 +47,13 @@ class FakeExecutor:
 
     def initialize_cache(self, num_blocks):
         self.num_blocks = num_blocks
+        self.memory_calls.append(("initialize_cache", num_blocks))
+
+    def sleep(self, level, tags):
+        self.memory_calls.append(("sleep", level, tuple(tags)))
+
+    def wake_up(self, tags):
+        self.memory_calls.append(("wake_up", tuple(tags)))
 
     def execute(self, plan):
         if self.fail_with:
@@ -67,7 +76,7 @@ class FakeExecutor:
             self.missing[slot] = max(self.missing[slot], 0) or (1 if tokens[-1] == TOKEN else self.missing[slot])
         return StepResult(plan.step, np.array(tokens, np.int32).tobytes())
 
-    def collective_rpc(self, method, timeout, args, kwargs):
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         return [(method, args)]
 
     def check_health(self):
@@ -335,7 +344,7 @@ def test_utilities_are_called_by_name_and_their_mistakes_stay_theirs():
     with pytest.raises(InvalidInput, match="timeout='soon'"):
         call("collective_rpc", "ping", "soon")
     with pytest.raises(InvalidInput, match="argument"):
-        call("reset_prefix_cache", 1)
+        call("reset_prefix_cache", True, 1)
     mailbox.put(Abort([99]))
     mailbox.stop()
     ended.result(10)

@@ -12,9 +12,10 @@ import pytest
 from configs import make_config
 from test_core import FakeExecutor, request
 
+from raycore.activity import RUNNING
 from raycore.engine.core import EngineCore, run_loop
 from raycore.engine.lockstep import run_lockstep_loop
-from raycore.engine.mailbox import Mailbox, StartWave, Submit
+from raycore.engine.mailbox import Mailbox, SetActivity, StartWave, Submit
 from raycore.engine.waves import Waves
 from raycore.errors import RpcTimeout
 from raycore.messages import OutputBatch, StepPlan, StepResult, client_of, first_seq_id
@@ -195,3 +196,31 @@ def test_a_step_says_whether_anyone_was_busy():
         outputs, is_anyone_busy = core.lockstep_step()
         assert outputs is None or not len(outputs.token_ids)
     assert not is_anyone_busy
+
+
+def test_engines_pause_together_at_the_end_of_a_wave():
+    group = Group(3, seed=5)
+    served = [
+        group.pool.submit(group.serve, client % 2, [first_seq_id(client), first_seq_id(client) + 1], 40 + client)
+        for client in range(1, 3)
+    ]
+    for number in range(25):
+        changes = [SetActivity(RUNNING.paused(), clear_cache=number % 2 == 0) for _ in group.mailboxes]
+        for mailbox, change in zip(group.mailboxes, changes, strict=True):
+            time.sleep(group.rng.random() * 2e-3)
+            mailbox.put(change)
+        for change in changes:
+            change.reply.result(DEADLINE_S)
+        counts = [len(executor.plans) for executor in group.executors]
+        group.wait_for_rest()
+        time.sleep(2e-3)
+        assert [len(executor.plans) for executor in group.executors] == counts
+        changes = [SetActivity(RUNNING) for _ in group.mailboxes]
+        for mailbox, change in zip(group.mailboxes, changes, strict=True):
+            mailbox.put(change)
+        for change in changes:
+            change.reply.result(DEADLINE_S)
+    for waiting in served:
+        waiting.result(DEADLINE_S)
+    group.wait_for_rest()
+    group.stop()

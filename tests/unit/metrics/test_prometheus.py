@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from metric_views import make_view
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -94,6 +95,15 @@ def test_a_rank_that_serves_is_awake():
     awake = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
     assert states["serving"] == states["leaving"] == awake
     assert states["restarting"] == states["gone"] == awake | {"awake": 0}
+
+
+@pytest.mark.parametrize(("level", "name"), [(1, "weights_offloaded"), (2, "discard_all")])
+def test_a_rank_that_sleeps_is_not_awake(level, name):
+    view = replace(make_view(), ranks=[RankStatus(0, "asleep", ["node"], sleep_level=level)])
+    names = ("awake", "weights_offloaded", "discard_all")
+    assert {each: value(view, "vllm:engine_sleep_state", sleep_state=each) for each in names} == {
+        each: int(each == name) for each in names
+    }
 
 
 def test_waiting_requests_are_told_apart_by_why_they_wait():

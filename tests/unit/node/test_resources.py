@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from raycore.node import resources as host
+from raycore.node.garbage import freeze_heap
 
 
 def test_this_machine_has_cores_and_memory() -> None:
     assert host.usable_cores() >= 1
     assert host.available_memory_bytes() > 0
     host.keep_freed_memory()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Cycle:
+    """Holds memory, and can only be freed by a collection."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.itself = self
+        self.buffers = [ctypes.create_string_buffer(b"x" * size, size) for size in [num_bytes // 64] * 64]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_freed_memory_returns_to_the_operating_system(on_thread: bool) -> None:
+    host.keep_freed_memory()
+    num_bytes = 64 << 20
+    before = resident_bytes()
+    with ThreadPoolExecutor() as pool:  # threads have heaps of their own
+        held = pool.submit(Cycle, num_bytes).result() if on_thread else Cycle(num_bytes)
+    freeze_heap()
+    assert resident_bytes() - before > 0.9 * num_bytes
+    with host.freed_memory_returned():
+        del held
+    assert resident_bytes() - before < 0.1 * num_bytes
 
 
 def test_a_control_groups_limit_counts(tmp_path: Path) -> None:

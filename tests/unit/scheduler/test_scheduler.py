@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from fake_engine_core import FakeEngineCore, reference
+from fake_engine_core import FakeEngineCore, FakeModelRunner, reference
 
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.messages import StepPlan, StepResult
@@ -175,6 +175,33 @@ def test_reset_prefix_cache() -> None:
     engine.submit(list(range(13)), max_tokens=2)
     engine.run()
     assert engine.started[1] == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_resetting_running_requests_computes_them_again(depth: int) -> None:
+    engine = FakeEngineCore(depth=depth, max_num_seqs=2)
+    for _ in range(3):
+        engine.submit(list(range(13)), max_tokens=6)
+    for _ in range(4):
+        engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    load = engine.scheduler.load()
+    assert (load.num_running, load.num_waiting, load.kv_usage, load.num_preemptions) == (0, 3, 0.0, 2)
+    engine.run()
+
+
+def test_starting_over_on_workers_that_have_forgotten_everything() -> None:
+    engine = FakeEngineCore(max_num_seqs=2)
+    for length in (2, 9, 6):
+        engine.submit(list(range(13)), max_tokens=length)
+    while not engine.finished:
+        engine.step()
+    engine.abort(2)
+    engine.scheduler.start_over()
+    engine.runner = FakeModelRunner(64, 4)
+    engine.run()
+    assert engine.plans[-1].freed_slots == []
+    assert set(engine.finished) == {0, 1}
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -21,6 +23,7 @@ from raycore.grammar import compiler
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.model import peer_memory
 from raycore.node import resources as host
+from raycore.node.garbage import freeze_heap
 from raycore.node.ports import address_of, free_ports
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
@@ -49,11 +52,73 @@ def checkpoint(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+PROMPT = NewRequest(
+    0, np.arange(3, 8, dtype=np.int32).tobytes(), 5, 0, np.int32(2).tobytes(), SamplingParams(temperature=0.0), 0
+)
+
+
+def first_token(worker: Worker) -> int:
+    result = worker.execute_model(StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[PROMPT]))
+    assert result is not None
+    worker.execute_model(StepPlan(1, freed_slots=[0]))
+    return int(np.frombuffer(result.token_ids, np.int32)[0])
+
+
 def start(checkpoint: str, **options: object) -> Worker:
     worker = Worker(resolve(checkpoint, load_format="dummy", num_threads=1, **options), ALONE)  # pyright: ignore
     worker.init_device()
     worker.load_model()
     return worker
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_asleep_nothing_is_left_and_awake_it_computes_the_same(checkpoint: str, backend: str, level: int) -> None:
+    worker = start(checkpoint, batch_invariant=True, attention_backend=backend)
+    worker.initialize_cache(4)
+    worker.warm_up()
+    expected = first_token(worker)
+    gone = [weakref.ref(worker._runner), *([weakref.ref(worker._decoder)] if level == 2 else [])]
+    freeze_heap()
+    worker.sleep(level)
+    assert [each() for each in gone] == [None] * len(gone)
+    worker.sleep(level)
+    worker.wake_up(["weights"])
+    worker.initialize_cache(4)
+    worker.warm_up()
+    assert first_token(worker) == expected
+    worker.sleep(2)
+    worker.shutdown()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("level", [1, 2])
+def test_memory_goes_back_to_the_operating_system(tmp_path: Path, level: int, dtype: str) -> None:
+    shape = SHAPE | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"head_dim": 32, "num_key_value_heads": 16}))
+    with host.freed_memory_returned():
+        worker = start(str(tmp_path), dtype=dtype)
+    assert worker._decoder is not None
+    num_weight_bytes = 2 * worker._decoder.num_weights  # the native kernels pack float32 in 16 bits if that is exact
+    num_cache_bytes = 48 << 20
+    loaded = resident_bytes()
+    worker.initialize_cache(num_cache_bytes // worker.bytes_per_block())
+    worker.warm_up()
+    for block in worker._runner._attention._kv.blocks:
+        block.fill_(0.5)
+    del block
+    full = resident_bytes()
+    assert full - loaded > 0.9 * num_cache_bytes
+    freeze_heap()
+    worker.sleep(level)
+    to_go = num_cache_bytes + (num_weight_bytes if level == 2 else 0)
+    assert full - resident_bytes() >= 0.9 * to_go
+    worker.shutdown()
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

@@ -1,0 +1,47 @@
+"""Calls on a running engine that block until its ranks have replied. `LLM` and `AsyncLLM` offer them to users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raycore.client.client import EngineClient
+from raycore.cluster.supervisor import Supervisor
+from raycore.control.pauses import Pauses
+
+RPC_GRACE_S = 5.0
+"""How many seconds longer the caller of `collective_rpc` waits than the ranks, so that a rank can still report which of
+its workers is late."""
+
+
+class EngineCalls:
+    """The calls on one engine. Thread-safe."""
+
+    def __init__(self, client: EngineClient, supervisor: Supervisor, pauses: Pauses) -> None:
+        self.pauses = pauses
+        self._client = client
+        self._supervisor = supervisor
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """See `LLM.collective_rpc`."""
+        within = {} if timeout is None else {"timeout_s": timeout + RPC_GRACE_S}
+        replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}), **within)
+        return [result for reply in replies for result in reply]
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """See `LLM.reset_prefix_cache`."""
+        return all(self._client.utility("reset_prefix_cache", (reset_running_requests,)))
+
+    def check_health(self) -> None:
+        """See `LLM.check_health`."""
+        self._client.utility("check_health", ())
+
+    def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
+        """See `LLM.scale`."""
+        self._supervisor.scale(data_parallel_size, drain_timeout_s)

@@ -1,0 +1,208 @@
+"""Pauses a running engine, puts it to sleep, and lets it continue.
+
+Every call has two sides. Clients hold new requests back while the engine is paused, so they know which requests came
+before the pause. Ranks stop between two steps, and give up memory. The manager keeps the engine's activity: ranks that
+join a paused or sleeping engine, for example because one was lost, are told when they start.
+
+A rank that is lost during a call is no error. Its requests move to other ranks, which are paused, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from raycore.activity import RUNNING, TAGS, Activity, MemoryTag, PauseMode
+from raycore.client.group import ClientGroup, RankReply
+from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.supervisor import Supervisor
+from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, WorkerFailed
+from raycore.ray_api import cause_of, get, wait
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from raycore.cluster.rank import Rank
+
+logger = logging.getLogger(__name__)
+
+WakeTag = Literal["weights", "kv_cache", "scheduling"]
+_WAKE_TAGS = (*TAGS, "scheduling")
+
+_POLL_INTERVAL_S = 0.5
+_RECEIVE_TIMEOUT_S = 60.0
+"""How long clients may take to receive the outputs that ranks have sent. That takes milliseconds."""
+_GRACE_S = 2.0
+"""How many seconds longer than the driver a rank waits for its loop, so that the driver reports a rank that is late."""
+
+
+class Pauses:
+    """The pauses and sleeps of one engine. Thread-safe: calls wait for each other.
+
+    Only a pause that waits for requests doesn't hold up other calls: it is cancelled.
+    """
+
+    def __init__(
+        self, manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup, timeout_s: float
+    ) -> None:
+        """`timeout_s`: how long a rank may take to follow a change. One that takes longer is replaced."""
+        self._manager = manager
+        self._supervisor = supervisor
+        self._clients = clients
+        self._timeout_s = timeout_s
+        self._changing = threading.Lock()
+        self._num_next = 0
+        """Number of calls that wait for another one."""
+        self._waits_for_requests = False
+
+    @property
+    def activity(self) -> Activity:
+        """What the engine does."""
+        return self._manager.activity
+
+    def pause(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """See `LLM.pause_generation`."""
+        _check_mode(mode)
+        with self._next_change():
+            self._pause(mode, clear_cache)
+
+    def resume(self) -> None:
+        """See `LLM.resume_generation`."""
+        with self._next_change():
+            if self.activity.asleep:
+                raise InvalidInput(
+                    "resume_generation(): the engine is asleep, so it has no memory to run with: call wake_up()"
+                )
+            self._resume()
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """See `LLM.sleep`."""
+        if level not in (0, 1, 2):
+            raise InvalidInput(f"sleep(): level={level!r} isn't 0, 1 or 2")
+        _check_mode(mode)
+        with self._next_change():
+            self._pause(mode, clear_cache=level > 0)
+            if level > 0:
+                self._set(self.activity.put_to_sleep(level))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """See `LLM.wake_up`."""
+        unknown = [tag for tag in tags or () if tag not in _WAKE_TAGS]
+        if isinstance(tags, str) or unknown:
+            raise InvalidInput(f"wake_up(): tags={tags!r} isn't a list of {', '.join(map(repr, _WAKE_TAGS))}")
+        with self._next_change():
+            woken = self.activity.woken(cast(Sequence[MemoryTag], TAGS if tags is None else tags))
+            if self.activity.asleep:
+                # all ranks before any of them runs: ranks that share experts need each other's memory
+                self._set(woken)
+            if woken.asleep:
+                return False
+            self._resume()
+            return True
+
+    # ---- details
+
+    @contextmanager
+    def _next_change(self) -> Generator[None, None, None]:
+        """Wait until other changes are over. Ends the wait of a pause for requests to finish."""
+        self._num_next += 1
+        if self._waits_for_requests:
+            self._clients.release_new()
+        with self._changing:
+            self._num_next -= 1
+            self._check_engine()
+            yield
+
+    def _pause(self, mode: PauseMode, clear_cache: bool) -> None:
+        if mode == "wait" and self.activity.is_paused:
+            if self.activity.asleep:
+                raise InvalidInput("mode='wait': the engine is asleep, so no request can finish: call wake_up() first")
+            self._resume()
+        self._clients.hold_new()
+        if mode == "wait":
+            self._wait_for_requests()
+        replies = self._set(self.activity.paused(), clear_cache)
+        if not self._clients.complete_pause(replies, mode == "abort", _RECEIVE_TIMEOUT_S):
+            self._check_engine()
+            raise RaycoreError(f"the outputs of ranks that have paused didn't arrive within {_RECEIVE_TIMEOUT_S:g} s")
+
+    def _wait_for_requests(self) -> None:
+        self._waits_for_requests = True
+        try:
+            if self._num_next:
+                self._clients.release_new()
+            is_done = self._clients.wait_for_older()
+        finally:
+            self._waits_for_requests = False
+        self._check_engine()
+        if not is_done:
+            raise RaycoreError("the pause was cancelled by another call before all requests had finished")
+
+    def _resume(self) -> None:
+        if self.activity != RUNNING:
+            self._set(RUNNING)
+        self._clients.release_new()
+
+    def _set(self, activity: Activity, clear_cache: bool = False) -> dict[int, RankReply]:
+        """Tell all ranks what to do, and wait until they do it.
+
+        Returns: the ranks' replies, by dp_rank, without those of ranks that were lost. Ranks that join later follow the
+        activity, too, and have sent nothing.
+
+        Raises:
+            WorkerFailed: a worker failed to follow. Its rank is replaced.
+            EngineDeadError: the engine has failed, or was shut down.
+        """
+        self._manager.is_changing_activity = True
+        try:
+            ranks = self._manager.set_activity(activity)
+            timeout_s = self._timeout_s + _GRACE_S
+            asked = {rank.actor.set_activity.remote(activity, clear_cache, timeout_s): rank for rank in ranks}
+            return self._take_replies(asked)
+        finally:
+            self._manager.is_changing_activity = False
+            self._check_engine()
+
+    def _take_replies(self, asked: dict[ObjectRef[dict[int, int]], Rank]) -> dict[int, RankReply]:
+        replies: dict[int, RankReply] = {}
+        errors: list[WorkerFailed] = []
+        waiting = list(asked)
+        deadline_s = time.monotonic() + self._timeout_s
+        while waiting and time.monotonic() < deadline_s and not self._supervisor.has_ended:
+            done, waiting = wait(waiting, num_returns=1, timeout_s=_POLL_INTERVAL_S)
+            for ref in done:
+                rank = asked[ref]
+                try:
+                    num_sent = get(ref)
+                except RayActorError:
+                    continue  # the rank was lost
+                except RayTaskError as error:
+                    cause = cause_of(error)
+                    if isinstance(cause, WorkerFailed):
+                        errors.append(cause)
+                    else:
+                        logger.warning("dp_rank %d was lost while its activity changed: %s", rank.dp_rank, cause)
+                    continue
+                assert rank.info is not None, "confirm() comes first"
+                replies[rank.dp_rank] = RankReply(rank.info.pid, num_sent)
+        for rank in (asked[ref] for ref in waiting):
+            # its replacement follows the activity
+            self._supervisor.report(rank.dp_rank, f"it hasn't paused, slept or woken up within {self._timeout_s:g} s")
+        if errors:
+            raise errors[0]
+        return replies
+
+    def _check_engine(self) -> None:
+        if self._supervisor.has_ended:
+            raise self._supervisor.wait(0.0) or EngineDeadError("the engine was shut down")
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in get_args(PauseMode):
+        raise InvalidInput(f"mode={mode!r} isn't 'abort', 'wait' or 'keep'")

@@ -1,0 +1,36 @@
+"""Runs blocking calls for asyncio, each on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def on_own_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of a blocking call without blocking the event loop.
+
+    `asyncio.to_thread` has only a few threads, which calls that wait for minutes would occupy, and Python's exit waits
+    for them. If the caller is cancelled, the call goes on, and its result is dropped.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = call(*args, **kwargs)
+        except BaseException as error:  # the thread's outermost frame: the caller gets any error
+            with suppress(InvalidStateError):  # the caller was cancelled
+                done.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                done.set_result(result)
+
+    name = f"raycore-{getattr(call, '__name__', 'call')}"
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(done)

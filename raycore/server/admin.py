@@ -1,0 +1,62 @@
+"""Paths that control the engine. They are served only with the option `enable_admin_endpoints`.
+
+Paths, query parameters and responses are vLLM's.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Query
+from starlette.responses import Response
+
+from raycore.activity import PauseMode
+from raycore.server.generation import AdminEngine
+from raycore.server.openapi.document import responses
+from raycore.server.openapi.response_models import Paused, Sleeping, SleepStatus, Status, Success, WakeStatus
+from raycore.server.streaming import JSON
+
+_ERRORS = (400, 401, 500, 503)
+
+
+def add_admin_endpoints(app: FastAPI, engine: AdminEngine) -> None:
+    """Add the paths to the application."""
+
+    @app.post("/pause", responses=responses(Status, *_ERRORS))
+    async def pause(mode: PauseMode = "abort", clear_cache: bool = True) -> Response:
+        """Pause the engine. Unfinished requests are aborted, finish first, or continue after the pause (keep)."""
+        await engine.pause_generation(mode=mode, clear_cache=clear_cache)
+        return JSON({"status": "paused"})
+
+    @app.post("/resume", responses=responses(Status, *_ERRORS))
+    async def resume() -> Response:
+        """End a pause."""
+        await engine.resume_generation()
+        return JSON({"status": "resumed"})
+
+    @app.get("/is_paused", responses=responses(Paused, *_ERRORS))
+    async def is_paused() -> Response:
+        """Whether the engine is paused or asleep."""
+        return JSON({"is_paused": await engine.is_paused()})
+
+    @app.post("/sleep", responses=responses(SleepStatus, *_ERRORS))
+    async def sleep(level: Annotated[int, Query(ge=0, le=2)] = 1, mode: PauseMode = "abort") -> Response:
+        """Pause the engine, and give up the memory of the KV cache, and of weights with level 2 or on GPUs."""
+        await engine.sleep(level, mode)
+        return JSON({"status": "sleeping", "level": level})
+
+    @app.post("/wake_up", responses=responses(WakeStatus, *_ERRORS))
+    async def wake_up(tags: Annotated[list[str] | None, Query()] = None) -> Response:
+        """End a sleep. With `tags`, wake only a part: weights or kv_cache."""
+        is_awake = await engine.wake_up(tags)
+        return JSON({"status": "awake" if is_awake else "sleeping", "tags": tags})
+
+    @app.get("/is_sleeping", responses=responses(Sleeping, *_ERRORS))
+    async def is_sleeping() -> Response:
+        """Whether the engine sleeps at any level. A pause is a sleep of level 0."""
+        return JSON({"is_sleeping": await engine.is_sleeping()})
+
+    @app.post("/reset_prefix_cache", responses=responses(Success, *_ERRORS))
+    async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> Response:
+        """Clear the prefix cache. It isn't cleared on ranks with running requests, unless these are reset, too."""
+        return JSON({"success": await engine.reset_prefix_cache(reset_running_requests, reset_external)})

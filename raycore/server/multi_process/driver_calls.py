@@ -1,0 +1,85 @@
+"""Calls that an API server's process makes on the driver's engine.
+
+The process can't call the driver, because the driver isn't an actor. So the calls travel in the process's reports, and
+the driver sends the results by calls of the process's actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
+from raycore.server.generation import ADMIN_CALLS, AdminEngine
+
+
+class DriverCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call on the driver's engine."""
+
+    number: int
+    method: str
+    """One of `ADMIN_CALLS`."""
+    arguments: dict[str, Any]
+
+
+class DriverCalls:
+    """The process's side. Thread-safe."""
+
+    def __init__(self, on_call: Callable[[], object]) -> None:
+        """`on_call`: called when there is a call to send."""
+        self._on_call = on_call
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._unsent: list[DriverCall] = []
+        self._waiting: dict[int, Future[Any]] = {}
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """Call a method of the driver's engine. Returns its result, or raises its error."""
+        done: Future[Any] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._waiting[number] = done
+            self._unsent.append(DriverCall(number, method, arguments))
+        self._on_call()
+        return await asyncio.shield(asyncio.wrap_future(done))
+
+    def take(self) -> list[DriverCall]:
+        """Remove and return the calls that haven't been sent yet."""
+        with self._lock:
+            unsent, self._unsent = self._unsent, []
+        return unsent
+
+    def has_unsent(self) -> bool:
+        """Whether `take()` would return any calls."""
+        return bool(self._unsent)
+
+    def finish(self, number: int, result: Any, error: RaycoreError | None) -> None:
+        """Complete the call with this number."""
+        with self._lock:
+            done = self._waiting.pop(number)
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+
+def run_call(engine: AdminEngine, call: DriverCall) -> tuple[Any, RaycoreError | None]:
+    """Make a call on the driver's engine. Blocks. Returns the result and None, or None and the error."""
+    assert call.method in ADMIN_CALLS, call.method
+    try:
+        return asyncio.run(getattr(engine, call.method)(**call.arguments)), None
+    except Exception as error:  # the caller, in the other process, gets any error
+        return None, _portable(error)
+
+
+def _portable(error: Exception) -> RaycoreError:
+    """An error that can be pickled, and for which the server gives the same response as for `error`."""
+    kinds = (InvalidInput, EngineDeadError)
+    kind = next((kind for kind in kinds if isinstance(error, kind)), RaycoreError)
+    return kind(str(error) if isinstance(error, RaycoreError) else f"{type(error).__name__}: {error}")

@@ -1,0 +1,264 @@
+"""What the driver does to pause an engine, with ranks and clients that only take notes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+
+from raycore.activity import RUNNING, Activity
+from raycore.client.group import RankReply
+from raycore.control.pauses import Pauses
+from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, WorkerDied, WorkerFailed
+
+DEADLINE_S = 20.0
+PAUSED, LIGHT, DEEP = RUNNING.paused(), RUNNING.put_to_sleep(1), RUNNING.put_to_sleep(2)
+
+
+class Engine:
+    """Ranks 0 and 1, the manager, the supervisor and the clients. `log` has what happened, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout_s: float = DEADLINE_S) -> None:
+        monkeypatch.setattr("raycore.control.pauses.wait", _wait)
+        monkeypatch.setattr("raycore.control.pauses.get", lambda ref: ref.result())
+        self.log: list[tuple[Any, ...]] = []
+        self.activity = RUNNING
+        self.is_changing_activity = False
+        self.has_ended = False
+        self.answers: dict[int, Callable[[Activity], dict[int, int]]] = {}
+        """By dp_rank: called when the rank is told an activity, for its answer."""
+        self.older_end: Future[bool] = Future()
+        self.pool = ThreadPoolExecutor()
+        self.pauses = Pauses(self, self, self, timeout_s)  # pyright: ignore[reportArgumentType]
+
+    # ---- the manager
+
+    def set_activity(self, activity: Activity) -> list[Any]:
+        self.activity = activity
+        return [self._rank(dp_rank) for dp_rank in (0, 1)]
+
+    def _rank(self, dp_rank: int) -> Any:
+        def remote(activity: Activity, clear_cache: bool, timeout_s: float) -> Future[dict[int, int]]:
+            assert self.is_changing_activity
+            self.log.append((f"rank {dp_rank}", activity, clear_cache))
+            return self.pool.submit(self.answers.get(dp_rank, lambda _: {0: 10 + dp_rank}), activity)
+
+        actor = SimpleNamespace(set_activity=SimpleNamespace(remote=remote))
+        return SimpleNamespace(dp_rank=dp_rank, actor=actor, info=SimpleNamespace(pid=100 + dp_rank))
+
+    # ---- the supervisor
+
+    def wait(self, timeout_s: float) -> EngineDeadError | None:
+        return None
+
+    def report(self, dp_rank: int, reason: str) -> None:
+        self.log.append(("report", dp_rank, reason))
+
+    # ---- the clients
+
+    def hold_new(self) -> None:
+        self.log.append(("hold",))
+
+    def wait_for_older(self) -> bool:
+        self.log.append(("wait",))
+        return self.older_end.result(DEADLINE_S)
+
+    def complete_pause(self, replies: Mapping[int, RankReply], aborts: bool, timeout_s: float) -> bool:
+        self.log.append(("complete", dict(replies), aborts))
+        return True
+
+    def release_new(self) -> None:
+        self.log.append(("release",))
+        if not self.older_end.done():
+            self.older_end.set_result(False)
+
+    def told(self) -> list[Activity]:
+        """What rank 0 was told since the last call."""
+        activities = [entry[1] for entry in self.log if entry[0] == "rank 0"]
+        self.log.clear()
+        return activities
+
+
+def _wait(refs: list[Future[Any]], num_returns: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
+    done, _ = futures.wait(refs, timeout_s, return_when=futures.FIRST_COMPLETED)
+    return [ref for ref in refs if ref in done], [ref for ref in refs if ref not in done]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    return Engine(monkeypatch)
+
+
+REPLIES = {0: RankReply(100, {0: 10}), 1: RankReply(101, {0: 11})}
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_clients_hold_before_ranks_pause_and_complete_afterwards(engine: Engine, mode: Any) -> None:
+    engine.older_end.set_result(True)
+    engine.pauses.pause(mode, clear_cache=mode == "keep")
+    ranks = [(f"rank {dp_rank}", PAUSED, mode == "keep") for dp_rank in (0, 1)]
+    waits = [("wait",)] if mode == "wait" else []
+    assert engine.log == [("hold",), *waits, *ranks, ("complete", REPLIES, mode == "abort")]
+    assert engine.activity == PAUSED
+    engine.log.clear()
+    engine.pauses.resume()
+    assert engine.log == [("rank 0", RUNNING, False), ("rank 1", RUNNING, False), ("release",)]
+    assert not engine.is_changing_activity
+
+
+def test_sleeping_and_waking_in_parts(engine: Engine) -> None:
+    engine.pauses.sleep(1, "keep")
+    assert engine.log[1] == ("rank 0", PAUSED, True), "the cache is cleared"
+    assert engine.told() == [PAUSED, LIGHT]
+    engine.pauses.sleep(2)
+    assert engine.told() == [LIGHT, DEEP]
+    with pytest.raises(InvalidInput, match=r"asleep.*wake_up\(\)"):
+        engine.pauses.resume()
+    with pytest.raises(InvalidInput, match=r"asleep.*wake_up\(\)"):
+        engine.pauses.pause("wait")
+    assert engine.told() == []
+    assert not engine.pauses.wake_up(["weights"])
+    assert ("release",) not in engine.log
+    assert engine.told() == [DEEP.woken(["weights"])]
+    assert engine.pauses.wake_up(["kv_cache"])
+    assert engine.log[-1] == ("release",)
+    assert engine.told() == [PAUSED, RUNNING], "no rank runs before all are awake"
+    engine.pauses.sleep(2)
+    engine.told()
+    assert engine.pauses.wake_up()
+    assert engine.told() == [PAUSED, RUNNING]
+
+
+def test_level_0_only_pauses(engine: Engine) -> None:
+    engine.pauses.sleep(0)
+    assert engine.log[1] == ("rank 0", PAUSED, False), "the cache is kept"
+    assert engine.told() == [PAUSED]
+    assert engine.pauses.wake_up(["scheduling"])
+    assert engine.told() == [RUNNING]
+
+
+def test_an_engine_that_runs_is_not_told_to_run(engine: Engine) -> None:
+    engine.pauses.resume()
+    assert engine.pauses.wake_up()
+    assert engine.told() == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pauses: pauses.pause("stop"),
+        lambda pauses: pauses.sleep(3),
+        lambda pauses: pauses.sleep(1, "now"),
+        lambda pauses: pauses.wake_up(["all"]),
+        lambda pauses: pauses.wake_up("weights"),
+    ],
+)
+def test_bad_arguments_change_nothing(engine: Engine, call: Callable[[Pauses], object]) -> None:
+    with pytest.raises(InvalidInput):
+        call(engine.pauses)
+    assert engine.log == []
+
+
+def fails(error: Exception) -> Callable[[Activity], dict[int, int]]:
+    def answer(activity: Activity) -> dict[int, int]:
+        raise error
+
+    return answer
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("set_activity", "traceback", cause)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RayActorError(),
+        task_error(EngineDeadError("the engine stopped before its activity changed")),
+        task_error(WorkerDied(0, 1, "node", "killed")),
+    ],
+)
+def test_a_rank_that_is_lost_is_no_error(engine: Engine, error: Exception) -> None:
+    engine.answers[0] = fails(error)
+    engine.pauses.sleep(2)
+    assert engine.activity == DEEP
+    completed = next(entry for entry in engine.log if entry[0] == "complete")
+    assert completed == ("complete", {1: REPLIES[1]}, True)
+
+
+def test_a_worker_that_fails_is_an_error_and_the_engine_stays_paused(engine: Engine) -> None:
+    engine.pauses.sleep(2)
+    engine.told()
+    engine.answers[1] = fails(task_error(WorkerFailed(0, "InvalidCheckpoint: gone", "traceback")))
+    with pytest.raises(WorkerFailed, match="gone"):
+        engine.pauses.wake_up()
+    assert engine.activity == PAUSED
+    del engine.answers[1]
+    assert engine.pauses.wake_up()
+    assert engine.told() == [PAUSED, RUNNING]
+
+
+def test_a_rank_that_is_late_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, may_end = Engine(monkeypatch, timeout_s=0.05), threading.Event()
+    engine.answers[1] = lambda activity: {0: int(may_end.wait(DEADLINE_S))}
+    engine.pauses.pause("keep")
+    may_end.set()
+    ((_, dp_rank, reason),) = [entry for entry in engine.log if entry[0] == "report"]
+    assert dp_rank == 1
+    assert "within 0.05 s" in reason
+
+
+@pytest.mark.parametrize("other", ["resume", "pause"])
+def test_another_call_ends_the_wait_for_requests(engine: Engine, other: str) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(engine.pauses.pause, "wait")
+        until(lambda: ("wait",) in engine.log)
+        second = pool.submit(getattr(engine.pauses, other))
+        with pytest.raises(RaycoreError, match="cancelled"):
+            waiting.result(DEADLINE_S)
+        second.result(DEADLINE_S)
+    assert engine.activity == (RUNNING if other == "resume" else PAUSED)
+
+
+def test_a_pause_that_waits_lets_the_frozen_requests_of_another_one_finish(engine: Engine) -> None:
+    engine.pauses.pause("keep")
+    engine.log.clear()
+    engine.older_end.set_result(True)
+    engine.pauses.pause("wait")
+    assert [entry[0] for entry in engine.log[:5]] == ["rank 0", "rank 1", "release", "hold", "wait"]
+    assert engine.told() == [RUNNING, PAUSED]
+
+
+def test_an_engine_that_has_ended_refuses(engine: Engine) -> None:
+    engine.has_ended = True
+    for call in (engine.pauses.pause, engine.pauses.resume, engine.pauses.sleep, engine.pauses.wake_up):
+        with pytest.raises(EngineDeadError, match="shut down"):
+            call()
+
+
+def test_an_engine_that_ends_meanwhile_ends_the_call(engine: Engine) -> None:
+    may_end = threading.Event()
+
+    def die(activity: Activity) -> dict[int, int]:
+        engine.has_ended = True
+        may_end.wait(DEADLINE_S)
+        return {}
+
+    engine.answers = {0: die, 1: die}
+    with pytest.raises(EngineDeadError):
+        engine.pauses.pause("keep")
+    may_end.set()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(1e-3)

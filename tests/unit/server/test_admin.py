@@ -1,0 +1,72 @@
+"""The paths that control the engine: served only on request, and only with an API key."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycore.errors import InvalidConfig
+from raycore.server import ServerOptions
+
+KEY = "secret"
+AUTHORIZED = {"authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture
+def admin(serve):
+    return serve(headers=AUTHORIZED, api_keys=(KEY,), enable_admin_endpoints=True)
+
+
+POSTS = ("/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache")
+GETS = ("/is_paused", "/is_sleeping")
+
+
+def test_without_the_option_there_are_no_such_paths(serve):
+    client = serve(headers=AUTHORIZED, api_keys=(KEY,))
+    assert {client.post(path).status for path in POSTS} | {client.get(path).status for path in GETS} == {404}
+
+
+def test_without_an_api_key_the_option_is_refused():
+    with pytest.raises(InvalidConfig, match=r"--enable-admin-endpoints.*--api-key"):
+        ServerOptions(("fake",), enable_admin_endpoints=True)
+
+
+def test_without_the_key_nothing_is_done(serve, engine):
+    client = serve(api_keys=(KEY,), enable_admin_endpoints=True)
+    assert {client.post(path).status for path in POSTS} | {client.get(path).status for path in GETS} == {401}
+    assert engine.calls == []
+
+
+def test_pausing_and_resuming(admin, engine):
+    assert admin.post("/pause").json == {"status": "paused"}
+    assert admin.post("/pause?mode=keep&clear_cache=false").json == {"status": "paused"}
+    assert admin.get("/is_paused").json == {"is_paused": True}
+    assert admin.post("/resume").json == {"status": "resumed"}
+    assert admin.get("/is_paused").json == {"is_paused": False}
+    assert admin.post("/pause?mode=stop").error[0] == 400
+    expected = [("pause_generation", "abort", True), ("pause_generation", "keep", False), ("resume_generation",)]
+    assert engine.calls == expected
+
+
+def test_sleeping_and_waking(admin, engine):
+    assert admin.post("/sleep").json == {"status": "sleeping", "level": 1}
+    assert admin.post("/sleep?level=0&mode=wait").json == {"status": "sleeping", "level": 0}
+    assert admin.get("/is_sleeping").json == {"is_sleeping": True}
+    tags = ["weights", "kv_cache"]
+    assert admin.post("/wake_up?tags=weights&tags=kv_cache").json == {"status": "sleeping", "tags": tags}
+    assert admin.post("/wake_up").json == {"status": "awake", "tags": None}
+    assert admin.get("/is_sleeping").json == {"is_sleeping": False}
+    assert engine.calls == [("sleep", 1, "abort"), ("sleep", 0, "wait"), ("wake_up", tags), ("wake_up", None)]
+
+
+def test_errors_are_answered_like_others(admin):
+    assert admin.post("/sleep?level=3").error[0] == 400
+    assert admin.post("/sleep?level=2").error[:2] == (503, "service_unavailable_error")
+    assert admin.post("/wake_up?tags=all").error[0] == 400
+
+
+def test_resetting_the_prefix_cache(admin, engine):
+    assert admin.post("/reset_prefix_cache").json == {"success": False}
+    query = "?reset_running_requests=true&reset_external=true"
+    assert admin.post(f"/reset_prefix_cache{query}").json == {"success": True}
+    assert engine.calls == [("reset_prefix_cache", False, False), ("reset_prefix_cache", True, True)]
+    assert admin.post("/reset_prefix_cache?reset_running_requests=perhaps").status == 400

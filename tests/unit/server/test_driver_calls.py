@@ -1,0 +1,59 @@
+"""Calls of an API server's process on the driver's engine: what crosses between them, without processes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from fake_engine import FakeEngine
+
+from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
+from raycore.server.multi_process.driver_calls import DriverCalls, run_call
+from raycore.server.multi_process.reports import Report
+
+
+async def exchange(engine: FakeEngine, method: str, **arguments: object) -> object:
+    """Make a call, and answer it as the driver does."""
+    told: list[None] = []
+    calls = DriverCalls(lambda: told.append(None))
+    asked = asyncio.ensure_future(calls.call(method, **arguments))
+    await asyncio.sleep(0)
+    assert told == [None]
+    assert calls.has_unsent()
+    report = msgspec.msgpack.decode(msgspec.msgpack.encode(Report(calls=calls.take())), type=Report)
+    assert not calls.has_unsent()
+    (call,) = report.calls
+    calls.finish(call.number, *await asyncio.to_thread(run_call, engine, call))
+    return await asked
+
+
+def test_arguments_and_results_cross(engine: FakeEngine) -> None:
+    assert asyncio.run(exchange(engine, "wake_up", tags=["weights"])) is False
+    assert engine.calls == [("wake_up", ["weights"])]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "kind"),
+    [
+        ("sleep", {"level": 2, "mode": "abort"}, EngineDeadError),
+        ("wake_up", {"tags": ["all"]}, InvalidInput),
+        ("wake_up", {"limit": 3}, RaycoreError),
+    ],
+)
+def test_errors_cross(engine: FakeEngine, method: str, arguments: dict[str, object], kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        asyncio.run(exchange(engine, method, **arguments))
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+    async def scenario() -> None:
+        calls = DriverCalls(lambda: None)
+        asked = asyncio.ensure_future(calls.call("is_paused"))
+        await asyncio.sleep(0)
+        (call,) = calls.take()
+        asked.cancel()
+        await asyncio.sleep(0)
+        calls.finish(call.number, True, None)
+
+    asyncio.run(scenario())
