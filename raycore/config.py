@@ -19,6 +19,7 @@ from msgspec import Meta
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
 from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of, with_options
+from raycore.profiler_config import ProfilerConfig, parse_profiler_config
 from raycore.vllm_options import without_vllm_options
 
 if TYPE_CHECKING:
@@ -459,6 +460,18 @@ class EngineConfig(msgspec.Struct, frozen=True):
             expected="a name of letters, digits, '-', '_' and '.'",
         ),
     ] = None
+    profiler_config: Annotated[
+        ProfilerConfig | None,
+        option(
+            "Lets start_profile() and stop_profile() profile steps with torch's profiler. Keys as in vLLM: profiler "
+            "(torch), torch_profiler_dir, torch_profiler_with_stack, torch_profiler_record_shapes, "
+            "torch_profiler_with_memory, torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and "
+            "max_iterations.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_profiler_config,
+        ),
+    ] = None
     log_level: int = logging.WARNING
     """Log level of the ranks' processes."""
 
@@ -496,7 +509,7 @@ def _note_changes(name: str, old: object, new: object, found: list[str]) -> None
         return
     if isinstance(old, ModelSpec):
         found.append("another config.json in the checkpoint")
-    elif isinstance(old, msgspec.Struct):
+    elif isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
         for field in old.__struct_fields__:
             _note_changes(field, getattr(old, field), getattr(new, field), found)
     else:

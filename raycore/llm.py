@@ -194,6 +194,33 @@ class LLM(RunningEngine):
         """Check all workers of all ranks. Raises EngineDeadError or a worker's own error if a worker isn't healthy."""
         self._calls.check_health()
 
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Start a profile of all ranks' steps. Needs the option `profiler_config`.
+
+        Each worker and each rank's engine writes a file that Perfetto opens, on its own node. What torch's profiler
+        records slows steps down.
+
+        Args:
+            profile_prefix: the beginning of the files' names.
+            delay_iterations: number of steps that each rank runs before recording begins. None: the configured number.
+            max_iterations: number of recorded steps after which the profile ends by itself. 0: no limit. None: the
+                configured number.
+
+        Raises:
+            InvalidInput: an argument is invalid, a profile is running, or `profiler_config` isn't set.
+            WorkerFailed: a file can't be created.
+        """
+        self._calls.start_profile(profile_prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        """End the profile, and return when its files are written. Does nothing if no profile is running."""
+        self._calls.stop_profile()
+
     def __enter__(self) -> LLM:
         return self
 
@@ -342,6 +369,19 @@ class AsyncLLM(RunningEngine):
     async def check_health(self) -> None:
         """See `LLM.check_health`."""
         await on_own_thread(self._calls.check_health)
+
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """See `LLM.start_profile`."""
+        await on_own_thread(self._calls.start_profile, profile_prefix, delay_iterations, max_iterations)
+
+    async def stop_profile(self) -> None:
+        """See `LLM.stop_profile`."""
+        await on_own_thread(self._calls.stop_profile)
 
     async def __aenter__(self) -> AsyncLLM:
         return self

@@ -114,6 +114,10 @@ class EngineOptions(VllmOptions, total=False):
     untested. Default: auto."""
     engine_name: str | None
     """Name of the engine, for `raycore status --name` and `raycore scale --name`. Default: random."""
+    profiler_config: str | dict[str, Any] | None
+    """Lets start_profile() and stop_profile() profile steps with torch's profiler. Keys as in vLLM: profiler (torch),
+    torch_profiler_dir, torch_profiler_with_stack, torch_profiler_record_shapes, torch_profiler_with_memory,
+    torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and max_iterations."""
     tensor_parallel_size: int
     """Number of workers of each rank. The model is split over them. Default: 1."""
     data_parallel_size: int

@@ -36,6 +36,19 @@ class EngineCalls:
         """See `LLM.reset_prefix_cache`."""
         return all(self._client.utility("reset_prefix_cache", (reset_running_requests,)))
 
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """See `LLM.start_profile`."""
+        self._client.utility("profile", (True, profile_prefix, delay_iterations, max_iterations))
+
+    def stop_profile(self) -> None:
+        """See `LLM.stop_profile`."""
+        self._client.utility("profile", (False,))
+
     def check_health(self) -> None:
         """See `LLM.check_health`."""
         self._client.utility("check_health", ())

@@ -10,20 +10,22 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 
 from raycore.config import EngineConfig
+from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, Submit, Utility
 from raycore.engine.utility import call_utility
-from raycore.errors import InvalidConfig, InvalidRequest
+from raycore.errors import InvalidConfig, InvalidRequest, WorkerFailed
 from raycore.executor.base import Executor
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.pending import Pending
+from raycore.profiler_config import checked_prefix, session_config
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.scheduler import Scheduler
 
@@ -38,12 +40,15 @@ _GRAMMARS_WAIT_S = 0.002
 class EngineCore:
     """The scheduler and the workers of one data-parallel rank."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, rendezvous: str | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor, rendezvous: str | None = None, name: str = "engine"
+    ) -> None:
         """Start the workers, choose the size of the KV cache, and allocate the cache. If that fails, stop the workers.
 
         Args:
             rendezvous: the address `tcp://host:port` at which the workers of ranks that share experts connect to each
                 other; None if ranks share no experts.
+            name: the engine's name in the names of profiles' files.
 
         Raises:
             InitializationError: a worker failed to start.
@@ -70,6 +75,9 @@ class EngineCore:
         self._arrived_s: dict[int, float] = {}
         """Arrival times by seq_id, of requests whose first step has no result yet."""
         self._step_started_s: float | None = None
+        self.profile = EngineProfile(name, executor)
+        self.profile.add(self, step="step", lockstep_step="step")
+        self.profile.add(self.scheduler, schedule="schedule", update="update")
         self._plan: StepPlan | None = None
         """The plan of the current step, which the log describes if the step fails. None before the plan is made."""
         logger.info(
@@ -209,7 +217,11 @@ class EngineCore:
         return self.scheduler.load()
 
     def shutdown(self) -> None:
-        """Stop the workers. Idempotent."""
+        """Stop the workers, and write the profile that is running, if any. Idempotent."""
+        try:
+            self.profile.stop()
+        except OSError:
+            logger.exception("the engine's profile is lost")
         self.executor.shutdown()
 
     # ---- utilities: methods that clients call by name
@@ -235,6 +247,34 @@ class EngineCore:
     def utility_load(self) -> LoadView:
         """The same as `load()`."""
         return self.load()
+
+    def utility_profile(
+        self,
+        is_start: bool = True,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Start or end a profile of this engine and its workers, each of which writes a file.
+
+        Raises:
+            InvalidInput: an argument is invalid, or a profile is running.
+            OSError: the engine's file can't be written.
+            WorkerFailed: a worker's file can't be written.
+        """
+        config = session_config(self.config.profiler_config, delay_iterations, max_iterations)
+        if not is_start:
+            self.executor.collective_rpc("profile", args=(False,))
+            self.profile.stop()
+            return
+        self.profile.start(config, checked_prefix(profile_prefix))
+        try:
+            self.executor.collective_rpc("profile", args=(True, profile_prefix, delay_iterations, max_iterations))
+        except BaseException:
+            self.profile.stop()
+            with suppress(WorkerFailed):  # some workers may have started theirs
+                self.executor.collective_rpc("profile", args=(False,))
+            raise
 
     # ---- startup
 

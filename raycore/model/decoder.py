@@ -7,7 +7,8 @@ hidden size, O fused query, key and value rows, N heads, H elements of a head, V
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from raycore.model.operations import Operations
 from raycore.model.rope import interleave
 from raycore.model.weights.fp8_weight import Fp8Weight, Weight
 from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.profile_session import Parts
 
 
 class Decoder:
@@ -74,6 +76,12 @@ class Decoder:
             after_layer()
         return self._final_norm(self._layers[-1](h_TD, attention, rows_R))
 
+    def parts(self) -> Parts:
+        """The parts of a step, for profiles. Attention is not among them."""
+        yield self, {"_embed": "embed_tokens", "_final_norm": "norm", "_lm_head": "lm_head"}
+        for layer in self._layers:
+            yield layer, _Layer.PARTS
+
     def check_tiles(self) -> bool:
         """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
 
@@ -107,6 +115,15 @@ class Decoder:
 
 class _Layer:
     """One decoder layer on one rank."""
+
+    PARTS: ClassVar[Mapping[str, str]] = {
+        "_input_norm": "input_layernorm",
+        "_qkv": "qkv_proj",
+        "_o": "o_proj",
+        "_post_norm": "post_attention_layernorm",
+        "feed_forward": "mlp",
+    }
+    """The names of the layer's parts in profiles, by attribute."""
 
     def __init__(
         self,

@@ -130,8 +130,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     enable_admin_endpoints: Annotated[
         bool,
         option(
-            "Serve the paths that control the engine: pause, resume, sleep, wake_up, reset_prefix_cache. Needs an API "
-            "key.",
+            "Serve the paths that control the engine: pause, resume, sleep, wake_up, reset_prefix_cache, "
+            "start_profile, stop_profile. Needs an API key.",
             is_http=True,
         ),
     ] = False

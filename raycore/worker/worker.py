@@ -47,6 +47,7 @@ from raycore.model.weights.loader import Fp8Layers, load_decoder_weights, random
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
 from raycore.pending import Pending
+from raycore.profiler_config import checked_prefix, session_config
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker.attention_backend import Backend, choose_attention_backend
@@ -55,6 +56,7 @@ from raycore.worker.fp8_layers import choose_fp8
 from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank
+from raycore.worker.worker_profile import WorkerProfile
 from raycore.worker.worst_steps import worst_steps
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class Worker(WorkerProtocol):
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
         self._decoder: Decoder | None = None
         self._runner: ModelRunner | None = None
+        self._profile: WorkerProfile | None = None
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         self._grammars_under_way: dict[int, Future[Any]] = {}
@@ -341,6 +344,31 @@ class Worker(WorkerProtocol):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def profile(
+        self,
+        is_start: bool = True,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Start or end a profile of this worker's steps. Ending one that isn't running does nothing.
+
+        Raises:
+            InvalidInput: an argument is invalid, a profile is running, or `profiler_config` isn't set.
+            OSError: the profile's file can't be written.
+        """
+        if not is_start:
+            profile, self._profile = self._profile, None
+            if profile is not None:
+                profile.stop()
+            return
+        config = session_config(self.config.profiler_config, delay_iterations, max_iterations)
+        prefix = checked_prefix(profile_prefix)
+        if self._profile is None or not self._profile.is_open:
+            assert self._runner is not None, "initialize_cache() comes first"
+            self._profile = WorkerProfile(f"dp{self.rank.dp_rank}_tp{self.rank.tp_rank}", self._runner)
+        self._profile.start(config, prefix)
+
     def gpu_id(self) -> str:
         """Return this worker's entry in `CUDA_VISIBLE_DEVICES`, or the GPU's index if that variable is not set."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -352,12 +380,20 @@ class Worker(WorkerProtocol):
 
     def shutdown(self) -> None:
         """Disconnect from the other workers and free the memory. Idempotent. Works on a partly initialized worker."""
+        self._end_profile()
         self._runner = self._decoder = None
         self._ranks.leave()
         self._ranks = TensorParallel()
         if self._experts is not None:
             self._experts.leave()
         self._experts = None
+
+    def _end_profile(self) -> None:
+        """Write the profile that is running, if any. A failure must not keep the worker from stopping."""
+        try:
+            self.profile(is_start=False)
+        except Exception:  # torch and the file system may raise anything
+            logger.exception("the profile that was running is lost")
 
     def _join_ranks(self) -> TensorParallel:
         rank = self.rank

@@ -21,6 +21,8 @@ SHARED = {
     "vllm_options",
     "errors",
     "pending",
+    "profile_session",
+    "profiler_config",
     "sampling_params",
     "structured_outputs",
     "outputs",

@@ -79,3 +79,16 @@ class ClientEngine:
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """See `LLM.reset_prefix_cache`."""
         return await self._driver.call("reset_prefix_cache", reset_running_requests, reset_connector)
+
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """See `LLM.start_profile`."""
+        await self._driver.call("start_profile", profile_prefix, delay_iterations, max_iterations)
+
+    async def stop_profile(self) -> None:
+        """See `LLM.stop_profile`."""
+        await self._driver.call("stop_profile")

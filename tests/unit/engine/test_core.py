@@ -66,7 +66,7 @@ class FakeExecutor:
             self.missing[slot] = max(self.missing[slot], 0) or (1 if tokens[-1] == TOKEN else self.missing[slot])
         return StepResult(plan.step, np.array(tokens, np.int32).tobytes())
 
-    def collective_rpc(self, method, timeout, args, kwargs):
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         return [(method, args)]
 
     def check_health(self):
