@@ -504,6 +504,15 @@ def changes(old: EngineConfig, new: EngineConfig) -> list[str]:
     return found
 
 
+def non_defaults(options: EngineOptions) -> list[str]:
+    """The options that are not at their defaults, each as text such as `data_parallel_size=2`.
+
+    `options`: what `resolve` gets.
+    """
+    given = check_options(ENGINE_OPTIONS, without_vllm_options(options))
+    return [f"{name}={value!r}" for name, value in given.items() if value != ENGINE_OPTIONS[name].default]
+
+
 def _note_changes(name: str, old: object, new: object, found: list[str]) -> None:
     if old == new:
         return

@@ -22,6 +22,7 @@ import torch
 from raycore.config import DType, EngineConfig, SchedulerConfig
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
+from raycore.kernels import library as kernels
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention.batch_invariant import BatchInvariantAttention
 from raycore.model.attention.gather import GatherAttention
@@ -46,6 +47,7 @@ from raycore.model.step_memory import StepLimits, step_bytes
 from raycore.model.weights.loader import Fp8Layers, load_decoder_weights, random_decoder_weights
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
+from raycore.node.versions import hardware
 from raycore.pending import Pending
 from raycore.profiler_config import checked_prefix, session_config
 from raycore.sampling_params import SamplingParams
@@ -124,6 +126,7 @@ class Worker(WorkerProtocol):
         )
         self._fp8 = choose_fp8(config.model, self.rank.tp_size, self._device)
         self._operations = self._make_operations()
+        logger.info("computes in %s on %s", self.dtype_name(), self._describe_device())
         if self.rank.tp_size > 1:
             self._ranks = self._join_ranks()
         if config.parallel.is_lockstep:
@@ -150,6 +153,14 @@ class Worker(WorkerProtocol):
             self._threads = ComputeThreads(self._max_threads, is_fixed=is_fixed)
             if model.batch_invariant:
                 self._check_tiles(self._decoder)
+
+    def _describe_device(self) -> str:
+        software = f"torch {torch.__version__}, backend {self._backend}"
+        if self._device.type == "cuda":
+            return f"{torch.cuda.get_device_name(self._device)}: {software}"
+        if self._backend == "native":
+            software += f" ({kernels.load()})"
+        return f"{hardware()}: {software}, up to {self._max_threads} threads"
 
     def _check_tiles(self, decoder: Decoder) -> None:
         """Test on this device whether tiles are batch-invariant, with as many threads as real steps use.

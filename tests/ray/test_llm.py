@@ -244,6 +244,15 @@ def test_bad_options_are_refused(ray_cluster, options, error, match):
         LLM(**{"model": demo_model_path(), **options})
 
 
+def test_a_start_logs_versions_and_what_is_not_default(ray_cluster, caplog):
+    with caplog.at_level("INFO", "raycore"), LLM(demo_model_path(), seed=0, data_parallel_size=2, **LIMITS):
+        pass
+    (line,) = [each for each in caplog.messages if each.startswith("raycore ")]
+    assert re.match(r"raycore \d\S+, ray \d\S+, torch \d\S+, Python \d\S+, on \S.*: model='.*'", line)
+    assert "data_parallel_size=2, num_threads=1, max_model_len=1000" in line
+    assert "seed" not in line
+
+
 def test_a_truncated_checkpoint_is_named(ray_cluster, tmp_path):
     for source in Path(demo_model_path()).iterdir():
         content = source.read_bytes()
