@@ -231,6 +231,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             default="True with device=cuda, else False",
         ),
     ] = None
+    max_concurrent_batches: Annotated[
+        _Count | None,
+        option(
+            "Number of steps that a rank may start before it takes the first one's result. More than 1 is async "
+            "scheduling.",
+            default="2 with async scheduling, else 1",
+        ),
+    ] = None
 
 
 class ParallelConfig(msgspec.Struct, frozen=True):
@@ -483,6 +491,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """
         if self.parallel.is_lockstep:
             return 1
+        if self.scheduler.max_concurrent_batches is not None:
+            return self.scheduler.max_concurrent_batches
         is_on = self.scheduler.async_scheduling
         return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
 
@@ -566,6 +576,7 @@ def resolve(
         raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
     spec.check_tensor_parallel(tensor_parallel_size, has_expert_parallel)
     _check_quantization(chosen, path, spec)
+    _check_steps_in_flight(chosen)
     length = _model_length(chosen.get("max_model_len"), spec)
     num_seqs, num_tokens = _step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
     return _part(
@@ -602,6 +613,21 @@ def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> 
     if spec.moe is not None:
         raise InvalidConfig(
             f"quantization='fp8', but {path} ({spec.architecture}) has experts, which aren't computed in fp8: omit it"
+        )
+
+
+def _check_steps_in_flight(chosen: dict[str, Any]) -> None:
+    num_steps, is_async = chosen.get("max_concurrent_batches"), chosen.get("async_scheduling")
+    if num_steps is None:
+        return
+    if is_async is not None and is_async != (num_steps > 1):
+        raise InvalidConfig(
+            f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}, which means "
+            f"{'more than one step' if is_async else 'one step'} in flight: omit one of them"
+        )
+    if num_steps > 1 and chosen.get("enable_expert_parallel") and chosen.get("data_parallel_size", 1) > 1:
+        raise InvalidConfig(
+            f"max_concurrent_batches={num_steps}, but ranks that share experts run one step at a time: omit it"
         )
 
 

@@ -54,6 +54,7 @@ class VllmOptions(TypedDict, total=False):
     max_num_partial_prefills: object
     max_long_partial_prefills: object
     scheduler_cls: object
+    long_prefill_token_threshold_adaptive: object
     num_lookahead_slots: object
     speculative_config: object
     speculative_model: object
@@ -166,6 +167,9 @@ class EngineOptions(VllmOptions, total=False):
     async_scheduling: bool | None
     """Plan and start the next step while the device still computes the last one. On CPUs this costs more than it saves.
     Ranks that share experts never do it. Default: True with device=cuda, else False."""
+    max_concurrent_batches: int | None
+    """Number of steps that a rank may start before it takes the first one's result. More than 1 is async scheduling.
+    Default: 2 with async scheduling, else 1."""
     executor_backend: Literal["inline", "ray"] | None
     """Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a Ray
     actor. Default: inline if tensor_parallel_size is 1, else ray."""

@@ -134,6 +134,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
             "max_long_partial_prefills", (1, None), "the scheduler decides how many prompts are prefilled at a time"
         ),
         VllmOption("scheduler_cls", (None,), "custom schedulers aren't supported"),
+        VllmOption("long_prefill_token_threshold_adaptive", _OFF, "the threshold is always the configured number"),
         VllmOption("num_lookahead_slots", (0, None), _NO_SPECULATION),
         VllmOption("speculative_config", (None, {}), _NO_SPECULATION),
         VllmOption("speculative_model", (None,), _NO_SPECULATION),

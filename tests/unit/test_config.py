@@ -207,6 +207,9 @@ def test_only_ranks_that_share_experts_need_each_other(
     parallel = resolve(str(tmp_path), **options).parallel
     assert parallel.is_lockstep == is_lockstep
     assert parallel.dp_sync_interval == options.get("dp_sync_interval", 1)
+    if is_lockstep:
+        with pytest.raises(InvalidConfig, match="max_concurrent_batches=2, but ranks that share experts"):
+            resolve(str(tmp_path), max_concurrent_batches=2, **options)
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
@@ -231,3 +234,26 @@ def test_changes_are_named_with_both_values() -> None:
         "max_num_seqs=9, was 8",
         "data_parallel_size=2, was 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "num_steps"),
+    [
+        ({}, 1),
+        ({"device": "cuda"}, 2),
+        ({"device": "cuda", "async_scheduling": False}, 1),
+        ({"async_scheduling": True}, 2),
+        ({"max_concurrent_batches": 3}, 3),
+        ({"max_concurrent_batches": 3, "async_scheduling": True}, 3),
+        ({"device": "cuda", "max_concurrent_batches": 1}, 1),
+    ],
+)
+def test_how_many_steps_may_be_in_flight(options, num_steps):
+    assert resolve(MODEL, **options).max_steps_in_flight == num_steps
+
+
+@pytest.mark.parametrize(("num_steps", "is_async"), [(1, True), (2, False)])
+def test_the_two_options_for_steps_in_flight_must_agree(num_steps, is_async):
+    match = f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}"
+    with pytest.raises(InvalidConfig, match=match):
+        resolve(MODEL, max_concurrent_batches=num_steps, async_scheduling=is_async)
