@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
+from raycore.class_paths import as_class_path
 from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of, with_options
 from raycore.profiler_config import ProfilerConfig, parse_profiler_config
@@ -54,14 +55,12 @@ def _dtype_name(dtype: str | Any) -> str:
     return {"float": "float32", "half": "float16"}.get(name, name)
 
 
-def _class_path(worker_cls: str | type[Any] | None) -> str | None:
-    path = f"{worker_cls.__module__}.{worker_cls.__qualname__}" if isinstance(worker_cls, type) else worker_cls
-    if isinstance(path, str) and (path.startswith("__main__.") or "<locals>" in path):
-        raise InvalidConfig(
-            f"worker_cls={path!r} can't be imported in a worker process: define the class at the top level of a module "
-            "that isn't the main script"
-        )
-    return path
+def _worker_path(worker_cls: str | type[Any] | None) -> str | None:
+    return as_class_path("worker_cls", worker_cls)
+
+
+def _scheduler_path(scheduler_cls: str | type[Any] | None) -> str | None:
+    return as_class_path("scheduler_cls", scheduler_cls)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,6 +238,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             default="2 with async scheduling, else 1",
         ),
     ] = None
+    scheduler_cls: Annotated[
+        str | None,
+        option(
+            "A class to use instead of raycore's Scheduler, as package.module.Class. It has the methods of "
+            "raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it.",
+            metavar="CLASS",
+            default="raycore's Scheduler",
+            expected="a class, or its package.module.Class",
+            convert=_scheduler_path,
+        ),
+    ] = None
 
 
 class ParallelConfig(msgspec.Struct, frozen=True):
@@ -290,7 +300,7 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             metavar="CLASS",
             default="raycore's Worker",
             expected="a class, or its package.module.Class",
-            convert=_class_path,
+            convert=_worker_path,
         ),
     ] = None
     enable_expert_parallel: Annotated[

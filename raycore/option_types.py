@@ -53,7 +53,6 @@ class VllmOptions(TypedDict, total=False):
     enable_chunked_prefill: object
     max_num_partial_prefills: object
     max_long_partial_prefills: object
-    scheduler_cls: object
     long_prefill_token_threshold_adaptive: object
     num_lookahead_slots: object
     speculative_config: object
@@ -170,6 +169,9 @@ class EngineOptions(VllmOptions, total=False):
     max_concurrent_batches: int | None
     """Number of steps that a rank may start before it takes the first one's result. More than 1 is async scheduling.
     Default: 2 with async scheduling, else 1."""
+    scheduler_cls: str | type[Any] | None
+    """A class to use instead of raycore's Scheduler, as package.module.Class. It has the methods of
+    raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it. Default: raycore's Scheduler."""
     executor_backend: Literal["inline", "ray"] | None
     """Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a Ray
     actor. Default: inline if tensor_parallel_size is 1, else ray."""

@@ -133,7 +133,6 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption(
             "max_long_partial_prefills", (1, None), "the scheduler decides how many prompts are prefilled at a time"
         ),
-        VllmOption("scheduler_cls", (None,), "custom schedulers aren't supported"),
         VllmOption("long_prefill_token_threshold_adaptive", _OFF, "the threshold is always the configured number"),
         VllmOption("num_lookahead_slots", (0, None), _NO_SPECULATION),
         VllmOption("speculative_config", (None, {}), _NO_SPECULATION),

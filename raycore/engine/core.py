@@ -27,7 +27,7 @@ from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.pending import Pending
 from raycore.profiler_config import checked_prefix, session_config
 from raycore.scheduler.outputs import StepOutputs
-from raycore.scheduler.scheduler import Scheduler
+from raycore.scheduler.protocol import load_scheduler_class
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +52,15 @@ class EngineCore:
 
         Raises:
             InitializationError: a worker failed to start.
-            InvalidConfig: the free memory can't hold one request of `max_model_len` tokens.
+            InvalidConfig: the free memory can't hold one request of `max_model_len` tokens, or `scheduler_cls` can't be
+                imported.
         """
         self.config = config
         self.executor = executor
         self.timings_s: dict[str, float] = {}
         started_s = time.perf_counter()
         try:
+            scheduler_class = load_scheduler_class(config.scheduler)  # fails before weights are loaded
             executor.initialize(rendezvous)
             self._lap("workers_and_weights", started_s)
             started_s = time.perf_counter()
@@ -68,7 +70,7 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
-        self.scheduler = Scheduler(config.scheduler, config.cache, self.num_blocks, config.model.spec.vocab_size)
+        self.scheduler = scheduler_class(config.scheduler, config.cache, self.num_blocks, config.model.spec.vocab_size)
         self._grammars = GrammarsUnderWay(executor)
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
         """(plan, pending result, time of planning) of each step in flight, oldest first."""

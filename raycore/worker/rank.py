@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from raycore.class_paths import import_class
 from raycore.config import EngineConfig, ParallelConfig
-from raycore.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from raycore.worker.protocol import WorkerProtocol
@@ -90,12 +90,4 @@ def load_worker_class(config: ParallelConfig) -> Callable[[EngineConfig, WorkerR
     Raises:
         InvalidConfig: the class cannot be imported.
     """
-    path = config.worker_cls or OWN_WORKER
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        raise InvalidConfig(
-            f"worker_cls={path!r} can't be imported in a worker process ({error}): name a class as "
-            "package.module.Class, in a module that every node of the cluster can import"
-        ) from error
+    return import_class("worker_cls", config.worker_cls or OWN_WORKER)

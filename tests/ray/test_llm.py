@@ -253,6 +253,28 @@ def test_a_start_logs_versions_and_what_is_not_default(ray_cluster, caplog):
     assert "seed" not in line
 
 
+def test_a_scheduler_of_ones_own_decides_who_runs_first(ray_cluster):
+    ended: list[int] = []
+
+    async def run(engine: AsyncLLM) -> None:
+        async def generate(number: int) -> None:
+            params = ENDLESS if number == 0 else GREEDY  # the others come while this one runs
+            async for output in engine.generate("27 + 58 =", params, stream=False):
+                assert output.finished
+                ended.append(number)
+
+        await asyncio.gather(*map(generate, range(4)))
+
+    with pytest.raises(InvalidConfig, match=r"scheduler_cls='newest_first\.Nobody' can't be imported"):
+        LLM(demo_model_path(), scheduler_cls="newest_first.Nobody", **LIMITS)
+    engine = AsyncLLM(demo_model_path(), scheduler_cls="newest_first.NewestFirst", max_num_seqs=1, **LIMITS)
+    try:
+        asyncio.run(run(engine))
+    finally:
+        engine.shutdown()
+    assert ended == [0, 3, 2, 1]
+
+
 def test_a_truncated_checkpoint_is_named(ray_cluster, tmp_path):
     for source in Path(demo_model_path()).iterdir():
         content = source.read_bytes()

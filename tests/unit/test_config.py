@@ -134,6 +134,7 @@ def test_dtype_names(given: str, decided: str) -> None:
 def test_worker_class_travels_by_name() -> None:
     assert resolve(MODEL, worker_cls=MyWorker).parallel.worker_cls == f"{__name__}.MyWorker"
     assert resolve(MODEL, worker_cls="package.module.Class").parallel.worker_cls == "package.module.Class"
+    assert resolve(MODEL, scheduler_cls=MyWorker).scheduler.scheduler_cls == f"{__name__}.MyWorker"
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,7 @@ def test_worker_class_travels_by_name() -> None:
         ({"seed": 2**63}, ["seed=9223372036854775808", "64-bit integer"]),
         ({"tokenizer": 5}, ["tokenizer=5", "a string"]),
         ({"worker_cls": 5}, ["worker_cls=5", "package.module.Class"]),
+        ({"scheduler_cls": type("Local", (), {"__module__": "__main__"})}, ["scheduler_cls='__main__.Local'"]),
         ({"max_num_sequences": 5}, ["unknown option 'max_num_sequences'", "did you mean max_num_seqs?"]),
         ({"colour": "red"}, ["unknown option 'colour'", "docs/options.md"]),
         ({"enable_expert_parallel": True}, ["enable_expert_parallel=True", "LlamaForCausalLM"]),

@@ -20,6 +20,7 @@ SHARED = {
     "option_types",
     "vllm_options",
     "errors",
+    "class_paths",
     "pending",
     "profile_session",
     "profiler_config",
