@@ -17,7 +17,7 @@ from typing import Any
 
 from raycore.executor.base import Executor
 from raycore.messages import StepPlan, StepResult
-from raycore.pending import Pending
+from raycore.pending import Callback, PendingCall
 from raycore.profile_session import Parts, ProfileSession, RecordedParts
 from raycore.profiler_config import ProfilerConfig
 
@@ -60,7 +60,7 @@ class EngineProfile:
         self._stop_counting()  # of a profile that has ended by itself
         execute = self._executor.execute
 
-        def counted(plan: StepPlan) -> Pending[StepResult]:
+        def counted(plan: StepPlan) -> PendingCall[StepResult]:
             self._session.next_step()
             if not self._session.is_open:
                 self._stop_counting()
@@ -79,7 +79,7 @@ class EngineProfile:
     def _stop_counting(self) -> None:
         vars(self._executor).pop("execute", None)
 
-    def record_wait(self, step: Pending[StepResult], timeout_s: float | None) -> StepResult:
+    def record_wait(self, step: PendingCall[StepResult], timeout_s: float | None) -> StepResult:
         """Wait for a step's result, and record how long that takes."""
         with self._record("wait"):
             return step.result(timeout_s)
@@ -125,12 +125,15 @@ class EngineProfile:
 class _RecordedStep:
     """A pending step. Records how long the engine waits for it."""
 
-    def __init__(self, step: Pending[StepResult], profile: EngineProfile) -> None:
+    def __init__(self, step: PendingCall[StepResult], profile: EngineProfile) -> None:
         self._step = step
         self._profile = profile
 
     def done(self) -> bool:
         return self._step.done()
+
+    def add_done_callback(self, callback: Callback) -> None:
+        self._step.add_done_callback(lambda step: callback(self))
 
     def result(self, timeout: float | None = None) -> StepResult:
         return self._profile.record_wait(self._step, timeout)
