@@ -17,6 +17,13 @@ import msgspec
 from msgspec import Meta
 
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
+from raycore.checkpoint.sharded_state import (
+    DEFAULT_PATTERN,
+    Division,
+    check_saved_state,
+    checked_pattern,
+    parse_loader_config,
+)
 from raycore.class_paths import as_class_path
 from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of, with_options
@@ -119,11 +126,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     load_format: Annotated[
-        Literal["auto", "dummy"],
+        Literal["auto", "dummy", "sharded_state"],
         option(
-            "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed."
+            "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. "
+            "sharded_state: read the files that save_sharded_state() has written, with the same tensor_parallel_size."
         ),
     ] = "auto"
+    model_loader_extra_config: Annotated[
+        dict[str, str] | None,
+        option(
+            'With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern.',
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_loader_config,
+        ),
+    ] = None
     quantization: Annotated[
         Literal["fp8"] | None,
         option(
@@ -149,6 +166,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "processes that handle it, with all their requests, for a second or two if the vocabulary is large."
         ),
     ] = False
+
+    @property
+    def shard_pattern(self) -> str:
+        """The pattern of the names of files that `load_format="sharded_state"` reads."""
+        return (self.model_loader_extra_config or {}).get("pattern", DEFAULT_PATTERN)
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
@@ -506,6 +528,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
         is_on = self.scheduler.async_scheduling
         return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
 
+    @property
+    def division(self) -> Division:
+        """How the model's weights are divided over the workers."""
+        tp_size = self.parallel.tensor_parallel_size
+        has_whole_experts = self.parallel.enable_expert_parallel
+        return Division(tp_size, tp_size * self.parallel.data_parallel_size if has_whole_experts else 1)
+
     def encode(self) -> bytes:
         """Encode the configuration as msgpack. Actors get it in this form."""
         return msgspec.msgpack.encode(self)
@@ -589,7 +618,7 @@ def resolve(
     _check_steps_in_flight(chosen)
     length = _model_length(chosen.get("max_model_len"), spec)
     num_seqs, num_tokens = _step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
-    return _part(
+    config = _part(
         EngineConfig,
         chosen,
         model=_part(
@@ -608,6 +637,20 @@ def resolve(
         executor=_part(ExecutorConfig, chosen, backend=backend),
         recovery=_part(RecoveryConfig, chosen),
     )
+    _check_load_format(config)
+    return config
+
+
+def _check_load_format(config: EngineConfig) -> None:
+    model = config.model
+    if model.load_format == "sharded_state":
+        pattern = checked_pattern(model.shard_pattern, config.division.num_shards)
+        check_saved_state(Path(model.model), pattern, model.spec, config.division)
+    elif model.model_loader_extra_config is not None:
+        raise InvalidConfig(
+            f"model_loader_extra_config={model.model_loader_extra_config!r} needs load_format='sharded_state', and "
+            f"load_format={model.load_format!r}: omit it"
+        )
 
 
 def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> None:

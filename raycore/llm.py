@@ -190,6 +190,27 @@ class LLM(RunningEngine):
         """
         return self._calls.reset_prefix_cache(reset_running_requests)
 
+    def save_sharded_state(
+        self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
+    ) -> None:
+        """Write the weights as the workers divide them, for engines with `load_format="sharded_state"`.
+
+        Such an engine starts sooner, because each worker reads only its own files. `path` becomes a checkpoint
+        directory, with config.json and the tokenizer's files. Each worker writes on its own node, and needs memory for
+        another copy of its weights meanwhile. Steps wait.
+
+        Args:
+            path: the directory. It is created if it is missing.
+            pattern: the files' names, with the fields `{rank}` and `{part}`. None:
+                `model-rank-{rank}-part-{part}.safetensors`.
+            max_size: the number of bytes at which a worker begins another file. None: one file for each worker.
+
+        Raises:
+            InvalidConfig: the pattern can't be used, or the checkpoint's weights are in fp8.
+            WorkerFailed: a file can't be written.
+        """
+        self._calls.save_sharded_state(path, pattern, max_size)
+
     def check_health(self) -> None:
         """Check all workers of all ranks. Raises EngineDeadError or a worker's own error if a worker isn't healthy."""
         self._calls.check_health()
@@ -365,6 +386,12 @@ class AsyncLLM(RunningEngine):
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """See `LLM.reset_prefix_cache`."""
         return await on_own_thread(self._calls.reset_prefix_cache, reset_running_requests)
+
+    async def save_sharded_state(
+        self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
+    ) -> None:
+        """See `LLM.save_sharded_state`."""
+        await on_own_thread(self._calls.save_sharded_state, path, pattern, max_size)
 
     async def check_health(self) -> None:
         """See `LLM.check_health`."""

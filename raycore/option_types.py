@@ -33,7 +33,6 @@ class VllmOptions(TypedDict, total=False):
     hf_config_path: object
     hf_overrides: object
     config_format: object
-    model_loader_extra_config: object
     ignore_patterns: object
     safetensors_load_strategy: object
     tokenizer_mode: object
@@ -94,9 +93,12 @@ class EngineOptions(VllmOptions, total=False):
     """What computes attention, and the operations around it. triton: raycore's kernels for GPUs. native: raycore's
     kernels for CPUs. torch: plain PyTorch, on any device, slower. auto: the fastest of these that can be used. Default:
     auto."""
-    load_format: Literal["auto", "dummy"]
-    """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. Default:
+    load_format: Literal["auto", "dummy", "sharded_state"]
+    """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed.
+    sharded_state: read the files that save_sharded_state() has written, with the same tensor_parallel_size. Default:
     auto."""
+    model_loader_extra_config: str | dict[str, Any] | None
+    """With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern."""
     quantization: Literal["fp8"] | None
     """fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they are
     computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more. Not for mixture-of-

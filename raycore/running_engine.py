@@ -106,7 +106,7 @@ class RunningEngine:
         self._supervisor = Supervisor(manager, self.clients, self.config)
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
-        self._calls = EngineCalls(self._client, self._supervisor)
+        self._calls = EngineCalls(self._client, self._supervisor, self.config)
         self._supervisor.start()
         self.name: str = self.config.engine_name or manager.engine_id
         """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""

@@ -107,7 +107,6 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("hf_config_path", (None,), _NO_HUB),
         VllmOption("hf_overrides", (None, {}), "the checkpoint's config.json can't be overridden (edit a copy)"),
         VllmOption("config_format", ("auto", "hf", None), _ONE_FORMAT),
-        VllmOption("model_loader_extra_config", (None, {}), _ONE_FORMAT),
         VllmOption("ignore_patterns", (ANY,), _NO_HUB),
         VllmOption("safetensors_load_strategy", ("lazy", None), "weights are always read lazily"),
         VllmOption("tokenizer_mode", ("auto", "hf", None), "only tokenizer.json is read"),

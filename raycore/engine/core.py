@@ -278,6 +278,11 @@ class EngineCore:
                 self.executor.collective_rpc("profile", args=(False,))
             raise
 
+    def utility_save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """Have the workers write their shares of the weights. See `Worker.save_sharded_state`."""
+        kwargs = {"path": path, "pattern": pattern, "max_size": max_size}
+        self.executor.collective_rpc("save_sharded_state", self.config.executor.init_timeout_s, kwargs=kwargs)
+
     # ---- startup
 
     def _size_cache(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from raycore.checkpoint.sharded_state import checked_pattern, copy_other_files
 from raycore.config import DType, EngineConfig, SchedulerConfig
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
@@ -44,7 +45,14 @@ from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, step_bytes
-from raycore.model.weights.loader import Fp8Layers, load_decoder_weights, random_decoder_weights
+from raycore.model.weights.loader import (
+    DecoderWeights,
+    Fp8Layers,
+    Progress,
+    load_decoder_weights,
+    random_decoder_weights,
+)
+from raycore.model.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
 from raycore.node.versions import hardware
@@ -138,21 +146,61 @@ class Worker(WorkerProtocol):
         Raises:
             InvalidCheckpoint: a file or a tensor is missing or damaged.
         """
-        model, rank, share = self.config.model, self.rank, None
-        if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
-            share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
-        tp, device, fp8 = (rank.tp_rank, rank.tp_size), self._device, self._fp8
-        if model.load_format == "dummy":
-            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, device, fp8)
-        else:
-            path, progress = Path(model.model), self._note_progress
-            weights = load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, fp8)
+        model = self.config.model
+        weights = self._read_weights(self._device, self._fp8, self._note_progress)
         with torch.inference_mode():
             self._decoder = Decoder(model.spec, weights, self._ranks, self._operations, self._experts)
             is_fixed = model.batch_invariant and self._operations.depends_on_threads
             self._threads = ComputeThreads(self._max_threads, is_fixed=is_fixed)
             if model.batch_invariant:
                 self._check_tiles(self._decoder)
+
+    def _read_weights(self, device: torch.device, fp8: Fp8Layers, progress: Progress | None) -> DecoderWeights:
+        """Read or generate this worker's share of the weights."""
+        model, rank, share = self.config.model, self.rank, None
+        if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
+            share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
+        tp, path = (rank.tp_rank, rank.tp_size), Path(model.model)
+        if model.load_format == "dummy":
+            # on another kind of device, they would be others
+            return random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, self._device, fp8)
+        if model.load_format == "sharded_state":
+            shard = model.shard_pattern, self._shard
+            return load_saved_weights(model.spec, path, *shard, *tp, self._dtype, progress, share, device, fp8)
+        return load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, fp8)
+
+    @property
+    def _shard(self) -> int:
+        """The number of this worker's share among all different shares of the weights."""
+        return self.rank.ep_rank if self.config.parallel.enable_expert_parallel else self.rank.tp_rank
+
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
+        """Write this worker's share of the weights to the directory `path`, for `load_format="sharded_state"`.
+
+        The weights are read again, because layers keep them in other forms. The worker that writes the first share
+        also copies the checkpoint's other files.
+
+        Args:
+            pattern: the files' names. None: `model-rank-{rank}-part-{part}.safetensors`.
+            max_size: the size at which another file is begun, in bytes. None: one file.
+
+        Returns: the paths of the files with weights.
+
+        Raises:
+            InvalidConfig: the pattern can't be used, or the checkpoint's weights are in fp8.
+            OSError: a file can't be written.
+        """
+        model, directory = self.config.model, Path(path)
+        if model.spec.stores_fp8:
+            raise InvalidConfig(f"{model.model} has weights in fp8, which save_sharded_state() can't write")
+        division = self.config.division
+        pattern = checked_pattern(pattern, division.num_shards)
+        directory.mkdir(parents=True, exist_ok=True)
+        weights = self._read_weights(torch.device("cpu"), "none", None)
+        paths = save_decoder_weights(weights, model.spec, division, self._shard, directory, pattern, max_size)
+        if self._shard == 0:
+            copy_other_files(Path(model.model), Path(model.tokenizer), directory)
+        return [str(each) for each in paths]
 
     def _describe_device(self) -> str:
         software = f"torch {torch.__version__}, backend {self._backend}"
