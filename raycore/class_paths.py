@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from raycore.errors import InvalidConfig
+from raycore.plugins import find_plugin, plugin_names
 
 
 def as_class_path(option: str, value: str | type[Any] | None) -> str | None:
@@ -23,12 +24,20 @@ def as_class_path(option: str, value: str | type[Any] | None) -> str | None:
     return path
 
 
-def import_class(option: str, path: str) -> Any:
-    """Import the class that the option names.
+def import_class(option: str, path: str, group: str) -> Any:
+    """Import the class that the option names: a path, or the name of a plugin of the group.
 
     Raises:
         InvalidConfig: the class can't be imported. The message names the option.
     """
+    if "." not in path:
+        plugin = find_plugin(group, path)
+        if plugin is None:
+            raise InvalidConfig(
+                f"{option}={path!r} is neither package.module.Class nor a plugin of {group}, of which there are "
+                f"{', '.join(plugin_names(group)) or 'none'}"
+            )
+        return plugin
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)

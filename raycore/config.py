@@ -27,6 +27,7 @@ from raycore.checkpoint.sharded_state import (
 from raycore.class_paths import as_class_path
 from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of, with_options
+from raycore.plugins import Plugins, find_plugins, load_general_plugins
 from raycore.profiler_config import ProfilerConfig, parse_profiler_config
 from raycore.vllm_options import without_vllm_options
 
@@ -263,8 +264,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     scheduler_cls: Annotated[
         str | None,
         option(
-            "A class to use instead of raycore's Scheduler, as package.module.Class. It has the methods of "
-            "raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it.",
+            "A class to use instead of raycore's Scheduler, as package.module.Class, or the name of a plugin. It has "
+            "the methods of raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it.",
             metavar="CLASS",
             default="raycore's Scheduler",
             expected="a class, or its package.module.Class",
@@ -317,8 +318,8 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     worker_cls: Annotated[
         str | None,
         option(
-            "A subclass of raycore's Worker to use instead, as package.module.Class. All nodes must be able to "
-            "import it.",
+            "A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All "
+            "nodes must be able to import it.",
             metavar="CLASS",
             default="raycore's Worker",
             expected="a class, or its package.module.Class",
@@ -512,6 +513,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
             convert=parse_profiler_config,
         ),
     ] = None
+    plugins: Plugins = Plugins()
+    """What installed packages add to raycore in all processes of the engine."""
     log_level: int = logging.WARNING
     """Log level of the ranks' processes."""
 
@@ -602,6 +605,8 @@ def resolve(
         InvalidConfig: an option is unknown or invalid, or two options contradict each other. The message names them.
         InvalidCheckpoint: `model` isn't a checkpoint that raycore supports.
     """
+    plugins = find_plugins()
+    load_general_plugins(plugins)
     given = check_options(ENGINE_OPTIONS, without_vllm_options({"model": model, "tokenizer": tokenizer, **options}))
     chosen: dict[str, Any] = {
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
@@ -636,6 +641,7 @@ def resolve(
         parallel=_part(ParallelConfig, chosen),
         executor=_part(ExecutorConfig, chosen, backend=backend),
         recovery=_part(RecoveryConfig, chosen),
+        plugins=plugins,
     )
     _check_load_format(config)
     return config

@@ -136,8 +136,8 @@ class EngineOptions(VllmOptions, total=False):
     """With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a GPU, and
     gpu_memory_utilization has to leave memory for the others. Default: 1."""
     worker_cls: str | type[Any] | None
-    """A subclass of raycore's Worker to use instead, as package.module.Class. All nodes must be able to import it.
-    Default: raycore's Worker."""
+    """A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All nodes must
+    be able to import it. Default: raycore's Worker."""
     enable_expert_parallel: bool
     """For mixture-of-experts models. All ranks share one set of experts, of which each worker holds some whole ones.
     Otherwise each rank has all experts, and splits each of them over its workers. Default: False."""
@@ -172,8 +172,9 @@ class EngineOptions(VllmOptions, total=False):
     """Number of steps that a rank may start before it takes the first one's result. More than 1 is async scheduling.
     Default: 2 with async scheduling, else 1."""
     scheduler_cls: str | type[Any] | None
-    """A class to use instead of raycore's Scheduler, as package.module.Class. It has the methods of
-    raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it. Default: raycore's Scheduler."""
+    """A class to use instead of raycore's Scheduler, as package.module.Class, or the name of a plugin. It has the
+    methods of raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it. Default: raycore's
+    Scheduler."""
     executor_backend: Literal["inline", "ray"] | None
     """Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a Ray
     actor. Default: inline if tensor_parallel_size is 1, else ray."""

@@ -33,6 +33,7 @@ from raycore.messages import EngineInfo
 from raycore.node import lifeline
 from raycore.node.cpu_features import cpu_features
 from raycore.node.garbage import freeze_heap
+from raycore.plugins import load_general_plugins
 from raycore.ray_api import actor_class, endpoint, node_id, node_ip
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.rank import RankIdentity
@@ -224,6 +225,7 @@ class DPEngineCoreActor:
         run_lockstep_loop(core, self._mailbox, waves, tell_peers)
 
     def _make_executor(self) -> Executor:
+        load_general_plugins(self._config.plugins)
         if self._config.executor.backend == "inline":
             from raycore.executor.inline import InlineExecutor
 

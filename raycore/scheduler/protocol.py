@@ -8,6 +8,7 @@ from typing import Protocol
 from raycore.class_paths import import_class
 from raycore.config import CacheConfig, SchedulerConfig
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
+from raycore.plugins import SCHEDULERS
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.scheduler import Scheduler
 
@@ -88,4 +89,6 @@ def load_scheduler_class(
     Raises:
         InvalidConfig: the class can't be imported.
     """
-    return Scheduler if config.scheduler_cls is None else import_class("scheduler_cls", config.scheduler_cls)
+    return (
+        Scheduler if config.scheduler_cls is None else import_class("scheduler_cls", config.scheduler_cls, SCHEDULERS)
+    )

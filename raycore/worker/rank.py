@@ -15,6 +15,7 @@ import msgspec
 
 from raycore.class_paths import import_class
 from raycore.config import EngineConfig, ParallelConfig
+from raycore.plugins import WORKERS, load_general_plugins
 
 if TYPE_CHECKING:
     from raycore.worker.protocol import WorkerProtocol
@@ -75,8 +76,9 @@ def preload_worker(config: EngineConfig) -> None:
     """Import what a worker of this engine needs until it is ready, which takes seconds.
 
     Raises:
-        InvalidConfig: the worker class cannot be imported.
+        InvalidConfig: a general plugin failed, or the worker class cannot be imported.
     """
+    load_general_plugins(config.plugins)
     load_worker_class(config.parallel)
     if config.device == "cuda":
         for module in ("raycore.model.attention.paged", "raycore.model.gpu_operations"):
@@ -90,4 +92,4 @@ def load_worker_class(config: ParallelConfig) -> Callable[[EngineConfig, WorkerR
     Raises:
         InvalidConfig: the class cannot be imported.
     """
-    return import_class("worker_cls", config.worker_cls or OWN_WORKER)
+    return import_class("worker_cls", config.worker_cls or OWN_WORKER, WORKERS)

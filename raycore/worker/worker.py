@@ -19,7 +19,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.sharded_state import checked_pattern, copy_other_files
+from raycore.class_paths import import_class
 from raycore.config import DType, EngineConfig, SchedulerConfig
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
@@ -57,6 +59,7 @@ from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
 from raycore.node.versions import hardware
 from raycore.pending import Pending
+from raycore.plugins import MODELS
 from raycore.profiler_config import checked_prefix, session_config
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
@@ -149,7 +152,9 @@ class Worker(WorkerProtocol):
         model = self.config.model
         weights = self._read_weights(self._device, self._fp8, self._note_progress)
         with torch.inference_mode():
-            self._decoder = Decoder(model.spec, weights, self._ranks, self._operations, self._experts)
+            self._decoder = _decoder_class(model.spec)(
+                model.spec, weights, self._ranks, self._operations, self._experts
+            )
             is_fixed = model.batch_invariant and self._operations.depends_on_threads
             self._threads = ComputeThreads(self._max_threads, is_fixed=is_fixed)
             if model.batch_invariant:
@@ -509,6 +514,10 @@ class _Unreported:
     def result(self, timeout: float | None = None) -> None:
         # the worker itself needs the result: its grammars follow the tokens
         self._step.result(timeout)
+
+
+def _decoder_class(spec: ModelSpec) -> type[Decoder]:
+    return Decoder if spec.decoder is None else import_class(f"{spec.architecture}'s decoder", spec.decoder, MODELS)
 
 
 def _cuda_device(local_rank: int) -> torch.device:

@@ -22,6 +22,7 @@ SHARED = {
     "errors",
     "class_paths",
     "pending",
+    "plugins",
     "profile_session",
     "profiler_config",
     "sampling_params",
