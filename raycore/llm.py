@@ -239,7 +239,12 @@ class LLM(RunningEngine):
         self._calls.start_profile(profile_prefix, delay_iterations, max_iterations)
 
     def stop_profile(self) -> None:
-        """End the profile, and return when its files are written. Does nothing if no profile is running."""
+        """End the profile, and return when its files are written. Does nothing if no profile is running.
+
+        Raises:
+            InvalidConfig: `profiler_config` isn't set.
+            WorkerFailed: a file can't be written.
+        """
         self._calls.stop_profile()
 
     def __enter__(self) -> LLM:

@@ -111,11 +111,15 @@ class RecordedParts:
     """Parts of a step that have been replaced by ones that record their calls."""
 
     def __init__(self, parts: Parts, record: Record) -> None:
-        """Replace the parts."""
+        """Replace the parts: all, or none if one can't be replaced."""
         self._undo: list[Callable[[], None]] = []
-        for owner, names in parts:
-            for attribute, name in names.items():
-                self._replace(owner, attribute, _Recorded(getattr(owner, attribute), name, record))
+        try:
+            for owner, names in parts:
+                for attribute, name in names.items():
+                    self._replace(owner, attribute, _Recorded(getattr(owner, attribute), name, record))
+        except BaseException:
+            self.restore()
+            raise
 
     def restore(self) -> None:
         """Put the parts back."""
@@ -125,10 +129,11 @@ class RecordedParts:
     def _replace(self, owner: object, attribute: str, part: _Recorded) -> None:
         if attribute in vars(owner):
             original = getattr(owner, attribute)
+            setattr(owner, attribute, part)
             self._undo.append(lambda: setattr(owner, attribute, original))
         else:  # a method of the class
+            setattr(owner, attribute, part)
             self._undo.append(lambda: delattr(owner, attribute))
-        setattr(owner, attribute, part)
 
 
 class _Recorded:

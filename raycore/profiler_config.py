@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from raycore.errors import InvalidConfig, InvalidInput
+from raycore.options import json_object
 from raycore.vllm_options import VllmOption
 
 _Count = Annotated[int, Meta(ge=0)]
@@ -123,7 +123,7 @@ def parse_profiler_config(value: str | dict[str, Any] | None) -> ProfilerConfig 
     """
     if value is None:
         return None
-    given = _as_dict(value)
+    given = json_object("profiler_config", value)
     for name in [name for name in given if name in _WITHOUT_EFFECT]:
         try:
             _WITHOUT_EFFECT[name].check(given.pop(name))
@@ -143,15 +143,3 @@ def parse_profiler_config(value: str | dict[str, Any] | None) -> ProfilerConfig 
         return msgspec.convert(given, ProfilerConfig)
     except msgspec.ValidationError as error:
         raise InvalidConfig(f"profiler_config: {error}") from None
-
-
-def _as_dict(value: str | dict[str, Any]) -> dict[str, Any]:
-    found: Any = value
-    if isinstance(value, str):
-        try:
-            found = json.loads(value)
-        except ValueError as error:
-            raise InvalidConfig(f"profiler_config={value!r} isn't a JSON object: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidConfig(f"profiler_config={value!r} isn't a dict or a JSON object")
-    return cast("dict[str, Any]", found).copy()

@@ -44,7 +44,7 @@ def _unchanged(config: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture that a plugin adds: a decoder like Llama's, or one with a class of its own.
+    """How raycore reads and computes an architecture: a decoder like Llama's, or one with a class of its own.
 
     The tensors in the checkpoint have the names and shapes that Llama's have, for the sizes in config.json.
     """

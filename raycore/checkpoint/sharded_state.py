@@ -6,16 +6,16 @@ division, so that files aren't read by workers that they don't fit.
 
 from __future__ import annotations
 
-import json
 import shutil
 import string
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.options import json_object
 
 DEFAULT_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 """vLLM's."""
@@ -64,17 +64,12 @@ def parse_loader_config(value: str | dict[str, Any] | None) -> dict[str, str] | 
     Raises:
         InvalidConfig: it has other keys, or the pattern can't be used.
     """
-    found: Any = value
-    if isinstance(value, str):
-        try:
-            found = json.loads(value)
-        except ValueError as error:
-            raise InvalidConfig(f"model_loader_extra_config={value!r} isn't a JSON object: {error}") from None
-    if not found:
+    if not value:
         return None
-    if not isinstance(found, dict) or cast("dict[str, Any]", found).keys() != {"pattern"}:
+    found = json_object("model_loader_extra_config", value)
+    if found.keys() - {"pattern"}:
         raise InvalidConfig(f"model_loader_extra_config={value!r} has other keys than 'pattern'")
-    pattern: Any = cast("dict[str, Any]", found)["pattern"]
+    pattern = found.get("pattern")
     return None if pattern is None else {"pattern": checked_pattern(pattern, 1)}
 
 

@@ -266,8 +266,10 @@ class EngineCore:
         """
         config = session_config(self.config.profiler_config, delay_iterations, max_iterations)
         if not is_start:
-            self.executor.collective_rpc("profile", args=(False,))
-            self.profile.stop()
+            try:
+                self.executor.collective_rpc("profile", args=(False,))
+            finally:
+                self.profile.stop()
             return
         self.profile.start(config, checked_prefix(profile_prefix))
         try:

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from raycore.executor.base import Executor
 from raycore.messages import StepPlan, StepResult
 from raycore.pending import Callback, PendingCall
-from raycore.profile_session import Parts, ProfileSession, RecordedParts
+from raycore.profile_session import ProfileSession, RecordedParts
 from raycore.profiler_config import ProfilerConfig
 
 _EPOCH_S = 7_889_238
@@ -32,12 +32,11 @@ class EngineProfile:
         """`name`: the engine's name in file names, such as `dp0_engine`."""
         self._name = name
         self._executor = executor
-        self._parts: list[tuple[object, dict[str, str]]] = []
+        self._parts: list[tuple[object, Mapping[str, str]]] = []
         self._recorded: RecordedParts | None = None
         self._events: list[tuple[str, int, int]] = []
         """(name, start, end) of each recorded call, in nanoseconds of `time.perf_counter_ns()`."""
         self._path = Path()
-        self._is_compressed = False
         self._session = ProfileSession(self._begin, self._end, name, "trace")
 
     @property
@@ -76,19 +75,18 @@ class EngineProfile:
         self._stop_counting()
         return self._session.stop()
 
-    def _stop_counting(self) -> None:
-        vars(self._executor).pop("execute", None)
-
     def record_wait(self, step: PendingCall[StepResult], timeout_s: float | None) -> StepResult:
         """Wait for a step's result, and record how long that takes."""
         with self._record("wait"):
             return step.result(timeout_s)
 
+    def _stop_counting(self) -> None:
+        vars(self._executor).pop("execute", None)
+
     def _begin(self, path: Path) -> None:
         self._path = path
         self._events = []
-        parts: Parts = self._parts
-        self._recorded = RecordedParts(parts, self._record)
+        self._recorded = RecordedParts(self._parts, self._record)
 
     def _end(self) -> None:
         assert self._recorded is not None

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.sharded_state import checked_pattern, copy_other_files
+from raycore.checkpoint.sharded_state import check_saved_state, checked_pattern, copy_other_files
 from raycore.class_paths import import_class
 from raycore.config import DType, EngineConfig, SchedulerConfig
 from raycore.errors import InvalidConfig, InvalidRequest
@@ -170,6 +170,8 @@ class Worker(WorkerProtocol):
             # on another kind of device, they would be others
             return random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, self._device, fp8)
         if model.load_format == "sharded_state":
+            # once more, because scale() may have changed the number of workers that share experts
+            check_saved_state(path, model.shard_pattern, model.spec, self.config.division)
             shard = model.shard_pattern, self._shard
             return load_saved_weights(model.spec, path, *shard, *tp, self._dtype, progress, share, device, fp8)
         return load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, fp8)

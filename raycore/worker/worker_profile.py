@@ -80,8 +80,13 @@ class WorkerProfile:
             with_stack=config.torch_profiler_with_stack,
             with_flops=config.torch_profiler_with_flops,
         )
-        self._profiler.start()
-        self._recorded = RecordedParts(self._runner.parts(), record_function)
+        recorded = RecordedParts(self._runner.parts(), record_function)
+        try:
+            self._profiler.start()
+        except BaseException:
+            recorded.restore()
+            raise
+        self._recorded = recorded
 
     def _end(self) -> None:
         assert self._profiler is not None
