@@ -35,6 +35,9 @@ from raycore.rpc.wire import (
 
 T = TypeVar("T")
 
+_adding_callback = threading.Lock()
+"""Held while a call gets its first callback."""
+
 
 def _decode_values(replies: list[bytes]) -> list[Any]:
     return [pickle.loads(reply) for reply in replies]
@@ -52,7 +55,7 @@ class Call(Generic[T]):
     """A call or step that was sent to the workers, and its replies so far. Implements `PendingCall`."""
 
     __slots__ = (
-        *("_callbacks", "_client", "_decode", "_value", "deadline_s"),
+        *("_client", "_decode", "_value", "callbacks", "deadline_s"),
         *("error", "num_missing", "number", "replies", "what"),
     )
 
@@ -68,7 +71,8 @@ class Call(Generic[T]):
         self.num_missing = num_missing
         self.replies: list[bytes] = [b""] * client.num_workers
         self.error: BaseException | None = None
-        self._callbacks: deque[Callback] = deque()
+        self.callbacks: deque[Callback] | None = None
+        """None until there is one, because every step makes such an object."""
 
     @property
     def is_complete(self) -> bool:
@@ -82,13 +86,17 @@ class Call(Generic[T]):
 
     def add_done_callback(self, callback: Callback) -> None:
         """See `PendingCall.add_done_callback`."""
-        self._callbacks.append(callback)
+        with _adding_callback:
+            if self.callbacks is None:
+                self.callbacks = deque()
+        self.callbacks.append(callback)
         if self.is_complete:
             self.run_callbacks()
 
     def run_callbacks(self) -> None:
         """Run the callbacks of a complete call that haven't run yet. Not while the client is locked."""
-        run_callbacks(self, self._callbacks)
+        if self.callbacks is not None:
+            run_callbacks(self, self.callbacks)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the call's replies, and return its result.
@@ -98,7 +106,7 @@ class Call(Generic[T]):
         Raises:
             WorkerFailed, WorkerDied, RpcTimeout: see `Executor.collective_rpc`.
         """
-        if not self.is_complete:
+        if self.num_missing and self.error is None:
             deadline_s = self.deadline_s if timeout is None else min(self.deadline_s, time.monotonic() + timeout)
             self._client.pump(self, deadline_s)
             if not self.is_complete:
@@ -171,18 +179,20 @@ class RpcClient:
 
         `deadline_s` is a time of `time.monotonic()`.
         """
-        while not call.is_complete and self._take_turn(deadline_s):
-            ended: Call[Any] | None = call
+        while call.num_missing and call.error is None and self._take_turn(deadline_s):
+            ended = None
             try:
-                if not call.is_complete:  # another thread may have completed it
+                if call.num_missing and call.error is None:  # another thread may have completed it
                     received = self._receive(call, deadline_s)
-                    if received is None and call.error is None:
-                        return
                     if received is not None:
                         ended = self._hand_out(*received)
+                    elif call.error is None:
+                        return
+                    else:
+                        ended = call
             finally:
                 self._turn.release()
-            if ended is not None and ended.is_complete:
+            if ended is not None and ended.callbacks and ended.is_complete:
                 ended.run_callbacks()
 
     def give_up(self, call: Call[Any]) -> None:
