@@ -149,3 +149,31 @@ def test_a_file_that_cannot_be_written_fails_no_step(tmp_path: Path, caplog: pyt
     run_steps(core, 6)
     assert "failed" in caplog.text
     core.utility_profile(False)
+
+
+def test_steps_of_a_wave_have_the_same_parts(tmp_path: Path):
+    core = make_core(tmp_path)
+    core.submit(request(0, max_tokens=2))
+    core.utility_profile(True)
+    while core.has_work():
+        core.lockstep_step()
+    core.utility_profile(False)
+    trace = only_trace(tmp_path)
+    assert trace.names == {"step", "schedule", "execute", "wait", "update"}
+    assert len(trace.of("step")) == len(trace.of("update")) == 2
+
+
+def test_objects_whose_parts_cannot_be_replaced_are_left_as_they_were(tmp_path: Path):
+    class Fixed:
+        __slots__ = ()
+
+        def compute(self) -> None: ...
+
+    core = make_core(tmp_path)
+    core.profile.add(Fixed(), compute="compute")
+    with pytest.raises((AttributeError, TypeError)):
+        core.utility_profile(True)
+    assert not core.profile.is_open
+    assert not list(tmp_path.iterdir())
+    assert "schedule" not in vars(core.scheduler)
+    assert "execute" not in vars(core.executor)
