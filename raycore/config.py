@@ -17,9 +17,18 @@ import msgspec
 from msgspec import Meta
 
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
+from raycore.checkpoint.sharded_state import (
+    Division,
+    check_saved_state,
+    checked_pattern,
+    parse_loader_config,
+)
 from raycore.checkpoint.stages import Stage, split_layers
+from raycore.class_paths import as_class_path
 from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of, with_options
+from raycore.plugins import Plugins, find_plugins, load_general_plugins
+from raycore.profiler_config import ProfilerConfig, parse_profiler_config
 from raycore.vllm_options import without_vllm_options
 
 if TYPE_CHECKING:
@@ -56,14 +65,12 @@ def _dtype_name(dtype: str | Any) -> str:
     return {"float": "float32", "half": "float16"}.get(name, name)
 
 
-def _class_path(worker_cls: str | type[Any] | None) -> str | None:
-    path = f"{worker_cls.__module__}.{worker_cls.__qualname__}" if isinstance(worker_cls, type) else worker_cls
-    if isinstance(path, str) and (path.startswith("__main__.") or "<locals>" in path):
-        raise InvalidConfig(
-            f"worker_cls={path!r} can't be imported in a worker process: define the class at the top level of a module "
-            "that isn't the main script"
-        )
-    return path
+def _worker_path(worker_cls: str | type[Any] | None) -> str | None:
+    return as_class_path("worker_cls", worker_cls)
+
+
+def _scheduler_path(scheduler_cls: str | type[Any] | None) -> str | None:
+    return as_class_path("scheduler_cls", scheduler_cls)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,11 +129,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     load_format: Annotated[
-        Literal["auto", "dummy"],
+        Literal["auto", "dummy", "sharded_state"],
         option(
-            "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed."
+            "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. "
+            "sharded_state: read the files that save_sharded_state() has written, with the same tensor_parallel_size."
         ),
     ] = "auto"
+    model_loader_extra_config: Annotated[
+        dict[str, str] | None,
+        option(
+            'With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern.',
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_loader_config,
+        ),
+    ] = None
     quantization: Annotated[
         Literal["fp8"] | None,
         option(
@@ -234,6 +251,25 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             default="True with device=cuda, else False",
         ),
     ] = None
+    max_concurrent_batches: Annotated[
+        _Count | None,
+        option(
+            "Number of steps that a rank may start before it takes the first one's result. More than 1 is async "
+            "scheduling.",
+            default="the number of stages; with one stage, 2 with async scheduling, else 1",
+        ),
+    ] = None
+    scheduler_cls: Annotated[
+        str | None,
+        option(
+            "A class to use instead of raycore's Scheduler, as package.module.Class, or the name of a plugin. It has "
+            "the methods of raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it.",
+            metavar="CLASS",
+            default="raycore's Scheduler",
+            expected="a class, or its package.module.Class",
+            convert=_scheduler_path,
+        ),
+    ] = None
 
 
 def _layer_counts(pipeline_layers: str | list[int]) -> str:
@@ -284,12 +320,12 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     worker_cls: Annotated[
         str | None,
         option(
-            "A subclass of raycore's Worker to use instead, as package.module.Class. All nodes must be able to "
-            "import it.",
+            "A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All "
+            "nodes must be able to import it.",
             metavar="CLASS",
             default="raycore's Worker",
             expected="a class, or its package.module.Class",
-            convert=_class_path,
+            convert=_worker_path,
         ),
     ] = None
     enable_expert_parallel: Annotated[
@@ -496,6 +532,20 @@ class EngineConfig(msgspec.Struct, frozen=True):
             expected="a name of letters, digits, '-', '_' and '.'",
         ),
     ] = None
+    profiler_config: Annotated[
+        ProfilerConfig | None,
+        option(
+            "Lets start_profile() and stop_profile() profile steps with torch's profiler. Keys as in vLLM: profiler "
+            "(torch), torch_profiler_dir, torch_profiler_with_stack, torch_profiler_record_shapes, "
+            "torch_profiler_with_memory, torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and "
+            "max_iterations.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_profiler_config,
+        ),
+    ] = None
+    plugins: Plugins = Plugins()
+    """What installed packages add to raycore in all processes of the engine."""
     log_level: int = logging.WARNING
     """Log level of the ranks' processes."""
 
@@ -507,6 +557,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """
         if self.parallel.is_lockstep:
             return 1
+        if self.scheduler.max_concurrent_batches is not None:
+            return self.scheduler.max_concurrent_batches
         if self.parallel.pipeline_parallel_size > 1:
             return self.parallel.pipeline_parallel_size
         is_on = self.scheduler.async_scheduling
@@ -515,6 +567,23 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def stages(self) -> list[Stage]:
         """Return the part of the model that each stage of a rank computes."""
         return self.parallel.stages(self.model.spec)
+
+    @property
+    def division(self) -> Division:
+        """How the model's weights are divided over the workers."""
+        tp_size = self.parallel.tensor_parallel_size
+        has_whole_experts = self.parallel.enable_expert_parallel
+        ep_size = tp_size * self.parallel.data_parallel_size if has_whole_experts else 1
+        return Division(tp_size, ep_size, [len(stage.layers) for stage in self.stages()])
+
+    @property
+    def shard_pattern(self) -> str:
+        """The pattern of the names of files that `load_format="sharded_state"` reads.
+
+        Raises:
+            InvalidConfig: workers would read the same file.
+        """
+        return checked_pattern((self.model.model_loader_extra_config or {}).get("pattern"), self.division)
 
     def encode(self) -> bytes:
         """Encode the configuration as msgpack. Actors get it in this form."""
@@ -534,12 +603,21 @@ def changes(old: EngineConfig, new: EngineConfig) -> list[str]:
     return found
 
 
+def non_defaults(options: EngineOptions) -> list[str]:
+    """The options that are not at their defaults, each as text such as `data_parallel_size=2`.
+
+    `options`: what `resolve` gets.
+    """
+    given = check_options(ENGINE_OPTIONS, without_vllm_options(options))
+    return [f"{name}={value!r}" for name, value in given.items() if value != ENGINE_OPTIONS[name].default]
+
+
 def _note_changes(name: str, old: object, new: object, found: list[str]) -> None:
     if old == new:
         return
     if isinstance(old, ModelSpec):
         found.append("another config.json in the checkpoint")
-    elif isinstance(old, msgspec.Struct):
+    elif isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
         for field in old.__struct_fields__:
             _note_changes(field, getattr(old, field), getattr(new, field), found)
     else:
@@ -574,6 +652,8 @@ def resolve(
         InvalidConfig: an option is unknown or invalid, or two options contradict each other. The message names them.
         InvalidCheckpoint: `model` isn't a checkpoint that raycore supports.
     """
+    plugins = find_plugins()
+    load_general_plugins(plugins)
     given = check_options(ENGINE_OPTIONS, without_vllm_options({"model": model, "tokenizer": tokenizer, **options}))
     chosen: dict[str, Any] = {
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
@@ -587,9 +667,10 @@ def resolve(
     spec.check_tensor_parallel(parallel.tensor_parallel_size, parallel.enable_expert_parallel)
     parallel.stages(spec)  # raises if layers can't be divided like this
     _check_quantization(chosen, path, spec)
+    _check_steps_in_flight(chosen, parallel)
     length = _model_length(chosen.get("max_model_len"), spec)
     num_seqs, num_tokens = _step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
-    return _part(
+    config = _part(
         EngineConfig,
         chosen,
         model=_part(
@@ -607,7 +688,21 @@ def resolve(
         parallel=parallel,
         executor=_part(ExecutorConfig, chosen, backend=backend),
         recovery=_part(RecoveryConfig, chosen),
+        plugins=plugins,
     )
+    _check_load_format(config)
+    return config
+
+
+def _check_load_format(config: EngineConfig) -> None:
+    model = config.model
+    if model.load_format == "sharded_state":
+        check_saved_state(Path(model.model), config.shard_pattern, model.spec, config.division)
+    elif model.model_loader_extra_config is not None:
+        raise InvalidConfig(
+            f"model_loader_extra_config={model.model_loader_extra_config!r} needs load_format='sharded_state', and "
+            f"load_format={model.load_format!r}: omit it"
+        )
 
 
 def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> None:
@@ -623,6 +718,21 @@ def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> 
     if spec.moe is not None:
         raise InvalidConfig(
             f"quantization='fp8', but {path} ({spec.architecture}) has experts, which aren't computed in fp8: omit it"
+        )
+
+
+def _check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> None:
+    num_steps, is_async = chosen.get("max_concurrent_batches"), chosen.get("async_scheduling")
+    if num_steps is None:
+        return
+    if is_async is not None and is_async != (num_steps > 1) and parallel.pipeline_parallel_size == 1:
+        raise InvalidConfig(
+            f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}, which means "
+            f"{'more than one step' if is_async else 'one step'} in flight: omit one of them"
+        )
+    if num_steps > 1 and parallel.is_lockstep:
+        raise InvalidConfig(
+            f"max_concurrent_batches={num_steps}, but ranks that share experts run one step at a time: omit it"
         )
 
 

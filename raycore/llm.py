@@ -191,6 +191,27 @@ class LLM(RunningEngine):
         """
         return self._calls.reset_prefix_cache(reset_running_requests)
 
+    def save_sharded_state(
+        self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
+    ) -> None:
+        """Write the weights as the workers divide them, for engines with `load_format="sharded_state"`.
+
+        Such an engine starts sooner, because each worker reads only its own files. `path` becomes a checkpoint
+        directory, with config.json and the tokenizer's files. Each worker writes on its own node, and needs memory for
+        another copy of its weights meanwhile. Steps wait.
+
+        Args:
+            path: the directory. It is created if it is missing.
+            pattern: the files' names, with the fields `{rank}` and `{part}`. None:
+                `model-rank-{rank}-part-{part}.safetensors`.
+            max_size: the number of bytes at which a worker begins another file. None: one file for each worker.
+
+        Raises:
+            InvalidConfig: the pattern can't be used, or the checkpoint's weights are in fp8.
+            WorkerFailed: a file can't be written.
+        """
+        self._calls.save_sharded_state(path, pattern, max_size)
+
     def check_health(self) -> None:
         """Check all workers of all ranks. Raises EngineDeadError or a worker's own error if a worker isn't healthy."""
         self._calls.check_health()
@@ -264,6 +285,38 @@ class LLM(RunningEngine):
     def is_sleeping(self) -> bool:
         """Whether the engine sleeps at any level. A pause is a sleep of level 0."""
         return self._calls.pauses.activity.is_paused
+
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Start a profile of all ranks' steps. Needs the option `profiler_config`.
+
+        Each worker and each rank's engine writes a file that Perfetto opens, on its own node. What torch's profiler
+        records slows steps down.
+
+        Args:
+            profile_prefix: the beginning of the files' names.
+            delay_iterations: number of steps that each rank runs before recording begins. None: the configured number.
+            max_iterations: number of recorded steps after which the profile ends by itself. 0: no limit. None: the
+                configured number.
+
+        Raises:
+            InvalidInput: an argument is invalid, a profile is running, or `profiler_config` isn't set.
+            WorkerFailed: a file can't be created.
+        """
+        self._calls.start_profile(profile_prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        """End the profile, and return when its files are written. Does nothing if no profile is running.
+
+        Raises:
+            InvalidConfig: `profiler_config` isn't set.
+            WorkerFailed: a file can't be written.
+        """
+        self._calls.stop_profile()
 
     def __enter__(self) -> LLM:
         return self
@@ -410,6 +463,12 @@ class AsyncLLM(RunningEngine):
         """See `LLM.reset_prefix_cache`."""
         return await on_own_thread(self._calls.reset_prefix_cache, reset_running_requests)
 
+    async def save_sharded_state(
+        self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
+    ) -> None:
+        """See `LLM.save_sharded_state`."""
+        await on_own_thread(self._calls.save_sharded_state, path, pattern, max_size)
+
     async def check_health(self) -> None:
         """See `LLM.check_health`."""
         await on_own_thread(self._calls.check_health)
@@ -437,6 +496,19 @@ class AsyncLLM(RunningEngine):
     async def is_sleeping(self) -> bool:
         """See `LLM.is_sleeping`."""
         return self._calls.pauses.activity.is_paused
+
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """See `LLM.start_profile`."""
+        await on_own_thread(self._calls.start_profile, profile_prefix, delay_iterations, max_iterations)
+
+    async def stop_profile(self) -> None:
+        """See `LLM.stop_profile`."""
+        await on_own_thread(self._calls.stop_profile)
 
     async def __aenter__(self) -> AsyncLLM:
         return self

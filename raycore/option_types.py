@@ -32,7 +32,6 @@ class VllmOptions(TypedDict, total=False):
     hf_config_path: object
     hf_overrides: object
     config_format: object
-    model_loader_extra_config: object
     ignore_patterns: object
     safetensors_load_strategy: object
     tokenizer_mode: object
@@ -52,7 +51,7 @@ class VllmOptions(TypedDict, total=False):
     enable_chunked_prefill: object
     max_num_partial_prefills: object
     max_long_partial_prefills: object
-    scheduler_cls: object
+    long_prefill_token_threshold_adaptive: object
     num_lookahead_slots: object
     speculative_config: object
     speculative_model: object
@@ -93,9 +92,12 @@ class EngineOptions(VllmOptions, total=False):
     """What computes attention, and the operations around it. triton: raycore's kernels for GPUs. native: raycore's
     kernels for CPUs. torch: plain PyTorch, on any device, slower. auto: the fastest of these that can be used. Default:
     auto."""
-    load_format: Literal["auto", "dummy"]
-    """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. Default:
+    load_format: Literal["auto", "dummy", "sharded_state"]
+    """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed.
+    sharded_state: read the files that save_sharded_state() has written, with the same tensor_parallel_size. Default:
     auto."""
+    model_loader_extra_config: str | dict[str, Any] | None
+    """With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern."""
     quantization: Literal["fp8"] | None
     """fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they are
     computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more. Not for mixture-of-
@@ -113,6 +115,10 @@ class EngineOptions(VllmOptions, total=False):
     untested. Default: auto."""
     engine_name: str | None
     """Name of the engine, for `raycore status --name` and `raycore scale --name`. Default: random."""
+    profiler_config: str | dict[str, Any] | None
+    """Lets start_profile() and stop_profile() profile steps with torch's profiler. Keys as in vLLM: profiler (torch),
+    torch_profiler_dir, torch_profiler_with_stack, torch_profiler_record_shapes, torch_profiler_with_memory,
+    torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and max_iterations."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int
@@ -129,8 +135,8 @@ class EngineOptions(VllmOptions, total=False):
     """With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a GPU, and
     gpu_memory_utilization has to leave memory for the others. Default: 1."""
     worker_cls: str | type[Any] | None
-    """A subclass of raycore's Worker to use instead, as package.module.Class. All nodes must be able to import it.
-    Default: raycore's Worker."""
+    """A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All nodes must
+    be able to import it. Default: raycore's Worker."""
     enable_expert_parallel: bool
     """For mixture-of-experts models. All ranks share one set of experts, of which each worker holds some whole ones.
     Otherwise each rank has all experts, and splits each of them over its workers. Default: False."""
@@ -168,6 +174,13 @@ class EngineOptions(VllmOptions, total=False):
     """Plan and start the next step while the device still computes the last one. On CPUs this costs more than it saves.
     Ranks that share experts never do it. With several stages, as many steps as there are stages are in flight, whatever
     this is. Default: True with device=cuda, else False."""
+    max_concurrent_batches: int | None
+    """Number of steps that a rank may start before it takes the first one's result. More than 1 is async scheduling.
+    Default: the number of stages; with one stage, 2 with async scheduling, else 1."""
+    scheduler_cls: str | type[Any] | None
+    """A class to use instead of raycore's Scheduler, as package.module.Class, or the name of a plugin. It has the
+    methods of raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it. Default: raycore's
+    Scheduler."""
     executor_backend: Literal["inline", "ray"] | None
     """Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a Ray
     actor. Default: inline if a rank has one worker, else ray."""

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -224,6 +225,23 @@ def check_options(options: Mapping[str, Option], given: Mapping[str, object]) ->
         if name not in options:
             raise InvalidConfig(f"unknown option {name!r}{suggestion(name, options)}")
     return {name: options[name].check(value) for name, value in given.items()}
+
+
+def json_object(option: str, value: object) -> dict[str, Any]:
+    """Return a copy of a dict, or of the object in a JSON text, that is the value of `option`.
+
+    Raises:
+        InvalidConfig: the value is neither.
+    """
+    found: Any = value
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            raise InvalidConfig(f"{option}={value!r} isn't a JSON object: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidConfig(f"{option}={value!r} isn't a dict or a JSON object")
+    return dict(cast("dict[str, Any]", found))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from raycore.cluster.local import cancelled_at_exit, end_before_ray, is_exiting
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
-from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, resolve
+from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, non_defaults, resolve
 from raycore.control.calls import EngineCalls
 from raycore.control.pauses import Pauses
 from raycore.control.program import ControlThread
@@ -40,6 +40,7 @@ from raycore.metrics.periodic import Periodic
 from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.view import MetricsView
 from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
+from raycore.node.versions import hardware, versions
 from raycore.options import with_options
 from raycore.sampling_params import SamplingParams
 from raycore.status import EngineStatus, RankStatus, num_serving
@@ -91,6 +92,9 @@ class RunningEngine:
             InitializationError: a rank failed to start, or Ray can't be used. The message begins with the first error.
         """
         self.config: EngineConfig = _resolve(model, tokenizer, options)
+        if logger.isEnabledFor(logging.INFO):
+            chosen = [f"model={self.config.model.model!r}", *non_defaults(options)]
+            logger.info("%s, on %s: %s", versions(), hardware(), ", ".join(chosen))
         self._brought_groups = None if placement_groups is None else list(placement_groups)
         tokens = Tokenizer.from_dir(self.config.model.tokenizer)
         manager = CoreEngineActorManager(self.config, placement_groups)
@@ -104,7 +108,7 @@ class RunningEngine:
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
         pauses = Pauses(manager, self._supervisor, self.clients, self.config.executor.init_timeout_s)
-        self._calls = EngineCalls(self._client, self._supervisor, pauses)
+        self._calls = EngineCalls(self._client, self._supervisor, pauses, self.config)
         self._supervisor.start()
         self.name: str = self.config.engine_name or manager.engine_id
         """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""

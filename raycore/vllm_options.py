@@ -101,7 +101,6 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("hf_config_path", (None,), _NO_HUB),
         VllmOption("hf_overrides", (None, {}), "the checkpoint's config.json can't be overridden (edit a copy)"),
         VllmOption("config_format", ("auto", "hf", None), _ONE_FORMAT),
-        VllmOption("model_loader_extra_config", (None, {}), _ONE_FORMAT),
         VllmOption("ignore_patterns", (ANY,), _NO_HUB),
         VllmOption("safetensors_load_strategy", ("lazy", None), "weights are always read lazily"),
         VllmOption("tokenizer_mode", ("auto", "hf", None), "only tokenizer.json is read"),
@@ -127,7 +126,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption(
             "max_long_partial_prefills", (1, None), "the scheduler decides how many prompts are prefilled at a time"
         ),
-        VllmOption("scheduler_cls", (None,), "custom schedulers aren't supported"),
+        VllmOption("long_prefill_token_threshold_adaptive", _OFF, "the threshold is always the configured number"),
         VllmOption("num_lookahead_slots", (0, None), _NO_SPECULATION),
         VllmOption("speculative_config", (None, {}), _NO_SPECULATION),
         VllmOption("speculative_model", (None,), _NO_SPECULATION),

@@ -61,7 +61,13 @@ def _own_ray_directory() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster():
+def site_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that is on the path of Ray's workers, for packages that a test installs and removes again."""
+    return tmp_path_factory.mktemp("site")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(site_directory: Path):
     """A local cluster of this test session's own, with more CPUs than the machine has: little here computes for long.
 
     Gives the `ray` module. Tests that need a placement group or actors of their own remove them again.
@@ -69,6 +75,7 @@ def ray_cluster():
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # so Ray spells it
     # what tests name as `worker_cls`, or have actors use, has to be found by the workers
     helpers = [str(Path(__file__).parents[1] / name) for name in ("tests/ray", "tests/support", "benchmarks")]
+    helpers.append(str(site_directory))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*helpers, os.environ.get("PYTHONPATH")]))
     import ray
     from forked_ray import fork_server, nodes_with_forked_workers

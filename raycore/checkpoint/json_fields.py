@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +38,10 @@ class JsonFields:
     def with_defaults(self, defaults: Mapping[str, Any]) -> JsonFields:
         """Return this object with default values for keys that are absent."""
         return JsonFields(self._source, self.values, defaults)
+
+    def converted(self, convert: Callable[[dict[str, Any]], dict[str, Any]]) -> JsonFields:
+        """Return the object that `convert` makes of a copy of the values, with the same name and defaults."""
+        return JsonFields(self._source, convert(dict(self.values)), self._defaults)
 
     def __contains__(self, key: str) -> bool:
         return key in self.values

@@ -10,11 +10,20 @@ from __future__ import annotations
 __all__ = ["ModelSpec", "RopeScaling", "load_model_spec"]
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from raycore.checkpoint.architectures import (
+    LLAMA_DEFAULTS,
+    Architecture,
+    Family,
+    convert_config,
+    plugin_architecture,
+    plugin_architectures,
+)
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.moe_spec import MoeSpec, parse_moe
 from raycore.checkpoint.quantization import stores_fp8
@@ -57,6 +66,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """The sampling parameters that are present in generation_config.json, under the names in that file."""
     moe: MoeSpec | None = None
     """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of dense layers."""
+    decoder: str | None = None
+    """The decoder's class, as `package.module.Class`. None: raycore's own."""
     stores_fp8: bool = False
     """Whether linear layers' weights are stored in fp8, with scales. `dtype` is that of the other tensors."""
 
@@ -113,30 +124,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         ]
 
 
-class _Family(msgspec.Struct, frozen=True):
-    """An architecture's defaults for keys that config.json lacks, and its properties that no key sets."""
-
-    defaults: dict[str, Any]
-    qkv_bias: bool | None = False
-    """Whether Q, K and V projections have a bias. None: `attention_bias` decides, also for the output projection."""
-    qk_norm: bool = False
-    windows: Literal["none", "every layer", "every layer if used", "by layer"] = "none"
-    """Layers with a sliding window. `every layer if used` and `by layer` need `use_sliding_window: true`."""
-
-
-_LLAMA_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+_LLAMA_DEFAULTS = dict(LLAMA_DEFAULTS)
 _MISTRAL_DEFAULTS = _LLAMA_DEFAULTS | {
     "intermediate_size": 14336,
     "num_key_value_heads": 8,
@@ -170,12 +158,12 @@ _QWEN3_MOE_DEFAULTS = _QWEN2_DEFAULTS | {
     "moe_intermediate_size": 768,
 }
 _FAMILIES = {
-    "LlamaForCausalLM": _Family(_LLAMA_DEFAULTS, qkv_bias=None),
-    "MistralForCausalLM": _Family(_MISTRAL_DEFAULTS, windows="every layer"),
-    "Qwen2ForCausalLM": _Family(_QWEN2_DEFAULTS, qkv_bias=True, windows="by layer"),
-    "Qwen3ForCausalLM": _Family(_QWEN2_DEFAULTS | {"head_dim": 128}, qkv_bias=None, qk_norm=True, windows="by layer"),
-    "MixtralForCausalLM": _Family(_MIXTRAL_DEFAULTS, windows="every layer"),
-    "Qwen3MoeForCausalLM": _Family(_QWEN3_MOE_DEFAULTS, qkv_bias=None, qk_norm=True, windows="every layer if used"),
+    "LlamaForCausalLM": Family(_LLAMA_DEFAULTS, qkv_bias=None),
+    "MistralForCausalLM": Family(_MISTRAL_DEFAULTS, windows="every layer"),
+    "Qwen2ForCausalLM": Family(_QWEN2_DEFAULTS, qkv_bias=True, windows="by layer"),
+    "Qwen3ForCausalLM": Family(_QWEN2_DEFAULTS | {"head_dim": 128}, qkv_bias=None, qk_norm=True, windows="by layer"),
+    "MixtralForCausalLM": Family(_MIXTRAL_DEFAULTS, windows="every layer"),
+    "Qwen3MoeForCausalLM": Family(_QWEN3_MOE_DEFAULTS, qkv_bias=None, qk_norm=True, windows="every layer if used"),
 }
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
@@ -196,16 +184,22 @@ def load_model_spec(path: Path) -> ModelSpec:
     config = JsonFields.read(path / "config.json")
     generation_path = path / "generation_config.json"
     generation = JsonFields.read(generation_path) if generation_path.exists() else JsonFields(str(generation_path), {})
-    architecture, family = _family(config)
+    name, architecture = _architecture(config)
+    config = config.converted(partial(convert_config, name, architecture))
     _refuse_unsupported(config)
-    return _model_spec(architecture, family, config.with_defaults(family.defaults), generation)
+    family = architecture.family
+    spec = _model_spec(name, family, config.with_defaults(family.defaults), generation)
+    return msgspec.structs.replace(spec, decoder=architecture.decoder)
 
 
-def _family(config: JsonFields) -> tuple[str, _Family]:
+def _architecture(config: JsonFields) -> tuple[str, Architecture]:
     for name in map(str, config.list_("architectures") or []):
         if name in _FAMILIES:
-            return name, _FAMILIES[name]
-    raise config.error("architectures", f"one of {', '.join(_FAMILIES)}")
+            return name, Architecture(_FAMILIES[name])
+        plugin = plugin_architecture(name)
+        if plugin is not None:
+            return name, plugin
+    raise config.error("architectures", f"one of {', '.join([*_FAMILIES, *plugin_architectures()])}")
 
 
 def _refuse_unsupported(config: JsonFields) -> None:
@@ -214,7 +208,7 @@ def _refuse_unsupported(config: JsonFields) -> None:
             raise config.error(key, repr(supported))
 
 
-def _model_spec(architecture: str, family: _Family, config: JsonFields, generation: JsonFields) -> ModelSpec:
+def _model_spec(architecture: str, family: Family, config: JsonFields, generation: JsonFields) -> ModelSpec:
     num_heads = config.int_("num_attention_heads")
     num_kv_heads = config.optional_int("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
@@ -286,7 +280,7 @@ def _token_ids(fields: JsonFields, key: str) -> list[int]:
     return token_ids
 
 
-def _layer_windows(family: _Family, config: JsonFields) -> list[int | None]:
+def _layer_windows(family: Family, config: JsonFields) -> list[int | None]:
     num_layers = config.int_("num_hidden_layers")
     full: list[int | None] = [None] * num_layers
     if family.windows == "none" or (family.windows != "every layer" and not config.bool_("use_sliding_window")):

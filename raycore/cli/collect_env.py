@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from raycore import __version__
-from raycore.node.cpu_features import features_of
+from raycore.node.cpu_features import CPU_FEATURES, describe_cpu
 
 PACKAGES = (
     *("ray", "torch", "transformers", "numpy", "msgspec", "tokenizers", "safetensors", "llguidance"),
     *("fastapi", "uvicorn", "opentelemetry-sdk"),
 )
-
-_CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
-"""Names of features of x86 and ARM processors that decide which kernels libraries use."""
 
 _GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader")
 _GPU_TIMEOUT_S = 20.0
@@ -45,40 +42,26 @@ def _collect_env(args: argparse.Namespace) -> int:
 
 def describe_machine() -> Iterator[tuple[str, str]]:
     """Yield the name and the value of each fact about this machine."""
+    from raycore.node.versions import version_of  # imported lazily to keep `raycore --help` fast
+
     yield "raycore", __version__
     yield "python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     for package in PACKAGES:
-        yield package, _version(package)
+        yield package, version_of(package)
     yield "os", _os_name()
     yield "kernel", f"{platform.system()} {platform.release()} {platform.machine()}"
-    model, features = cpu_of(_text_of(Path("/proc/cpuinfo")))
+    model, features = describe_cpu(_text_of(Path("/proc/cpuinfo")))
     yield "cpu", model
-    yield "cpu features", " ".join(features) or "none of " + " ".join(_CPU_FEATURES)
+    yield "cpu features", " ".join(features) or "none of " + " ".join(CPU_FEATURES)
     yield "cores", _cores()
     yield from _memory()
     yield from _gpus()
-
-
-def cpu_of(cpuinfo: str) -> tuple[str, list[str]]:
-    """The CPU's model name, and which of `_CPU_FEATURES` it has. `cpuinfo`: the text of /proc/cpuinfo."""
-    model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.MULTILINE)
-    found = features_of(cpuinfo)
-    return model.group(1) if model else "unknown", [name for name in _CPU_FEATURES if name in found]
 
 
 def cpu_quota(cpu_max: str) -> float | None:
     """The limit that a control group's cpu.max file sets, in cores; None if there is no limit. `cpu_max`: its text."""
     quota, _, period = cpu_max.strip().partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def _version(package: str) -> str:
-    from importlib import metadata  # imported lazily to keep `raycore --help` fast
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _os_name() -> str:

@@ -172,8 +172,15 @@ class EngineClient:
         if notify:
             _tell(news)
 
-    def utility(self, method: str, args: tuple[Any, ...], timeout_s: float = UTILITY_TIMEOUT_S) -> list[Any]:
-        """Call a utility, a method `utility_…` of `EngineCore`, on every rank in service.
+    def utility(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        timeout_s: float = UTILITY_TIMEOUT_S,
+        *,
+        num_ranks: int | None = None,
+    ) -> list[Any]:
+        """Call a utility, a method `utility_…` of `EngineCore`, on every rank in service, or on the first `num_ranks`.
 
         Returns: the results, in rank order.
 
@@ -181,7 +188,7 @@ class EngineClient:
         """
         with self._lock:
             self._raise_if_failed()
-            connections = self._connections.all()
+            connections = self._connections.all()[:num_ranks]
         try:
             return call_utility(connections, method, args, timeout_s)
         except EngineDeadError:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from raycore.client.client import EngineClient
+from raycore.checkpoint.sharded_state import checked_pattern
+from raycore.client.client import UTILITY_TIMEOUT_S, EngineClient
 from raycore.cluster.supervisor import Supervisor
+from raycore.config import EngineConfig
 from raycore.control.pauses import Pauses
+from raycore.errors import InvalidConfig
 
 RPC_GRACE_S = 5.0
 """How many seconds longer the caller of `collective_rpc` waits than the ranks, so that a rank can still report which of
@@ -17,9 +22,10 @@ its workers is late."""
 class EngineCalls:
     """The calls on one engine. Thread-safe."""
 
-    def __init__(self, client: EngineClient, supervisor: Supervisor, pauses: Pauses) -> None:
+    def __init__(self, client: EngineClient, supervisor: Supervisor, pauses: Pauses, config: EngineConfig) -> None:
         self.pauses = pauses
         self._client = client
+        self._config = config
         self._supervisor = supervisor
 
     def collective_rpc(
@@ -30,13 +36,39 @@ class EngineCalls:
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """See `LLM.collective_rpc`."""
-        within = {} if timeout is None else {"timeout_s": timeout + RPC_GRACE_S}
-        replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}), **within)
+        within_s = UTILITY_TIMEOUT_S if timeout is None else timeout + RPC_GRACE_S
+        replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}), within_s)
         return [result for reply in replies for result in reply]
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """See `LLM.reset_prefix_cache`."""
         return all(self._client.utility("reset_prefix_cache", (reset_running_requests,)))
+
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """See `LLM.start_profile`."""
+        self._client.utility("profile", (True, profile_prefix, delay_iterations, max_iterations))
+
+    def stop_profile(self) -> None:
+        """See `LLM.stop_profile`."""
+        self._client.utility("profile", (False,))
+
+    def save_sharded_state(
+        self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
+    ) -> None:
+        """See `LLM.save_sharded_state`."""
+        config = self._config
+        if config.model.spec.stores_fp8:
+            raise InvalidConfig(f"{config.model.model} has weights in fp8, which save_sharded_state() can't write")
+        arguments = os.path.abspath(Path(path).expanduser()), checked_pattern(pattern, config.division), max_size
+        # ranks that share no experts all have the same weights
+        num_ranks = None if config.parallel.is_lockstep else 1
+        timeout_s = config.executor.init_timeout_s + RPC_GRACE_S
+        self._client.utility("save_sharded_state", arguments, timeout_s, num_ranks=num_ranks)
 
     def check_health(self) -> None:
         """See `LLM.check_health`."""

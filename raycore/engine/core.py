@@ -10,24 +10,26 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import msgspec
 
 from raycore.activity import RUNNING, Activity
 from raycore.config import EngineConfig
+from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, SetActivity, Submit, Utility
 from raycore.engine.utility import call_utility
-from raycore.errors import InvalidConfig, InvalidRequest
+from raycore.errors import InvalidConfig, InvalidRequest, WorkerFailed
 from raycore.executor.base import Executor
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.node.garbage import freeze_heap
 from raycore.pending import Pending
+from raycore.profiler_config import checked_prefix, session_config
 from raycore.scheduler.outputs import StepOutputs
-from raycore.scheduler.scheduler import Scheduler
+from raycore.scheduler.protocol import load_scheduler_class
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +42,27 @@ _GRAMMARS_WAIT_S = 0.002
 class EngineCore:
     """The scheduler and the workers of one data-parallel rank."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, rendezvous: str | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor, rendezvous: str | None = None, name: str = "engine"
+    ) -> None:
         """Start the workers, choose the size of the KV cache, and allocate the cache. If that fails, stop the workers.
 
         Args:
             rendezvous: the address `tcp://host:port` at which the workers of ranks that share experts connect to each
                 other; None if ranks share no experts.
+            name: the engine's name in the names of profiles' files.
 
         Raises:
             InitializationError: a worker failed to start.
-            InvalidConfig: the free memory can't hold one request of `max_model_len` tokens.
+            InvalidConfig: the free memory can't hold one request of `max_model_len` tokens, or `scheduler_cls` can't be
+                imported.
         """
         self.config = config
         self.executor = executor
         self.timings_s: dict[str, float] = {}
         started_s = time.perf_counter()
         try:
+            scheduler_class = load_scheduler_class(config.scheduler)  # fails before weights are loaded
             executor.initialize(rendezvous)
             self._lap("workers_and_weights", started_s)
             started_s = time.perf_counter()
@@ -65,7 +72,7 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
-        self.scheduler = Scheduler(
+        self.scheduler = scheduler_class(
             config.scheduler,
             config.cache,
             self.num_blocks,
@@ -84,6 +91,9 @@ class EngineCore:
         self._is_paused = False
         """Whether no steps are planned."""
         self._has_cache = True
+        self.profile = EngineProfile(name, executor)
+        self.profile.add(self, step="step", lockstep_step="step")
+        self.profile.add(self.scheduler, schedule="schedule", update="update")
         self._plan: StepPlan | None = None
         """The plan of the current step, which the log describes if the step fails. None before the plan is made."""
         logger.info(
@@ -268,7 +278,11 @@ class EngineCore:
         self._is_paused = activity.is_paused
 
     def shutdown(self) -> None:
-        """Stop the workers. Idempotent."""
+        """Stop the workers, and write the profile that is running, if any. Idempotent."""
+        try:
+            self.profile.stop()
+        except OSError:
+            logger.exception("the engine's profile is lost")
         self.executor.shutdown()
 
     # ---- utilities: methods that clients call by name
@@ -294,6 +308,41 @@ class EngineCore:
     def utility_load(self) -> LoadView:
         """The same as `load()`."""
         return self.load()
+
+    def utility_profile(
+        self,
+        is_start: bool = True,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Start or end a profile of this engine and its workers, each of which writes a file.
+
+        Raises:
+            InvalidInput: an argument is invalid, or a profile is running.
+            OSError: the engine's file can't be written.
+            WorkerFailed: a worker's file can't be written.
+        """
+        config = session_config(self.config.profiler_config, delay_iterations, max_iterations)
+        if not is_start:
+            try:
+                self.executor.collective_rpc("profile", args=(False,))
+            finally:
+                self.profile.stop()
+            return
+        self.profile.start(config, checked_prefix(profile_prefix))
+        try:
+            self.executor.collective_rpc("profile", args=(True, profile_prefix, delay_iterations, max_iterations))
+        except BaseException:
+            self.profile.stop()
+            with suppress(WorkerFailed):  # some workers may have started theirs
+                self.executor.collective_rpc("profile", args=(False,))
+            raise
+
+    def utility_save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """Have the workers write their shares of the weights. See `Worker.save_sharded_state`."""
+        kwargs = {"path": path, "pattern": pattern, "max_size": max_size}
+        self.executor.collective_rpc("save_sharded_state", self.config.executor.init_timeout_s, kwargs=kwargs)
 
     # ---- startup
 

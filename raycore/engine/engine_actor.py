@@ -34,6 +34,7 @@ from raycore.messages import EngineInfo
 from raycore.node import lifeline
 from raycore.node.cpu_features import cpu_features
 from raycore.node.garbage import freeze_heap
+from raycore.plugins import load_general_plugins
 from raycore.ray_api import actor_class, endpoint, node_id, node_ip
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.rank import RankIdentity
@@ -115,7 +116,8 @@ class DPEngineCoreActor:
         started_s = time.perf_counter()
         self._use_dtype(dtype)
         executor = self._executor = self._executor or self._make_executor()
-        self._core = EngineCore(self._config, executor, rendezvous)
+        self._core = EngineCore(self._config, executor, rendezvous, f"dp{self._identity.dp_rank}_engine")
+        self._core.profile.add(self._mailbox, take="take_commands", publish="publish")
         executor.register_failure_callback(self._mailbox.fail)
         self._core.timings_s["engine"] = round(time.perf_counter() - started_s, 3)
         info = EngineInfo(
@@ -240,6 +242,7 @@ class DPEngineCoreActor:
         run_lockstep_loop(core, self._mailbox, waves, tell_peers, activity)
 
     def _make_executor(self) -> Executor:
+        load_general_plugins(self._config.plugins)
         if self._config.executor.backend == "inline":
             from raycore.executor.inline import InlineExecutor
 

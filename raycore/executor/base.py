@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from raycore.activity import MemoryTag
 from raycore.config import ExecutorConfig
 from raycore.messages import StepPlan, StepResult
-from raycore.pending import Pending
+from raycore.pending import PendingCall
 from raycore.worker.rank import RankIdentity
 
 DUMMY_STEP = -1
@@ -21,6 +22,17 @@ DUMMY_STEP = -1
 
 FailureCallback = Callable[[BaseException], None]
 """Called at most once, on any thread, with a `WorkerDied` or `WorkerFailed`."""
+
+
+class OutputAggregator(Protocol):
+    """Makes one result of those of all workers. vLLM's `KVOutputAggregator` is one."""
+
+    def aggregate(self, outputs: list[Any], output_rank: int = 0) -> Any:
+        """Return what the caller gets. `outputs` are the workers' results, in rank order.
+
+        `output_rank`: the worker whose result the caller would get without an aggregator.
+        """
+        ...
 
 
 class WorkerCall(NamedTuple):
@@ -41,9 +53,14 @@ class Executor(ABC):
 
     max_concurrent_batches: int
     """How many steps may be in flight. With 1, the engine waits for a step's result before it sends the next plan."""
+    kv_output_aggregator: OutputAggregator | None = None
+    """If this is set, all workers reply to steps, and a step's result is what this makes of theirs. A worker that has
+    no result of its own, as raycore's own on all ranks but one, gives None. Set it while no step is in flight."""
 
-    def __init__(self, config: ExecutorConfig) -> None:
+    def __init__(self, config: ExecutorConfig, output_rank: int = 0) -> None:
+        """`output_rank`: the worker that returns the results of steps."""
         self._settings = config
+        self._output_rank = output_rank
 
     @abstractmethod
     def stand_by(self) -> None:
@@ -82,14 +99,14 @@ class Executor(ABC):
         """Fraction of the weights that has been read, 0 to 1. Any thread may call this during `initialize()`."""
 
     @abstractmethod
-    def execute(self, plan: StepPlan) -> Pending[StepResult]:
+    def execute(self, plan: StepPlan) -> PendingCall[StepResult]:
         """Start a step. At most `max_concurrent_batches` steps may be in flight; they finish in order.
 
         The pending result may raise `WorkerDied`, `WorkerFailed` or `RpcTimeout`.
         """
 
     @abstractmethod
-    def start_call(self, call: WorkerCall, timeout_s: float) -> Pending[Any]:
+    def start_call(self, call: WorkerCall, timeout_s: float) -> PendingCall[Any]:
         """Start a call on every worker. The pending result may raise the errors of `collective_rpc`."""
 
     @abstractmethod
@@ -119,31 +136,39 @@ class Executor(ABC):
         kwargs: dict[str, Any] | None = None,
         non_block: bool = False,
         unique_reply_rank: int | None = None,
-        kv_output_aggregator: Callable[[list[Any]], Any] | None = None,
+        kv_output_aggregator: OutputAggregator | None = None,
     ) -> Any:
         """Call a method on every worker.
 
         Args:
             method: a method's name, or a callable that takes the worker as its first argument.
             timeout: seconds to wait for all replies. None: `execute_timeout_s`.
-            non_block: return a `Pending` instead of the result.
+            non_block: return a `PendingCall` instead of the result.
             unique_reply_rank: return only this worker's result instead of a list of all results.
-            kv_output_aggregator: reduces the list of all results, in rank order, to the value to return. Overrides
-                `unique_reply_rank`.
+            kv_output_aggregator: makes the value to return of all results. It gets `unique_reply_rank`, or else 0, as
+                its `output_rank`.
 
         Raises:
             WorkerFailed: a worker raised an exception, even if its result is not wanted.
             WorkerDied: a worker's process ended.
             RpcTimeout: a worker did not reply in time. Later replies are discarded.
         """
-        reply_rank = unique_reply_rank if kv_output_aggregator is None else None
-        call = WorkerCall(method, tuple(args), kwargs or {}, reply_rank, kv_output_aggregator)
+        reply_rank, aggregate = unique_reply_rank, None
+        if kv_output_aggregator is not None:
+            reply_rank, aggregate = None, partial(kv_output_aggregator.aggregate, output_rank=unique_reply_rank or 0)
+        call = WorkerCall(method, tuple(args), kwargs or {}, reply_rank, aggregate)
         pending = self.start_call(call, self._settings.execute_timeout_s if timeout is None else timeout)
         return pending if non_block else pending.result()
 
-    def execute_dummy_batch(self) -> Pending[StepResult]:
+    def execute_dummy_batch(self) -> PendingCall[StepResult]:
         """Start a step without tokens. In such a step this rank only computes experts for the other ranks' tokens."""
         return self.execute(StepPlan(DUMMY_STEP))
+
+    @property
+    def _step_aggregate(self) -> Callable[[list[StepResult | None]], StepResult] | None:
+        """What makes a step's result of those of all workers. None: only one worker replies."""
+        aggregator = self.kv_output_aggregator
+        return None if aggregator is None else partial(aggregator.aggregate, output_rank=self._output_rank)
 
     def determine_available_memory(self) -> list[int]:
         """Bytes available for the KV cache on each worker."""

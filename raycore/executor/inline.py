@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -16,15 +17,17 @@ from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
 from raycore.node.niceness import run_yielding
 from raycore.node.ports import address_of, free_ports
-from raycore.pending import Pending
+from raycore.pending import Callback, Pending, PendingCall, run_callbacks
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class, preload_worker
 
 T = TypeVar("T")
 
+_Aggregate = Callable[[list[StepResult | None]], StepResult]
+
 
 class Finished(Generic[T]):
-    """A `Pending` that is already done, with a value or an error."""
+    """A `PendingCall` that is already done, with a value or an error."""
 
     def __init__(self, value: T | None, error: WorkerFailed | None) -> None:
         self._value = value
@@ -34,6 +37,10 @@ class Finished(Generic[T]):
         """Return True."""
         return True
 
+    def add_done_callback(self, callback: Callback) -> None:
+        """Call `callback` at once."""
+        run_callbacks(self, deque([callback]))
+
     def result(self, timeout: float | None = None) -> T:
         """The value. Raises `WorkerFailed` if the call failed."""
         if self._error is not None:
@@ -42,14 +49,24 @@ class Finished(Generic[T]):
 
 
 class Launched:
-    """A `Pending` of a step that the device computes."""
+    """A `PendingCall` of a step that the device computes."""
 
-    def __init__(self, step: Pending[StepResult | None]) -> None:
+    def __init__(self, step: Pending[StepResult | None], aggregate: _Aggregate | None) -> None:
         self._step = step
+        self._aggregate = aggregate
+        self._callbacks: deque[Callback] = deque()
 
     def done(self) -> bool:
         """Whether the device has finished the step."""
-        return self._step.done()
+        is_done = self._is_done()
+        if is_done:
+            run_callbacks(self, self._callbacks)
+        return is_done
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """See `PendingCall.add_done_callback`."""
+        self._callbacks.append(callback)
+        self.done()
 
     def result(self, timeout: float | None = None) -> StepResult:
         """Wait for the step's result, at most `timeout` seconds.
@@ -64,8 +81,18 @@ class Launched:
             raise RpcTimeout(f"a step timed out: {error}") from error
         except Exception as error:  # the device's libraries may raise anything
             raise _failure(error) from error
+        finally:
+            self.done()
+        if self._aggregate is not None:
+            return self._aggregate([result])
         assert result is not None, "the only worker reports its steps"
         return result
+
+    def _is_done(self) -> bool:
+        try:
+            return self._step.done()
+        except Exception:  # the device has failed: result() reports it
+            return True
 
 
 class InlineExecutor(Executor):
@@ -116,14 +143,17 @@ class InlineExecutor(Executor):
         """See `Executor.load_progress`."""
         return getattr(self._worker, "load_progress", 0.0)
 
-    def execute(self, plan: StepPlan) -> Pending[StepResult]:
+    def execute(self, plan: StepPlan) -> PendingCall[StepResult]:
         """See `Executor.execute`."""
         worker = self._ready()
         try:
             result = worker.execute_model(plan)
         except Exception as error:  # workers may raise anything; executors raise WorkerFailed
             return Finished(None, _failure(error))
-        return Finished(result, None) if isinstance(result, StepResult) or result is None else Launched(result)
+        aggregate = self._step_aggregate
+        if result is not None and not isinstance(result, StepResult):
+            return Launched(result, aggregate)
+        return Finished(result if aggregate is None else aggregate([result]), None)
 
     def start_call(self, call: WorkerCall, timeout_s: float) -> Finished[Any]:
         """See `Executor.start_call`."""

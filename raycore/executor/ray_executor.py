@@ -22,7 +22,7 @@ from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
 from raycore.node.ports import address_of
 from raycore.node.processes import wait_until_gone
-from raycore.pending import Pending
+from raycore.pending import PendingCall
 from raycore.ray_api import bundle_of, cause_of, get, get_all, in_bundle, kill, node_id, on_node, wait
 from raycore.rpc.actor_call import ActorCallTransport
 from raycore.rpc.channel import ChannelTransport
@@ -215,7 +215,7 @@ class RayExecutor(Executor):
         its workers reserve no resources and run on this node. A standby that replaces a rank uses the resources that
         the rank's group still holds.
         """
-        super().__init__(config.executor)
+        super().__init__(config.executor, config.parallel.world_size - config.parallel.tensor_parallel_size)
         self._config = config
         self._identity = identity
         self._placement_group = placement_group
@@ -272,11 +272,11 @@ class RayExecutor(Executor):
             return 0.0
         return get(self._workers.actors[0].load_progress.remote(), timeout_s=HEALTH_TIMEOUT_S)
 
-    def execute(self, plan: StepPlan) -> Pending[StepResult]:
+    def execute(self, plan: StepPlan) -> PendingCall[StepResult]:
         """See `Executor.execute`."""
-        return self._ready().step(plan, self._settings.execute_timeout_s)
+        return self._ready().step(plan, self._settings.execute_timeout_s, self._step_aggregate)
 
-    def start_call(self, call: WorkerCall, timeout_s: float) -> Pending[Any]:
+    def start_call(self, call: WorkerCall, timeout_s: float) -> PendingCall[Any]:
         """See `Executor.start_call`."""
         payload = encode_call(call.method, call.args, call.kwargs, call.reply_rank)
         return self._ready().call(call.method, payload, call.reply_rank, call.aggregate, timeout_s)

@@ -7,7 +7,8 @@ hidden size, O fused query, key and value rows, N heads, H elements of a head, V
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from raycore.model.operations import Operations
 from raycore.model.rope import interleave
 from raycore.model.weights.fp8_weight import Fp8Weight, Weight
 from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.profile_session import Parts
 
 
 class Decoder:
@@ -98,6 +100,15 @@ class Decoder:
         last = self._layers[-1]
         return self._final_norm(last(h_TD, attention, rows_R)) if self.stage.is_last else last(h_TD, attention)
 
+    def parts(self) -> Parts:
+        """The parts of a step, for profiles. Attention is not among them."""
+        if self.stage.is_first:
+            yield self, {"_embed": "embed_tokens"}
+        if self.stage.is_last:
+            yield self, {"_final_norm": "norm", "_lm_head": "lm_head"}
+        for layer in self._layers:
+            yield layer, _Layer.PARTS
+
     def check_tiles(self) -> bool:
         """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
 
@@ -132,6 +143,15 @@ class Decoder:
 
 class _Layer:
     """One decoder layer on one rank."""
+
+    PARTS: ClassVar[Mapping[str, str]] = {
+        "_input_norm": "input_layernorm",
+        "_qkv": "qkv_proj",
+        "_o": "o_proj",
+        "_post_norm": "post_attention_layernorm",
+        "feed_forward": "mlp",
+    }
+    """The names of the layer's parts in profiles, by attribute."""
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from raycore.model.rows import TILE_ROWS
 from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
 from raycore.model.transfers import Download
+from raycore.profile_session import Parts
 
 _PromptLogprobs = tuple[int, int, list[TokenLogprobsDownload]]
 
@@ -120,6 +121,17 @@ class ModelRunner:
         self._experts = experts
         self._prompt_logprobs: dict[int, int] = {}
         """For requests with prompt logprobs, by slot: how many of the most likely tokens to report at each position."""
+
+    def parts(self) -> Parts:
+        """The parts of a step, for profiles."""
+        yield self, {"_update_requests": "update_requests", "_compute": "forward", "_sample": "sample"}
+        yield self, {"_attention": "attention"}
+        if self._source is not None:
+            yield self, {"_receive": "receive"}
+        if self._sink is not None:
+            yield self._sink, {"send": "send"}
+        yield self._batch, {"apply": "apply_plan", "advance": "prepare_inputs"}
+        yield from self._decoder.parts()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, as described in `StepPlan`, and return its result."""

@@ -10,16 +10,33 @@ import math
 import pickle
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from raycore.errors import RpcTimeout, WorkerFailed
 from raycore.messages import StepPlan, StepResult
+from raycore.pending import Callback, run_callbacks
 from raycore.rpc.endpoint import TransportClosed
 from raycore.rpc.transport import Transport
-from raycore.rpc.wire import CALL, ERRORS, HEADER, HEADER_BYTES, STEP, STEP_ERROR, STOP, decode_result, encode_plan
+from raycore.rpc.wire import (
+    CALL,
+    ERRORS,
+    HEADER,
+    HEADER_BYTES,
+    NOT_WANTED,
+    STEP,
+    STEP_ERROR,
+    STEP_FOR_ALL,
+    STOP,
+    decode_result,
+    encode_plan,
+)
 
 T = TypeVar("T")
+
+_adding_callback = threading.Lock()
+"""Held while a call gets its first callback."""
 
 
 def _decode_values(replies: list[bytes]) -> list[Any]:
@@ -30,10 +47,17 @@ def _decode_step(replies: list[bytes]) -> StepResult:
     return decode_result(next(filter(None, replies)))
 
 
-class Call(Generic[T]):
-    """A call or step that was sent to the workers, and its replies so far. Implements `Pending`."""
+def _decode_steps(replies: list[bytes]) -> list[StepResult | None]:
+    return [None if reply == NOT_WANTED else decode_result(reply) for reply in replies]
 
-    __slots__ = ("_client", "_decode", "_value", "deadline_s", "error", "num_missing", "number", "replies", "what")
+
+class Call(Generic[T]):
+    """A call or step that was sent to the workers, and its replies so far. Implements `PendingCall`."""
+
+    __slots__ = (
+        *("_client", "_decode", "_value", "callbacks", "deadline_s"),
+        *("error", "num_missing", "number", "replies", "what"),
+    )
 
     def __init__(
         self, client: RpcClient, number: int, what: str, num_missing: int, decode: Callable[[list[bytes]], T]
@@ -47,11 +71,32 @@ class Call(Generic[T]):
         self.num_missing = num_missing
         self.replies: list[bytes] = [b""] * client.num_workers
         self.error: BaseException | None = None
+        self.callbacks: deque[Callback] | None = None
+        """None until there is one, because every step makes such an object."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the result or the error is known."""
+        return not self.num_missing or self.error is not None
 
     def done(self) -> bool:
         """Whether `result()` would return or raise at once. First reads the replies that have arrived."""
         self._client.pump(self, time.monotonic())
-        return not self.num_missing or self.error is not None
+        return self.is_complete
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """See `PendingCall.add_done_callback`."""
+        with _adding_callback:
+            if self.callbacks is None:
+                self.callbacks = deque()
+        self.callbacks.append(callback)
+        if self.is_complete:
+            self.run_callbacks()
+
+    def run_callbacks(self) -> None:
+        """Run the callbacks of a complete call that haven't run yet. Not while the client is locked."""
+        if self.callbacks is not None:
+            run_callbacks(self, self.callbacks)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the call's replies, and return its result.
@@ -64,7 +109,7 @@ class Call(Generic[T]):
         if self.num_missing and self.error is None:
             deadline_s = self.deadline_s if timeout is None else min(self.deadline_s, time.monotonic() + timeout)
             self._client.pump(self, deadline_s)
-            if self.num_missing and self.error is None:
+            if not self.is_complete:
                 self._client.give_up(self)
         if self.error is not None:
             raise self.error
@@ -109,9 +154,21 @@ class RpcClient:
         what = method if isinstance(method, str) else repr(method)
         return self._send(CALL, what, payload, self.num_workers, decode, timeout_s)
 
-    def step(self, plan: StepPlan, timeout_s: float) -> Call[StepResult]:
-        """Start a step on every worker, and return the call without waiting for replies."""
-        return self._send(STEP, "a step", encode_plan(plan), 1, _decode_step, timeout_s)
+    def step(
+        self,
+        plan: StepPlan,
+        timeout_s: float,
+        aggregate: Callable[[list[StepResult | None]], StepResult] | None = None,
+    ) -> Call[StepResult]:
+        """Start a step on every worker, and return the call without waiting for replies.
+
+        With `aggregate`, all workers reply, and the call's result is what `aggregate` makes of their results, in rank
+        order.
+        """
+        if aggregate is None:
+            return self._send(STEP, "a step", encode_plan(plan), 1, _decode_step, timeout_s)
+        decode: Callable[[list[bytes]], StepResult] = lambda replies: aggregate(_decode_steps(replies))  # noqa: E731
+        return self._send(STEP_FOR_ALL, "a step", encode_plan(plan), self.num_workers, decode, timeout_s)
 
     def stop(self, timeout_s: float) -> None:
         """Ask the workers to stop. They do not reply."""
@@ -123,14 +180,20 @@ class RpcClient:
         `deadline_s` is a time of `time.monotonic()`.
         """
         while call.num_missing and call.error is None and self._take_turn(deadline_s):
+            ended = None
             try:
                 if call.num_missing and call.error is None:  # another thread may have completed it
                     received = self._receive(call, deadline_s)
-                    if received is None:
+                    if received is not None:
+                        ended = self._hand_out(*received)
+                    elif call.error is None:
                         return
-                    self._hand_out(*received)
+                    else:
+                        ended = call
             finally:
                 self._turn.release()
+            if ended is not None and ended.callbacks and ended.is_complete:
+                ended.run_callbacks()
 
     def give_up(self, call: Call[Any]) -> None:
         """Complete a call with an RpcTimeout as its error. Replies that arrive later are discarded."""
@@ -140,6 +203,7 @@ class RpcClient:
             f"{call.what} timed out: no reply from workers [{', '.join(late)}], which may be stuck; "
             "or the timeout may be too short"
         )
+        call.run_callbacks()
 
     def _send(
         self,
@@ -181,7 +245,8 @@ class RpcClient:
             call.error.__cause__ = call.error.__cause__ or closed
             return None
 
-    def _hand_out(self, rank: int, message: bytes) -> None:
+    def _hand_out(self, rank: int, message: bytes) -> Call[Any] | None:
+        """Store a reply with its call, and return the call; None if nobody waits for it any more."""
         kind, number = HEADER.unpack_from(message)
         call = self._calls.get(number)
         if kind in ERRORS:
@@ -196,3 +261,4 @@ class RpcClient:
             call.num_missing -= 1
             if call.num_missing == 0:
                 del self._calls[number]
+        return call

@@ -16,9 +16,10 @@ from raycore.rpc.wire import (
     HEADER,
     HEADER_BYTES,
     NOT_WANTED,
-    STEP,
     STEP_ERROR,
+    STEP_FOR_ALL,
     STEP_RESULT,
+    STEPS,
     VALUE,
     decode_plan,
     encode_result,
@@ -34,8 +35,8 @@ class RpcServer:
 
     def __init__(self, worker: Any, rank: int) -> None:
         self.stopped = False
-        self._unfinished: deque[tuple[int, Pending[StepResult | None]]] = deque()
-        """(number, pending result) of each unfinished step, in order."""
+        self._unfinished: deque[tuple[int, int, Pending[StepResult | None]]] = deque()
+        """(kind, number, pending result) of each unfinished step, in order."""
         self._worker = worker
         self._rank = rank
         self._methods: dict[str, Callable[..., Any]] = {}
@@ -45,19 +46,19 @@ class RpcServer:
         kind, number = HEADER.unpack_from(message)
         payload = memoryview(message)[HEADER_BYTES:]
         try:
-            if kind == STEP:
+            if kind in STEPS:
                 result = self._worker.execute_model(decode_plan(payload))
                 if result is not None and not isinstance(result, StepResult):
-                    self._unfinished.append((number, result))
+                    self._unfinished.append((kind, number, result))
                     return None
-                return _step_reply(number, result)
+                return _step_reply(kind, number, result)
             if kind == CALL:
                 return HEADER.pack(VALUE, number) + self._call(payload)
             self.stopped = True
             self._worker.shutdown()
             return None
         except Exception as error:  # a worker may raise anything, and the engine must learn of it
-            return _error_reply(STEP_ERROR if kind == STEP else CALL_ERROR, number, error)
+            return _error_reply(STEP_ERROR if kind in STEPS else CALL_ERROR, number, error)
 
     @property
     def has_unfinished(self) -> bool:
@@ -67,15 +68,15 @@ class RpcServer:
     def is_due(self) -> bool:
         """Whether `finish_step` would return at once."""
         try:
-            return self._unfinished[0][1].done()
+            return self._unfinished[0][2].done()
         except Exception:  # the device has failed: finish_step() reports it
             return True
 
     def finish_step(self) -> bytes | None:
         """Wait for the oldest unfinished step. Returns its encoded reply, or None if it gets none."""
-        number, pending = self._unfinished.popleft()
+        kind, number, pending = self._unfinished.popleft()
         try:
-            return _step_reply(number, pending.result())
+            return _step_reply(kind, number, pending.result())
         except Exception as error:  # the device's libraries may raise anything, and the engine must learn of it
             return _error_reply(STEP_ERROR, number, error)
 
@@ -93,8 +94,10 @@ class RpcServer:
         return encode_value(value)
 
 
-def _step_reply(number: int, result: StepResult | None) -> bytes | None:
-    return None if result is None else HEADER.pack(STEP_RESULT, number) + encode_result(result)
+def _step_reply(kind: int, number: int, result: StepResult | None) -> bytes | None:
+    if result is not None:
+        return HEADER.pack(STEP_RESULT, number) + encode_result(result)
+    return HEADER.pack(STEP_RESULT, number) + NOT_WANTED if kind == STEP_FOR_ALL else None
 
 
 def _error_reply(kind: int, number: int, error: Exception) -> bytes:

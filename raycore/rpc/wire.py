@@ -2,7 +2,7 @@
 
 A message is a header and a payload. To a call, every worker replies, even if its result is not wanted, so that the
 engine learns of every failure at once. To a step, only the worker that returns the result replies, and any worker that
-fails.
+fails, unless all workers are asked to reply.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from raycore.messages import StepPlan, StepResult
 HEADER = struct.Struct("<BQ")
 """The kind of a message, and the number of the call or step to which it belongs."""
 HEADER_BYTES = HEADER.size
-CALL, STEP, STOP = 1, 2, 3
-"""Kinds of requests."""
+CALL, STEP, STOP, STEP_FOR_ALL = 1, 2, 3, 8
+"""Kinds of requests. To STEP_FOR_ALL, every worker replies."""
+STEPS = frozenset({STEP, STEP_FOR_ALL})
+"""The kinds of requests that are steps."""
 VALUE, STEP_RESULT, CALL_ERROR, STEP_ERROR = 4, 5, 6, 7
 """Kinds of replies. An error's payload is the pickled pair of its summary and its traceback."""
 ERRORS = frozenset({CALL_ERROR, STEP_ERROR})
 """The kinds of replies that report an error."""
 NOT_WANTED = b"-"
-"""The payload of a reply whose value the caller does not want."""
+"""The payload of a reply whose value the caller does not want, or of a worker that has no result of a step."""
 _PLAIN = frozenset({bytes, int, str, float, bool, type(None)})
 
 cloudpickle: Any = _cloudpickle  # cloudpickle has no type annotations

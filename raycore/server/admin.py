@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import FastAPI, Query
+from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from raycore.activity import PauseMode
@@ -17,6 +18,16 @@ from raycore.server.openapi.response_models import Paused, Sleeping, SleepStatus
 from raycore.server.streaming import JSON
 
 _ERRORS = (400, 401, 500, 503)
+
+
+class StartProfileRequest(BaseModel):
+    """The optional body of /start_profile: see `LLM.start_profile`."""
+
+    model_config = ConfigDict(strict=True)
+
+    profile_prefix: str | None = None
+    delay_iterations: int | None = None
+    max_iterations: int | None = None
 
 
 def add_admin_endpoints(app: FastAPI, engine: AdminEngine) -> None:
@@ -60,3 +71,16 @@ def add_admin_endpoints(app: FastAPI, engine: AdminEngine) -> None:
     async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> Response:
         """Clear the prefix cache. It isn't cleared on ranks with running requests, unless these are reset, too."""
         return JSON({"success": await engine.reset_prefix_cache(reset_running_requests, reset_external)})
+
+    @app.post("/start_profile", responses=responses(None, *_ERRORS))
+    async def start_profile(body: StartProfileRequest | None = None) -> Response:
+        """Start a profile of all ranks' steps. The engine needs the option `profiler_config`."""
+        asked = body or StartProfileRequest()
+        await engine.start_profile(asked.profile_prefix, asked.delay_iterations, asked.max_iterations)
+        return Response()
+
+    @app.post("/stop_profile", responses=responses(None, *_ERRORS))
+    async def stop_profile() -> Response:
+        """End the profile, and respond when its files are written."""
+        await engine.stop_profile()
+        return Response()

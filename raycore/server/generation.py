@@ -29,6 +29,15 @@ class AdminEngine(Protocol):
     async def is_sleeping(self) -> bool: ...
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool: ...
 
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None: ...
+
+    async def stop_profile(self) -> None: ...
+
 
 ADMIN_CALLS = frozenset(name for name in vars(AdminEngine) if not name.startswith("_"))
 """The names of the methods of `AdminEngine`."""

@@ -10,18 +10,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from raycore import plugins
 from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of
 
-ToolCallParserName = Literal["hermes", "qwen3_coder", "qwen3_xml", "llama3_json"]
+TOOL_CALL_PARSERS = ("hermes", "qwen3_coder", "qwen3_xml", "llama3_json")
 """The keys of `raycore.server.parsers.tool_calls.PARSERS`. Importing that module would make `raycore --help` slow."""
 
-ReasoningParserName = Literal["deepseek_r1", "qwen3"]
+REASONING_PARSERS = ("deepseek_r1", "qwen3")
 """The keys of `raycore.server.parsers.reasoning.PARSERS`."""
 
 _Count = Annotated[int, Meta(ge=1)]
@@ -36,6 +37,28 @@ def _usable_keys(keys: str | Sequence[str]) -> Sequence[str]:
         if key != str.strip(key, " \t\r\n") or not key:  # a secret: not in the message
             raise InvalidConfig(f"API key {number} is empty or has white space around it, so no client could send it")
     return _names(keys)
+
+
+def _tool_call_parser(tool_call_parser: str | None) -> str | None:
+    return _known("tool_call_parser", tool_call_parser, TOOL_CALL_PARSERS, plugins.TOOL_PARSERS)
+
+
+def _reasoning_parser(reasoning_parser: str | None) -> str | None:
+    return _known("reasoning_parser", reasoning_parser, REASONING_PARSERS, plugins.REASONING_PARSERS)
+
+
+def _known(option: str, name: Any, own: Sequence[str], group: str) -> str | None:
+    """Check that a parser has this name. The text `none` stands for None, as it does for options with choices."""
+    if name in own or (isinstance(name, str) and name in plugins.plugin_names(group)):
+        return name
+    if isinstance(name, str) and name.lower() == "none":
+        return None
+    known = [*own, *plugins.plugin_names(group)]
+    raise InvalidConfig(f"{option}={name!r} isn't {', '.join(map(repr, known))} or None")
+
+
+def _either(names: Sequence[str]) -> str:
+    return ", ".join([*map(repr, names), "the name of a plugin"])
 
 
 class ServerOptions(msgspec.Struct, frozen=True):
@@ -79,17 +102,21 @@ class ServerOptions(msgspec.Struct, frozen=True):
         bool, option("Allow requests to set `chat_template`. Otherwise they are rejected.")
     ] = False
     tool_call_parser: Annotated[
-        ToolCallParserName | None,
+        str | None,
         option(
             "The format of the model's tool calls. If it isn't given or detected, requests with tools are rejected.",
             default="detected from the chat template",
+            expected=_either(TOOL_CALL_PARSERS),
+            convert=_tool_call_parser,
         ),
     ] = None
     reasoning_parser: Annotated[
-        ReasoningParserName | None,
+        str | None,
         option(
             "The format of the model's reasoning. Chat responses then have it in `reasoning`, separate from `content`.",
             default="reasoning is left in `content`",
+            expected=_either(REASONING_PARSERS),
+            convert=_reasoning_parser,
         ),
     ] = None
     max_body_bytes: Annotated[
@@ -130,8 +157,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     enable_admin_endpoints: Annotated[
         bool,
         option(
-            "Serve the paths that control the engine: pause, resume, sleep, wake_up, reset_prefix_cache. Needs an API "
-            "key.",
+            "Serve the paths that control the engine: pause, resume, sleep, wake_up, reset_prefix_cache, "
+            "start_profile, stop_profile. Needs an API key.",
             is_http=True,
         ),
     ] = False

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from raycore.class_paths import import_class
 from raycore.config import EngineConfig, ParallelConfig
-from raycore.errors import InvalidConfig
+from raycore.plugins import WORKERS, load_general_plugins
 
 if TYPE_CHECKING:
     from raycore.worker.protocol import WorkerProtocol
@@ -114,8 +115,9 @@ def preload_worker(config: EngineConfig) -> None:
     """Import what a worker of this engine needs until it is ready, which takes seconds.
 
     Raises:
-        InvalidConfig: the worker class cannot be imported.
+        InvalidConfig: a general plugin failed, or the worker class cannot be imported.
     """
+    load_general_plugins(config.plugins)
     load_worker_class(config.parallel)
     if config.device == "cuda":
         for module in ("raycore.model.attention.paged", "raycore.model.gpu_operations"):
@@ -129,12 +131,4 @@ def load_worker_class(config: ParallelConfig) -> Callable[[EngineConfig, WorkerR
     Raises:
         InvalidConfig: the class cannot be imported.
     """
-    path = config.worker_cls or OWN_WORKER
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        raise InvalidConfig(
-            f"worker_cls={path!r} can't be imported in a worker process ({error}): name a class as "
-            "package.module.Class, in a module that every node of the cluster can import"
-        ) from error
+    return import_class("worker_cls", config.worker_cls or OWN_WORKER, WORKERS)

@@ -21,10 +21,14 @@ import numpy as np
 import torch
 
 from raycore.activity import TAGS, MemoryTag
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.sharded_state import Shard, check_saved_state, checked_pattern, copy_other_files
 from raycore.checkpoint.stages import Stage
+from raycore.class_paths import import_class
 from raycore.config import DType, EngineConfig, SchedulerConfig
-from raycore.errors import InvalidConfig, InvalidRequest
+from raycore.errors import InvalidConfig, InvalidInput, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
+from raycore.kernels import library as kernels
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention.batch_invariant import BatchInvariantAttention
 from raycore.model.attention.gather import GatherAttention
@@ -47,11 +51,21 @@ from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, step_bytes
-from raycore.model.weights.loader import Fp8Layers, load_decoder_weights, random_decoder_weights
+from raycore.model.weights.loader import (
+    DecoderWeights,
+    Fp8Layers,
+    Progress,
+    load_decoder_weights,
+    random_decoder_weights,
+)
 from raycore.model.weights.offload import OffloadedTensors, tensors_of
+from raycore.model.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
+from raycore.node.versions import hardware
 from raycore.pending import Pending
+from raycore.plugins import MODELS
+from raycore.profiler_config import checked_prefix, session_config
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker.attention_backend import Backend, choose_attention_backend
@@ -60,6 +74,7 @@ from raycore.worker.fp8_layers import choose_fp8
 from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank
+from raycore.worker.worker_profile import WorkerProfile
 from raycore.worker.worst_steps import worst_steps
 
 logger = logging.getLogger(__name__)
@@ -109,6 +124,7 @@ class Worker(WorkerProtocol):
         self._offloaded: OffloadedTensors | None = None
         """The decoder's weights while they are in the host's memory."""
         self._runner: ModelRunner | None = None
+        self._profile: WorkerProfile | None = None
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         self._grammars_under_way: dict[int, Future[Any]] = {}
@@ -139,6 +155,7 @@ class Worker(WorkerProtocol):
             config.model.attention_backend, self._device, heads, config.cache.block_size, self._dtype
         )
         self._fp8 = choose_fp8(config.model, self.rank.tp_size, self._device)
+        logger.info("computes in %s on %s", self.dtype_name(), self._describe_device())
         if self.rank.world_size > 1:
             self._join_engine()
         if config.parallel.is_lockstep:
@@ -150,26 +167,80 @@ class Worker(WorkerProtocol):
         Raises:
             InvalidCheckpoint: a file or a tensor is missing or damaged.
         """
-        model, rank, share = self.config.model, self.rank, None
-        if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
-            share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
-        tp, device, fp8, stage = (rank.tp_rank, rank.tp_size), self._device, self._fp8, self._stage
+        model = self.config.model
         self._operations = self._make_operations()
-        if rank.pp_size > 1:
-            logger.info("this stage has layers %d to %d", stage.layers[0], stage.layers[-1])
-        if model.load_format == "dummy":
-            weights = random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, device, fp8, stage)
-        else:
-            path, progress = Path(model.model), self._note_progress
-            weights = load_decoder_weights(
-                model.spec, path, *tp, self._dtype, progress, share, device, fp8, stage=stage
-            )
+        if self.rank.pp_size > 1:
+            logger.info("this stage has layers %d to %d", self._stage.layers[0], self._stage.layers[-1])
+        weights = self._read_weights(self._device, self._fp8, self._note_progress)
         with torch.inference_mode():
-            self._decoder = Decoder(model.spec, weights, self._ranks, self._operations, self._experts, stage)
+            self._decoder = _decoder_class(model.spec)(
+                model.spec, weights, self._ranks, self._operations, self._experts, self._stage
+            )
             is_fixed = model.batch_invariant and self._operations.depends_on_threads
             self._threads = ComputeThreads(self._max_threads, is_fixed=is_fixed)
             if model.batch_invariant:
                 self._check_tiles(self._decoder)
+
+    def _read_weights(self, device: torch.device, fp8: Fp8Layers, progress: Progress | None) -> DecoderWeights:
+        """Read or generate this worker's share of the weights."""
+        model, rank, share = self.config.model, self.rank, None
+        if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
+            share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
+        tp, path, stage = (rank.tp_rank, rank.tp_size), Path(model.model), self._stage
+        if model.load_format == "dummy":
+            # on another kind of device, they would be others
+            return random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, self._device, fp8, stage)
+        if model.load_format == "sharded_state":
+            pattern = self.config.shard_pattern
+            # once more, because scale() may have changed the number of workers that share experts
+            check_saved_state(path, pattern, model.spec, self.config.division)
+            return load_saved_weights(
+                model.spec, path, pattern, self._shard, *tp, self._dtype, progress, share, device, fp8, stage
+            )
+        return load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, fp8, stage=stage)
+
+    @property
+    def _shard(self) -> Shard:
+        """Which share of the weights this worker has, among all different ones."""
+        rank = self.rank
+        return Shard(rank.ep_rank if self.config.parallel.enable_expert_parallel else rank.tp_rank, rank.pp_rank)
+
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
+        """Write this worker's share of the weights to the directory `path`, for `load_format="sharded_state"`.
+
+        The weights are read again, because layers keep them in other forms. The worker that writes the first share
+        also copies the checkpoint's other files.
+
+        Args:
+            pattern: the files' names. None: `model-rank-{rank}-part-{part}.safetensors`, or with stages
+                `model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors`.
+            max_size: the size at which another file is begun, in bytes. None: one file.
+
+        Returns: the paths of the files with weights.
+
+        Raises:
+            InvalidConfig: the pattern can't be used, or the checkpoint's weights are in fp8.
+            OSError: a file can't be written.
+        """
+        model, directory = self.config.model, Path(path)
+        if model.spec.stores_fp8:
+            raise InvalidConfig(f"{model.model} has weights in fp8, which save_sharded_state() can't write")
+        division = self.config.division
+        pattern = checked_pattern(pattern, division)
+        directory.mkdir(parents=True, exist_ok=True)
+        weights = self._read_weights(torch.device("cpu"), "none", None)
+        paths = save_decoder_weights(weights, model.spec, division, self._shard, directory, pattern, max_size)
+        if self._shard == Shard(0):
+            copy_other_files(Path(model.model), Path(model.tokenizer), directory)
+        return [str(each) for each in paths]
+
+    def _describe_device(self) -> str:
+        software = f"torch {torch.__version__}, backend {self._backend}"
+        if self._device.type == "cuda":
+            return f"{torch.cuda.get_device_name(self._device)}: {software}"
+        if self._backend == "native":
+            software += f" ({kernels.load()})"
+        return f"{hardware()}: {software}, up to {self._max_threads} threads"
 
     def _check_tiles(self, decoder: Decoder) -> None:
         """Test on this device whether tiles are batch-invariant, with as many threads as real steps use.
@@ -358,6 +429,7 @@ class Worker(WorkerProtocol):
 
     def sleep(self, level: int, tags: Sequence[MemoryTag] = TAGS) -> None:
         """See `WorkerProtocol.sleep`. On a CPU, level 1 leaves weights where they are."""
+        self._end_profile()  # it knows the parts of the runner and the decoder
         with host.freed_memory_returned():
             if "kv_cache" in tags:
                 self._runner = None
@@ -413,6 +485,32 @@ class Worker(WorkerProtocol):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def profile(
+        self,
+        is_start: bool = True,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Start or end a profile of this worker's steps. Ending one that isn't running does nothing.
+
+        Raises:
+            InvalidInput: an argument is invalid, a profile is running, or `profiler_config` isn't set.
+            OSError: the profile's file can't be written.
+        """
+        if not is_start:
+            profile, self._profile = self._profile, None
+            if profile is not None:
+                profile.stop()
+            return
+        config = session_config(self.config.profiler_config, delay_iterations, max_iterations)
+        prefix = checked_prefix(profile_prefix)
+        if self._profile is None or not self._profile.is_open:
+            if self._runner is None:
+                raise InvalidInput("start_profile(): the engine is asleep, so it runs no steps: call wake_up()")
+            self._profile = WorkerProfile(self.rank.label.replace(" ", "_"), self._runner)
+        self._profile.start(config, prefix)
+
     def gpu_id(self) -> str:
         """Return this worker's entry in `CUDA_VISIBLE_DEVICES`, or the GPU's index if that variable is not set."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -424,6 +522,7 @@ class Worker(WorkerProtocol):
 
     def shutdown(self) -> None:
         """Disconnect from the other workers and free the memory. Idempotent. Works on a partly initialized worker."""
+        self._end_profile()
         self._runner = self._decoder = self._offloaded = None
         self._ranks.leave()
         self._ranks = TensorParallel()
@@ -434,6 +533,13 @@ class Worker(WorkerProtocol):
                 part.close()
         self._experts = self._source = self._sink = None
         self._rendezvous = []
+
+    def _end_profile(self) -> None:
+        """Write the profile that is running, if any. A failure must not keep the worker from stopping."""
+        try:
+            self.profile(is_start=False)
+        except Exception:  # torch and the file system may raise anything
+            logger.exception("the profile that was running is lost")
 
     def _note_step(self, took_s: float, link_s: float) -> None:
         before = self._step_times
@@ -536,6 +642,10 @@ class _Unreported:
     def result(self, timeout: float | None = None) -> None:
         # the worker itself needs the result: its grammars follow the tokens
         self._step.result(timeout)
+
+
+def _decoder_class(spec: ModelSpec) -> type[Decoder]:
+    return Decoder if spec.decoder is None else import_class(f"{spec.architecture}'s decoder", spec.decoder, MODELS)
 
 
 def _cuda_device(local_rank: int) -> torch.device:

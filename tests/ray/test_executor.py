@@ -14,7 +14,7 @@ import shared_memory
 from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, RpcTimeout, WorkerDied, WorkerFailed
-from raycore.messages import StepPlan
+from raycore.messages import StepPlan, StepResult
 from raycore.node.processes import is_running
 from raycore.worker.rank import RankIdentity
 
@@ -69,6 +69,13 @@ def shared(request, ray_cluster):
     ray_cluster.util.remove_placement_group(group)
 
 
+class Aggregator:
+    """Gives back what it gets."""
+
+    def aggregate(self, outputs, output_rank=0):
+        return outputs, output_rank
+
+
 def are_running(pids):
     return [pid for pid in pids if is_running(pid)]
 
@@ -90,7 +97,9 @@ def test_one_reply_may_be_asked_for(shared):
 
 
 def test_replies_may_be_aggregated(shared):
-    assert shared.collective_rpc("sleep", args=(0,), kv_output_aggregator=sum) == 1
+    given = {"args": (0,), "kv_output_aggregator": Aggregator()}
+    assert shared.collective_rpc("sleep", **given) == ([0, 1], 0)
+    assert shared.collective_rpc("sleep", unique_reply_rank=1, **given) == ([0, 1], 1)
 
 
 def test_long_arguments_and_results(shared):
@@ -150,6 +159,63 @@ def test_what_the_engine_asks_of_its_workers(shared):
 def test_steps(shared):
     pending = [shared.execute(StepPlan(step)) for step in range(2)]
     assert [(p.result().step, p.result().token_ids) for p in pending] == [(0, b"tokens"), (1, b"tokens")]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "later"])
+def test_the_results_of_all_workers_may_be_aggregated_to_a_steps(shared, is_late):
+    """At once, or when the devices have finished."""
+    shared.collective_rpc(_report_steps, args=(is_late,))
+    shared.kv_output_aggregator = Aggregator()
+    try:
+        steps = [shared.execute(StepPlan(step)) for step in range(3)]
+        for number, step in enumerate(steps):
+            outputs, output_rank = step.result()
+            assert output_rank == 0
+            assert [output and (output.step, output.token_ids) for output in outputs] == [(number, b"tokens"), None]
+        shared.collective_rpc(_report_steps, args=(is_late, [0, 1]))
+        outputs, _ = shared.execute(StepPlan(3)).result()
+        assert [output.failed for output in outputs] == [[(0, "rank 0")], [(1, "rank 1")]]
+    finally:
+        shared.kv_output_aggregator = None
+        shared.collective_rpc(lambda worker: vars(worker).pop("execute_model") and None)
+    assert shared.execute(StepPlan(4)).result().token_ids == b"tokens"
+
+
+def _report_steps(worker, is_late, failing=()):
+    """Have the worker finish its steps later, and report of each that its request has failed, if its rank is listed."""
+
+    class Step:
+        def __init__(self, result):
+            self.due_s, self.value = time.monotonic() + 0.02, result
+
+        def done(self):
+            return time.monotonic() >= self.due_s
+
+        def result(self, timeout=None):
+            time.sleep(max(0, self.due_s - time.monotonic()))
+            return self.value
+
+    def execute_model(plan):
+        result = type(worker).execute_model(worker, plan)
+        if worker.rank in failing:
+            result = StepResult(plan.step, failed=[(worker.rank, f"rank {worker.rank}")])
+        return Step(result) if is_late else result
+
+    worker.execute_model = execute_model
+
+
+def test_callbacks_run_on_the_thread_that_reads_the_replies(shared):
+    told = []
+    calls = [shared.collective_rpc("echo", args=(b"%d" % i,), non_block=True) for i in range(3)]
+    for call in calls:
+        call.add_done_callback(lambda done: told.append((done.result()[1], threading.current_thread())))
+    step = shared.execute(StepPlan(1))
+    step.add_done_callback(lambda done: told.append((done.result().step, threading.current_thread())))
+    reader = threading.Thread(target=shared.check_health)
+    reader.start()
+    reader.join()
+    assert len(told) == 4  # a worker may be ahead of the other, so their order is open
+    assert set(told) == {*(((1, b"%d" % i), reader) for i in range(3)), (1, reader)}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

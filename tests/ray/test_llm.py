@@ -244,6 +244,37 @@ def test_bad_options_are_refused(ray_cluster, options, error, match):
         LLM(**{"model": demo_model_path(), **options})
 
 
+def test_a_start_logs_versions_and_what_is_not_default(ray_cluster, caplog):
+    with caplog.at_level("INFO", "raycore"), LLM(demo_model_path(), seed=0, data_parallel_size=2, **LIMITS):
+        pass
+    (line,) = [each for each in caplog.messages if each.startswith("raycore ")]
+    assert re.match(r"raycore \d\S+, ray \d\S+, torch \d\S+, Python \d\S+, on \S.*: model='.*'", line)
+    assert "data_parallel_size=2, num_threads=1, max_model_len=1000" in line
+    assert "seed" not in line
+
+
+def test_a_scheduler_of_ones_own_decides_who_runs_first(ray_cluster):
+    ended: list[int] = []
+
+    async def run(engine: AsyncLLM) -> None:
+        async def generate(number: int) -> None:
+            params = ENDLESS if number == 0 else GREEDY  # the others come while this one runs
+            async for output in engine.generate("27 + 58 =", params, stream=False):
+                assert output.finished
+                ended.append(number)
+
+        await asyncio.gather(*map(generate, range(4)))
+
+    with pytest.raises(InvalidConfig, match=r"scheduler_cls='newest_first\.Nobody' can't be imported"):
+        LLM(demo_model_path(), scheduler_cls="newest_first.Nobody", **LIMITS)
+    engine = AsyncLLM(demo_model_path(), scheduler_cls="newest_first.NewestFirst", max_num_seqs=1, **LIMITS)
+    try:
+        asyncio.run(run(engine))
+    finally:
+        engine.shutdown()
+    assert ended == [0, 3, 2, 1]
+
+
 def test_a_truncated_checkpoint_is_named(ray_cluster, tmp_path):
     for source in Path(demo_model_path()).iterdir():
         content = source.read_bytes()

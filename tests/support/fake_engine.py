@@ -23,6 +23,7 @@ from raycore.errors import EngineDeadError, InvalidInput, InvalidRequest
 from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
+from raycore.profiler_config import checked_prefix
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
 from raycore.text.tokenizer import Tokenizer
@@ -100,6 +101,18 @@ class FakeEngine:
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         self.calls.append(("reset_prefix_cache", reset_running_requests, reset_connector))
         return reset_running_requests
+
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        self.calls.append(("start_profile", profile_prefix, delay_iterations, max_iterations))
+        checked_prefix(profile_prefix)
+
+    async def stop_profile(self) -> None:
+        self.calls.append(("stop_profile",))
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         self._limits.check(prompt_token_ids, sampling_params)

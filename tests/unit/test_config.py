@@ -134,6 +134,7 @@ def test_dtype_names(given: str, decided: str) -> None:
 def test_worker_class_travels_by_name() -> None:
     assert resolve(MODEL, worker_cls=MyWorker).parallel.worker_cls == f"{__name__}.MyWorker"
     assert resolve(MODEL, worker_cls="package.module.Class").parallel.worker_cls == "package.module.Class"
+    assert resolve(MODEL, scheduler_cls=MyWorker).scheduler.scheduler_cls == f"{__name__}.MyWorker"
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,7 @@ def test_worker_class_travels_by_name() -> None:
         ({"seed": 2**63}, ["seed=9223372036854775808", "64-bit integer"]),
         ({"tokenizer": 5}, ["tokenizer=5", "a string"]),
         ({"worker_cls": 5}, ["worker_cls=5", "package.module.Class"]),
+        ({"scheduler_cls": type("Local", (), {"__module__": "__main__"})}, ["scheduler_cls='__main__.Local'"]),
         ({"max_num_sequences": 5}, ["unknown option 'max_num_sequences'", "did you mean max_num_seqs?"]),
         ({"colour": "red"}, ["unknown option 'colour'", "docs/options.md"]),
         ({"enable_expert_parallel": True}, ["enable_expert_parallel=True", "LlamaForCausalLM"]),
@@ -216,6 +218,9 @@ def test_only_ranks_that_share_experts_need_each_other(
     parallel = resolve(str(tmp_path), **options).parallel
     assert parallel.is_lockstep == is_lockstep
     assert parallel.dp_sync_interval == options.get("dp_sync_interval", 1)
+    if is_lockstep:
+        with pytest.raises(InvalidConfig, match="max_concurrent_batches=2, but ranks that share experts"):
+            resolve(str(tmp_path), max_concurrent_batches=2, **options)
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
@@ -250,3 +255,26 @@ def test_changes_are_named_with_both_values() -> None:
         "max_num_seqs=9, was 8",
         "data_parallel_size=2, was 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "num_steps"),
+    [
+        ({}, 1),
+        ({"device": "cuda"}, 2),
+        ({"device": "cuda", "async_scheduling": False}, 1),
+        ({"async_scheduling": True}, 2),
+        ({"max_concurrent_batches": 3}, 3),
+        ({"max_concurrent_batches": 3, "async_scheduling": True}, 3),
+        ({"device": "cuda", "max_concurrent_batches": 1}, 1),
+    ],
+)
+def test_how_many_steps_may_be_in_flight(options, num_steps):
+    assert resolve(MODEL, **options).max_steps_in_flight == num_steps
+
+
+@pytest.mark.parametrize(("num_steps", "is_async"), [(1, True), (2, False)])
+def test_the_two_options_for_steps_in_flight_must_agree(num_steps, is_async):
+    match = f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}"
+    with pytest.raises(InvalidConfig, match=match):
+        resolve(MODEL, max_concurrent_batches=num_steps, async_scheduling=is_async)

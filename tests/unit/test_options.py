@@ -18,14 +18,14 @@ from raycore.errors import InvalidConfig
 from raycore.llm import LLM, AsyncLLM
 from raycore.option_types import EngineOptions
 from raycore.options import check_options, option, options_of
-from raycore.server.options import SERVER_OPTIONS, ServerOptions, server_options
+from raycore.server.options import REASONING_PARSERS, SERVER_OPTIONS, TOOL_CALL_PARSERS, ServerOptions, server_options
 from raycore.server.parsers import reasoning, tool_calls
 from raycore.server.serve_app import ARGUMENTS
 from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, without_vllm_options
 
 ROOT = Path(__file__).parents[2]
 
-NO_OPTIONS = {"spec", "log_level", "SchedulerConfig.max_model_len"}
+NO_OPTIONS = {"spec", "log_level", "SchedulerConfig.max_model_len", "Plugins.chosen", "Plugins.general"}
 """What is found, or given by the program: the rest of the configuration is for users to choose."""
 
 
@@ -120,8 +120,11 @@ def test_no_two_options_have_a_name_or_a_flag_in_common():
 
 
 def test_parsers_that_can_be_chosen_are_those_that_there_are():
-    assert set(SERVER_OPTIONS["tool_call_parser"].choices) == set(tool_calls.PARSERS)
-    assert set(SERVER_OPTIONS["reasoning_parser"].choices) == set(reasoning.PARSERS)
+    assert set(TOOL_CALL_PARSERS) == set(tool_calls.PARSERS)
+    assert set(REASONING_PARSERS) == set(reasoning.PARSERS)
+    for name in ("tool_call_parser", "reasoning_parser"):
+        with pytest.raises(InvalidConfig, match=f"{name}='granite' isn't .*'qwen3"):
+            SERVER_OPTIONS[name].parse("granite")
 
 
 def test_a_declaration_is_all_that_an_option_needs():

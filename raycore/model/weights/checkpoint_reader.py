@@ -5,6 +5,7 @@ The files are memory-mapped, so only the requested parts are read. This module d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,10 +30,16 @@ class CheckpointReader:
             found.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Sequence[Path] | None = None) -> None:
+        """`files`: those of the checkpoint in the directory `path`. None: a single file, or those of the index."""
         self._path = path
         self._open_files: dict[Path, Any] = {}
-        self._file_of_tensor = self._find_tensors()
+        if files is None:
+            self._file_of_tensor = self._find_tensors()
+        else:
+            self._file_of_tensor = {}
+            for file in files:
+                self._file_of_tensor |= dict.fromkeys(self._open(file).keys(), file)
 
     def __enter__(self) -> CheckpointReader:
         return self
@@ -117,7 +124,8 @@ class CheckpointReader:
         index = self._path / INDEX_FILE
         if not index.exists():
             raise InvalidCheckpoint(
-                f"{self._path} holds neither {SINGLE_FILE} nor {INDEX_FILE}: found {self._weight_files()}"
+                f"{self._path} holds neither {SINGLE_FILE} nor {INDEX_FILE}: found {self._weight_files()}. Files that "
+                "save_sharded_state() has written need load_format='sharded_state'"
             )
         fields = JsonFields.read(index)
         weight_map = fields.child("weight_map").values

@@ -39,13 +39,13 @@ class CheckpointFill:
         stored = self._reader.view(name, expected_shape, part, (FP8,) if is_fp8 else READABLE)
         scales_R = self._row_scales(name, expected_shape[0], part[0]) if is_fp8 else None
 
-        def store(rows: slice, numbers: Tensor) -> None:
-            _store(out[rows], numbers, None if scales_R is None else scales_R[rows])
+        def store_rows(rows: slice, numbers: Tensor) -> None:
+            store(out[rows], numbers, None if scales_R is None else scales_R[rows])
 
         if self._staging is None:
-            store(slice(None), stored)
+            store_rows(slice(None), stored)
         else:
-            self._staging.send(stored, store)
+            self._staging.send(stored, store_rows)
 
     def _row_scales(self, name: str, num_rows: int, rows: int | slice) -> Tensor:
         """Return the float32 scales of rows of the quantized tensor `name`, which has `num_rows` rows."""
@@ -77,10 +77,10 @@ class RandomFill:
         generator = torch.Generator(out.device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         bound = _DUMMY_STDDEV * 3**0.5
         whole = torch.empty(expected_shape, device=out.device).uniform_(-bound, bound, generator=generator)
-        _store(out, whole[part], None)
+        store(out, whole[part], None)
 
 
-def _store(out: Weight, numbers: Tensor, scales_R: Tensor | None) -> None:
+def store(out: Weight, numbers: Tensor, scales_R: Tensor | None) -> None:
     """Set `out` to `numbers`, or to `numbers · scales_R`, waiting for a GPU only where there are scales.
 
     `numbers` are on `out`'s device or in pinned memory.

@@ -152,12 +152,35 @@ def random_decoder_weights(
     return _fill_decoder(layout, RandomFill(seed), None, None if device.type == "cpu" else 1)
 
 
+def empty_decoder_weights(
+    spec: ModelSpec,
+    tp_rank: int,
+    tp_size: int,
+    dtype: torch.dtype,
+    experts: ExpertShare | None = None,
+    device: torch.device = _CPU,
+    fp8: Fp8Layers = "none",
+    stage: Stage | None = None,
+) -> DecoderWeights:
+    """Allocate a rank's part of a decoder. Only the rows past the vocabulary's end are set, to zero.
+
+    Args:
+        fp8: "stored" is the same as "none", because there is no checkpoint that stores anything.
+        stage: the rank's stage. None: the whole model.
+    """
+
+    def leave(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
+
+    stage = stage or Stage.whole(spec)
+    return _RankLayout(spec, stage, tp_rank, tp_size, dtype, device, fp8, experts, lambda name: False, leave).decoder()
+
+
 def _fill_decoder(
     layout: Callable[[Fill], _RankLayout], fill: Fill, progress: Progress | None, num_threads: int | None
 ) -> DecoderWeights:
     """`num_threads`: how many threads fill tensors. None: as many as torch uses."""
     pending: list[Future[None]] = []
-    with _one_thread_per_operation() as num_usual, ThreadPoolExecutor(num_threads or num_usual) as pool:
+    with one_thread_per_operation() as num_usual, ThreadPoolExecutor(num_threads or num_usual) as pool:
 
         def submit(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
             pending.append(pool.submit(fill, out, name, expected_shape, part))
@@ -176,7 +199,7 @@ def _fill_decoder(
 
 
 @contextmanager
-def _one_thread_per_operation() -> Generator[int]:
+def one_thread_per_operation() -> Generator[int]:
     """Set torch to one thread per operation, and yield the previous number of threads, for a thread pool.
 
     With the pool, each tensor is filled by one thread. If torch's threads share each tensor instead, each tensor ends

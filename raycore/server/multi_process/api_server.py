@@ -20,6 +20,7 @@ from raycore.engine.rank_events import RankEvent
 from raycore.errors import RaycoreError
 from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.view import MetricsView
+from raycore.plugins import load_general_plugins
 from raycore.ray_api import actor_class, endpoint
 from raycore.server.app import build_app
 from raycore.server.http_counts import HttpCounts, total
@@ -54,6 +55,7 @@ class APIServer:
     ) -> None:
         self._name = name
         config = EngineConfig.decode(config_bytes)
+        load_general_plugins(config.plugins)
         self._client = EngineClient(config, Tokenizer.from_dir(config.model.tokenizer), client_index, limits)
         self._client.on_broken_stream = self._note_broken
         self._changed = threading.Condition()

@@ -106,3 +106,21 @@ class ClientEngine:
         return await self._driver.call(
             "reset_prefix_cache", reset_running_requests=reset_running_requests, reset_connector=reset_connector
         )
+
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """See `LLM.start_profile`."""
+        await self._driver.call(
+            "start_profile",
+            profile_prefix=profile_prefix,
+            delay_iterations=delay_iterations,
+            max_iterations=max_iterations,
+        )
+
+    async def stop_profile(self) -> None:
+        """See `LLM.stop_profile`."""
+        await self._driver.call("stop_profile")

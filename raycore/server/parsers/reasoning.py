@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 from raycore.errors import InvalidConfig
+from raycore.plugins import REASONING_PARSERS, find_plugin, plugin_names
 from raycore.server.parsers.tags import num_begun
 
 
@@ -114,7 +115,9 @@ PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType({"deepseek_r1": 
 
 
 def parser_named(name: str) -> type[ReasoningParser]:
-    """The parser class with this name. Raises InvalidConfig if there is none."""
-    if name not in PARSERS:
-        raise InvalidConfig(f"reasoning_parser={name!r} isn't one of {', '.join(PARSERS)}")
-    return PARSERS[name]
+    """The parser class with this name, of raycore or of a plugin. Raises InvalidConfig if there is none."""
+    parser = PARSERS.get(name) or find_plugin(REASONING_PARSERS, name)
+    if parser is None:
+        names = [*PARSERS, *plugin_names(REASONING_PARSERS)]
+        raise InvalidConfig(f"reasoning_parser={name!r} isn't one of {', '.join(names)}")
+    return parser

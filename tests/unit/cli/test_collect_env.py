@@ -11,13 +11,6 @@ from raycore import __version__
 from raycore.cli import collect_env
 from raycore.cli.main import main
 
-CPUINFO = """\
-processor	: 0
-model name	: A Processor
-flags		: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16 sse
-
-"""
-
 
 def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     assert main(["collect-env"]) == 0
@@ -37,12 +30,6 @@ def test_nothing_of_the_environment_is_shown(capsys, monkeypatch):
     monkeypatch.setenv("RAYCORE_API_KEY", "a-secret-key")
     monkeypatch.setenv("HF_TOKEN", "a-secret-token")
     assert "a-secret" not in str(shown(capsys))
-
-
-def test_a_processors_features_are_those_that_kernels_are_chosen_by():
-    assert collect_env.cpu_of(CPUINFO) == ("A Processor", ["avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"])
-    assert collect_env.cpu_of("Features : asimd sve bf16\n") == ("unknown", ["asimd", "bf16", "sve"])
-    assert collect_env.cpu_of("") == ("unknown", [])
 
 
 @pytest.mark.parametrize(("text", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None)])

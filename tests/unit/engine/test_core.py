@@ -348,3 +348,24 @@ def test_utilities_are_called_by_name_and_their_mistakes_stay_theirs():
     mailbox.put(Abort([99]))
     mailbox.stop()
     ended.result(10)
+
+
+@pytest.mark.parametrize(("path", "expected"), [(None, [0, 1, 2, 3]), ("newest_first.NewestFirst", [3, 2, 1, 0])])
+def test_a_scheduler_of_ones_own_decides_who_runs_first(path, expected):
+    config = make_config(max_num_seqs=1)
+    scheduler = msgspec.structs.replace(config.scheduler, scheduler_cls=path)
+    core = EngineCore(msgspec.structs.replace(config, scheduler=scheduler), FakeExecutor())
+    for seq_id in range(4):
+        core.submit(request(seq_id))
+    assert list(run_to_end(core)) == expected
+    core.scheduler.check_integrity()
+
+
+def test_a_scheduler_that_cannot_be_imported_fails_before_weights_are_loaded():
+    config = make_config()
+    scheduler = msgspec.structs.replace(config.scheduler, scheduler_cls="nowhere.Scheduler")
+    executor = FakeExecutor()
+    executor.initialize = lambda rendezvous: pytest.fail("the weights were loaded")
+    with pytest.raises(InvalidConfig, match=r"scheduler_cls='nowhere.Scheduler' can't be imported .*No module named"):
+        EngineCore(msgspec.structs.replace(config, scheduler=scheduler), executor)
+    assert executor.is_shut_down

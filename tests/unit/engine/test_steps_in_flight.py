@@ -1,7 +1,8 @@
-"""Two steps in flight change no output: whatever requests ask for, and whoever is aborted or preempted meanwhile."""
+"""Several steps in flight change no output: whatever requests ask for, and whoever is aborted or preempted."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -49,13 +50,15 @@ def make_requests() -> list[EngineRequest]:
     ]
 
 
-def run(overlaps: bool, aborted_at: dict[int, int], **options: Any) -> tuple[dict[int, Any], int]:
+def run(num_in_flight: int, aborted_at: dict[int, int], **options: Any) -> tuple[dict[int, Any], int]:
     """What each request comes to, by seq_id, and the number of preemptions.
 
     Args:
         aborted_at: by seq_id, the number of tokens after which a request is aborted.
     """
-    config = resolve(demo_model_path(), num_threads=1, max_model_len=256, async_scheduling=overlaps, **options)
+    config = resolve(
+        demo_model_path(), num_threads=1, max_model_len=256, max_concurrent_batches=num_in_flight, **options
+    )
     core = EngineCore(config, InlineExecutor(config, RankIdentity(0, 1)))
     requests = make_requests()
     outputs: dict[int, Any] = {
@@ -82,7 +85,7 @@ def run(overlaps: bool, aborted_at: dict[int, int], **options: Any) -> tuple[dic
         for end in step.finished:
             outputs[end.seq_id]["end"] = end[1:]
         core.abort([i for i, num in aborted_at.items() if len(outputs[i]["tokens"]) >= num and not outputs[i]["end"]])
-    assert most_in_flight == (2 if overlaps else 1)
+    assert most_in_flight == num_in_flight
     preemptions = core.load().num_preemptions
     core.shutdown()
     return outputs, preemptions
@@ -94,12 +97,24 @@ def test_outputs_are_those_of_one_step_at_a_time(blocks: int, number_format: dic
     limits = {"max_num_seqs": 12, "max_num_batched_tokens": 64, "num_gpu_blocks_override": blocks, "block_size": 8}
     options = limits | number_format
     aborted_at = {3: 5, 11: 1, 17: 9, 24: 2}
-    expected, _ = run(False, {}, **options)
-    found, num_preemptions = run(True, aborted_at, **options)
+    expected, _ = run(1, {}, **options)
+    for num_in_flight in (2, 3):
+        found, num_preemptions = run(num_in_flight, aborted_at, **options)
+        check(found, num_preemptions, deepcopy(expected), aborted_at, blocks, num_in_flight)
+
+
+def check(
+    found: dict[int, Any],
+    num_preemptions: int,
+    expected: dict[int, Any],
+    aborted_at: dict[int, int],
+    blocks: int,
+    num_in_flight: int,
+) -> None:
     assert (num_preemptions > 0) == (blocks < 200)
     for seq_id, output in found.items():
         if output["end"] is None:
-            assert len(output["tokens"]) in (aborted_at[seq_id], aborted_at[seq_id] + 1)
+            assert len(output["tokens"]) in range(aborted_at[seq_id], aborted_at[seq_id] + num_in_flight)
             assert output["tokens"] == expected[seq_id]["tokens"][: len(output["tokens"])]
         else:
             assert output.pop("values") == pytest.approx(expected[seq_id].pop("values"), abs=1e-3)

@@ -45,6 +45,31 @@ class Broken(Worker):
         raise OSError("no such file")
 
 
+class Aggregator:
+    def aggregate(self, outputs, output_rank=0):
+        return outputs, output_rank
+
+
+class Device(Worker):
+    """Starts steps, and finishes them when it is told to."""
+
+    def execute_model(self, plan):
+        self.launched = Later(plan.step)
+        return self.launched
+
+
+class Later:
+    def __init__(self, step):
+        self.step, self.is_over = step, False
+
+    def done(self):
+        return self.is_over
+
+    def result(self, timeout=None):
+        self.is_over = True
+        return StepResult(self.step)
+
+
 def make_executor(worker_cls, **parallel):
     config = make_config()
     path = f"{__name__}.{worker_cls.__name__}"
@@ -88,7 +113,8 @@ def test_a_dummy_batch_is_a_step_without_a_token():
 def test_calls(executor):
     assert executor.determine_available_memory() == [5]
     assert executor.collective_rpc("determine_available_memory") == [5]
-    assert executor.collective_rpc("determine_available_memory", kv_output_aggregator=sum) == 5
+    given = {"kv_output_aggregator": Aggregator(), "unique_reply_rank": 0}
+    assert executor.collective_rpc("determine_available_memory", **given) == ([5], 0)
     pending = executor.collective_rpc("determine_available_memory", non_block=True)
     assert pending.done()
     assert pending.result() == [5]
@@ -120,3 +146,39 @@ def test_after_the_end(executor):
 def test_the_executors_module_brings_no_ray_and_no_torch():
     code = "import sys, raycore.executor.inline; sys.exit(any(name in sys.modules for name in ('ray', 'torch')))"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+
+
+def test_a_steps_result_may_be_aggregated(executor):
+    executor.kv_output_aggregator = Aggregator()
+    assert executor.execute(StepPlan(3)).result() == ([StepResult(3)], 0)
+    on_device = make_executor(Device)
+    on_device.initialize()
+    on_device.kv_output_aggregator = Aggregator()
+    assert on_device.execute(StepPlan(3)).result() == ([StepResult(3)], 0)
+
+
+def test_callbacks_of_what_is_over_run_at_once(executor):
+    told = []
+    executor.execute(StepPlan(3)).add_done_callback(lambda step: told.append(step.result().step))
+    executor.collective_rpc("determine_available_memory", non_block=True).add_done_callback(
+        lambda call: told.append(call.result())
+    )
+    assert told == [3, [5]]
+
+
+@pytest.mark.parametrize("ask", ["done", "result"])
+def test_callbacks_of_a_devices_step_run_when_someone_sees_its_end(ask):
+    executor = make_executor(Device)
+    executor.initialize()
+    step = executor.execute(StepPlan(3))
+    told = []
+    step.add_done_callback(told.append)
+    assert not step.done()
+    assert told == []
+    if ask == "done":
+        executor.collective_rpc(lambda worker: setattr(worker.launched, "is_over", True))
+        assert step.done()
+        assert told == [step]
+    assert step.result().step == 3
+    assert step.done()
+    assert told == [step]

@@ -1,5 +1,6 @@
 """Calls and replies, over a transport that is a list."""
 
+import threading
 import time
 from collections import deque
 
@@ -236,3 +237,130 @@ def test_a_worker_whose_result_is_not_wanted_finishes_its_steps_silently(wire, c
     wire.workers[1].execute_model = lambda plan: later
     client.step(StepPlan(1), 5.0).result()
     assert wire.servers[1].finish_step() is None
+
+
+# ---- steps to which all workers reply
+
+
+def merge(results):
+    """The result of worker 0, with what failed on any worker."""
+    failed = [each for result in results if result is not None for each in result.failed]
+    return StepResult(results[0].step, failed=failed)
+
+
+def test_all_workers_may_reply_to_a_step(wire, client):
+    wire.workers[2].execute_model = lambda plan: StepResult(plan.step, failed=[(0, "no block")])
+    seen = []
+    pending = client.step(StepPlan(7), 5.0, lambda results: seen.append(results) or merge(results))
+    assert len(wire.replies) == 3
+    assert pending.result() == pending.result() == StepResult(7, failed=[(0, "no block")])
+    (results,) = seen
+    assert [result and result.step for result in results] == [7, None, 7]
+
+
+def test_a_step_for_all_is_over_when_the_last_worker_has_replied(wire, client):
+    pending = client.step(StepPlan(7), 5.0, merge)
+    last = wire.replies.pop()
+    assert not pending.done()
+    wire.replies.append(last)
+    assert pending.done()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_step_for_all_fails_with_any_worker(wire, client, rank):
+    pending = client.step(StepPlan(7, freed_slots=[rank]), 5.0, merge)
+    with pytest.raises(WorkerFailed, match="no step") as raised:
+        pending.result()
+    assert raised.value.rank == rank
+    assert client.step(StepPlan(8), 5.0, merge).result().step == 8
+
+
+def test_workers_reply_to_a_step_for_all_when_their_devices_have_finished(wire, client):
+    later = {rank: Later(7) for rank in range(3)}
+    for rank, worker in enumerate(wire.workers):
+        worker.execute_model = lambda plan, rank=rank: later[rank]
+    later[1].result = lambda timeout=None: None  # as a worker whose result another one reports
+    pending = client.step(StepPlan(7), 5.0, merge)
+    for rank in (2, 1, 0):
+        assert not pending.done()
+        later[rank].is_over = True
+        assert wire.servers[rank].is_due()
+        wire.replies.append((rank, wire.servers[rank].finish_step()))
+    assert pending.result().step == 7
+
+
+def test_an_aggregate_that_raises_is_the_callers_error(client):
+    def refuse(results):
+        raise LookupError("nothing to merge")
+
+    with pytest.raises(LookupError, match="nothing to merge"):
+        client.step(StepPlan(7), 5.0, refuse).result()
+    assert call(client, "who").result() == [0, 1, 2]
+
+
+# ---- callbacks
+
+
+def test_a_callback_runs_once_on_the_thread_that_notices_the_end(client):
+    told = []
+    pending = call(client, "who")
+    pending.add_done_callback(lambda done: told.append((done, threading.current_thread())))
+    assert told == []
+    waiting = threading.Thread(target=pending.result)
+    waiting.start()
+    waiting.join()
+    assert told == [(pending, waiting)]
+    assert pending.done()
+    pending.result()
+    assert len(told) == 1
+
+
+def test_a_callback_of_a_call_that_is_done_runs_at_once(client):
+    pending = call(client, "who")
+    pending.result()
+    told = []
+    pending.add_done_callback(told.append)
+    assert told == [pending]
+
+
+def test_waiting_for_a_later_call_runs_the_callbacks_of_earlier_ones(client):
+    told = []
+    for number in range(3):
+        call(client, "who").add_done_callback(lambda done, number=number: told.append((number, done.result())))
+    call(client, "who").result()
+    assert told == [(number, [0, 1, 2]) for number in range(3)]
+
+
+def test_callbacks_run_after_failures_and_timeouts_and_the_end(client, wire):
+    told = []
+    failing, late = call(client, "fail", 1), call(client, "who", timeout_s=0.01)
+    failing.add_done_callback(told.append)
+    late.add_done_callback(told.append)
+    with pytest.raises(WorkerFailed):
+        failing.result()
+    wire.replies.clear()
+    with pytest.raises(RpcTimeout):
+        late.result()
+    closed = call(client, "who")
+    closed.add_done_callback(told.append)
+    wire.is_closed = True
+    assert closed.done()
+    assert told == [failing, late, closed]
+
+
+def test_a_callback_may_make_calls(client):
+    found = []
+    pending = call(client, "who")
+    pending.add_done_callback(lambda done: found.append(call(client, "add", 2).result()))
+    assert pending.result() == [0, 1, 2]
+    assert found == [[2, 2, 2]]
+
+
+def test_a_callback_that_raises_is_logged_and_disturbs_nobody(client, caplog):
+    told = []
+    pending = call(client, "who")
+    pending.add_done_callback(lambda done: 1 / 0)
+    pending.add_done_callback(told.append)
+    assert pending.result() == [0, 1, 2]
+    assert told == [pending]
+    assert "ZeroDivisionError" in caplog.text

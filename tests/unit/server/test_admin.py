@@ -70,3 +70,16 @@ def test_resetting_the_prefix_cache(admin, engine):
     assert admin.post(f"/reset_prefix_cache{query}").json == {"success": True}
     assert engine.calls == [("reset_prefix_cache", False, False), ("reset_prefix_cache", True, True)]
     assert admin.post("/reset_prefix_cache?reset_running_requests=perhaps").status == 400
+
+
+def test_profiles(admin, engine):
+    assert admin.post("/start_profile").status == 200
+    assert admin.post("/start_profile", {"profile_prefix": "run", "max_iterations": 3}).status == 200
+    assert admin.post("/stop_profile").status == 200
+    assert engine.calls == [
+        ("start_profile", None, None, None),
+        ("start_profile", "run", None, 3),
+        ("stop_profile",),
+    ]
+    for body in ({"max_iterations": "many"}, {"profile_prefix": "../up"}, [3]):
+        assert admin.post("/start_profile", body).status == 400

@@ -140,6 +140,14 @@ def test_from_nothing_to_a_token_and_back(checkpoint: str, batch_invariant: bool
     worker.shutdown()
 
 
+def test_the_log_says_what_computes(checkpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "raycore"):
+        start(checkpoint, attention_backend="torch")
+    (line,) = [each for each in caplog.messages if each.startswith("computes in")]
+    assert line.startswith("computes in float32 on ")
+    assert line.endswith(f"torch {torch.__version__}, backend torch, up to 1 threads")
+
+
 def test_grammars_are_compiled_before_their_requests_come(checkpoint: str) -> None:
     worker = start(checkpoint, tokenizer=demo_model_path())
     asked = {1: StructuredOutputsParams(regex="[0-9]{3}"), 2: StructuredOutputsParams(regex="(")}

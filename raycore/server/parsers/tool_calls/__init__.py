@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from raycore.errors import InvalidConfig
+from raycore.plugins import TOOL_PARSERS, find_plugin, plugin_names
 from raycore.server.parsers.tool_calls.base import CallArguments, CallStart, Content, Delta, Schemas, ToolParser
 from raycore.server.parsers.tool_calls.json_calls import HermesParser, Llama3JsonParser
 from raycore.server.parsers.tool_calls.qwen3_coder import Qwen3CoderParser
@@ -26,7 +27,10 @@ __all__ = ["PARSERS", "CallArguments", "CallStart", "Content", "Delta", "Schemas
 
 
 def parser_named(name: str) -> type[ToolParser]:
-    """The parser class with this name. Raises InvalidConfig if there is none."""
-    if name not in PARSERS:
-        raise InvalidConfig(f"tool_call_parser={name!r} isn't one of {', '.join(PARSERS)}")
-    return PARSERS[name]
+    """The parser class with this name, of raycore or of a plugin. Raises InvalidConfig if there is none."""
+    parser = PARSERS.get(name) or find_plugin(TOOL_PARSERS, name)
+    if parser is None:
+        raise InvalidConfig(
+            f"tool_call_parser={name!r} isn't one of {', '.join([*PARSERS, *plugin_names(TOOL_PARSERS)])}"
+        )
+    return parser

@@ -1,0 +1,43 @@
+"""Which software and hardware this process runs on, as text for logs."""
+
+from __future__ import annotations
+
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+from raycore import __version__
+from raycore.node.cpu_features import describe_cpu
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, or `not installed`."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def versions() -> str:
+    """The versions of raycore, Ray, torch and Python. Imports none of them."""
+    others = ", ".join(f"{name} {version_of(name)}" for name in ("ray", "torch"))
+    return f"raycore {__version__}, {others}, Python {platform.python_version()}"
+
+
+def hardware(cpuinfo: Path = Path("/proc/cpuinfo"), gpus: Path = _GPUS) -> str:
+    """This node's processor with its features, and its GPUs. Doesn't initialize CUDA."""
+    try:
+        model, features = describe_cpu(cpuinfo.read_text(encoding="utf-8"))
+    except OSError:
+        model, features = platform.machine(), []
+    names = [_gpu_name(path) for path in sorted(gpus.glob("*/information"))]
+    counted = [f"{names.count(name)} x {name}" for name in sorted(set(names))]
+    return "; ".join([f"{model} ({' '.join(features)})" if features else model, *counted])
+
+
+def _gpu_name(path: Path) -> str:
+    found = re.search(r"^Model:\s*(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return found.group(1).strip() if found else "unknown GPU"

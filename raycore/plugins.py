@@ -1,0 +1,130 @@
+"""Plugins: what installed packages add to raycore, by the entry points that they declare.
+
+A package declares, for example, `[project.entry-points."raycore.general_plugins"]` with `name = "module:function"`. The
+variable RAYCORE_PLUGINS, names separated by commas, chooses which plugins are loaded; without it, all are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from raycore.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GENERAL = "raycore.general_plugins"
+"""Functions without arguments. Each process of an engine calls them once, before it does anything else."""
+MODELS = "raycore.model_plugins"
+"""By the name of an architecture in config.json: a `raycore.checkpoint.architectures.Architecture`."""
+WORKERS = "raycore.worker_plugins"
+"""By a name for `worker_cls`: a class with the methods of `WorkerProtocol`."""
+SCHEDULERS = "raycore.scheduler_plugins"
+"""By a name for `scheduler_cls`: a class with the methods of `SchedulerProtocol`."""
+TOOL_PARSERS = "raycore.tool_parser_plugins"
+"""By a name for `tool_call_parser`: a `ToolParser`."""
+REASONING_PARSERS = "raycore.reasoning_parser_plugins"
+"""By a name for `reasoning_parser`: a `ReasoningParser`."""
+
+VARIABLE = "RAYCORE_PLUGINS"
+
+
+class Plugins(msgspec.Struct, frozen=True):
+    """The plugins of an engine, as its driver has found them. All processes of the engine load the same."""
+
+    chosen: list[str] | None = None
+    """The names in RAYCORE_PLUGINS. None: it isn't set."""
+    general: list[str] = []
+    """The names of the general plugins."""
+
+
+class _Process(NamedTuple):
+    """What this process has loaded."""
+
+    plugins: list[Plugins]
+    """The plugins of the engine that was started last in this process; empty before that."""
+    called: set[str]
+    """The general plugins that have been called."""
+
+
+_process = _Process([], set())
+
+
+def find_plugins() -> Plugins:
+    """The plugins that are installed here and chosen by RAYCORE_PLUGINS."""
+    names = os.environ.get(VARIABLE)
+    chosen = None if names is None else [name for name in map(str.strip, names.split(",")) if name]
+    return Plugins(chosen, [name for name in _entry_points(GENERAL) if chosen is None or name in chosen])
+
+
+def plugin_failure(group: str, name: str, error: Exception) -> InvalidConfig:
+    """The error to raise if a plugin's code has raised `error`."""
+    return InvalidConfig(
+        f"the plugin {name!r} of {group} failed: {type(error).__name__}: {error}. Repair or uninstall its package, or "
+        f"set {VARIABLE} to the names of other plugins"
+    )
+
+
+def load_general_plugins(plugins: Plugins) -> None:
+    """Call the general plugins that this process hasn't called yet.
+
+    Raises:
+        InvalidConfig: a plugin isn't installed here, or failed. The message names it.
+    """
+    _process.plugins[:] = [plugins]
+    for name in plugins.general:
+        if name in _process.called:
+            continue
+        function = _load(GENERAL, name, _entry_points(GENERAL).get(name))
+        try:
+            function()
+        except Exception as error:  # other people's code may raise anything
+            raise plugin_failure(GENERAL, name, error) from error
+        _process.called.add(name)
+
+
+def find_plugin(group: str, name: str) -> Any:
+    """Import and return the plugin of a group with this name. None if there is none, or if it isn't chosen.
+
+    Raises:
+        InvalidConfig: the plugin can't be imported.
+    """
+    if name not in plugin_names(group):
+        return None
+    return _load(group, name, _entry_points(group)[name])
+
+
+def plugin_names(group: str) -> list[str]:
+    """The names of the chosen plugins of a group, without importing them."""
+    chosen = (_process.plugins[0] if _process.plugins else find_plugins()).chosen
+    return [name for name in _entry_points(group) if chosen is None or name in chosen]
+
+
+def _entry_points(group: str) -> Mapping[str, EntryPoint]:
+    return _entry_points_on(group, tuple(sys.path))
+
+
+@cache
+def _entry_points_on(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
+    """The entry points of packages on `path`, which is `sys.path`. Looking them up takes tens of milliseconds."""
+    from importlib.metadata import entry_points  # imported lazily to keep `raycore --help` fast
+
+    return {each.name: each for each in entry_points(group=group)}
+
+
+def _load(group: str, name: str, found: EntryPoint | None) -> Any:
+    if found is None:
+        raise InvalidConfig(
+            f"the plugin {name!r} of {group} isn't installed in this process, but in that of the program that starts "
+            f"the engine: install its package on all nodes, or leave it out of {VARIABLE}"
+        )
+    try:
+        return found.load()
+    except Exception as error:  # other people's code may raise anything
+        raise plugin_failure(group, name, error) from error

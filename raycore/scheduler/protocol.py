@@ -1,0 +1,107 @@
+"""The interface of a scheduler: the methods that the class in the option `scheduler_cls` must have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from raycore.class_paths import import_class
+from raycore.config import CacheConfig, SchedulerConfig
+from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
+from raycore.plugins import SCHEDULERS
+from raycore.scheduler.outputs import StepOutputs
+from raycore.scheduler.scheduler import Scheduler
+
+
+class SchedulerProtocol(Protocol):
+    """Decides what each step of one rank computes. All its methods are called from one thread.
+
+    Most custom schedulers subclass `raycore.scheduler.scheduler.Scheduler` and override a few methods. An error that a
+    method raises, except where the method lists it, ends the rank.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        vocab_size: int,
+        *,
+        tells_tokens: bool = False,
+        num_turns: int = 1,
+    ) -> None:
+        """Create a scheduler without requests.
+
+        Args:
+            num_blocks: number of KV cache blocks on every worker.
+            vocab_size: size of the model's vocabulary. Token ids are smaller.
+            tells_tokens: plans say which tokens they compute (`StepPlan.tokens`), because not every worker samples.
+            num_turns: number of steps that decodes take turns in, so that all stages of a pipeline have work.
+        """
+        ...
+
+    def submit(self, request: EngineRequest, *, is_held: bool = False) -> None:
+        """Add a request. With `is_held`, it must not be scheduled before it is released.
+
+        Raises:
+            InvalidRequest: the request is invalid or could never run. Other requests are not affected.
+        """
+        ...
+
+    def release(self, seq_ids: Iterable[int]) -> None:
+        """Let requests that were held be scheduled. Called before each step, often without requests."""
+        ...
+
+    def abort(self, seq_ids: Iterable[int]) -> None:
+        """End requests without further output. Unknown seq_ids are ignored."""
+        ...
+
+    def seq_ids_of(self, client: int) -> list[int]:
+        """Return the seq_ids of all requests of the client with the index `client`."""
+        ...
+
+    def seq_ids_in_flight(self, step: int) -> list[int]:
+        """Return the seq_ids of the requests in the plan of `step`, for error messages. Empty if it isn't in flight."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running. Requests that are held don't count."""
+        ...
+
+    def load(self) -> LoadView:
+        """Return the current load, and counters since the start. Called after each step."""
+        ...
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Clear the prefix cache, and return whether that was done.
+
+        While requests run, do nothing, unless `reset_running_requests` says to preempt them.
+        """
+        ...
+
+    def start_over(self) -> None:
+        """Preempt all running requests. Called when the workers have lost the whole KV cache and all slots."""
+        ...
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step. Return None if there is nothing to compute until a result or a request arrives.
+
+        Several steps may be in flight (`EngineConfig.max_steps_in_flight`). `StepPlan` says what the workers do with a
+        plan. Each step's number must be one more than the last one's.
+        """
+        ...
+
+    def update(self, plan: StepPlan, result: StepResult) -> StepOutputs:
+        """Apply the result of the oldest plan in flight to the requests, and return what their clients get."""
+        ...
+
+
+def load_scheduler_class(config: SchedulerConfig) -> type[SchedulerProtocol]:
+    """Return the class that `scheduler_cls` names, by default raycore's own.
+
+    Raises:
+        InvalidConfig: the class can't be imported.
+    """
+    return (
+        Scheduler if config.scheduler_cls is None else import_class("scheduler_cls", config.scheduler_cls, SCHEDULERS)
+    )

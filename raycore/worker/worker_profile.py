@@ -1,0 +1,104 @@
+"""A profile of a worker's steps by torch's profiler, in which the parts of a step have names."""
+
+# torch.profiler is partially typed:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from raycore.messages import StepPlan
+from raycore.model.runner import LaunchedStep, ModelRunner
+from raycore.profile_session import ProfileSession, RecordedParts
+from raycore.profiler_config import ProfilerConfig
+
+
+class WorkerProfile:
+    """Profiles the steps of one worker. Call its methods on the worker's thread."""
+
+    def __init__(self, name: str, runner: ModelRunner) -> None:
+        """`name`: the worker's name in file names, such as `dp0_tp0`."""
+        self._runner = runner
+        self._config: ProfilerConfig | None = None
+        self._profiler: profile | None = None
+        self._recorded: RecordedParts | None = None
+        self._path = Path()
+        self._session = ProfileSession(self._begin, self._end, name, "pt.trace")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a profile was started and has not ended."""
+        return self._session.is_open
+
+    def start(self, config: ProfilerConfig, prefix: str | None) -> None:
+        """Start a profile.
+
+        Raises:
+            InvalidInput: a profile is running.
+            OSError: the file can't be created.
+        """
+        if not self._session.is_open:
+            self._config = config
+        self._session.start(config, prefix)
+        self._stop_counting()  # of a profile that has ended by itself
+        launch = self._runner.launch
+
+        def counted(plan: StepPlan) -> LaunchedStep:
+            self._session.next_step()
+            if not self._session.is_open:
+                self._stop_counting()
+            if self._recorded is None:
+                return launch(plan)
+            with record_function(_describe(plan)):
+                return launch(plan)
+
+        self._runner.launch = counted
+
+    def stop(self) -> Path | None:
+        """End the profile. Returns the path of its file; None if no profile is running, or no step was recorded."""
+        self._stop_counting()
+        return self._session.stop()
+
+    def _stop_counting(self) -> None:
+        vars(self._runner).pop("launch", None)
+
+    def _begin(self, path: Path) -> None:
+        config = self._config
+        assert config is not None
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._path = path
+        self._profiler = profile(
+            activities=activities,
+            record_shapes=config.torch_profiler_record_shapes,
+            profile_memory=config.torch_profiler_with_memory,
+            with_stack=config.torch_profiler_with_stack,
+            with_flops=config.torch_profiler_with_flops,
+        )
+        recorded = RecordedParts(self._runner.parts(), record_function)
+        try:
+            self._profiler.start()
+        except BaseException:
+            recorded.restore()
+            raise
+        self._recorded = recorded
+
+    def _end(self) -> None:
+        assert self._profiler is not None
+        assert self._recorded is not None
+        self._recorded.restore()
+        self._recorded = None
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+        profiler.export_chrome_trace(str(self._path))
+
+
+def _describe(plan: StepPlan) -> str:
+    num_requests = len(plan.slots) // 4
+    num_tokens = int(np.frombuffer(plan.num_tokens, np.int32).sum()) if plan.num_tokens else num_requests
+    return f"step {plan.step}: {num_requests} requests, {num_tokens} tokens"

@@ -1,0 +1,179 @@
+"""A profile of an engine has the parts of its steps, on a clock that others have, too."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from configs import make_config
+from test_core import FakeExecutor, request
+from traces import Trace, read_trace
+
+from raycore.engine.core import EngineCore, run_loop
+from raycore.engine.mailbox import Mailbox, Submit, Utility
+from raycore.errors import InvalidInput, WorkerFailed
+from raycore.messages import EngineRequest
+from raycore.profiler_config import ProfilerConfig
+from raycore.sampling_params import SamplingParams
+
+
+def make_core(tmp_path: Path, depth: int = 1) -> EngineCore:
+    config = msgspec.structs.replace(make_config(), profiler_config=ProfilerConfig(str(tmp_path)))
+    return EngineCore(config, FakeExecutor(max_concurrent_batches=depth), name="dp3_engine")
+
+
+def only_trace(tmp_path: Path) -> Trace:
+    (path,) = tmp_path.iterdir()
+    return read_trace(path)
+
+
+def run_steps(core: EngineCore, num_steps: int) -> None:
+    core.submit(request(0, max_tokens=num_steps))
+    while core.has_work():
+        core.step()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_it_has_the_parts_of_each_step(tmp_path: Path, depth: int):
+    core = make_core(tmp_path, depth)
+    before_ns = time.time_ns()
+    core.utility_profile(True, "run")
+    run_steps(core, 5)
+    core.utility_profile(False)
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("run_dp3_engine.")
+    trace = read_trace(path)
+    assert trace.names == {"step", "schedule", "execute", "wait", "update"}
+    assert all(len(trace.of(name)) >= 5 for name in trace.names)
+    assert len(trace.of("wait")) == len(trace.of("execute")) == len(trace.of("update"))
+    assert all(trace.lies_within(name, "step") for name in trace.names)
+    assert before_ns < trace.origin_ns + trace.calls[0]["ts"] * 1000 < time.time_ns()
+
+
+def test_nothing_is_left_of_it_when_it_has_ended(tmp_path: Path):
+    core = make_core(tmp_path)
+    objects = [core, core.scheduler, core.executor]
+    before = [set(vars(each)) for each in objects]
+    core.utility_profile(True)
+    assert [set(vars(each)) for each in objects] != before
+    core.utility_profile(False)
+    assert [set(vars(each)) for each in objects] == before
+    core.utility_profile(True, max_iterations=2)
+    run_steps(core, 5)
+    assert [set(vars(each)) for each in objects] == before
+
+
+def test_the_loops_part_is_what_the_mailbox_does(tmp_path: Path):
+    core, mailbox = make_core(tmp_path), Mailbox()
+    core.profile.add(mailbox, take="take_commands", publish="publish")
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    mailbox.put(Utility("profile", (True,), {}))
+    mailbox.put(Submit([EngineRequest(0, "a", [1, 2, 3], params, seed=0)]))
+    take = core.step
+
+    def step_and_stop():
+        outputs = take()
+        if outputs is not None and outputs.finished:
+            mailbox.put(Utility("profile", (False,), {}))
+            mailbox.stop()
+        return outputs
+
+    core.step = step_and_stop
+    run_loop(core, mailbox)
+    core.shutdown()
+    trace = only_trace(tmp_path)
+    assert {"step", "schedule", "execute", "wait", "update", "publish"} <= trace.names
+
+
+def test_it_begins_and_ends_after_steps(tmp_path: Path):
+    core = make_core(tmp_path)
+    core.utility_profile(True, delay_iterations=2, max_iterations=3)
+    run_steps(core, 10)
+    trace = only_trace(tmp_path)
+    assert len(trace.of("execute")) == 3
+    core.utility_profile(False)  # it has ended by itself
+    core.utility_profile(True)
+    core.utility_profile(False)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_profile_that_never_began_leaves_no_file(tmp_path: Path):
+    core = make_core(tmp_path)
+    core.utility_profile(True, delay_iterations=100)
+    run_steps(core, 3)
+    core.utility_profile(False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_at_a_time(tmp_path: Path):
+    core = make_core(tmp_path)
+    core.utility_profile(True)
+    with pytest.raises(InvalidInput, match="a profile is running"):
+        core.utility_profile(True)
+    run_steps(core, 2)
+    core.utility_profile(False)
+    assert only_trace(tmp_path).names
+
+
+def test_a_profile_that_no_worker_can_start_is_not_started(tmp_path: Path):
+    core = make_core(tmp_path)
+    asked = []
+
+    def refuse(method, timeout=None, args=(), kwargs=None):
+        asked.append(args[0])
+        raise WorkerFailed(1, "OSError: the disk is full", "")
+
+    core.executor.collective_rpc = refuse
+    with pytest.raises(WorkerFailed, match="the disk is full"):
+        core.utility_profile(True)
+    assert asked == [True, False]
+    assert not core.profile.is_open
+
+
+def test_a_running_profile_is_written_at_shutdown(tmp_path: Path):
+    core = make_core(tmp_path)
+    core.utility_profile(True)
+    run_steps(core, 2)
+    core.shutdown()
+    assert "schedule" in only_trace(tmp_path).names
+
+
+def test_a_file_that_cannot_be_written_fails_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    core = make_core(tmp_path)
+    core.utility_profile(True, max_iterations=2)
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    path.mkdir()
+    run_steps(core, 6)
+    assert "failed" in caplog.text
+    core.utility_profile(False)
+
+
+def test_steps_of_a_wave_have_the_same_parts(tmp_path: Path):
+    core = make_core(tmp_path)
+    core.submit(request(0, max_tokens=2))
+    core.utility_profile(True)
+    while core.has_work():
+        core.lockstep_step()
+    core.utility_profile(False)
+    trace = only_trace(tmp_path)
+    assert trace.names == {"step", "schedule", "execute", "wait", "update"}
+    assert len(trace.of("step")) == len(trace.of("update")) == 2
+
+
+def test_objects_whose_parts_cannot_be_replaced_are_left_as_they_were(tmp_path: Path):
+    class Fixed:
+        __slots__ = ()
+
+        def compute(self) -> None: ...
+
+    core = make_core(tmp_path)
+    core.profile.add(Fixed(), compute="compute")
+    with pytest.raises((AttributeError, TypeError)):
+        core.utility_profile(True)
+    assert not core.profile.is_open
+    assert not list(tmp_path.iterdir())
+    assert "schedule" not in vars(core.scheduler)
+    assert "execute" not in vars(core.executor)

@@ -1,0 +1,119 @@
+"""A profile of a worker has the parts of its steps by name, and costs nothing while there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_worker import checkpoint, start  # noqa: F401  # a fixture
+from traces import read_trace
+
+from raycore.errors import InvalidInput
+from raycore.messages import NewRequest, StepPlan
+from raycore.sampling_params import SamplingParams
+from raycore.worker.worker import Worker
+
+PARTS = {
+    *("update_requests", "apply_plan", "prepare_inputs", "forward", "embed_tokens", "norm", "lm_head", "sample"),
+    *("input_layernorm", "qkv_proj", "attention", "o_proj", "post_attention_layernorm", "mlp"),
+}
+
+
+def make_worker(checkpoint: str, tmp_path: Path, **settings: object) -> Worker:  # noqa: F811
+    settings = {"torch_profiler_with_stack": False, "torch_profiler_use_gzip": False} | settings
+    directory = str(tmp_path / "traces")
+    worker = start(checkpoint, profiler_config={"profiler": "torch", "torch_profiler_dir": directory, **settings})
+    worker.initialize_cache(8)
+    return worker
+
+
+def run_steps(worker: Worker, num_steps: int, first: int = 0) -> None:
+    """Run a prompt of 5 tokens, and then decodes."""
+    prompt = np.arange(3, 8, dtype=np.int32)
+    params = SamplingParams(temperature=1.0, ignore_eos=True)
+    request = NewRequest(0, prompt.tobytes(), 5, 0, np.arange(2, dtype=np.int32).tobytes(), params, 0)
+    slot = np.int32(0).tobytes()
+    for step in range(first, first + num_steps):
+        is_new = step == 0
+        num_tokens = np.int32(5).tobytes() if is_new else b""
+        assert worker.execute_model(StepPlan(step, slot, num_tokens, new_requests=[request] if is_new else []))
+
+
+def test_the_parts_of_a_step_have_names(checkpoint: str, tmp_path: Path):  # noqa: F811
+    worker = make_worker(checkpoint, tmp_path, torch_profiler_record_shapes=True)
+    worker.profile(True, "run")
+    run_steps(worker, 3)
+    worker.profile(False)
+    (path,) = (tmp_path / "traces").iterdir()
+    assert path.name.startswith("run_dp0_tp0.")
+    assert path.name.endswith(".pt.trace.json")
+    trace = read_trace(path)
+    assert trace.names >= PARTS
+    assert trace.beginning_with("step ") == [
+        "step 0: 1 requests, 5 tokens",
+        "step 1: 1 requests, 1 tokens",
+        "step 2: 1 requests, 1 tokens",
+    ]
+    assert len(trace.of("qkv_proj")) == len(trace.of("mlp")) == len(trace.of("attention")) == 3 * 2
+    assert len(trace.of("forward")) == len(trace.of("sample")) == 3
+    assert all(trace.lies_within(name, "forward") for name in ("attention", "qkv_proj", "mlp", "norm"))
+    assert "Input Dims" in str(trace.calls)
+
+
+def test_nothing_is_left_of_it_when_it_has_ended(checkpoint: str, tmp_path: Path):  # noqa: F811
+    worker = make_worker(checkpoint, tmp_path)
+
+    def parts() -> list[object]:
+        found = [(id(owner), name, vars(owner).get(name)) for owner, names in worker._runner.parts() for name in names]
+        return [*found, vars(worker._runner).get("launch")]
+
+    before = parts()
+    worker.profile(True)
+    assert parts() != before
+    worker.profile(False)
+    assert parts() == before
+    worker.profile(False)
+
+
+def test_it_begins_and_ends_after_steps(checkpoint: str, tmp_path: Path):  # noqa: F811
+    worker = make_worker(checkpoint, tmp_path, delay_iterations=9)
+    worker.profile(True, delay_iterations=1, max_iterations=2)
+    run_steps(worker, 4)
+    (path,) = (tmp_path / "traces").iterdir()
+    steps = read_trace(path).beginning_with("step ")
+    assert [name.split(":")[0] for name in steps] == ["step 1", "step 2"]
+    assert "launch" not in vars(worker._runner)
+    worker.profile(True, delay_iterations=0)  # the first has ended
+    with pytest.raises(InvalidInput, match="a profile is running"):
+        worker.profile(True)
+    run_steps(worker, 1, first=4)
+    worker.profile(False)
+    assert len(list((tmp_path / "traces").iterdir())) == 2
+
+
+def test_python_functions_are_recorded_if_asked_for(checkpoint: str, tmp_path: Path):  # noqa: F811
+    worker = make_worker(checkpoint, tmp_path, torch_profiler_with_stack=True, torch_profiler_with_memory=True)
+    worker.profile(True)
+    run_steps(worker, 1)
+    worker.profile(False)
+    (path,) = (tmp_path / "traces").iterdir()
+    assert any("decoder.py" in name for name in read_trace(path).names)
+    assert "[memory]" in path.read_text()
+
+
+def test_a_running_profile_is_written_at_shutdown(checkpoint: str, tmp_path: Path):  # noqa: F811
+    worker = make_worker(checkpoint, tmp_path)
+    worker.profile(True)
+    run_steps(worker, 1)
+    worker.shutdown()
+    (path,) = (tmp_path / "traces").iterdir()
+    assert "forward" in read_trace(path).names
+
+
+def test_without_the_option_there_are_none(checkpoint: str):  # noqa: F811
+    worker = start(checkpoint)
+    worker.initialize_cache(4)
+    with pytest.raises(InvalidInput, match="profiler_config"):
+        worker.profile(True)
+    worker.profile(False)
