@@ -132,7 +132,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "dummy", "sharded_state"],
         option(
             "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. "
-            "sharded_state: read the files that save_sharded_state() has written, with the same tensor_parallel_size."
+            "sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes."
         ),
     ] = "auto"
     model_loader_extra_config: Annotated[

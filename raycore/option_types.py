@@ -94,8 +94,7 @@ class EngineOptions(VllmOptions, total=False):
     auto."""
     load_format: Literal["auto", "dummy", "sharded_state"]
     """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed.
-    sharded_state: read the files that save_sharded_state() has written, with the same tensor_parallel_size. Default:
-    auto."""
+    sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes. Default: auto."""
     model_loader_extra_config: str | dict[str, Any] | None
     """With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern."""
     quantization: Literal["fp8"] | None
