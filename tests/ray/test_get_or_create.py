@@ -36,7 +36,7 @@ def test_the_same_call_gives_the_same_engine_and_a_changed_one_takes_its_place(c
     first = LLM.get_or_create(MODEL, tensor_parallel_size=2, **LIMITS)
     first.sleep(2)
     assert LLM.get_or_create(MODEL, tensor_parallel_size=2, data_parallel_size=1, **LIMITS) is first
-    assert "an engine that is asleep: requests wait until wake_up()" in caplog.text
+    assert "is asleep: requests wait until wake_up()" in caplog.text
     pids = [pid for info in first.engine_infos for pid in (info.pid, *info.worker_pids)]
 
     second = LLM.get_or_create(MODEL, tensor_parallel_size=2, max_num_seqs=8, **LIMITS)

@@ -257,11 +257,15 @@ def test_a_scheduler_of_ones_own_decides_who_runs_first(ray_cluster):
     ended: list[int] = []
 
     async def run(engine: AsyncLLM) -> None:
+        runs = asyncio.Event()
+
         async def generate(number: int) -> None:
-            params = ENDLESS if number == 0 else GREEDY  # the others come while this one runs
-            async for output in engine.generate("27 + 58 =", params, stream=False):
-                assert output.finished
-                ended.append(number)
+            if number:
+                await runs.wait()  # the others come while the first one runs
+            async for output in engine.generate("27 + 58 =", GREEDY if number else ENDLESS):
+                runs.set()
+                if output.finished:
+                    ended.append(number)
 
         await asyncio.gather(*map(generate, range(4)))
 

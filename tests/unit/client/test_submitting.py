@@ -126,7 +126,7 @@ def test_an_interrupt_anywhere_leaves_no_request_and_no_lock(tokenizer):
     num_calls = 0
     while interrupted_at_call(num_calls, tokenizer):
         num_calls += 1
-    assert num_calls > 20
+    assert num_calls > 10
 
 
 def interrupted_at_call(number: int, tokenizer) -> bool:
