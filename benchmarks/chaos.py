@@ -8,6 +8,7 @@ this machine: a head for this program, and a few more nodes than ranks.
     python benchmarks/chaos.py                          500 requests at DP 2, then at DP 3
     python benchmarks/chaos.py --one-node               only kill processes, all on one node
     python benchmarks/chaos.py --no-batch-invariant     results may differ by rounding
+    python benchmarks/chaos.py --stages 2               ranks with two pipeline stages, each of which breaks
 
 Without batch invariance, the last bits of a token's logits depend on what else is in its step, so a different token may
 win where the best two are nearly tied. If a greedy result has a different token, the undisturbed run's logits of the
@@ -42,15 +43,23 @@ from raycore.demo import demo_model_path, held_out_problems
 from raycore.engine.rank_events import RanksLost, RankUp
 from raycore.node.processes import is_running
 
-CPUS_PER_NODE = 2
-"""A rank has an engine and a worker."""
 ROUNDING = 1e-3
 """Without batch invariance, tokens whose logits are closer than this may swap. The error in float32 is far smaller."""
 STEP_TIMEOUT_S = 2.0
 RECOVERY_S = 120.0
 """Seconds within which all ranks have to serve again at the end."""
-KINDS = ("kill engine", "kill worker", "stop engine", "stop worker", "raise in a step", "remove node")
-TOLD_AT_ONCE = ("kill engine", "kill worker")
+
+
+def fault_kinds(num_stages: int) -> list[str]:
+    """The kinds of faults. A worker of each stage is a kind of its own."""
+    workers = ["worker"] if num_stages == 1 else [f"worker of stage {stage}" for stage in range(num_stages)]
+    both = [f"{act} {process}" for act in ("kill", "stop") for process in ("engine", *workers)]
+    return [*both, "raise in a step", "remove node"]
+
+
+def is_told_at_once(kind: str) -> bool:
+    """Whether Ray says at once that a process has ended."""
+    return kind.startswith("kill")
 
 
 @dataclass
@@ -175,14 +184,14 @@ def make_requests(count: int, seed: int, all_logprobs: bool) -> list[tuple[str, 
 class OneNode:
     """A local Ray with one node."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, num_stages: int) -> None:
         import ray
 
-        num_cpus = num_ranks * CPUS_PER_NODE
+        num_cpus = num_ranks * (1 + num_stages)  # a rank has an engine and a worker of each stage
         options = {"object_store_memory": 200 << 20, "include_dashboard": False, "logging_level": logging.ERROR}
         ray.init(address="local", num_cpus=num_cpus, log_to_driver=False, **options)
         self.ray = ray
-        self.kinds = list(TOLD_AT_ONCE)
+        self.kinds = [kind for kind in fault_kinds(num_stages) if is_told_at_once(kind)]
 
     def close(self) -> None:
         self.ray.shutdown()
@@ -191,14 +200,15 @@ class OneNode:
 class Nodes:
     """A cluster with several nodes on this machine. Nodes can be removed."""
 
-    def __init__(self, num_ranks: int, num_spare: int) -> None:
+    def __init__(self, num_ranks: int, num_stages: int, num_spare: int) -> None:
         """`num_spare`: nodes in addition to one per rank, which can be removed."""
         import ray
         from ray.cluster_utils import Cluster
 
         self.num_needed = num_ranks
+        self._kinds = fault_kinds(num_stages)
         options = {"object_store_memory": 100 << 20, "include_dashboard": False}
-        self._options = options | {"num_cpus": CPUS_PER_NODE}
+        self._options = options | {"num_cpus": 1 + num_stages}
         self.cluster = Cluster(initialize_head=True, head_node_args=options | {"num_cpus": 0})
         self.nodes = [self.cluster.add_node(**self._options) for _ in range(num_ranks + num_spare)]
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
@@ -207,7 +217,7 @@ class Nodes:
     @property
     def kinds(self) -> list[str]:
         """The kinds of faults that can be injected now."""
-        return [kind for kind in KINDS if kind != "remove node" or len(self.nodes) > self.num_needed]
+        return [kind for kind in self._kinds if kind != "remove node" or len(self.nodes) > self.num_needed]
 
     def remove(self, node_id: str) -> None:
         """Crash a node."""
@@ -307,7 +317,8 @@ def break_rank(llm: AsyncLLM, nodes: Nodes | OneNode, observer: Observer, kind: 
     info = next(info for info in llm.engine_infos if info.dp_rank == dp_rank)
     fault = Fault(kind, dp_rank, time.monotonic(), num_outputs=observer.num_outputs_on(dp_rank))
     observer.faults.append(fault)
-    pid = info.worker_pids[0] if "worker" in kind else info.pid
+    process, _, stage = kind.partition(" of stage ")
+    pid = info.worker_pids[int(stage or 0)] if process.endswith("worker") else info.pid
     if kind.startswith("kill"):
         os.kill(pid, signal.SIGKILL)
     elif kind.startswith("stop"):
@@ -333,13 +344,14 @@ def percentile(values: list[float], percent: float) -> float:
 
 def run(dp: int, args: argparse.Namespace) -> bool:
     shared_before = shared_memory.files()
-    nodes = OneNode(dp) if args.one_node else Nodes(dp, args.spare_nodes)
+    nodes = OneNode(dp, args.stages) if args.one_node else Nodes(dp, args.stages, args.spare_nodes)
     started_s = time.monotonic()
     options = {"batch_invariant": True} if args.batch_invariant else {}
     llm = AsyncLLM(
         args.model,
         dtype=args.dtype,
         data_parallel_size=dp,
+        pipeline_parallel_size=args.stages,
         executor_backend="ray",
         num_threads=1,
         max_model_len=512,
@@ -410,11 +422,11 @@ def leftovers(nodes: Nodes | OneNode, pids: set[int]) -> list[str]:
 def report(dp, observer, comparison: Comparison, cold_start_s, elapsed_s, left) -> bool:
     faults = observer.faults
     kinds = Counter(fault.kind for fault in faults)
-    detections = [f.detected_s - f.injected_s for f in faults if f.detected_s and f.kind in TOLD_AT_ONCE]
+    detections = [f.detected_s - f.injected_s for f in faults if f.detected_s and is_told_at_once(f.kind)]
     serving = [f.serving_s - f.injected_s for f in faults if f.serving_s]
-    killed = [f.serving_s - f.injected_s for f in faults if f.serving_s and f.kind in TOLD_AT_ONCE]
+    killed = [f.serving_s - f.injected_s for f in faults if f.serving_s and is_told_at_once(f.kind)]
     pauses = [pause for fault in faults for pause in fault.pauses_s]
-    killed_pauses = [pause for fault in faults if fault.kind in TOLD_AT_ONCE for pause in fault.pauses_s]
+    killed_pauses = [pause for fault in faults if is_told_at_once(fault.kind) for pause in fault.pauses_s]
     gaps = [b - a for stream in observer.streams.values() for a, b in itertools.pairwise(stream.times_s)]
     rows = [
         ["", f"DP {dp}"],
@@ -445,6 +457,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(demo_model_path()))
     parser.add_argument("--dp", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--stages", type=int, default=1, help="number of pipeline stages of a rank")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--fault-interval-s", type=float, default=3.0, help="mean time between faults")
