@@ -29,6 +29,7 @@ from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of, with_options
 from raycore.plugins import Plugins, find_plugins, load_general_plugins
 from raycore.profiler_config import ProfilerConfig, parse_profiler_config
+from raycore.speculative_config import SpeculativeConfig, parse_speculative_config
 from raycore.vllm_options import without_vllm_options
 
 if TYPE_CHECKING:
@@ -544,6 +545,17 @@ class EngineConfig(msgspec.Struct, frozen=True):
             convert=parse_profiler_config,
         ),
     ] = None
+    speculative_config: Annotated[
+        SpeculativeConfig | None,
+        option(
+            "Speculative decoding: a request's next tokens are guessed, and one step verifies several. Outputs stay "
+            "the same. Keys as in vLLM: method (ngram or suffix), num_speculative_tokens, prompt_lookup_min, "
+            "prompt_lookup_max, and those that begin with suffix_decoding_. Steps have guesses only while they pay.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_speculative_config,
+        ),
+    ] = None
     plugins: Plugins = Plugins()
     """What installed packages add to raycore in all processes of the engine."""
     log_level: int = logging.WARNING
@@ -553,7 +565,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def max_steps_in_flight(self) -> int:
         """How many steps an engine starts before it takes the first one's result.
 
-        Engines in lockstep start one: its result says whether there is a next step.
+        Engines in lockstep start one: its result says whether there is a next step. So do engines that speculate,
+        because guesses follow the last token.
         """
         if self.parallel.is_lockstep:
             return 1
@@ -561,6 +574,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
             return self.scheduler.max_concurrent_batches
         if self.parallel.pipeline_parallel_size > 1:
             return self.parallel.pipeline_parallel_size
+        if self.speculative_config is not None:
+            return 1
         is_on = self.scheduler.async_scheduling
         return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
 
@@ -723,9 +738,15 @@ def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> 
 
 def _check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> None:
     num_steps, is_async = chosen.get("max_concurrent_batches"), chosen.get("async_scheduling")
+    num_stages = parallel.pipeline_parallel_size
+    if chosen.get("speculative_config") is not None and num_stages == 1 and (is_async or (num_steps or 1) > 1):
+        asked = f"max_concurrent_batches={num_steps}" if num_steps else "async_scheduling=True"
+        raise InvalidConfig(
+            f"{asked} can't be used with speculative_config, whose guesses follow the last token: omit one of them"
+        )
     if num_steps is None:
         return
-    if is_async is not None and is_async != (num_steps > 1) and parallel.pipeline_parallel_size == 1:
+    if is_async is not None and is_async != (num_steps > 1) and num_stages == 1:
         raise InvalidConfig(
             f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}, which means "
             f"{'more than one step' if is_async else 'one step'} in flight: omit one of them"

@@ -36,6 +36,11 @@ def first_seq_id(client_index: int) -> int:
     return client_index << _CLIENT_SHIFT
 
 
+def _ints(array: bytes) -> memoryview[int]:
+    """The elements of an int32 array."""
+    return memoryview(array).cast("i")
+
+
 class EngineRequest(msgspec.Struct, array_like=True):
     """One sequence of a request, as a client submits it to an engine. A request with `n=3` becomes three of these."""
 
@@ -95,7 +100,8 @@ class StepTokens(msgspec.Struct, array_like=True):
     starts: bytes
     """int32[n]: the position in its sequence of each slot's first token in the step."""
     num_sampled: bytes
-    """int32[n]: how many of each slot's tokens in the step, the last ones, a new token is sampled after."""
+    """int32[n]: how many of each slot's tokens in the step, the last ones, a new token is sampled after. All but the
+    first of these are drafts."""
     token_ids: bytes
     """int32[T]: the tokens, slot after slot."""
 
@@ -107,6 +113,9 @@ class StepPlan(msgspec.Struct, array_like=True):
     next `num_tokens[i]` tokens of `slots[i]`. If all known tokens of a slot have then been computed, the worker samples
     one new token and appends it to the slot's known tokens. If the plan has `tokens`, these say instead which tokens a
     slot has, from which position on, and after which of them the worker samples.
+
+    A *draft* is a guess of the token that a request gets next. The worker samples after each draft, too, and keeps the
+    tokens up to the first one that differs from the draft in its place.
     """
 
     step: int
@@ -121,7 +130,17 @@ class StepPlan(msgspec.Struct, array_like=True):
     new_block_ids: bytes = b""
     """int32[m]: the blocks."""
     tokens: StepTokens | None = None
-    """None: the workers know the tokens, because they have sampled them."""
+    """None: the workers know the tokens, because they have sampled them, and the step has no drafts."""
+
+    @property
+    def num_step_tokens(self) -> int:
+        """Number of tokens that the step computes."""
+        return sum(_ints(self.num_tokens)) if self.num_tokens else len(self.slots) // 4
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the step verifies drafts."""
+        return self.tokens is not None and max(_ints(self.tokens.num_sampled), default=0) > 1
 
 
 class StepResult(msgspec.Struct, array_like=True):
@@ -129,14 +148,17 @@ class StepResult(msgspec.Struct, array_like=True):
 
     step: int
     token_ids: bytes = b""
-    """int32[n]: the sampled token of each slot, -1 where none was sampled (a prompt's earlier chunks)."""
+    """int32[k]: the new tokens, slot after slot."""
+    num_tokens: bytes = b""
+    """int32[n]: the number of each slot's new tokens; empty means one each. It is 0 for a prompt's earlier chunks, and
+    more than 1 if drafts were right."""
     logprobs: list[tuple[int, TokenLogprobs]] = []
-    """(index into `slots`, logprobs of the sampled token), for requests with `logprobs`."""
+    """(index into `slots`, logprobs of a new token), for requests with `logprobs`, in the order of `token_ids`."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
     """(index into `slots`, first position, logprobs of that position and of the following ones), for requests with
     `prompt_logprobs`."""
     failed: list[tuple[int, str]] = []
-    """(index into `slots`, reason) of requests that fail. Their elements of `token_ids` mean nothing."""
+    """(index into `slots`, reason) of requests that fail. Their last new token means nothing."""
     is_anyone_busy: bool = True
     """For ranks that share experts: whether any of them had tokens to compute in this step."""
 
@@ -149,6 +171,19 @@ class FinishedRequest(NamedTuple):
     """`stop`, `length`, `abort`, `error` (refused) or `failed` (can't continue)."""
     stop_reason: int | str | None = None
     """The token of `stop_token_ids` that ended the sequence. For `error` and `failed`, the error's text."""
+
+
+class DraftStats(msgspec.Struct, frozen=True, array_like=True):
+    """What has become of a rank's drafts since its start."""
+
+    num_drafts: int = 0
+    """How many times a step had drafts for a request."""
+    num_draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    """Number of drafted tokens that were right, by their place in the draft."""
+
+
+NO_DRAFTS = DraftStats()
 
 
 class LoadView(msgspec.Struct, frozen=True, array_like=True):
@@ -166,6 +201,7 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that the lookups found."""
     num_deferred: int = 0
     """Requests among `num_waiting` that wait for their grammars to be compiled."""
+    drafts: DraftStats = NO_DRAFTS
 
 
 NO_LOAD = LoadView(0, 0, 0.0)
@@ -221,8 +257,8 @@ class OutputBatch(SequenceNews, array_like=True):
     """int32[k]: the tokens."""
     steps: list[tuple[int, float, float]] = []
     """(tokens, age, duration) of each step in this batch, in order: the number of tokens that the step generated for
-    this client, at most one per sequence; seconds from the end of the step until the batch was sent; seconds from the
-    step's plan to its result."""
+    this client; seconds from the end of the step until the batch was sent; seconds from the step's plan to its
+    result."""
     load: LoadView = NO_LOAD
     """The rank's load when the batch was sent."""
 

@@ -53,7 +53,6 @@ class VllmOptions(TypedDict, total=False):
     max_long_partial_prefills: object
     long_prefill_token_threshold_adaptive: object
     num_lookahead_slots: object
-    speculative_config: object
     speculative_model: object
     enable_lora: object
     lora_modules: object
@@ -118,6 +117,10 @@ class EngineOptions(VllmOptions, total=False):
     """Lets start_profile() and stop_profile() profile steps with torch's profiler. Keys as in vLLM: profiler (torch),
     torch_profiler_dir, torch_profiler_with_stack, torch_profiler_record_shapes, torch_profiler_with_memory,
     torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and max_iterations."""
+    speculative_config: str | dict[str, Any] | None
+    """Speculative decoding: a request's next tokens are guessed, and one step verifies several. Outputs stay the same.
+    Keys as in vLLM: method (ngram or suffix), num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, and those
+    that begin with suffix_decoding_. Steps have guesses only while they pay."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int

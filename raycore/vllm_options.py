@@ -65,7 +65,7 @@ _NO_POOLING = "embedding, classification and scoring models aren't supported"
 _NO_HUB = "checkpoints are local directories and are never downloaded"
 _NO_LORA = "LoRA adapters aren't supported"
 _NO_QUANTIZATION = "the KV cache can't be quantized"
-_NO_SPECULATION = "speculative decoding isn't supported"
+_NO_SPECULATION = "use speculative_config"
 _NO_CODE = "code from checkpoints is never run"
 _NO_OFFLOADING = "CPU offloading isn't supported"
 _NO_TRANSFER = "KV cache transfer between engines isn't supported"
@@ -128,7 +128,6 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         ),
         VllmOption("long_prefill_token_threshold_adaptive", _OFF, "the threshold is always the configured number"),
         VllmOption("num_lookahead_slots", (0, None), _NO_SPECULATION),
-        VllmOption("speculative_config", (None, {}), _NO_SPECULATION),
         VllmOption("speculative_model", (None,), _NO_SPECULATION),
         VllmOption("enable_lora", _OFF, _NO_LORA),
         VllmOption("lora_modules", (None, [], ()), _NO_LORA),

@@ -30,6 +30,7 @@ from raycore.pending import Pending
 from raycore.profiler_config import checked_prefix, session_config
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
+from raycore.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,9 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
+        self._speculation = None
+        if config.speculative_config is not None:
+            self._speculation = Speculation(config.speculative_config, config.scheduler.max_num_seqs)
         self.scheduler = scheduler_class(
             config.scheduler,
             config.cache,
@@ -79,6 +83,7 @@ class EngineCore:
             config.model.spec.vocab_size,
             tells_tokens=config.parallel.pipeline_parallel_size > 1,
             num_turns=config.max_steps_in_flight if config.parallel.pipeline_parallel_size > 1 else 1,
+            speculation=self._speculation,
         )
         self._grammars = GrammarsUnderWay(executor)
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
@@ -189,6 +194,8 @@ class EngineCore:
     def _update(self, plan: StepPlan, result: StepResult, planned_s: float) -> StepOutputs:
         outputs = self.scheduler.update(plan, result)
         outputs.duration_s = time.monotonic() - planned_s
+        if self._speculation is not None:
+            self._speculation.observe(plan.num_step_tokens, plan.has_drafts, outputs.duration_s)
         outputs.queued = [(seq_id, planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
         return outputs
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from raycore.config import EngineConfig
 from raycore.messages import LoadView, StepPlan
 
@@ -37,9 +35,9 @@ def describe_failed_step(
 
 def _describe_plan(plan: StepPlan) -> str:
     num_requests, num_new = len(plan.slots) // _INT32_BYTES, len(plan.new_requests)
-    num_tokens = int(np.frombuffer(plan.num_tokens, np.int32).sum()) if plan.num_tokens else num_requests
     num_blocks = sum(len(new.block_ids) for new in plan.new_requests) + len(plan.new_block_ids)
     return (
-        f"plan of step {plan.step}: {num_requests} requests, {num_tokens} tokens; {num_new} requests get a slot, "
-        f"{len(plan.freed_slots)} slots become free, {num_blocks // _INT32_BYTES} blocks are handed out"
+        f"plan of step {plan.step}: {num_requests} requests, {plan.num_step_tokens} tokens; "
+        f"{num_new} requests get a slot, {len(plan.freed_slots)} slots become free, "
+        f"{num_blocks // _INT32_BYTES} blocks are handed out"
     )

@@ -47,7 +47,8 @@ class FreeText:
         self._tags = tags
         self._texts = texts
         self._num_kept = max(len(tag.text) for tag in tags)
-        self._tail = b""
+        self._tails = [b""]
+        """The last bytes of the output after each of its tokens."""
 
     def copy(self) -> FreeText:
         """A new `FreeText` with the same tags, at the beginning of another output."""
@@ -55,12 +56,17 @@ class FreeText:
 
     def advance(self, token_id: int) -> Tag | None:
         """Take the output's next token. If it completes a tag, returns the tag: the unconstrained part has ended."""
-        self._tail = (self._tail + self._texts[token_id])[-self._num_kept :]
-        return next((tag for tag in self._tags if self._tail.endswith(tag.text)), None)
+        tail = (self._tails[-1] + self._texts[token_id])[-self._num_kept :]
+        self._tails.append(tail)
+        return next((tag for tag in self._tags if tail.endswith(tag.text)), None)
+
+    def take_back(self, num_tokens: int) -> None:
+        """Return to the state before the last `num_tokens` tokens."""
+        del self._tails[len(self._tails) - num_tokens :]
 
     def forbidden_ids(self) -> NDArray[np.int64]:
         """The ids of the tokens that must not come next."""
-        found = [ids for tag in self._tags for ids in tag.overruns(self._tail)]
+        found = [ids for tag in self._tags for ids in tag.overruns(self._tails[-1])]
         return np.concatenate(found) if found else _NO_IDS
 
 

@@ -39,6 +39,9 @@ class StepInputs:
     """[R]: the index among the T tokens of the token that the new one follows."""
     next_positions: Ints
     """[R]: the position in its sequence that the new token gets."""
+    draft_ids: Ints | None
+    """[R]: the draft in the new token's place, or -1: then there is none, and the new token is its slot's last one.
+    None: the step has no drafts."""
     generations: Ints
     """[R]: the generation of its slot (see `SlotBatch.generation`)."""
     block_tables: NDArray[np.int32]
@@ -108,11 +111,14 @@ class SlotBatch:
             counts, token_slots, positions, num_decodes = np.ones_like(slots), slots, starts, len(slots)
         ends = starts + counts
         self.num_computed[slots] = ends
+        draft_ids = None
         if told is None:
             sampled, sampled_rows = self._after_known(slots, counts, ends, len(positions))
         else:
-            self.token_ids[token_slots, positions] = np.frombuffer(told.token_ids, np.int32)
+            token_ids = np.frombuffer(told.token_ids, np.int32)
+            self.token_ids[token_slots, positions] = token_ids
             sampled, sampled_rows = _told_rows(counts, np.frombuffer(told.num_sampled, np.int32).astype(np.int64))
+            draft_ids = _drafts(sampled, sampled_rows, token_ids)
         step = StepInputs(
             slots=slots,
             counts=counts,
@@ -123,6 +129,7 @@ class SlotBatch:
             sampled=sampled,
             sampled_rows=sampled_rows,
             next_positions=positions[sampled_rows] + 1,
+            draft_ids=draft_ids,
             generations=self.generation[slots[sampled]],
             block_tables=self.block_tables,
             tables_version=self._tables_version,
@@ -137,6 +144,16 @@ class SlotBatch:
         if not is_current.all():
             slots, positions, token_ids = slots[is_current], positions[is_current], token_ids[is_current]
         self.token_ids[slots, positions] = token_ids
+
+    def drop_drafts(self, step: StepInputs, num_new: Ints) -> None:
+        """Count the drafts of a step that were wrong neither as known nor as computed.
+
+        `num_new`: [n]: the number of each slot's new tokens.
+        """
+        last_rows = np.searchsorted(step.sampled, np.flatnonzero(num_new)) + num_new[num_new > 0] - 1
+        slots, positions = step.sampled_slots[last_rows], step.next_positions[last_rows]
+        self.num_computed[slots] = positions
+        self.num_known[slots] = positions + 1
 
     def _after_known(self, slots: Ints, counts: Ints, ends: Ints, num_tokens: int) -> tuple[Ints, Ints]:
         """Return `StepInputs.sampled` and `sampled_rows` of a step that samples after each slot's last known token."""
@@ -176,6 +193,17 @@ def _told_rows(counts: Ints, num_sampled: Ints) -> tuple[Ints, Ints]:
     tokens."""
     sampled = np.repeat(np.arange(len(counts)), num_sampled)
     return sampled, np.repeat(np.cumsum(counts) - num_sampled, num_sampled) + _counted(num_sampled)
+
+
+def _drafts(sampled: Ints, sampled_rows: Ints, token_ids: NDArray[np.int32]) -> Ints | None:
+    """Return `StepInputs.draft_ids` of a step whose tokens are `token_ids`."""
+    has_draft = sampled[:-1] == sampled[1:]
+    if not has_draft.any():
+        return None
+    draft_ids = np.full(len(sampled), -1, np.int64)
+    with_draft = np.flatnonzero(has_draft)
+    draft_ids[with_draft] = token_ids[sampled_rows[with_draft] + 1]
+    return draft_ids
 
 
 def _counted(counts: Ints) -> Ints:

@@ -8,6 +8,7 @@ module knows nothing of processes, memory limits, or where the weights come from
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,7 @@ from raycore.model.rows import TILE_ROWS
 from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
 from raycore.model.transfers import Download
+from raycore.model.verification import verify
 from raycore.profile_session import Parts
 
 _PromptLogprobs = tuple[int, int, list[TokenLogprobsDownload]]
@@ -49,6 +51,10 @@ class LaunchedStep:
     """(indexes in `step.sampled`, their log probabilities)."""
     prompt_logprobs: list[_PromptLogprobs] = field(default_factory=list[_PromptLogprobs])
     """(index in `step.slots`, first position, log probabilities of the prompt from there on)."""
+    failed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """(index in `step.sampled`, why its request can't continue if it gets this far)."""
+    sampler: Sampler | None = None
+    """None: the step samples nothing."""
 
     def done(self) -> bool:
         """Whether the device has finished the step."""
@@ -61,22 +67,39 @@ class LaunchedStep:
             TimeoutError: the device hasn't finished within `timeout` seconds.
         """
         step, result = self.step, self.result_so_far
-        token_ids = np.full(len(step.slots), -1, np.int32)
         if self.token_ids is not None:
             self.token_ids.wait(timeout)
             (sampled_ids,) = self.token_ids.arrays()
             self.batch.receive(step, sampled_ids)
             if step.is_decoding:
-                token_ids = sampled_ids.astype(np.int32)
+                result.token_ids = sampled_ids.astype(np.int32).tobytes()
+                self._add_extras(range(len(sampled_ids)))
             else:
-                token_ids[step.sampled] = sampled_ids
-        result.token_ids = token_ids.tobytes()
-        for rows, download in self.logprobs:
-            result.logprobs.extend(zip(step.sampled[rows].tolist(), download.entries(), strict=True))
+                new = verify(step, sampled_ids)
+                if step.draft_ids is not None:
+                    self.batch.host.drop_drafts(step, new.counts)
+                result.token_ids = sampled_ids[new.rows].astype(np.int32).tobytes()
+                result.num_tokens = new.counts.astype(np.int32).tobytes()
+                self._add_extras(set(new.rows.tolist()))
+        elif len(step.slots):
+            result.num_tokens = np.zeros(len(step.slots), np.int32).tobytes()
         for index, first, downloads in self.prompt_logprobs:
             entries = [entry for download in downloads for entry in download.entries()]
             result.prompt_logprobs.append((index, first, entries))
         return result
+
+    def _add_extras(self, kept: Container[int]) -> None:
+        """Add log probabilities and failures of the rows of `step.sampled` that are kept to the result."""
+        result, indexes = self.result_so_far, self.step.sampled
+        for rows, download in self.logprobs:
+            pairs = zip(rows, download.entries(), strict=True)
+            result.logprobs.extend((int(indexes[row]), entry) for row, entry in pairs if row in kept)
+        for row, why in self.failed:
+            if row in kept:
+                result.failed.append((int(indexes[row]), why))
+            else:
+                assert self.sampler is not None
+                self.sampler.take_back_failure(int(self.step.sampled_slots[row]))
 
 
 class ModelRunner:
@@ -272,6 +295,6 @@ class ModelRunner:
             sampled = self._sampler.sample(logits_RV, slots, step.next_positions, self._batch)
             token_ids_R = sampled.token_ids_R
             launched.logprobs = sampled.logprobs
-            launched.result_so_far.failed = [(int(step.sampled[row]), why) for row, why in sampled.failed]
+            launched.failed, launched.sampler = sampled.failed, self._sampler
         self._batch.append(tensors, token_ids_R)
         launched.token_ids = Download([token_ids_R])

@@ -18,9 +18,10 @@ class StepOutputs(SequenceNews, eq=False):
     """One step's outputs. The arrays are read-only, because the scheduler may still use them."""
 
     seq_ids: NDArray[np.int64] = np.empty(0, np.int64)
-    """int64[k]: `seq_ids[i]` is the sequence that got `token_ids[i]`. No seq_id occurs twice."""
+    """int64[k]: `seq_ids[i]` is the sequence that got `token_ids[i]`. A sequence that got several tokens occurs as
+    often, without others between."""
     token_ids: NDArray[np.int32] = np.empty(0, np.int32)
-    """int32[k]: the new token of each sequence in `seq_ids`."""
+    """int32[k]: the new tokens."""
     duration_s: float = 0.0
     """Seconds from the planning of the step to the arrival of its result. The engine sets this field and `queued`."""
     flush_interval_s: float = math.inf

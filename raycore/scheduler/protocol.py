@@ -11,6 +11,7 @@ from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.plugins import SCHEDULERS
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.scheduler import Scheduler
+from raycore.speculation.speculation import Speculation
 
 
 class SchedulerProtocol(Protocol):
@@ -29,6 +30,7 @@ class SchedulerProtocol(Protocol):
         *,
         tells_tokens: bool = False,
         num_turns: int = 1,
+        speculation: Speculation | None = None,
     ) -> None:
         """Create a scheduler without requests.
 
@@ -37,6 +39,7 @@ class SchedulerProtocol(Protocol):
             vocab_size: size of the model's vocabulary. Token ids are smaller.
             tells_tokens: plans say which tokens they compute (`StepPlan.tokens`), because not every worker samples.
             num_turns: number of steps that decodes take turns in, so that all stages of a pipeline have work.
+            speculation: guesses the next tokens of decodes. None: nothing does. A scheduler may ignore it.
         """
         ...
 

@@ -23,7 +23,7 @@ This module knows nothing of connections, time, or tensors.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +33,25 @@ from raycore.errors import InvalidRequest
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.prefix_cache import PrefixCache
-from raycore.messages import EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult, client_of
+from raycore.messages import (
+    NO_DRAFTS,
+    EngineRequest,
+    FinishedRequest,
+    LoadView,
+    StepPlan,
+    StepResult,
+    client_of,
+)
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.request import Request, RequestLimits
 from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotTable
-from raycore.scheduler.step_builder import Chunk, InFlight, StepBuilder
+from raycore.scheduler.step_builder import Chunk, InFlight, NewTokens, StepBuilder
+from raycore.speculation.speculation import Speculation
+
+_End = tuple[Request, str, int | str | None]
+"""A request that ends, its finish reason and its stop reason, or why it failed."""
 
 
 class Scheduler:
@@ -52,6 +64,7 @@ class Scheduler:
             before the next one is planned.
         num_turns: the number of steps that running decodes take turns in. A step then has at most 1 of `num_turns`
             equal parts of the running requests as decodes.
+        speculation: guesses the next tokens of decodes. None: nothing does.
     """
 
     def __init__(
@@ -63,11 +76,13 @@ class Scheduler:
         *,
         tells_tokens: bool = False,
         num_turns: int = 1,
+        speculation: Speculation | None = None,
     ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
         self._tells_tokens = tells_tokens
         self._num_turns = num_turns
+        self._speculation = speculation
         self._block_size = cache.block_size
         self._limits = RequestLimits(vocab_size, config.max_model_len, cache.block_size, num_blocks)
         prefix_cache = PrefixCache() if cache.enable_prefix_caching else None
@@ -160,6 +175,7 @@ class Scheduler:
             self._num_queried_tokens,
             self._num_cached_tokens,
             len(self._held),
+            NO_DRAFTS if self._speculation is None else self._speculation.stats,
         )
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -190,8 +206,10 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step. Returns None if there is nothing to compute until a result or a request arrives."""
         step, has_preempted = self._fit_running()
+        if self._speculation is not None:
+            self._draft(step, self._speculation)
         self._advance_decodes(step)
-        budget = self._config.max_num_batched_tokens - len(step.decodes.slots)
+        budget = self._config.max_num_batched_tokens - len(step.decodes.slots) - step.num_drafts
         for chunk in step.chunks:
             budget -= chunk.num_tokens
             self._advance_chunk(chunk, step)
@@ -281,6 +299,32 @@ class Scheduler:
         at_end = (num_computed + 1 >= batch.max_tokens).nonzero()[0]
         if len(at_end):
             table.set_phase(batch.slots[at_end], LAST)
+        for slot, drafts in step.drafts.items():
+            table.advance_over_drafts(slot, len(drafts))
+            added = self._blocks.grow(slot, int(table.computed[slot]))
+            step.block_slots += [slot] * len(added)
+            step.block_ids += added
+
+    def _draft(self, step: StepBuilder, speculation: Speculation) -> None:
+        """Add drafts to the step's decodes, as far as tokens and blocks are left over."""
+        table, slots = self._slots, step.decodes.slots
+        num_other = sum(chunk.num_tokens for chunk in step.chunks)
+        budget = self._config.max_num_batched_tokens - len(slots) - num_other
+        # a draft may take a request to its last token but one, after which the last one is sampled
+        limits = step.decodes.max_tokens - table.computed[slots] - 2
+        needed = len(step.block_slots) + sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
+        # leave each running request a block to grow
+        spare = self._pool.num_free - needed - table.num_running
+        for slot, drafts in speculation.propose(slots, table, limits, budget, num_other).items():
+            computed = int(table.computed[slot]) + 1
+            held = max(int(self._blocks.capacity[slot]), -(-computed // self._block_size) * self._block_size)
+            missing = max(0, -((held - computed - len(drafts)) // self._block_size))
+            if missing > spare:
+                drafts = drafts[: held - computed]
+                missing = 0
+            spare -= missing
+            if len(drafts):
+                step.drafts[slot] = drafts
 
     def _advance_chunk(self, chunk: Chunk, step: StepBuilder) -> None:
         """Plan a chunk of a request in PREFILL, and allocate the blocks that the request lacks for it."""
@@ -353,6 +397,8 @@ class Scheduler:
         if self._slots.phase[slot] == PREFILL:
             self._prefills.remove(request)
         self._slots.leave(request)
+        if self._speculation is not None:
+            self._speculation.forget(slot, request.num_prompt_tokens)
         self._blocks.end(slot)
         self._freed_slots.append(slot)
 
@@ -362,58 +408,65 @@ class Scheduler:
         """Apply the result of the oldest plan in flight to the requests. Returns the step's outputs."""
         step = self._in_flight.popleft()
         assert step.step == plan.step == result.step, (step.step, plan.step, result.step)
-        table, batch = self._slots, step.batch
-        token_ids = np.frombuffer(result.token_ids, np.int32)
-        rows = step.live_rows(table)
-        if rows is None:
-            outputs = StepOutputs(seq_ids=batch.seq_ids, token_ids=token_ids, flush_interval_s=batch.flush_interval_s)
-            slots, max_tokens = batch.slots, batch.max_tokens
-        else:
-            token_ids = token_ids[rows]
-            slots, max_tokens = batch.slots[rows], batch.max_tokens[rows]
-            flush_interval_s = float(table.flush_interval_s[slots].min(initial=np.inf))
-            outputs = StepOutputs(seq_ids=batch.seq_ids[rows], token_ids=token_ids, flush_interval_s=flush_interval_s)
+        table = self._slots
+        new = step.new_tokens(result, table)
+        ends = self._find_ends(step, result, new)
+        if step.drafts and ends:
+            new = new.where(_before_ends(new, ends))
+        table.tokens[new.slots, new.positions] = new.token_ids
+        table.received[new.slots] = new.positions + 1
+        table.resume(new.slots)
+        outputs = self._outputs(step, new)
         if step.started or result.logprobs or result.prompt_logprobs:
-            step.add_extras(outputs, result, rows, table)
-        failures = step.failures(result, rows) if result.failed else {}
-        received = table.received[slots]
-        table.tokens[slots, received] = token_ids
-        received += 1
-        table.received[slots] = received
-        table.resume(slots)
-        may_end = ((table.num_stoppers[token_ids] > 0) | (received >= max_tokens)).nonzero()[0]
-        if failures:
-            outputs.finished = self._fail(failures, slots)
-            may_end = may_end[~np.isin(may_end, list(failures))]
-        if len(may_end):
-            outputs.finished += self._finish(may_end, slots, token_ids, received)
+            step.add_extras(outputs, result, new, table)
+        for request, reason, detail in ends.values():
+            outputs.finished.append(FinishedRequest(request.seq_id, reason, detail))
+            self._drop(request)
+        if step.drafts:
+            self._drop_drafts(step, result)
         return outputs
 
-    def _finish(
-        self,
-        candidates: NDArray[np.int64],
-        slots: NDArray[np.int64],
-        token_ids: NDArray[np.int32],
-        received: NDArray[np.int64],
-    ) -> list[FinishedRequest]:
-        finished: list[FinishedRequest] = []
-        for index in candidates.tolist():
-            request = self._slots.requests[int(slots[index])]
+    def _find_ends(self, step: InFlight, result: StepResult, new: NewTokens) -> dict[int, _End]:
+        """Return the requests that end, by the index in `new` of their last token."""
+        table = self._slots
+        max_tokens = step.batch.max_tokens[new.rows]
+        is_candidate = (table.num_stoppers[new.token_ids] > 0) | (new.positions + 1 >= max_tokens)
+        candidates = is_candidate.nonzero()[0].tolist()
+        failures: dict[int, str] = {}
+        if result.failed:
+            # a request fails at the last of its new tokens
+            last = {row: index for index, row in enumerate(new.rows.tolist())}
+            failures = {last[row]: why for row, why in result.failed if row in last}
+            candidates = sorted({*candidates, *failures})
+        ends: dict[int, _End] = {}
+        ended_row = -1
+        for index in candidates:
+            if new.rows[index] == ended_row:
+                continue
+            request = table.requests[int(new.slots[index])]
             assert request is not None
-            end = request.end_of(int(token_ids[index]), int(received[index]))
-            if end is not None:
-                finished.append(FinishedRequest(request.seq_id, *end))
-                self._drop(request)
-        return finished
+            if index in failures:
+                ends[index] = (request, "failed", failures[index])
+            elif (end := request.end_of(*new.at(index))) is not None:
+                ends[index] = (request, *end)
+            if index in ends:
+                ended_row = new.rows[index]
+        return ends
 
-    def _fail(self, failures: dict[int, str], slots: NDArray[np.int64]) -> list[FinishedRequest]:
-        finished: list[FinishedRequest] = []
-        for index, why in failures.items():
-            request = self._slots.requests[int(slots[index])]
-            assert request is not None
-            finished.append(FinishedRequest(request.seq_id, "failed", why))
-            self._drop(request)
-        return finished
+    def _outputs(self, step: InFlight, new: NewTokens) -> StepOutputs:
+        batch = step.batch
+        if len(new.rows) == len(batch.slots) and not step.drafts:
+            return StepOutputs(seq_ids=batch.seq_ids, token_ids=new.token_ids, flush_interval_s=batch.flush_interval_s)
+        flush_interval_s = float(self._slots.flush_interval_s[new.slots].min(initial=np.inf))
+        return StepOutputs(seq_ids=batch.seq_ids[new.rows], token_ids=new.token_ids, flush_interval_s=flush_interval_s)
+
+    def _drop_drafts(self, step: InFlight, result: StepResult) -> None:
+        """Count the step's drafts, and forget those that were wrong."""
+        assert self._speculation is not None
+        self._slots.settle(step.drafted_slots(self._slots))
+        num_new = np.frombuffer(result.num_tokens, np.int32)
+        for row in np.flatnonzero(np.isin(step.batch.slots, list(step.drafts))).tolist():
+            self._speculation.count(len(step.drafts[int(step.batch.slots[row])]), int(num_new[row]) - 1)
 
     def _drop(self, request: Request) -> None:
         self._vacate(request)
@@ -431,3 +484,11 @@ class Scheduler:
         }
         for request in running:
             assert self._blocks.capacity[request.slot] >= self._slots.computed[request.slot]
+
+
+def _before_ends(new: NewTokens, ends: Collection[int]) -> NDArray[np.bool_]:
+    """Return, for each new token, whether its request has not ended before it. `ends`: indexes of last tokens."""
+    is_kept = np.ones(len(new.rows), np.bool_)
+    for index in ends:
+        is_kept[index + 1 : np.searchsorted(new.rows, new.rows[index], "right")] = False
+    return is_kept

@@ -6,12 +6,14 @@ rows quickly:
 * PREFILL: some of the tokens that the request had when it got its slot have not been planned yet.
 * DECODE: exactly one known token has not been planned: the last one sampled, whose value may still be in flight.
 * STALLED: as DECODE, but the last token's value is in flight, and the next token can't be planned without it, because
-  the request's rules depend on its output (see `Request.needs_output`), or because workers have to be told the token.
+  the request's rules depend on its output (see `Request.needs_output`), because workers have to be told the token, or
+  because the step in flight has drafts.
 * LAST: the token that brings the request to its maximum length is in flight. The request ends when that token arrives,
   at the latest.
 
 The *known* tokens of a request include those in flight, whose values only the workers know: `received <= known`. Their
-number is not stored: it is `received` in PREFILL, and `computed + 1` in the other phases.
+number is not stored: it is `received` in PREFILL, and `computed + 1` in the other phases. While a step with drafts is
+in flight, `computed` and `known` count the drafts as if they were right.
 """
 
 from __future__ import annotations
@@ -132,6 +134,16 @@ class SlotTable:
             if len(stalled):
                 self.set_phase(stalled, DECODE)
 
+    def advance_over_drafts(self, slot: int, num_drafts: int) -> None:
+        """Note that a step computes `num_drafts` drafts after the last token of a slot in DECODE."""
+        self.computed[slot] += num_drafts
+        self.set_phase(slot, STALLED)
+
+    def settle(self, slots: NDArray[np.int64]) -> None:
+        """Note that the result of a step with drafts has arrived. Wrong drafts no longer count."""
+        self.computed[slots] = self.received[slots] - 1
+        self.set_phase(slots, DECODE)
+
     def decodes(self) -> Batch:
         """Return all slots in the phase DECODE, in ascending order."""
         if self._decodes is None:
@@ -171,6 +183,7 @@ class SlotTable:
             known = received if phase == PREFILL else computed + 1
             assert received <= known <= request.max_tokens
             assert computed < known
-            assert (known == request.max_tokens) == (phase == LAST)
+            assert phase in (LAST, STALLED) or known < request.max_tokens
+            assert phase != LAST or known == request.max_tokens
             stoppers[list(request.stop_token_ids)] += 1
         assert (stoppers == self.num_stoppers).all()

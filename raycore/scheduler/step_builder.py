@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,8 @@ class StepBuilder:
     """Collects what the next step computes. `finish` then makes the plan."""
 
     decodes: Batch
+    drafts: dict[int, NDArray[np.int32]] = field(default_factory=dict[int, NDArray[np.int32]])
+    """By slot, for some of `decodes`: guesses of the tokens that follow its last one."""
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     new_requests: list[NewRequest] = field(default_factory=list[NewRequest])
     started: list[tuple[Request, int]] = field(default_factory=list[tuple[Request, int]])
@@ -35,6 +38,16 @@ class StepBuilder:
     block_slots: list[int] = field(default_factory=list[int])
     """The slots that get additional blocks: slot `block_slots[i]` gets block `block_ids[i]`."""
     block_ids: list[int] = field(default_factory=list[int])
+
+    @property
+    def drafted_slots(self) -> list[int]:
+        """The slots with drafts, ascending."""
+        return sorted(self.drafts)
+
+    @property
+    def num_drafts(self) -> int:
+        """Number of tokens in all drafts."""
+        return sum(map(len, self.drafts.values()))
 
     @property
     def is_empty(self) -> bool:
@@ -53,58 +66,84 @@ class StepBuilder:
 
         `tells_tokens`: whether the plan tells the workers which tokens it computes.
         """
-        batch, sampled, num_tokens = self.decodes, None, b""
-        if self.chunks:
-            batch, sampled, num_tokens = self._mixed_batch(table)
+        batch, num_tokens, num_sampled = self.decodes, b"", None
+        if self.chunks or self.drafts:
+            batch, num_tokens, num_sampled = self._mixed_batch(table)
         plan = StepPlan(step, batch.slot_bytes, num_tokens, freed_slots, self.new_requests)
         if self.block_slots:
             plan.new_block_slots = np.array(self.block_slots, np.int32).tobytes()
             plan.new_block_ids = np.array(self.block_ids, np.int32).tobytes()
-        if tells_tokens:
-            plan.tokens = _tokens_of(batch.slots, num_tokens, sampled, table)
-        return plan, InFlight(step, batch, sampled, table.num_departures, self.started)
+        if tells_tokens or self.drafts:
+            plan.tokens = self._tokens_of(batch.slots, num_tokens, num_sampled, table)
+        return plan, InFlight(step, batch, table.num_departures, self.started, self.drafts)
 
-    def _mixed_batch(self, table: SlotTable) -> tuple[Batch, NDArray[np.int64] | None, bytes]:
+    def _mixed_batch(self, table: SlotTable) -> tuple[Batch, bytes, NDArray[np.int32]]:
         """Combine decodes and chunks. Slots with one token come first.
 
-        Returns: the batch, the indexes of the slots in it that get a new token (None: all), and each slot's number of
-        tokens as int32 bytes (empty: 1 each).
+        Returns: the batch, each slot's number of tokens as int32 bytes (empty: 1 each), and after how many of them, the
+        last ones, a new token is sampled.
         """
         chunks = sorted(self.chunks, key=lambda chunk: chunk.num_tokens > 1)
-        decodes = self.decodes.slots
-        chunk_slots = np.array([chunk.request.slot for chunk in chunks], np.int64)
-        num_tokens = np.ones(len(decodes) + len(chunks), np.int32)
-        num_tokens[len(decodes) :] = [chunk.num_tokens for chunk in chunks]
-        is_sampled = np.ones(len(num_tokens), np.bool_)
-        is_sampled[len(decodes) :] = [chunk.is_final for chunk in chunks]
-        return (
-            table.batch(np.concatenate([decodes, chunk_slots])),
-            None if is_sampled.all() else np.flatnonzero(is_sampled),
-            b"" if num_tokens[-1] == 1 else num_tokens.tobytes(),
-        )
+        singles = [chunk for chunk in chunks if chunk.num_tokens == 1]
+        longer = chunks[len(singles) :]
+        decodes, drafted = self.decodes.slots, self.drafted_slots
+        if drafted:
+            decodes = decodes[~np.isin(decodes, drafted)]
+        num_drafted = [1 + len(self.drafts[slot]) for slot in drafted]
+        slots = [chunk.request.slot for chunk in singles] + drafted + [chunk.request.slot for chunk in longer]
+        counts = [1] * len(singles) + num_drafted + [chunk.num_tokens for chunk in longer]
+        sampled = [chunk.is_final for chunk in singles] + num_drafted + [chunk.is_final for chunk in longer]
+        num_tokens, num_sampled = np.ones((2, len(decodes) + len(slots)), np.int32)
+        num_tokens[len(decodes) :] = counts
+        num_sampled[len(decodes) :] = sampled
+        batch = table.batch(np.concatenate([decodes, np.array(slots, np.int64)]))
+        return batch, b"" if num_tokens[-1] == 1 else num_tokens.tobytes(), num_sampled
+
+    def _tokens_of(
+        self, slots: NDArray[np.int64], num_tokens: bytes, num_sampled: NDArray[np.int32] | None, table: SlotTable
+    ) -> StepTokens:
+        """Return the tokens that a plan computes. Their computation has been noted in `table`.
+
+        Args:
+            num_tokens: as in `StepPlan`.
+            num_sampled: as in `StepTokens`. None: 1 each.
+        """
+        counts = np.ones(len(slots), np.int64)
+        if num_tokens:
+            counts = np.frombuffer(num_tokens, np.int32).astype(np.int64)
+        if num_sampled is None:
+            num_sampled = np.ones(len(slots), np.int32)
+        starts = table.computed[slots] - counts
+        first_rows = np.cumsum(counts) - counts
+        positions = np.arange(int(counts.sum())) + np.repeat(starts - first_rows, counts)
+        token_ids = table.tokens[np.repeat(slots, counts), positions]
+        for index in np.flatnonzero(num_sampled > 1).tolist():
+            drafts = self.drafts[int(slots[index])]
+            first = int(first_rows[index]) + 1
+            token_ids[first : first + len(drafts)] = drafts
+        return StepTokens(starts.astype(np.int32).tobytes(), num_sampled.tobytes(), token_ids.tobytes())
 
 
-def _tokens_of(
-    slots: NDArray[np.int64], num_tokens: bytes, sampled: NDArray[np.int64] | None, table: SlotTable
-) -> StepTokens:
-    """Return the tokens that a plan computes. Their computation has been noted in `table`.
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """The new tokens of a step's requests, without those of requests that have left their slots."""
 
-    Args:
-        num_tokens: as in `StepPlan`.
-        sampled: as in `InFlight`.
-    """
-    counts = np.ones(len(slots), np.int64)
-    if num_tokens:
-        counts = np.frombuffer(num_tokens, np.int32).astype(np.int64)
-    starts = table.computed[slots] - counts
-    is_sampled = np.ones(len(slots), np.int32)
-    if sampled is not None:
-        is_sampled[:] = 0
-        is_sampled[sampled] = 1
-    first_rows = np.cumsum(counts) - counts
-    positions = np.arange(int(counts.sum())) + np.repeat(starts - first_rows, counts)
-    token_ids = table.tokens[np.repeat(slots, counts), positions]
-    return StepTokens(starts.astype(np.int32).tobytes(), is_sampled.tobytes(), token_ids.tobytes())
+    rows: NDArray[np.int64]
+    """[k]: the index in the batch of each token's slot, ascending."""
+    slots: NDArray[np.int64]
+    """[k]: each token's slot."""
+    positions: NDArray[np.int64]
+    """[k]: each token's position in its sequence."""
+    token_ids: NDArray[np.int32]
+    """[k]"""
+
+    def at(self, index: int) -> tuple[int, int]:
+        """Return a token, and the length of its sequence with this token."""
+        return int(self.token_ids[index]), int(self.positions[index]) + 1
+
+    def where(self, is_kept: NDArray[np.bool_]) -> NewTokens:
+        """Return the tokens for which `is_kept` is true."""
+        return NewTokens(self.rows[is_kept], self.slots[is_kept], self.positions[is_kept], self.token_ids[is_kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,50 +152,48 @@ class InFlight:
 
     step: int
     batch: Batch
-    sampled: NDArray[np.int64] | None
-    """Indexes of the slots in the batch that get a new token. None: all."""
     num_departures: int
     """`SlotTable.num_departures` when the plan was made."""
     started: list[tuple[Request, int]]
+    drafts: dict[int, NDArray[np.int32]]
+    """By slot."""
 
-    def live_rows(self, table: SlotTable) -> NDArray[np.int64] | None:
-        """Return the indexes in the batch that get a new token and whose requests still have their slots. None: all."""
+    def new_tokens(self, result: StepResult, table: SlotTable) -> NewTokens:
+        """Return the new tokens of requests that still have their slots."""
+        batch, token_ids = self.batch, np.frombuffer(result.token_ids, np.int32)
+        if result.num_tokens:
+            counts = np.frombuffer(result.num_tokens, np.int32)
+            rows = np.repeat(np.arange(len(counts)), counts)
+            slots = batch.slots[rows]
+            places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+            new = NewTokens(rows, slots, table.received[slots] + places, token_ids)
+        else:
+            new = NewTokens(np.arange(len(token_ids)), batch.slots, table.received[batch.slots], token_ids)
         if self.num_departures == table.num_departures:
-            return self.sampled
-        is_live = table.generation[self.batch.slots] == self.batch.generations
-        return np.flatnonzero(is_live) if self.sampled is None else self.sampled[is_live[self.sampled]]
+            return new
+        return new.where(table.generation[new.slots] == batch.generations[new.rows])
 
     def live_request(self, row: int, table: SlotTable) -> Request | None:
         """Return the request at index `row` of the batch, or None if that request has left its slot."""
         slot = int(self.batch.slots[row])
         return table.requests[slot] if table.generation[slot] == self.batch.generations[row] else None
 
-    @staticmethod
-    def failures(result: StepResult, rows: NDArray[np.int64] | None) -> dict[int, str]:
-        """Return why requests failed, by index into the outputs, without requests that have left their slots.
+    def drafted_slots(self, table: SlotTable) -> NDArray[np.int64]:
+        """Return the slots with drafts whose requests still have them."""
+        rows = np.flatnonzero(np.isin(self.batch.slots, list(self.drafts)))
+        is_live = table.generation[self.batch.slots[rows]] == self.batch.generations[rows]
+        return self.batch.slots[rows[is_live]]
 
-        `rows` is what `live_rows` returned.
-        """
-        if rows is None:
-            return dict(result.failed)
-        index_of = {row: index for index, row in enumerate(rows.tolist())}
-        return {index_of[row]: why for row, why in result.failed if row in index_of}
-
-    def add_extras(
-        self, outputs: StepOutputs, result: StepResult, rows: NDArray[np.int64] | None, table: SlotTable
-    ) -> None:
-        """Add to `outputs` the started requests that weren't aborted, and the logprobs of requests with a slot.
-
-        Args:
-            rows: what `live_rows` returned. `outputs` has the tokens of these rows.
-        """
+    def add_extras(self, outputs: StepOutputs, result: StepResult, new: NewTokens, table: SlotTable) -> None:
+        """Add to `outputs` the started requests that weren't aborted, the logprobs of the tokens in `new`, and those of
+        prompts."""
         outputs.started = [(request.seq_id, cached) for request, cached in self.started if not request.is_aborted]
         if result.logprobs:
-            live = None if rows is None else set(rows.tolist())
-            seq_ids = self.batch.seq_ids
-            outputs.logprobs = [
-                (int(seq_ids[row]), entry) for row, entry in result.logprobs if live is None or row in live
-            ]
+            num_left: Counter[int] = Counter(new.rows.tolist())
+            for row, entry in result.logprobs:
+                if num_left[row]:
+                    num_left[row] -= 1
+                    outputs.logprobs.append((int(self.batch.seq_ids[row]), entry))
         for row, position, entries in result.prompt_logprobs:
             request = self.live_request(row, table)
             if request is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from itertools import cycle, groupby
 
 import msgspec
 import numpy as np
@@ -17,8 +18,11 @@ from raycore.config import CacheConfig, SchedulerConfig
 from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.scheduler import Scheduler
+from raycore.speculation.speculation import Speculation
+from raycore.speculative_config import SpeculativeConfig
 
 VOCAB = 50
+MAX_DRAFTS = 5
 
 
 def next_token(context: list[int], seed: int) -> int:
@@ -44,10 +48,39 @@ def reference(request: EngineRequest, max_model_len: int) -> tuple[list[int], st
             return new, "length", None
 
 
+class Clairvoyant(Speculation):
+    """Drafts that are right for as long as `num_right` says, a list that is gone through again and again."""
+
+    def __init__(self, num_right: list[int], requests: dict[int, EngineRequest]) -> None:
+        super().__init__(SpeculativeConfig("ngram", MAX_DRAFTS), 64)
+        self._num_right = cycle(num_right)
+        self._requests = requests
+
+    def propose(self, slots, running, limits, budget, num_other):
+        """Drafts of up to MAX_DRAFTS tokens for each slot, within the limits."""
+        drafts: dict[int, np.ndarray] = {}
+        for slot, limit in zip(slots.tolist(), limits.tolist(), strict=True):
+            length = min(limit, budget, MAX_DRAFTS)
+            if length > 0:
+                drafts[slot] = np.array(self._draft(slot, running, length), np.int32)
+                budget -= length
+        return drafts
+
+    def _draft(self, slot: int, running, length: int) -> list[int]:
+        context = running.tokens[slot, : running.received[slot]].tolist()
+        seed = self._requests[int(running.seq_id[slot])].seed
+        num_right, draft = next(self._num_right), []
+        for place in range(length):
+            token = next_token(context + draft, seed)
+            draft.append(token if place < num_right else (token + 1) % VOCAB)
+        return draft
+
+
 class FakeModelRunner:
     """Stands in for `ModelRunner`: applies plans to a simulated KV cache of `num_blocks` and checks each context."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_drafts: int = 0) -> None:
+        self.max_drafts = max_drafts
         self.block_size = block_size
         self.kv_tokens = np.full((num_blocks, block_size), -1, np.int64)
         self.kv_positions = np.full((num_blocks, block_size), -1, np.int64)
@@ -55,6 +88,8 @@ class FakeModelRunner:
         self.known: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.blocks: dict[int, list[int]] = {}
+        self.num_drafts: dict[int, int] = {}
+        """By slot: how many of its last known tokens are drafts of this step."""
         self.unseen: deque[set[int]] = deque()
         """For each step whose result the scheduler hasn't seen: the slots for which it made a token."""
         self.num_resumed = 0
@@ -83,14 +118,16 @@ class FakeModelRunner:
         for slot, count in zip(slots, counts, strict=True):
             self._write(slot, count)
         tokens = [self._read_and_sample(slot) for slot in slots]
-        self.unseen.append({slot for slot, token in zip(slots, tokens, strict=True) if token >= 0})
+        self.unseen.append({slot for slot, new in zip(slots, tokens, strict=True) if new})
         return StepResult(
             plan.step,
-            np.array(tokens, np.int32).tobytes(),
+            np.array([token for new in tokens for token in new], np.int32).tobytes(),
+            np.array([len(new) for new in tokens], np.int32).tobytes(),
             logprobs=[
                 (index, TokenLogprobs([token], [-1.0], 1))
-                for index, (slot, token) in enumerate(zip(slots, tokens, strict=True))
-                if token >= 0 and self.rows[slot].params.logprobs is not None
+                for index, (slot, new) in enumerate(zip(slots, tokens, strict=True))
+                for token in new
+                if self.rows[slot].params.logprobs is not None
             ],
             prompt_logprobs=[
                 (index, start, [TokenLogprobs([token], [-1.0], 1) for token in prompt[start : start + count]])
@@ -101,11 +138,17 @@ class FakeModelRunner:
 
     def _check_told(self, told: StepTokens, slots: list[int], starts: list[int], counts: list[int]) -> None:
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        known = [self.known[slot] for slot in slots]
-        parts = (tokens[start:end] for tokens, start, end in zip(known, starts, ends, strict=True))
+        token_ids, num_sampled = _ints(told.token_ids), _ints(told.num_sampled)
         assert _ints(told.starts) == starts
-        assert _ints(told.token_ids) == [token for part in parts for token in part]
-        assert _ints(told.num_sampled) == [int(end == len(tokens)) for tokens, end in zip(known, ends, strict=True)]
+        for slot, start, end, sampled in zip(slots, starts, ends, num_sampled, strict=True):
+            known = self.known[slot]
+            part, token_ids = token_ids[: end - start], token_ids[end - start :]
+            num_drafts = max(0, sampled - 1)
+            assert part[: len(part) - num_drafts] == known[start : end - num_drafts]
+            assert sampled == (end - num_drafts == len(known)) + num_drafts
+            known += part[len(part) - num_drafts :]
+            self.num_drafts[slot] = num_drafts
+        assert not token_ids
         assert all(slot not in unseen for slot in slots for unseen in self.unseen), "told before it was known"
 
     def _prompt(self, slot: int) -> list[int]:
@@ -125,23 +168,33 @@ class FakeModelRunner:
     def _write(self, slot: int, count: int) -> None:
         start, known = self.computed[slot], self.known[slot]
         assert start + count <= len(known), "more than is known"
-        assert -(-(start + count) // self.block_size) == len(self.blocks[slot]), "blocks exactly for what is computed"
+        num_needed, num_held = -(-(start + count) // self.block_size), len(self.blocks[slot])
+        # wrong drafts leave blocks over
+        assert num_needed <= num_held <= num_needed + self.max_drafts, "blocks exactly for what is computed"
         for position in range(start, start + count):
             where = self.blocks[slot][position // self.block_size], position % self.block_size
             self.kv_tokens[where] = known[position]
             self.kv_positions[where] = position
         self.computed[slot] = start + count
 
-    def _read_and_sample(self, slot: int) -> int:
+    def _read_and_sample(self, slot: int) -> list[int]:
+        """The new tokens: more than one if drafts were right."""
         computed, known, blocks = self.computed[slot], self.known[slot], self.blocks[slot]
         assert self.kv_positions[blocks].ravel()[:computed].tolist() == list(range(computed)), "wrong positions"
         assert self.kv_tokens[blocks].ravel()[:computed].tolist() == known[:computed], "wrong context"
         if computed < len(known):
-            return -1
+            return []
         if any(len(word) > 1 for word in self.rows[slot].bad_words_token_ids):
             assert all(slot not in slots for slots in self.unseen), "a rule depends on a token in flight"
-        known.append(next_token(known, self.rows[slot].seed))
-        return known[-1]
+        num_known = len(known) - self.num_drafts.pop(slot, 0)
+        drafts = known[num_known:]
+        del known[num_known:]
+        while True:
+            known.append(next_token(known, self.rows[slot].seed))
+            if not drafts or drafts.pop(0) != known[-1]:
+                break
+        self.computed[slot] = len(known) - 1
+        return known[num_known:]
 
 
 class FakeEngineCore:
@@ -161,8 +214,11 @@ class FakeEngineCore:
         depth: int = 1,
         tells_tokens: bool = False,
         num_turns: int = 1,
+        num_right: list[int] | None = None,
     ) -> None:
+        """`num_right`: how many tokens of each draft are right, in turn. None: there are no drafts."""
         self.max_model_len = max_model_len
+        self.requests: dict[int, EngineRequest] = {}
         self.scheduler = Scheduler(
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, long_prefill_token_threshold),
             CacheConfig(block_size, enable_prefix_caching, 0.9),
@@ -170,11 +226,11 @@ class FakeEngineCore:
             VOCAB,
             tells_tokens=tells_tokens,
             num_turns=num_turns,
+            speculation=None if num_right is None else Clairvoyant(num_right, self.requests),
         )
-        self.runner = FakeModelRunner(num_blocks, block_size)
+        self.runner = FakeModelRunner(num_blocks, block_size, 0 if num_right is None else MAX_DRAFTS)
         self.depth = depth
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
-        self.requests: dict[int, EngineRequest] = {}
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, tuple[str, int | str | None]] = {}
         self.started: dict[int, int] = {}
@@ -234,7 +290,8 @@ class FakeEngineCore:
     def _take_in(self, plan: StepPlan, result: StepResult) -> None:
         outputs = self.scheduler.update(plan, result)
         seq_ids = outputs.seq_ids.tolist()
-        assert len(set(seq_ids)) == len(seq_ids)
+        owners = [seq_id for seq_id, _ in groupby(seq_ids)]
+        assert len(set(owners)) == len(owners)
         for seq_id, cached in outputs.started:
             assert seq_id not in self.started
             self.started[seq_id] = cached
@@ -245,8 +302,9 @@ class FakeEngineCore:
             assert seq_id in self.started
             self.tokens[seq_id].append(token)
         for seq_id, entry in outputs.logprobs:
-            assert entry.token_ids == [outputs.token_ids[seq_ids.index(seq_id)]]
             self.logprobs.setdefault(seq_id, []).extend(entry.token_ids)
+        for seq_id in {seq_id for seq_id, _ in outputs.logprobs}:
+            assert self.logprobs[seq_id] == self.tokens[seq_id]
         for seq_id, position, entries in outputs.prompt_logprobs:
             seen = self.prompt_logprobs.setdefault(seq_id, [])
             assert position == len(seen)

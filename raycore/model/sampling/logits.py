@@ -8,7 +8,7 @@ afterwards is decided elsewhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +78,7 @@ class _Rules:
     bias_ids: NDArray[np.int64]
     bias_values: NDArray[np.float32]
     grammar: TokenMatcher | None
+    params: SamplingParams
 
     @property
     def always_apply(self) -> bool:
@@ -91,8 +92,8 @@ class LogitsRules:
     def __init__(self, vocab_size: int, num_slots: int, grammars: GrammarCompiler | None = None) -> None:
         self._vocab_size = vocab_size
         self._grammars = grammars
-        self._failures: dict[int, str] = {}
-        """By slot: why a request's constraint can't be followed."""
+        self._failures: dict[int, tuple[int, str]] = {}
+        """By slot: the position from which on a request's constraint can't be followed, and why."""
         self._rules: dict[int, _Rules] = {}
         self._slots = np.zeros(num_slots, _SLOT)
         self._counts: Tensor | None = None
@@ -148,11 +149,23 @@ class LogitsRules:
                 self._apply_penalties(logits_RV, rows, slots[rows], positions[rows], batch)
         return logits_RV
 
-    def failed(self, slots: NDArray[np.integer]) -> list[tuple[int, str]]:
-        """Return (row, reason) for each row whose request can't continue."""
+    def failed(self, slots: NDArray[np.integer], positions: NDArray[np.integer]) -> list[tuple[int, str]]:
+        """Return (row, reason) for each row from which on its request can't continue."""
         if not self._failures:
             return []
-        return [(row, self._failures[slot]) for row, slot in enumerate(slots.tolist()) if slot in self._failures]
+        found: list[tuple[int, str]] = []
+        for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+            first, why = self._failures.get(slot, (position + 1, ""))
+            if position >= first:
+                found.append((row, why))
+        return found
+
+    def take_back_failure(self, slot: int) -> None:
+        """Note that a slot's request hasn't failed, because the failure followed a wrong draft."""
+        if self._failures.pop(slot, None) is not None:
+            rules = self._rules[slot]
+            # the old matcher can't be used after an error
+            self._rules[slot] = replace(rules, grammar=self._make_matcher(slot, rules.params))
 
     def _make_matcher(self, slot: int, params: SamplingParams) -> TokenMatcher | None:
         if params.structured_outputs is None:
@@ -161,7 +174,7 @@ class LogitsRules:
         try:
             return self._grammars.matcher(params.structured_outputs, params.stop_token_ids or ())
         except InvalidRequest as error:
-            self._failures[slot] = str(error)
+            self._failures[slot] = 0, str(error)
             return None
 
     def _make_rules(
@@ -182,6 +195,7 @@ class LogitsRules:
             bias_ids=np.fromiter(bias, np.int64, len(bias)),
             bias_values=np.fromiter((max(-_MAX_BIAS, min(b, _MAX_BIAS)) for b in bias.values()), np.float32, len(bias)),
             grammar=grammar,
+            params=params,
         )
 
     def _known_ids(self, token_ids: Collection[int]) -> NDArray[np.int64]:
@@ -202,17 +216,22 @@ class LogitsRules:
         forbidden: list[NDArray[np.int64]] = []
         biased: list[NDArray[np.int64]] = []
         biases: list[NDArray[np.float32]] = []
+        lost_slot = -1  # its other rows follow a draft that its grammar forbids, so they will be dropped
         for row in rows.tolist():
             slot = int(slots[row])
+            if slot == lost_slot:
+                continue
             rules = self._rules[slot]
             output = batch.token_ids[slot, int(batch.num_prompt[slot]) : int(positions[row])]
             forbidden_ids = _forbidden_ids(rules, output, bool(too_early[row]))
             if rules.grammar is not None:
                 early_end_ids = rules.early_end_ids if too_early[row] else _NO_IDS
-                self._apply_grammar(
-                    logits_RV[row], slot, rules.grammar, output, rules.allowed_ids, forbidden_ids, early_end_ids
-                )
+                position = int(positions[row])
+                kept_V = self._apply_grammar(logits_RV[row], slot, position, output, forbidden_ids, early_end_ids)
                 forbidden_ids = _NO_IDS
+                has_draft = row + 1 < len(slots) and slots[row + 1] == slot
+                if has_draft and (kept_V is None or not kept_V[batch.token_ids[slot, position]]):
+                    lost_slot = slot
             elif rules.allowed_ids is not None:
                 _keep_only(logits_RV[row], rules.allowed_ids)
             forbidden.append(forbidden_ids + row * self._vocab_size)
@@ -228,33 +247,38 @@ class LogitsRules:
         self,
         logits_V: Tensor,
         slot: int,
-        grammar: TokenMatcher,
+        position: int,
         output: NDArray[np.int32],
-        allowed_ids: NDArray[np.int64] | None,
         forbidden_ids: NDArray[np.int64],
         early_end_ids: NDArray[np.int64],
-    ) -> None:
-        """Forbid the tokens that the grammar forbids, in place. Other rules apply only if they leave at least one
-        token.
+    ) -> NDArray[np.bool_] | None:
+        """Forbid the tokens that the slot's grammar forbids after `output`, in place. Other rules apply only if they
+        leave at least one token.
 
         Args:
+            position: the position in its sequence that the next token gets.
             early_end_ids: tokens that may end a complete output although `min_tokens` forbids them. If only end tokens
                 are left, one of these is sampled.
+
+        Returns: which tokens may come next, bool[V]. None: the constraint can't be followed.
         """
+        rules = self._rules[slot]
+        assert rules.grammar is not None
         if slot in self._failures:
-            return
+            return None
         try:
-            kept_V = grammar.allowed_after(output)
+            kept_V = rules.grammar.allowed_after(output)
         except InvalidRequest as error:
-            self._failures[slot] = str(error)
-            return
-        if allowed_ids is not None:
-            kept_V = _narrow(kept_V, allowed_ids, is_wanted=True)
+            self._failures[slot] = position, str(error)
+            return None
+        if rules.allowed_ids is not None:
+            kept_V = _narrow(kept_V, rules.allowed_ids, is_wanted=True)
         if len(forbidden_ids):
             kept_V = _narrow(kept_V, forbidden_ids, is_wanted=False)
         if kept_V[early_end_ids].any():
             kept_V = _narrow(kept_V, early_end_ids, is_wanted=True)
         logits_V.masked_fill_(to_device(~kept_V, logits_V.device), -torch.inf)
+        return kept_V
 
     def _apply_penalties(
         self,

@@ -84,7 +84,7 @@ class SampledTokens(NamedTuple):
     logprobs: list[tuple[list[int], TokenLogprobsDownload]]
     """(rows, their log probabilities), for the rows whose request asked for them."""
     failed: list[tuple[int, str]]
-    """(row, reason) of requests that can't continue. Their tokens have no meaning."""
+    """(row, reason) of requests that can't continue from this row on. The row's token has no meaning."""
 
 
 class Sampler:
@@ -135,6 +135,10 @@ class Sampler:
         self._rules.remove(slot)
         self._slots[slot] = 0
 
+    def take_back_failure(self, slot: int) -> None:
+        """Note that the request in `slot` has not failed, because the failure followed a wrong draft."""
+        self._rules.take_back_failure(slot)
+
     def is_plain_greedy(self, slots: NDArray[np.integer]) -> bool:
         """Whether all these requests need only the most likely token. The caller may then pick the tokens itself."""
         return bool(self._slots["plain_greedy"][slots].all())
@@ -143,10 +147,10 @@ class Sampler:
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
     ) -> SampledTokens:
         """Sample a token for each of R rows: row `i` is for slot `slots[i]`, and its token gets position
-        `positions[i]`.
+        `positions[i]`. A slot may have several rows, one after the other, with ascending positions.
 
-        Reads the tokens of `batch` before these positions. Doesn't wait for the device, and doesn't change
-        `logits_RV`, which may have any floating-point type.
+        Reads the tokens of `batch` before these positions, which include drafts. Doesn't wait for the device, and
+        doesn't change `logits_RV`, which may have any floating-point type.
         """
         size = rows_at_a_time(self._vocab_size)
         if len(slots) <= size:
@@ -171,7 +175,7 @@ class Sampler:
         adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch) if rows.changes_logits else logits_RV
         token_ids_R = self._pick(adjusted_RV, rows, positions)
         del adjusted_RV
-        failed = self._rules.failed(slots)
+        failed = self._rules.failed(slots, positions)
         if not len(rows.with_logprobs):
             return SampledTokens(token_ids_R, [], failed)
         logits_LV, token_ids_L = logits_RV, token_ids_R

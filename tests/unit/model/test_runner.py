@@ -102,12 +102,12 @@ def test_a_token_that_arrives_late_is_not_the_next_requests(make: MakeRunner) ->
 def test_a_prompt_in_chunks_samples_only_at_its_end(make: MakeRunner, chunks: list[int], expected: list[int]) -> None:
     runner = make()
     request = [new_request(0, PROMPT, BLOCKS)]
-    tokens: list[int] = []
+    tokens: list[list[int]] = []
     for count in chunks:
-        tokens += tokens_of(runner.execute(plan([0], [count], new_requests=request)))
+        tokens.append(tokens_of(runner.execute(plan([0], [count], new_requests=request))))
         request = []
-    assert tokens[:-1] == [-1] * (len(chunks) - 1)
-    assert decode(runner, 0, tokens[-1], NUM_TOKENS) == expected
+    assert tokens[:-1] == [[]] * (len(chunks) - 1)
+    assert decode(runner, 0, tokens[-1][0], NUM_TOKENS) == expected
 
 
 def test_a_cached_prefix_is_not_computed_again(make: MakeRunner, expected: list[int]) -> None:

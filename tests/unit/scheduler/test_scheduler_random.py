@@ -16,7 +16,9 @@ from raycore.errors import RequestTooLarge
 def engines(draw: st.DrawFn) -> FakeEngineCore:
     block_size = draw(st.sampled_from([1, 2, 4]))
     max_num_seqs = draw(st.integers(1, 6))
-    depth = draw(st.sampled_from([1, 2, 3]))
+    num_right = draw(st.sampled_from([None, [0], [5], [2, 0, 5, 1]]))
+    tells_tokens = draw(st.booleans())
+    depth = 1 if num_right and not tells_tokens else draw(st.sampled_from([1, 2, 3]))
     return FakeEngineCore(
         num_blocks=draw(st.integers(24, 120)) // block_size,
         block_size=block_size,
@@ -26,8 +28,9 @@ def engines(draw: st.DrawFn) -> FakeEngineCore:
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
         depth=depth,
-        tells_tokens=draw(st.booleans()),
+        tells_tokens=tells_tokens,
         num_turns=draw(st.sampled_from([1, depth])),
+        num_right=num_right,
     )
 
 
@@ -52,7 +55,7 @@ STEP = st.tuples(st.just("step"), st.integers(1, 6))
 ABORT = st.tuples(st.just("abort"), st.integers(0, 30))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(engine=engines(), operations=st.lists(st.one_of(SUBMIT, SUBMIT, STEP, ABORT), max_size=24))
 def test_batching_changes_nothing(engine: FakeEngineCore, operations: list[tuple[Any, ...]]) -> None:
     for operation, *arguments in operations:

@@ -1,0 +1,39 @@
+"""Decides how many of the guessed tokens a step verifies. Pure.
+
+A guess costs time, whether it is right or not. So a step gets the guesses with which it is expected to generate the
+most tokens per second, given how likely they are right and how long steps of that size take.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def choose_lengths(lengths: Ints, rates: Floats, num_decodes: int, plain_s: float, drafted_s: Floats) -> Ints:
+    """Return how many tokens of each guess to verify, int64[n].
+
+    The `i`-th token of a guess counts only if all before it are right. If its request's rate is r, it adds r^i tokens
+    on average. So the most valuable tokens come first, and their number decides.
+
+    Args:
+        lengths: [n]: the number of tokens in each guess.
+        rates: [n]: how likely a token of each guess is right if those before it are.
+        num_decodes: number of tokens that the step generates without guesses.
+        plain_s: how long the step takes without guesses, in seconds.
+        drafted_s: [N]: how long it takes with 1 to N guessed tokens, in seconds. No more than N are chosen.
+    """
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    places = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    values = rates[owners] ** (places + 1)
+    # ties: a guess's earlier tokens first
+    best_first = np.argsort(-values, kind="stable")[: len(drafted_s)]
+    num_tokens = num_decodes + np.cumsum(values[best_first])
+    speeds = num_tokens / drafted_s[: len(best_first)]
+    best = int(np.argmax(speeds)) if len(speeds) else 0
+    if not len(speeds) or speeds[best] * plain_s <= num_decodes:
+        return np.zeros(len(lengths), np.int64)
+    return np.bincount(owners[best_first[: best + 1]], minlength=len(lengths))

@@ -1,0 +1,108 @@
+"""Guesses that a request continues as it, or an earlier output, mostly did after its last tokens.
+
+Unlike n-grams, guesses follow the frequencies of continuations, are as long as their match suggests, and also come from
+finished outputs. Source: Oliaro et al., SuffixDecoding, 2024 (arXiv:2411.04975).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+
+from raycore.speculation.occurrences import Match, Occurrences
+from raycore.speculative_config import SpeculativeConfig
+
+_RUN = 2
+"""Shortest match. One token alone says little about the next one."""
+_MAX_COMPARED = 32
+"""Number of earlier occurrences that are compared in a sequence."""
+_MAX_CACHED_TOKENS = 1 << 18
+"""Finished outputs beyond this many tokens are forgotten: the index takes about 200 bytes for each."""
+_BETWEEN = -1
+"""Separates outputs. It is never a token."""
+
+
+class FinishedOutputs:
+    """Outputs of finished requests: at least half of the latest `max_requests`, unless they have too many tokens."""
+
+    def __init__(self, max_requests: int) -> None:
+        self._max_requests = max_requests
+        self._halves = [Occurrences(_RUN)]
+        self._num_requests = 0
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Add an output. If there is no room left, forget the older half of the outputs."""
+        if not self._max_requests:
+            return
+        latest = self._halves[0]
+        if 2 * self._num_requests >= self._max_requests or 2 * len(latest.tokens) >= _MAX_CACHED_TOKENS:
+            latest = Occurrences(_RUN)
+            self._halves = [latest, self._halves[0]]
+            self._num_requests = 0
+        latest.extend([*tokens, _BETWEEN])
+        self._num_requests += 1
+
+    def sequences(self) -> list[Occurrences]:
+        """The outputs, in one sequence or two."""
+        return self._halves
+
+
+class SuffixGuesses:
+    """Guesses of one request."""
+
+    def __init__(self, config: SpeculativeConfig, finished: FinishedOutputs) -> None:
+        self._config = config
+        self._finished = finished
+        self._sequence = Occurrences(_RUN)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the request's tokens that `extend` was given."""
+        return len(self._sequence.tokens)
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append tokens of the request."""
+        self._sequence.extend(tokens)
+
+    def end(self, num_prompt_tokens: int) -> None:
+        """Note that the request has finished."""
+        self._finished.add(self._sequence.tokens[num_prompt_tokens:])
+
+    def propose(self, num_tokens: int) -> list[int]:
+        """Return a guess of up to `num_tokens` tokens."""
+        own, depth = self._sequence, self._config.suffix_decoding_max_tree_depth
+        suffix = own.tokens[-depth:]
+        found = [(own, own.match(end, suffix, depth)) for end in islice(own.last(), _MAX_COMPARED)]
+        for sequence in self._finished.sequences():
+            ends = islice(sequence.of(tuple(suffix[-_RUN:])), _MAX_COMPARED)
+            found += [(sequence, sequence.match(end, suffix, depth)) for end in ends]
+        if not found:
+            return []
+        length = max(match.length for _, match in found)
+        limit = min(num_tokens, int(length * self._config.suffix_decoding_max_spec_factor), depth - length)
+        return _likeliest(
+            [_continuation(sequence, match, limit) for sequence, match in found if match.length == length],
+            self._config.suffix_decoding_min_token_prob,
+        )
+
+
+def _continuation(sequence: Occurrences, match: Match, num_tokens: int) -> list[int]:
+    found = sequence.after(match.end, max(0, num_tokens))
+    return found[: found.index(_BETWEEN)] if _BETWEEN in found else found
+
+
+def _likeliest(continuations: list[list[int]], least_probability: float) -> list[int]:
+    """Follow the most frequent token at each place, while its probability is at least `least_probability`."""
+    guess: list[int] = []
+    total = len(continuations)
+    while True:
+        place = len(guess)
+        counts = Counter(each[place] for each in continuations if len(each) > place)
+        if not counts:
+            return guess
+        token, count = counts.most_common(1)[0]
+        if count < least_probability * total:
+            return guess
+        guess.append(token)
+        continuations = [each for each in continuations if len(each) > place and each[place] == token]
