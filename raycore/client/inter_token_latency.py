@@ -10,7 +10,7 @@ from raycore.metrics.counts import Histogram
 class InterTokenLatency:
     """Remembers when each running sequence got its last token, by seq_id.
 
-    In steady decode, each of a rank's steps makes one token for each of the same sequences, in the same order. All
+    In steady decode, each of a rank's steps makes tokens for each of the same sequences, in the same order. All
     tokens of such a step have the same latency, so the histogram is updated once for the whole step. For other steps,
     it is updated token by token.
     """
@@ -27,10 +27,10 @@ class InterTokenLatency:
     def observe(self, dp_rank: int, seq_ids: list[int], made_s: float, histogram: Histogram) -> None:
         """Add the latency of each token of a rank's step to `histogram`: the time since the sequence's previous token.
 
-        A sequence's first token has no latency.
+        A sequence's first token has no latency. Tokens that a step gives to one sequence count as one, as in vLLM.
 
         Args:
-            seq_ids: the sequences that got a token in this step, without repetition.
+            seq_ids: the sequences that got tokens in this step, without repetition.
             made_s: when the tokens were made.
         """
         latest = self._latest.get(dp_rank)

@@ -26,7 +26,9 @@ class Arrival(NamedTuple):
     """The tokens of one engine step."""
 
     seq_ids: list[int]
-    """The sequences that got a token, without repetition. Leaves out sequences that this client no longer knows."""
+    """The sequences that got tokens, without repetition. Leaves out sequences that this client no longer knows."""
+    num_tokens: int
+    """How many tokens these got."""
     made_s: float
     """When the tokens were made, on this process's clock. The time that it took to send them is neglected."""
     duration_s: float
@@ -195,18 +197,18 @@ class OutputProcessor:
             if has_strangers:
                 part = [seq_id for seq_id in part if seq_id in self._token_ids]
             if part:
-                arrivals.append(Arrival(part, now_s - age_s, duration_s))
+                arrivals.append(Arrival(list(dict.fromkeys(part)), len(part), now_s - age_s, duration_s))
         return arrivals
 
     def _trace_steps(self, arrivals: list[Arrival]) -> None:
-        for seq_ids, made_s, duration_s in arrivals:
+        for seq_ids, _, made_s, duration_s in arrivals:
             for seq_id in self._traced.intersection(seq_ids):
                 trace = self._sequences[seq_id].request.trace
                 assert trace is not None
                 trace.add_step(made_s - duration_s, made_s)
 
     def _note_first_tokens(self, step: ProcessedOutputs) -> None:
-        for seq_ids, made_s, _ in step.arrivals:
+        for seq_ids, _, made_s, _ in step.arrivals:
             if not self._tokenless:
                 return
             first_tokens = self._tokenless.intersection(seq_ids)

@@ -6,6 +6,7 @@ The numbers of running and waiting requests are not counted here: ranks report t
 from __future__ import annotations
 
 from collections import Counter
+from itertools import zip_longest
 
 from raycore.client.inter_token_latency import InterTokenLatency
 from raycore.client.output_processor import ProcessedOutputs
@@ -46,13 +47,11 @@ class Recorder:
         """
         counts = self._ranks[dp_rank]
         prompts = _prompt_tokens(step.first_tokens)
-        for seq_ids, made_s, _ in step.arrivals:
-            counts.num_output_tokens += len(seq_ids)
-            counts.step_tokens.observe(len(seq_ids) + prompts[made_s])
+        for seq_ids, num_tokens, made_s, _ in step.arrivals:
+            counts.num_output_tokens += num_tokens
+            counts.step_tokens.observe(num_tokens + prompts[made_s])
             self._gaps.observe(dp_rank, seq_ids, made_s, counts.between_tokens_s)
-        counts.num_preemptions += load.num_preemptions - before.num_preemptions
-        counts.num_prefix_queries += load.prefix_cache_queries - before.prefix_cache_queries
-        counts.num_prefix_hits += load.prefix_cache_hits - before.prefix_cache_hits
+        _count_load(counts, before, load)
         for sequence in step.first_tokens:
             _count_first_token(counts, sequence)
         if step.ended:
@@ -81,6 +80,20 @@ class Recorder:
     def rebind(self, seq_id: int, new_seq_id: int) -> None:
         """Note that a sequence continues on another rank, under another seq_id."""
         self._gaps.rebind(seq_id, new_seq_id)
+
+
+def _count_load(counts: RankCounts, before: LoadView, load: LoadView) -> None:
+    """Add what a rank has counted between two loads."""
+    counts.num_preemptions += load.num_preemptions - before.num_preemptions
+    counts.num_prefix_queries += load.prefix_cache_queries - before.prefix_cache_queries
+    counts.num_prefix_hits += load.prefix_cache_hits - before.prefix_cache_hits
+    counts.num_drafts += load.drafts.num_drafts - before.drafts.num_drafts
+    counts.num_draft_tokens += load.drafts.num_draft_tokens - before.drafts.num_draft_tokens
+    if load.drafts.accepted_per_position != before.drafts.accepted_per_position:
+        places = (counts.num_accepted_per_place, load.drafts.accepted_per_position, before.drafts.accepted_per_position)
+        counts.num_accepted_per_place = [
+            counted + now - earlier for counted, now, earlier in zip_longest(*places, fillvalue=0)
+        ]
 
 
 def _prompt_tokens(first_tokens: list[SequenceState]) -> Counter[float | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raycore.metrics.counts import RankCounts
 from raycore.status import UP_STATES, RankStatus
 
 GAUGES: tuple[tuple[str, str, Callable[[RankStatus], float]], ...] = (
@@ -46,8 +47,6 @@ WITHOUT_RANK = (
     "raycore_requests_without_rank",
     "Requests that wait because no rank serves, or the engine is paused.",
 )
-FINISHED = "vllm:request_success", "Requests that have ended, by finished_reason."
-
 COUNTERS = (
     ("vllm:num_preemptions", "Preemptions of running requests.", "num_preemptions"),
     ("vllm:prompt_tokens", "Prompt tokens, cached ones included.", "num_prompt_tokens"),
@@ -55,7 +54,27 @@ COUNTERS = (
     ("vllm:generation_tokens", "Generated tokens.", "num_output_tokens"),
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", "num_prefix_queries"),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", "num_prefix_hits"),
+    ("vllm:spec_decode_num_drafts", "How many times a step had drafts for a request.", "num_drafts"),
+    ("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", "num_draft_tokens"),
+    ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", "num_accepted_tokens"),
 )
+
+LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[RankCounts], dict[str, int]]], ...] = (
+    (
+        "vllm:request_success",
+        "Requests that have ended, by finished_reason.",
+        "finished_reason",
+        lambda counts: counts.num_finished,
+    ),
+    (
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Drafted tokens that were right, by their place in the draft.",
+        "position",
+        lambda counts: {str(place): number for place, number in enumerate(counts.num_accepted_per_place)},
+    ),
+)
+"""Counters with one more label: name, help text, name of the label, and a function that returns the counts by value of
+the label."""
 
 HISTOGRAMS = (
     ("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", "first_token_s"),

@@ -93,13 +93,18 @@ class RankCounts(msgspec.Struct, kw_only=True):
     num_prefix_queries: int = 0
     """Tokens looked up in the prefix cache."""
     num_prefix_hits: int = 0
+    num_drafts: int = 0
+    """How many times a step had drafts for a request."""
+    num_draft_tokens: int = 0
+    num_accepted_per_place: list[int] = []
+    """Number of drafted tokens that were right, by their place in the draft."""
     num_finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
     """Finished requests, by finish reason."""
     first_token_s: Histogram = msgspec.field(default_factory=_histogram(FIRST_TOKEN_SECONDS))
     """Time from a request's arrival at the client to its first token."""
     between_tokens_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
-    """Time between consecutive tokens of a request, as the rank generates them. The time for which the rank holds
-    tokens back, to send more at once, doesn't count."""
+    """Time between consecutive tokens of a request, as the rank generates them. Tokens of one step count as one. The
+    time for which the rank holds tokens back, to send more at once, doesn't count."""
     per_output_token_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
     """A request's mean time per token after the first."""
     request_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
@@ -124,6 +129,11 @@ class RankCounts(msgspec.Struct, kw_only=True):
     """The `max_tokens` of requests that set it."""
     n: Histogram = msgspec.field(default_factory=_histogram(SEQUENCES))
 
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Number of drafted tokens that were right."""
+        return sum(self.num_accepted_per_place)
+
     @staticmethod
     def empty(max_model_len: int) -> RankCounts:
         """Counts that are all zero."""
@@ -143,7 +153,10 @@ class RankCounts(msgspec.Struct, kw_only=True):
         return msgspec.structs.replace(self, **mutable)
 
 
-_OF_THE_RANK = ("num_preemptions", "num_prefix_queries", "num_prefix_hits")
+_OF_THE_RANK = (
+    *("num_preemptions", "num_prefix_queries", "num_prefix_hits"),
+    *("num_drafts", "num_draft_tokens", "num_accepted_per_place"),
+)
 """Counters that a rank reports for all clients together. Each client has the full number, so `total()` doesn't add them
 up over clients."""
 

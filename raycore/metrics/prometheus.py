@@ -11,7 +11,15 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raycore.metrics.catalog import COUNTERS, FINISHED, GAUGES, HISTOGRAMS, LABELLED_GAUGES, RESTARTS, WITHOUT_RANK
+from raycore.metrics.catalog import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    LABELLED_COUNTERS,
+    LABELLED_GAUGES,
+    RESTARTS,
+    WITHOUT_RANK,
+)
 from raycore.metrics.counts import Histogram, RankCounts
 from raycore.metrics.view import MetricsView
 
@@ -69,11 +77,12 @@ class EngineCollector(Collector):
             for dp_rank, counts in ranks.items():
                 counter.add_metric(self._labels(dp_rank), getattr(counts, field))
             yield counter
-        ended = CounterMetricFamily(*FINISHED, labels=(*LABELS, "finished_reason"))
-        for dp_rank, counts in ranks.items():
-            for reason, number in counts.num_finished.items():
-                ended.add_metric([*self._labels(dp_rank), reason], number)
-        yield ended
+        for name, text, label, values_of in LABELLED_COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=(*LABELS, label))
+            for dp_rank, counts in ranks.items():
+                for label_value, number in values_of(counts).items():
+                    counter.add_metric([*self._labels(dp_rank), label_value], number)
+            yield counter
 
     def _histograms(self, ranks: dict[int, RankCounts]) -> Iterable[Metric]:
         for name, text, field in HISTOGRAMS:

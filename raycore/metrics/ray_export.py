@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from raycore.metrics.catalog import COUNTERS, FINISHED, GAUGES, LABELLED_GAUGES, RESTARTS
+from raycore.metrics.catalog import COUNTERS, GAUGES, LABELLED_COUNTERS, LABELLED_GAUGES, RESTARTS
 from raycore.metrics.view import MetricsView
 from raycore.ray_api import is_connected, metrics_port, node_id
 
@@ -73,8 +73,9 @@ class RayExport:
         counters = {self._sample(RESTARTS[0], rank.dp_rank): float(rank.num_restarts) for rank in view.ranks}
         for dp_rank, counts in view.counts.items():
             counters |= {self._sample(name, dp_rank): float(getattr(counts, field)) for name, _, field in COUNTERS}
-            for reason, number in counts.num_finished.items():
-                counters[self._sample(FINISHED[0], dp_rank, finished_reason=reason)] = float(number)
+            for name, _, label, values_of in LABELLED_COUNTERS:
+                for label_value, number in values_of(counts).items():
+                    counters[self._sample(name, dp_rank, **{label: label_value})] = float(number)
         return counters
 
     def _sample(self, name: str, dp_rank: int, **tags: str) -> Sample:
@@ -92,7 +93,7 @@ class RayExport:
 
 _TEXTS = {
     name.replace("vllm:", "raycore_"): text
-    for name, text, *_ in (*GAUGES, *LABELLED_GAUGES, *COUNTERS, RESTARTS, FINISHED)
+    for name, text, *_ in (*GAUGES, *LABELLED_GAUGES, *COUNTERS, *LABELLED_COUNTERS, RESTARTS)
 }
 
 

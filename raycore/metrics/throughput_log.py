@@ -73,6 +73,10 @@ class ThroughputLog:
         hit_rate = self._hit_rate(rank.dp_rank, counts, before)
         if hit_rate is not None:
             parts.append(f"Prefix cache hit rate: {100 * hit_rate:.1f}%")
+        num_drafted = counts.num_draft_tokens - (before.num_draft_tokens if before else 0)
+        if num_drafted:
+            num_accepted = counts.num_accepted_tokens - (before.num_accepted_tokens if before else 0)
+            parts.append(f"Avg draft acceptance rate: {100 * num_accepted / num_drafted:.1f}%")
         logger.info("Engine %03d: %s", rank.dp_rank, ", ".join(parts))
 
     def _hit_rate(self, dp_rank: int, counts: RankCounts, before: RankCounts | None) -> float | None:
