@@ -1,0 +1,90 @@
+"""Drafts change no output: whatever requests ask for, however many drafts are right, whoever is aborted or preempted."""
+
+from __future__ import annotations
+
+import random
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+from mixed_requests import TOKENS, make_requests, run
+from number_formats import REPEATABLE
+
+from raycore.engine import core as engine_core
+from raycore.speculation.speculation import Speculation
+
+LIMITS = {"max_num_seqs": 12, "max_num_batched_tokens": 96, "block_size": 8}
+ABORTED_AT = {3: 5, 11: 1, 17: 9, 24: 2}
+MAX_DRAFTS = 5
+VOCAB = 320
+
+
+class Prophet(Speculation):
+    """Drafts what the outputs are known to be, with a wrong token in most drafts. Wrong tokens may break any rule."""
+
+    expected: dict[int, dict[str, Any]]
+
+    def propose(self, slots, running, limits, budget, num_other):
+        rng = random.Random(self._num_steps)
+        drafts: dict[int, np.ndarray] = {}
+        for slot, limit in zip(slots.tolist(), limits.tolist(), strict=True):
+            length = min(limit, budget, rng.randint(0, MAX_DRAFTS))
+            tokens = self._next_tokens(slot, running)[: max(0, length)]
+            if rng.random() < 0.7 and tokens:
+                tokens[rng.randrange(len(tokens))] = rng.randrange(VOCAB)
+            if tokens:
+                drafts[slot] = np.array(tokens, np.int32)
+                budget -= len(tokens)
+        return drafts
+
+    def _next_tokens(self, slot: int, running) -> list[int]:
+        seq_id = int(running.seq_id[slot])
+        num_output = int(running.received[slot]) - len(make_requests()[seq_id].prompt_token_ids)
+        return self.expected[seq_id]["tokens"][num_output:]
+
+
+@pytest.fixture(params=REPEATABLE)
+def options(request) -> dict[str, Any]:
+    return LIMITS | request.param
+
+
+@pytest.mark.parametrize("blocks", [200, 16], ids=["enough blocks", "preemptions"])
+def test_outputs_are_those_without_drafts(monkeypatch, options, blocks):
+    options["num_gpu_blocks_override"] = blocks
+    expected, _ = run({}, **options)
+    monkeypatch.setattr(engine_core, "Speculation", Prophet)
+    monkeypatch.setattr(Prophet, "expected", deepcopy(expected), raising=False)
+    speculative_config = {"method": "ngram", "num_speculative_tokens": MAX_DRAFTS}
+    found, load = run(ABORTED_AT, speculative_config=speculative_config, **options)
+    assert (load.num_preemptions > 0) == (blocks == 16)
+    check(found, expected)
+    num_accepted, num_drafted = sum(load.drafts.accepted_per_position), load.drafts.num_draft_tokens
+    assert num_drafted > 200
+    assert 0.2 * num_drafted < num_accepted < 0.9 * num_drafted
+    assert load.drafts.accepted_per_position[-1] > 0
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_guesses_from_outputs_change_nothing(options, method):
+    """The kinds with penalties and biases repeat themselves little, greedy ones a lot."""
+    expected, _ = run({}, **options)
+    config = {"method": method, "num_speculative_tokens": 4}
+    if method == "ngram":
+        config |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    found, load = run({}, speculative_config=config, **options)
+    check(found, expected)
+    assert load.drafts.num_drafts > 0
+    assert sum(load.drafts.accepted_per_position) > 0
+
+
+def check(found: dict[int, Any], expected: dict[int, Any]) -> None:
+    for seq_id, output in found.items():
+        reference = deepcopy(expected[seq_id])
+        if output["end"] is None:
+            assert len(output["tokens"]) in range(ABORTED_AT[seq_id], ABORTED_AT[seq_id] + MAX_DRAFTS + 1)
+            assert output["tokens"] == reference["tokens"][: len(output["tokens"])]
+        else:
+            assert output.pop("values") == pytest.approx(reference.pop("values"), abs=1e-3)
+            assert output == reference, TOKENS.decode(output["tokens"])
+    assert {output["end"][0] for output in expected.values()} == {"stop", "length"}

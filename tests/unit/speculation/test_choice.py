@@ -1,0 +1,51 @@
+"""The lengths that are chosen are those with the highest expected speed."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycore.speculation.choice import choose_lengths
+
+RATES = st.sampled_from([0.0, 0.2, 0.5, 0.55, 0.9, 1.0])
+
+
+def speed(lengths, rates, num_decodes: int, plain_s: float, drafted_s) -> float:
+    num_drafts = sum(lengths)
+    tokens = num_decodes + sum(rate**i for n, rate in zip(lengths, rates, strict=True) for i in range(1, n + 1))
+    return tokens / (drafted_s[num_drafts - 1] if num_drafts else plain_s)
+
+
+@given(
+    guesses=st.lists(st.tuples(st.integers(1, 3), RATES), min_size=1, max_size=4),
+    num_others=st.integers(0, 3),
+    growth=st.lists(st.floats(0, 0.5), min_size=1, max_size=12),
+)
+def test_no_other_lengths_are_faster(guesses, num_others, growth) -> None:
+    longest, rates = np.array([n for n, _ in guesses]), np.array([rate for _, rate in guesses])
+    num_decodes = len(guesses) + num_others
+    drafted_s = (1 + np.cumsum(growth))[: longest.sum()]
+    chosen = choose_lengths(longest, rates, num_decodes, 1.0, drafted_s)
+    assert (chosen <= longest).all()
+    assert chosen.sum() <= len(drafted_s)
+    found = speed(chosen, rates, num_decodes, 1.0, drafted_s)
+    for lengths in itertools.product(*(range(n + 1) for n in longest)):
+        if sum(lengths) <= len(drafted_s):
+            assert found >= speed(lengths, rates, num_decodes, 1.0, drafted_s) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("seconds_for_each", "expected"),
+    [(0.0, [4, 4]), (0.1, [4, 1]), (0.3, [3, 0]), (2.0, [0, 0])],
+)
+def test_the_dearer_a_token_the_fewer(seconds_for_each: float, expected: list[int]) -> None:
+    drafted_s = 1 + seconds_for_each * np.arange(1, 9)
+    assert choose_lengths(np.array([4, 4]), np.array([0.9, 0.6]), 2, 1.0, drafted_s).tolist() == expected
+
+
+def test_nothing_fits() -> None:
+    assert choose_lengths(np.array([4]), np.array([0.9]), 1, 1.0, np.empty(0)).tolist() == [0]
