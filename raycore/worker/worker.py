@@ -288,7 +288,7 @@ class Worker(WorkerProtocol):
         torch.cuda.reset_peak_memory_stats(self._device)
         self.initialize_cache(1)
         assert self._runner is not None
-        for plan in worst_steps(self.config.scheduler, self.config.cache.block_size):
+        for plan in worst_steps(self.config.scheduler, self.config.cache.block_size, self.config.max_drafts):
             self._runner.execute(plan)
         step = torch.cuda.max_memory_allocated(self._device) - weights
         self._runner = None
@@ -616,6 +616,7 @@ class Worker(WorkerProtocol):
             num_seqs=scheduler.max_num_seqs,
             max_model_len=scheduler.max_model_len,
             block_size=config.cache.block_size,
+            num_samples_per_seq=1 + config.max_drafts,
             num_expert_engines=config.parallel.data_parallel_size if config.parallel.is_lockstep else 1,
         )
         # what a link holds, and what a stage has received
