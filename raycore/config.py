@@ -25,6 +25,7 @@ from raycore.checkpoint.sharded_state import (
 )
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.class_paths import as_class_path
+from raycore.drafter_config import DrafterConfig, resolve_drafter
 from raycore.errors import InvalidConfig
 from raycore.options import check_options, option, options_of, with_options
 from raycore.plugins import Plugins, find_plugins, load_general_plugins
@@ -549,13 +550,16 @@ class EngineConfig(msgspec.Struct, frozen=True):
         SpeculativeConfig | None,
         option(
             "Speculative decoding: a request's next tokens are guessed, and one step verifies several. Outputs stay "
-            "the same. Keys as in vLLM: method (ngram or suffix), num_speculative_tokens, prompt_lookup_min, "
-            "prompt_lookup_max, and those that begin with suffix_decoding_. Steps have guesses only while they pay.",
+            "the same. Keys as in vLLM: method (ngram, suffix, draft_model or eagle3), num_speculative_tokens, model, "
+            "draft_tensor_parallel_size, max_model_len, prompt_lookup_min, prompt_lookup_max, and those that begin "
+            "with suffix_decoding_. Steps have guesses only while they pay.",
             metavar="JSON",
             expected="a dict or a JSON object",
             convert=parse_speculative_config,
         ),
     ] = None
+    drafter: DrafterConfig | None = None
+    """The model that `speculative_config` names. None: guesses need no model."""
     plugins: Plugins = Plugins()
     """What installed packages add to raycore in all processes of the engine."""
     log_level: int = logging.WARNING
@@ -690,6 +694,7 @@ def resolve(
     _check_steps_in_flight(chosen, parallel)
     length = _model_length(chosen.get("max_model_len"), spec)
     num_seqs, num_tokens = _step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
+    drafter = _drafter(chosen.get("speculative_config"), spec, length, parallel)
     config = _part(
         EngineConfig,
         chosen,
@@ -708,6 +713,7 @@ def resolve(
         parallel=parallel,
         executor=_part(ExecutorConfig, chosen, backend=backend),
         recovery=_part(RecoveryConfig, chosen),
+        drafter=drafter,
         plugins=plugins,
     )
     _check_load_format(config)
@@ -760,6 +766,21 @@ def _check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> 
         raise InvalidConfig(
             f"max_concurrent_batches={num_steps}, but ranks that share experts run one step at a time: omit it"
         )
+
+
+def _drafter(
+    speculative: SpeculativeConfig | None, spec: ModelSpec, length: int, parallel: ParallelConfig
+) -> DrafterConfig | None:
+    if speculative is None or not speculative.has_model:
+        return None
+    return resolve_drafter(
+        speculative,
+        spec,
+        length,
+        parallel.tensor_parallel_size,
+        expert_parallel=parallel.enable_expert_parallel,
+        pp_size=parallel.pipeline_parallel_size,
+    )
 
 
 def _part(struct: type[_PartT], chosen: dict[str, Any], **decided: Any) -> _PartT:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from raycore.checkpoint.eagle3_spec import is_eagle3
 from raycore.errors import InvalidConfig
 from raycore.options import json_object
 from raycore.vllm_options import VllmOption
@@ -21,9 +23,16 @@ _LookupSize = Annotated[int, Meta(ge=1, le=64)]
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's settings of speculative decoding, under vLLM's names."""
 
-    method: Literal["ngram", "suffix"]
+    method: Literal["ngram", "suffix", "draft_model", "eagle3"]
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_SPECULATIVE_TOKENS)]
     """Maximum number of a request's tokens that are guessed at a time."""
+    model: str | None = None
+    """draft_model, eagle3: the directory of the draft model's or the head's checkpoint."""
+    draft_tensor_parallel_size: Annotated[int, Meta(ge=1)] | None = None
+    """draft_model, eagle3: number of workers that share the draft model: 1 or as many as share the target. None: as
+    many."""
+    max_model_len: Annotated[int, Meta(ge=1)] | None = None
+    """draft_model, eagle3: longer sequences have no drafts. None: as long as the draft model and the target can."""
     prompt_lookup_min: _LookupSize = _DEFAULT_LOOKUP
     """ngram: the least number of last tokens that must have occurred before."""
     prompt_lookup_max: _LookupSize = _DEFAULT_LOOKUP
@@ -37,9 +46,19 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """suffix: a guess ends before its probability falls below this."""
 
+    @property
+    def has_model(self) -> bool:
+        """Whether workers compute the drafts, with a model."""
+        return self.method in ("draft_model", "eagle3")
+
 
 _ONE_WAY = "a draft is accepted exactly if it is the token that would have been sampled"
-_NO_DRAFT_MODEL = "drafts don't come from a model"
+_ONE_BY_ONE = "a draft's tokens are computed one after the other"
+_AS_TARGET = "the draft model is computed as the target is"
+_NO_HUB = "checkpoints are local directories and are never downloaded"
+_SAME_VOCABULARY = "the draft model needs the target's tokenizer"
+_OTHER_METHOD = "its method isn't supported"
+_BOTH = (True, False)
 
 _WITHOUT_EFFECT: Mapping[str, VllmOption] = {
     each.name: each
@@ -53,8 +72,23 @@ _WITHOUT_EFFECT: Mapping[str, VllmOption] = {
             (None,),
             "the number of drafts follows from measured step times and acceptance",
         ),
-        VllmOption("disable_padded_drafter_batch", (True, False), _NO_DRAFT_MODEL),
-        VllmOption("parallel_drafting", (False,), _NO_DRAFT_MODEL),
+        VllmOption("disable_padded_drafter_batch", _BOTH, "batches of drafts are never padded"),
+        VllmOption("parallel_drafting", (False,), _ONE_BY_ONE),
+        VllmOption("enforce_eager", _BOTH, "drafts are computed without CUDA graphs"),
+        VllmOption("tensor_parallel_size", (None,), "use draft_tensor_parallel_size"),
+        VllmOption("quantization", (None,), "draft models aren't quantized"),
+        VllmOption("moe_backend", (None, "auto"), _AS_TARGET),
+        VllmOption("attention_backend", (None, "auto"), _AS_TARGET),
+        VllmOption("kv_cache_dtype", (None, "auto"), "the KV cache can't be quantized"),
+        VllmOption("draft_load_config", (None,), _AS_TARGET),
+        VllmOption("revision", (None,), _NO_HUB),
+        VllmOption("code_revision", (None,), _NO_HUB),
+        VllmOption("use_heterogeneous_vocab", (False,), _SAME_VOCABULARY),
+        VllmOption("use_local_argmax_reduction", _BOTH, "drafts follow the requests' sampling parameters"),
+        VllmOption("disable_eagle_block_drop", _BOTH, "blocks in the prefix cache are always used"),
+        VllmOption("index_share_for_mtp_iteration", (None,), _OTHER_METHOD),
+        VllmOption("dspark_draft_topk", (None,), _OTHER_METHOD),
+        VllmOption("enable_adaptive_verification", (False,), _OTHER_METHOD),
     )
 }
 """vLLM's other settings. Values other than these are refused."""
@@ -87,11 +121,27 @@ def parse_speculative_config(value: str | dict[str, Any] | None) -> SpeculativeC
             f"speculative_config: prompt_lookup_min={config.prompt_lookup_min} is above "
             f"prompt_lookup_max={config.prompt_lookup_max}"
         )
+    _check_model(config)
     return config
+
+
+def _check_model(config: SpeculativeConfig) -> None:
+    if config.has_model and config.model is None:
+        raise InvalidConfig(
+            f"speculative_config: method={config.method!r} needs model, the directory of the draft model's checkpoint"
+        )
+    for name in () if config.has_model else ("model", "draft_tensor_parallel_size", "max_model_len"):
+        if getattr(config, name) is not None:
+            raise InvalidConfig(
+                f"speculative_config: {name}={getattr(config, name)!r} is for drafts from a model, and "
+                f"method={config.method!r} needs none: omit it"
+            )
 
 
 def _fill_in(given: dict[str, Any]) -> None:
     """Add what vLLM derives from other settings."""
+    if "method" not in given and isinstance(given.get("model"), str):
+        given["method"] = "eagle3" if is_eagle3(Path(given["model"])) else "draft_model"
     if given.get("method") == "suffix":
         given.setdefault("num_speculative_tokens", given.get("suffix_decoding_max_tree_depth", 24))
     for name, other in (("prompt_lookup_min", "prompt_lookup_max"), ("prompt_lookup_max", "prompt_lookup_min")):

@@ -7,7 +7,7 @@ torch or read weights; `raycore.model.weights.loader` reads them.
 
 from __future__ import annotations
 
-__all__ = ["ModelSpec", "RopeScaling", "load_model_spec"]
+__all__ = ["ModelSpec", "RopeScaling", "load_model_spec", "parse_model_spec"]
 
 import math
 from functools import partial
@@ -181,9 +181,17 @@ def load_model_spec(path: Path) -> ModelSpec:
             f"{path} isn't a directory: give the directory of a downloaded checkpoint, "
             "with its config.json and *.safetensors files"
         )
-    config = JsonFields.read(path / "config.json")
     generation_path = path / "generation_config.json"
     generation = JsonFields.read(generation_path) if generation_path.exists() else JsonFields(str(generation_path), {})
+    return parse_model_spec(JsonFields.read(path / "config.json"), generation)
+
+
+def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:
+    """Return the description in the fields of config.json and generation_config.json.
+
+    Raises:
+        InvalidCheckpoint: as `load_model_spec`.
+    """
     name, architecture = _architecture(config)
     config = config.converted(partial(convert_config, name, architecture))
     _refuse_unsupported(config)

@@ -31,6 +31,7 @@ from raycore.profiler_config import checked_prefix, session_config
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
 from raycore.speculation.speculation import Speculation
+from raycore.speculation.worker_guesses import WorkerGuesses
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,9 @@ class EngineCore:
             raise
         self._speculation = None
         if config.speculative_config is not None:
-            self._speculation = Speculation(config.speculative_config, config.scheduler.max_num_seqs)
+            drafter, take = config.drafter, executor.take_draft_token_ids
+            source = None if drafter is None else WorkerGuesses(drafter, take)
+            self._speculation = Speculation(config.speculative_config, config.scheduler.max_num_seqs, source)
         self.scheduler = scheduler_class(
             config.scheduler,
             config.cache,

@@ -164,6 +164,15 @@ class Executor(ABC):
         """Start a step without tokens. In such a step this rank only computes experts for the other ranks' tokens."""
         return self.execute(StepPlan(DUMMY_STEP))
 
+    def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
+        """Have the workers draft up to `num_tokens[i]` tokens for each slot. Returns the drafts.
+
+        Raises: what `collective_rpc` raises.
+        """
+        return self.collective_rpc(
+            "take_draft_token_ids", args=(slots, num_tokens), unique_reply_rank=self._output_rank
+        )
+
     @property
     def _step_aggregate(self) -> Callable[[list[StepResult | None]], StepResult] | None:
         """What makes a step's result of those of all workers. None: only one worker replies."""

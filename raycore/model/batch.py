@@ -81,6 +81,11 @@ class SlotBatch:
         self._indexes = np.arange(num_slots)
         self._tables_version = 0
 
+    @property
+    def num_blocks(self) -> Ints:
+        """[S]: number of each slot's blocks."""
+        return self._num_blocks
+
     def apply(self, plan: StepPlan) -> Ints:
         """Apply the plan's freed slots, new requests and new blocks, in this order.
 
@@ -104,7 +109,7 @@ class SlotBatch:
         if plan.num_tokens:
             counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64)
             token_slots = np.repeat(slots, counts)
-            positions = np.repeat(starts, counts) + _counted(counts)
+            positions = np.repeat(starts, counts) + counted(counts)
             is_long = counts != 1
             num_decodes = int(is_long.argmax()) if is_long.any() else len(slots)
         else:
@@ -192,7 +197,7 @@ def _told_rows(counts: Ints, num_sampled: Ints) -> tuple[Ints, Ints]:
     """Return `StepInputs.sampled` and `sampled_rows` of a step that samples after each slot's last `num_sampled`
     tokens."""
     sampled = np.repeat(np.arange(len(counts)), num_sampled)
-    return sampled, np.repeat(np.cumsum(counts) - num_sampled, num_sampled) + _counted(num_sampled)
+    return sampled, np.repeat(np.cumsum(counts) - num_sampled, num_sampled) + counted(num_sampled)
 
 
 def _drafts(sampled: Ints, sampled_rows: Ints, token_ids: NDArray[np.int32]) -> Ints | None:
@@ -206,6 +211,6 @@ def _drafts(sampled: Ints, sampled_rows: Ints, token_ids: NDArray[np.int32]) -> 
     return draft_ids
 
 
-def _counted(counts: Ints) -> Ints:
+def counted(counts: Ints) -> Ints:
     """Return 0 to `counts[i]` - 1 for each i, one after the other. For example, [2, 3] gives [0, 1, 0, 1, 2]."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -25,6 +25,8 @@ from raycore.model.weights.fp8_weight import Fp8Weight, Weight
 from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights
 from raycore.profile_session import Parts
 
+Tap = Callable[[Tensor], None]
+
 
 class Decoder:
     """One tensor-parallel rank's part of a model, or of one of its stages."""
@@ -55,7 +57,7 @@ class Decoder:
         embed_VD, lm_head_VD = weights.embed_VD, weights.lm_head_VD
         self._embed_VD = None if embed_VD is None else embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
-        self.num_weights = sum(_num_weights(spec, layer) for layer in weights.layers)
+        self.num_weights = sum(num_weights(spec, layer) for layer in weights.layers)
         """Number of multiplications for one token, without those of attention."""
         if lm_head_VD is not None:
             is_tied = lm_head_VD is embed_VD
@@ -69,13 +71,15 @@ class Decoder:
         """How many numbers one token's keys and values have in all layers of the stage."""
         self.qk_norms_NH: list[Tensor | None] = []
         """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
-        self._layers: list[_Layer] = []
+        self._layers: list[Layer] = []
+        self.taps: dict[int, Tap] = {}
+        """By layer of the model: gets the layer's input, hidden states [T, D], which it must copy."""
         experts = experts or SplitExperts(ranks)
         for place, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
-            self.qk_norms_NH.append(_qk_norm(spec, own, ranks.size, operations.device))
+            self.qk_norms_NH.append(qk_norm(spec, own, ranks.size, operations.device))
             is_last = layer == spec.num_layers - 1
-            self._layers.append(_Layer(place, spec, own, ranks, experts, operations, is_last=is_last))
+            self._layers.append(Layer(place, spec, own, ranks, experts, operations, is_last=is_last))
 
     def forward(
         self,
@@ -93,21 +97,23 @@ class Decoder:
 
         Returns: in the last stage, the final hidden states [R, D]; in others, those [T, D] for the next stage.
         """
-        h_TD = self._embed(inputs) if self.stage.is_first else inputs
-        for layer in self._layers[:-1]:
+        h_TD = self.embed(inputs) if self.stage.is_first else inputs
+        for index, layer in zip(self.stage.layers, self._layers[:-1], strict=False):
+            self._tap(index, h_TD)
             h_TD = layer(h_TD, attention)
             after_layer()
+        self._tap(self.stage.layers[-1], h_TD)
         last = self._layers[-1]
         return self._final_norm(last(h_TD, attention, rows_R)) if self.stage.is_last else last(h_TD, attention)
 
     def parts(self) -> Parts:
         """The parts of a step, for profiles. Attention is not among them."""
         if self.stage.is_first:
-            yield self, {"_embed": "embed_tokens"}
+            yield self, {"embed": "embed_tokens"}
         if self.stage.is_last:
             yield self, {"_final_norm": "norm", "_lm_head": "lm_head"}
         for layer in self._layers:
-            yield layer, _Layer.PARTS
+            yield layer, Layer.PARTS
 
     def check_tiles(self) -> bool:
         """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
@@ -131,21 +137,31 @@ class Decoder:
         logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
         return logits_RV[:, : self.vocab_size] if self._ranks.size > 1 else logits_RV
 
-    def _embed(self, token_ids_T: Tensor) -> Tensor:
+    def embed(self, token_ids_T: Tensor) -> Tensor:
+        """Return the tokens' embeddings [T, D], in the first stage."""
         assert self._embed_VD is not None, "only the first stage has the embedding"
-        if self._ranks.size == 1:
-            return self._embed_VD.index_select(0, token_ids_T)
-        local_T = token_ids_T - self._vocab_start
-        is_ours_T = (local_T >= 0) & (local_T < len(self._embed_VD))
-        h_TD = self._embed_VD.index_select(0, local_T * is_ours_T)
-        return self._ranks.all_reduce_(h_TD * is_ours_T.unsqueeze(1))
+        return embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
+
+    def _tap(self, layer: int, h_TD: Tensor) -> None:
+        if layer in self.taps:
+            self.taps[layer](h_TD)
 
 
-class _Layer:
+def embed(embed_VD: Tensor, vocab_start: int, token_ids_T: Tensor, ranks: TensorParallel) -> Tensor:
+    """Return the tokens' embeddings [T, D] from this rank's rows of the embedding, which begin at `vocab_start`."""
+    if ranks.size == 1:
+        return embed_VD.index_select(0, token_ids_T)
+    local_T = token_ids_T - vocab_start
+    is_ours_T = (local_T >= 0) & (local_T < len(embed_VD))
+    h_TD = embed_VD.index_select(0, local_T * is_ours_T)
+    return ranks.all_reduce_(h_TD * is_ours_T.unsqueeze(1))
+
+
+class Layer:
     """One decoder layer on one rank."""
 
     PARTS: ClassVar[Mapping[str, str]] = {
-        "_input_norm": "input_layernorm",
+        "input_norm": "input_layernorm",
         "_qkv": "qkv_proj",
         "_o": "o_proj",
         "_post_norm": "post_attention_layernorm",
@@ -171,7 +187,7 @@ class _Layer:
         """
         self._place = place
         self._is_last = is_last
-        self._input_norm = operations.rms_norm(weights.input_norm_D, spec.rms_norm_eps)
+        self.input_norm = operations.rms_norm(weights.input_norm_D, spec.rms_norm_eps)
         num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
         for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
             _interleave_heads_(rows_OX, num_rotated, spec.head_dim)
@@ -182,9 +198,17 @@ class _Layer:
 
     def __call__(self, h_TD: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
         """Return the layer's output for hidden states, or only for their rows `rows_R`. Overwrites `h_TD`."""
-        out_TO = attention(self._place, self._qkv(self._input_norm(h_TD)))
+        out_TO = self.attend(self.input_norm(h_TD), attention)
         if rows_R is not None:
             h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
+        return self.finish(h_TD, out_TO)
+
+    def attend(self, x_TI: Tensor, attention: Attention) -> Tensor:
+        """Return the result of attention, for the input of the query, key and value projections. Stores the latter."""
+        return attention(self._place, self._qkv(x_TI))
+
+    def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
+        """Return the layer's output for hidden states and the result of attention. Overwrites `h_TD`."""
         h_TD = self._o.add_to(h_TD, out_TO)
         return self.feed_forward.add_to(h_TD, self._post_norm(h_TD))
 
@@ -219,7 +243,7 @@ def _interleave_heads_(rows_OX: Tensor, num_heads: int, head_dim: int) -> None:
     heads_NHX[:num_heads] = interleave(heads_NHX[:num_heads])
 
 
-def _qk_norm(spec: ModelSpec, weights: LayerWeights, tp_size: int, device: torch.device) -> Tensor | None:
+def qk_norm(spec: ModelSpec, weights: LayerWeights, tp_size: int, device: torch.device) -> Tensor | None:
     """Return the norm weights of each query and key head [N, H], or None if the model has no such norms."""
     if weights.q_norm_H is None or weights.k_norm_H is None:
         return None
@@ -228,10 +252,11 @@ def _qk_norm(spec: ModelSpec, weights: LayerWeights, tp_size: int, device: torch
     return interleave(weight_NH.to(device))
 
 
-def _num_weights(spec: ModelSpec, layer: LayerWeights) -> int:
-    own, num_weights = layer.feed_forward, layer.qkv_OD.numel() + layer.o_DO.numel()
+def num_weights(spec: ModelSpec, layer: LayerWeights) -> int:
+    """Return the number of multiplications for one token in a layer, without those of attention."""
+    own, total = layer.feed_forward, layer.qkv_OD.numel() + layer.o_DO.numel()
     if isinstance(own, MlpWeights):
-        return num_weights + own.gate_up_FD.numel() + own.down_DF.numel()
+        return total + own.gate_up_FD.numel() + own.down_DF.numel()
     assert spec.moe is not None
     share_used = spec.moe.num_experts_per_tok / spec.moe.num_experts
-    return num_weights + own.router_ED.numel() + int(share_used * (own.gate_up_EFD.numel() + own.down_EDF.numel()))
+    return total + own.router_ED.numel() + int(share_used * (own.gate_up_EFD.numel() + own.down_EDF.numel()))

@@ -42,6 +42,13 @@ class StepTensors:
     """Whether the tensors are those of every step of decodes of this size, for graphs. The rows after the first R are
     padding."""
 
+    def first(self, num_tokens: int) -> StepTensors:
+        """Return the tensors without the padding after the first `num_tokens` tokens."""
+        if len(self.slots_T) == num_tokens:
+            return self
+        slots_T, positions_T, places_T = (each[:num_tokens] for each in (self.slots_T, self.positions_T, self.places_T))
+        return StepTensors(self.block_tables_SM, slots_T, positions_T, places_T, self.next_places_R, None)
+
 
 class DeviceBatch:
     """The running requests' tokens and block tables, on the device and on the host."""
@@ -60,15 +67,16 @@ class DeviceBatch:
             is_shared: whether host and device have the same memory, as they have on a CPU by default.
         """
         self.host = host
-        self._device = device
+        self.device = device
         self._decode_sizes = decode_sizes
         self._decode_inputs: dict[int, tuple[DeviceInputs, StepTensors]] = {}
         """The inputs of steps that only decode, by their padded number of rows."""
-        self._is_shared = device.type == "cpu" if is_shared is None else is_shared
+        self.is_shared = device.type == "cpu" if is_shared is None else is_shared
+        """Whether host and device have the same memory."""
         self.token_ids_SM = torch.as_tensor(host.token_ids)
         """int32[S, max_model_len + 1]: prompt, then output, with all tokens sampled so far."""
         self._block_tables_SM = torch.as_tensor(host.block_tables)
-        if not self._is_shared:
+        if not self.is_shared:
             self.token_ids_SM = torch.zeros_like(self.token_ids_SM, device=device)
             self._block_tables_SM = torch.zeros_like(self._block_tables_SM, device=device)
         self._token_ids = self.token_ids_SM.view(-1)
@@ -86,16 +94,16 @@ class DeviceBatch:
     def apply(self, plan: StepPlan) -> None:
         """Apply the plan's freed slots, new requests and new blocks."""
         places = self.host.apply(plan)
-        if self._is_shared:
+        if self.is_shared:
             return
         for request in plan.new_requests:
             token_ids = np.array(np.frombuffer(request.token_ids, np.int32))
             block_ids = np.array(np.frombuffer(request.block_ids, np.int32))
-            self.token_ids_SM[request.slot, : len(token_ids)] = to_device(token_ids, self._device)
-            self._block_tables_SM[request.slot, : len(block_ids)] = to_device(block_ids, self._device)
+            self.token_ids_SM[request.slot, : len(token_ids)] = to_device(token_ids, self.device)
+            self._block_tables_SM[request.slot, : len(block_ids)] = to_device(block_ids, self.device)
         if len(places):
             block_ids = np.array(np.frombuffer(plan.new_block_ids, np.int32))
-            places_B, block_ids_B = to_device_together([places, block_ids], self._device)
+            places_B, block_ids_B = to_device_together([places, block_ids], self.device)
             self._block_tables_SM.view(-1).index_copy_(0, places_B, block_ids_B)
 
     def advance(self, plan: StepPlan) -> tuple[StepInputs, StepTensors]:
@@ -103,9 +111,9 @@ class DeviceBatch:
         step = self.host.advance(plan)
         row_length = self.host.token_ids.shape[1]
         places = step.token_slots * row_length + step.positions
-        if plan.tokens is not None and not self._is_shared:
+        if plan.tokens is not None and not self.is_shared:
             token_ids = np.array(np.frombuffer(plan.tokens.token_ids, np.int32))
-            places_T, token_ids_T = to_device_together([places, token_ids], self._device)
+            places_T, token_ids_T = to_device_together([places, token_ids], self.device)
             self._token_ids.index_copy_(0, places_T, token_ids_T)
         arrays: list[NDArray[Any]] = [
             step.token_slots.astype(np.int32),
@@ -119,7 +127,7 @@ class DeviceBatch:
                 return step, self._padded(arrays, self._decode_sizes[index])
         else:
             arrays.append(step.sampled_rows)
-        slots_T, positions_T, places_T, next_places_R, *sampled_rows = to_device_together(arrays, self._device)
+        slots_T, positions_T, places_T, next_places_R, *sampled_rows = to_device_together(arrays, self.device)
         sampled_rows_R = sampled_rows[0] if sampled_rows else None
         tables_SM = self._block_tables_SM
         return step, StepTensors(tables_SM, slots_T, positions_T, places_T, next_places_R, sampled_rows_R)
@@ -128,7 +136,7 @@ class DeviceBatch:
         """Return the inputs of a step of decodes, padded to `size` rows. They are valid until the next such step."""
         num_rows = len(arrays[0])
         if size not in self._decode_inputs:
-            inputs = DeviceInputs([np.empty(size, array.dtype) for array in arrays], self._device)
+            inputs = DeviceInputs([np.empty(size, array.dtype) for array in arrays], self.device)
             slots_T, positions_T, places_T, next_places_R = inputs.tensors
             self._decode_inputs[size] = (
                 inputs,
@@ -145,13 +153,21 @@ class DeviceBatch:
 
     def token_ids_of(self, tensors: StepTensors) -> Tensor:
         """Return int32[T]: the tokens that the step computes."""
-        return self._token_ids.index_select(0, tensors.places_T)
+        return self.token_ids_at(tensors.places_T)
+
+    def token_ids_at(self, places: Tensor) -> Tensor:
+        """Return the tokens at these indexes in the flat table of tokens, int32."""
+        return self._token_ids.index_select(0, places)
 
     def append(self, tensors: StepTensors, token_ids_R: Tensor) -> None:
         """Append the sampled tokens to their sequences, on the device."""
-        self._token_ids.index_copy_(0, tensors.next_places_R, token_ids_R.to(torch.int32))
+        self.write(tensors.next_places_R, token_ids_R)
+
+    def write(self, places: Tensor, token_ids: Tensor) -> None:
+        """Set the tokens at these indexes in the flat table of tokens, on the device."""
+        self._token_ids.index_copy_(0, places, token_ids.to(torch.int32))
 
     def receive(self, step: StepInputs, token_ids: NDArray[np.generic]) -> None:
         """Append a step's sampled tokens, which have arrived from the device, to the host's copy."""
-        if not self._is_shared:
+        if not self.is_shared:
             self.host.receive(step, token_ids)

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from raycore.messages import StepPlan, StepResult
 from raycore.model.attention.spec import Attention
-from raycore.model.batch import StepInputs
+from raycore.model.batch import Ints, StepInputs
 from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decode_graphs import DecodeGraphs
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch, StepTensors
+from raycore.model.drafting.drafter import Drafter
 from raycore.model.experts import ExpertParallel
 from raycore.model.links import Link
 from raycore.model.operations import Operations
@@ -55,6 +56,8 @@ class LaunchedStep:
     """(index in `step.sampled`, why its request can't continue if it gets this far)."""
     sampler: Sampler | None = None
     """None: the step samples nothing."""
+    drafter: Drafter | None = None
+    """None: this worker doesn't draft."""
 
     def done(self) -> bool:
         """Whether the device has finished the step."""
@@ -74,6 +77,7 @@ class LaunchedStep:
             if step.is_decoding:
                 result.token_ids = sampled_ids.astype(np.int32).tobytes()
                 self._add_extras(range(len(sampled_ids)))
+                self._accept(step.sampled_rows)
             else:
                 new = verify(step, sampled_ids)
                 if step.draft_ids is not None:
@@ -81,12 +85,20 @@ class LaunchedStep:
                 result.token_ids = sampled_ids[new.rows].astype(np.int32).tobytes()
                 result.num_tokens = new.counts.astype(np.int32).tobytes()
                 self._add_extras(set(new.rows.tolist()))
+                last_of_each = np.cumsum(new.counts[new.counts > 0]) - 1
+                self._accept(step.sampled_rows[new.rows[last_of_each]])
         elif len(step.slots):
             result.num_tokens = np.zeros(len(step.slots), np.int32).tobytes()
         for index, first, downloads in self.prompt_logprobs:
             entries = [entry for download in downloads for entry in download.entries()]
             result.prompt_logprobs.append((index, first, entries))
         return result
+
+    def _accept(self, rows: Ints) -> None:
+        """`rows`: of the step's tokens, those that come before their slots' newest tokens."""
+        if self.drafter is not None:
+            with torch.inference_mode():
+                self.drafter.network.accept(self.step, rows)
 
     def _add_extras(self, kept: Container[int]) -> None:
         """Add log probabilities and failures of the rows of `step.sampled` that are kept to the result."""
@@ -119,6 +131,7 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         source: Link | None = None,
         sink: Link | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """
         Args:
@@ -130,7 +143,9 @@ class ModelRunner:
             graphs: runs padded steps of decodes. None: they run like others.
             source: brings hidden states from the stage before. None: there is none.
             sink: takes hidden states to the next stage. None: there is none.
+            drafter: drafts tokens between steps. None: this worker doesn't.
         """
+        self._drafter = drafter
         self._graphs = graphs
         self._source = source
         self._sink = sink
@@ -155,6 +170,9 @@ class ModelRunner:
             yield self._sink, {"send": "send"}
         yield self._batch, {"apply": "apply_plan", "advance": "prepare_inputs"}
         yield from self._decoder.parts()
+        if self._drafter is not None:
+            yield self, {"take_draft_token_ids": "draft"}
+            yield from self._drafter.network.parts()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, as described in `StepPlan`, and return its result."""
@@ -168,11 +186,20 @@ class ModelRunner:
         finally:
             self._threads.end_step()
 
+    @torch.inference_mode()
+    def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
+        """Draft `num_tokens[i]` tokens for each slot, all of whose tokens must have arrived. Returns the drafts."""
+        assert self._drafter is not None, "this worker doesn't draft"
+        try:
+            return self._drafter.draft(slots, num_tokens)
+        finally:
+            self._threads.end_step()
+
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._update_requests(plan)
         self._batch.apply(plan)
         step, tensors = self._batch.advance(plan)
-        launched = LaunchedStep(StepResult(plan.step), step, self._batch)
+        launched = LaunchedStep(StepResult(plan.step), step, self._batch, drafter=self._drafter)
         if self._experts is not None:
             launched.result_so_far.is_anyone_busy = self._begin_together(self._experts, step)
         if len(step.slots):
@@ -181,6 +208,8 @@ class ModelRunner:
                 self._sink.send(hidden)
             else:
                 self._finish(step, tensors, hidden, launched)
+            if self._drafter is not None:
+                self._drafter.network.follow(step, tensors)
         return launched
 
     def _begin_together(self, experts: ExpertParallel, step: StepInputs) -> bool:
@@ -197,6 +226,8 @@ class ModelRunner:
         return is_anyone_busy
 
     def _update_requests(self, plan: StepPlan) -> None:
+        if self._drafter is not None:
+            self._drafter.network.apply(plan)
         if self._sampler is None:
             return
         for slot in plan.freed_slots:

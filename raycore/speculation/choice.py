@@ -13,7 +13,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def choose_lengths(lengths: Ints, rates: Floats, num_decodes: int, plain_s: float, drafted_s: Floats) -> Ints:
+def choose_lengths(
+    lengths: Ints, rates: Floats, num_decodes: int, plain_s: float, drafted_s: Floats, drafting_s: Floats | None = None
+) -> Ints:
     """Return how many tokens of each guess to verify, int64[n].
 
     The `i`-th token of a guess counts only if all before it are right. If its request's rate is r, it adds r^i tokens
@@ -25,6 +27,7 @@ def choose_lengths(lengths: Ints, rates: Floats, num_decodes: int, plain_s: floa
         num_decodes: number of tokens that the step generates without guesses.
         plain_s: how long the step takes without guesses, in seconds.
         drafted_s: [N]: how long it takes with 1 to N guessed tokens, in seconds. No more than N are chosen.
+        drafting_s: how long it takes to make guesses of up to 1, 2, ... tokens, in seconds. None: they have been made.
     """
     owners = np.repeat(np.arange(len(lengths)), lengths)
     places = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -32,7 +35,10 @@ def choose_lengths(lengths: Ints, rates: Floats, num_decodes: int, plain_s: floa
     # ties: a guess's earlier tokens first
     best_first = np.argsort(-values, kind="stable")[: len(drafted_s)]
     num_tokens = num_decodes + np.cumsum(values[best_first])
-    speeds = num_tokens / drafted_s[: len(best_first)]
+    total_s = drafted_s[: len(best_first)]
+    if drafting_s is not None:
+        total_s = total_s + drafting_s[np.maximum.accumulate(places[best_first])]
+    speeds = num_tokens / total_s
     best = int(np.argmax(speeds)) if len(speeds) else 0
     if not len(speeds) or speeds[best] * plain_s <= num_decodes:
         return np.zeros(len(lengths), np.int64)

@@ -1,11 +1,12 @@
 """Speculative decoding of one rank: guesses the next tokens of its decodes, so that a step may generate several.
 
-Each running request has guesses of its own. A step verifies those that are expected to pay.
+A step verifies those guesses that are expected to pay. Where guesses come from is in `sources` and `worker_guesses`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,46 +14,22 @@ from numpy.typing import NDArray
 from raycore.messages import DraftStats
 from raycore.speculation.acceptance import Acceptance
 from raycore.speculation.choice import choose_lengths
-from raycore.speculation.ngram import NgramGuesses
+from raycore.speculation.sources import EngineGuesses, Floats, GuessSource, Ints, RunningTokens
 from raycore.speculation.step_times import StepTimes
-from raycore.speculation.suffix import FinishedOutputs, SuffixGuesses
 from raycore.speculative_config import SpeculativeConfig
 
-_MAX_INDEXED = 1024
-"""Number of tokens of a request that are indexed before a step. A longer prompt takes several steps, without drafts."""
 _PATIENCE = 64
 """Number of steps in a row without drafts after which only some steps look for them."""
 _REST = 4
 """After that, only every fourth step does."""
 
 
-class RunningTokens(Protocol):
-    """The tokens of the running requests, by slot."""
-
-    tokens: NDArray[np.int32]
-    received: NDArray[np.int64]
-    """How many tokens each request has."""
-
-
-class Guesses(Protocol):
-    """Guesses of one request's next tokens."""
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    def extend(self, tokens: list[int]) -> None: ...
-
-    def propose(self, num_tokens: int) -> list[int]: ...
-
-
 class Speculation:
     """The drafts of one rank's requests."""
 
-    def __init__(self, config: SpeculativeConfig, num_slots: int) -> None:
-        self._config = config
-        self._guesses: dict[int, Guesses] = {}
-        """By slot."""
-        self._finished = FinishedOutputs(config.suffix_decoding_max_cached_requests)
+    def __init__(self, config: SpeculativeConfig, num_slots: int, source: GuessSource | None = None) -> None:
+        """`source`: makes the guesses. None: the engine does, as `config` says."""
+        self._source = source or EngineGuesses(config)
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
         self._plain, self._drafted = StepTimes(), StepTimes()
         self._num_steps = 0
@@ -64,9 +41,7 @@ class Speculation:
 
     def forget(self, slot: int, num_prompt_tokens: int) -> None:
         """Note that a request has left its slot. `num_prompt_tokens`: of its tokens, the rest is output."""
-        guesses = self._guesses.pop(slot, None)
-        if isinstance(guesses, SuffixGuesses):
-            guesses.end(num_prompt_tokens)
+        self._source.forget(slot, num_prompt_tokens)
         self._acceptance.forget(slot)
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
@@ -103,59 +78,45 @@ class Speculation:
         if is_resting or budget <= 0 or not len(slots):
             return {}
         self._acceptance.compare(slots, running.tokens, running.received)
-        found = self._guess(slots, running, limits)
-        if not found:
-            return {}
-        drafts = self._choose(found, len(slots), num_other, budget)
+        choose = partial(self._choose_lengths, len(slots), num_other, budget)
+        found = self._source.guess(slots, running, limits, choose)
+        for slot, guess in found.items():
+            self._acceptance.note(slot, int(running.received[slot]), guess)
+        drafts = self._choose(found, dict(zip(slots.tolist(), limits.tolist(), strict=True)), choose)
         if drafts:
             self._num_without_drafts = 0
         return drafts
 
-    def _guess(
-        self, slots: NDArray[np.int64], running: RunningTokens, limits: NDArray[np.int64]
-    ) -> dict[int, list[int]]:
-        """Return each slot's guess, if it has one."""
-        found: dict[int, list[int]] = {}
-        longest = self._config.num_speculative_tokens
-        received = running.received[slots].tolist()
-        for slot, num_tokens, limit in zip(slots.tolist(), received, limits.tolist(), strict=True):
-            guesses = self._guesses.get(slot)
-            if guesses is None:
-                guesses = self._guesses[slot] = self._new_guesses()
-            first = guesses.num_tokens
-            end = min(num_tokens, first + _MAX_INDEXED)
-            guesses.extend(running.tokens[slot, first:end].tolist())
-            if end < num_tokens:
-                continue
-            guess = guesses.propose(longest)
-            if guess:
-                self._acceptance.note(slot, num_tokens, guess)
-                if limit > 0:
-                    found[slot] = guess[:limit]
-        return found
-
-    def _new_guesses(self) -> Guesses:
-        return (
-            NgramGuesses(self._config)
-            if self._config.method == "ngram"
-            else SuffixGuesses(self._config, self._finished)
-        )
-
     def _choose(
-        self, found: dict[int, list[int]], num_decodes: int, num_other: int, budget: int
+        self, found: dict[int, list[int]], limits: dict[int, int], choose_lengths: Callable[[Ints, Ints], Ints]
     ) -> dict[int, NDArray[np.int32]]:
-        """Return the beginnings of the guesses that are worth verifying."""
-        slots = np.array(list(found))
-        lengths = np.array([len(guess) for guess in found.values()])
-        num_plain = num_decodes + num_other
-        sizes = num_plain + np.arange(1, min(int(lengths.sum()), budget) + 1)
-        plain_s, drafted_s = self._durations(num_plain, sizes)
-        chosen = choose_lengths(lengths, self._acceptance.rates(slots), num_decodes, plain_s, drafted_s)
+        """Return the beginnings of the guesses that are worth verifying. `limits`: their maximum lengths, by slot."""
+        slots = np.array([slot for slot in found if limits[slot] > 0], np.int64)
+        if not len(slots):
+            return {}
+        lengths = np.array([min(len(found[slot]), limits[slot]) for slot in slots.tolist()])
+        chosen = choose_lengths(slots, lengths)
         return {
             slot: np.array(found[slot][:length], np.int32)
             for slot, length in zip(slots.tolist(), chosen.tolist(), strict=True)
             if length
         }
+
+    def _choose_lengths(
+        self,
+        num_decodes: int,
+        num_other: int,
+        budget: int,
+        slots: Ints,
+        lengths: Ints,
+        drafting_s: Floats | None = None,
+    ) -> Ints:
+        """Return how many tokens of each slot's guess are worth verifying, and making, if `drafting_s` is given."""
+        num_plain = num_decodes + num_other
+        sizes = num_plain + np.arange(1, min(int(lengths.sum()), budget) + 1)
+        plain_s, drafted_s = self._durations(num_plain, sizes)
+        rates = self._acceptance.rates(slots)
+        return choose_lengths(lengths, rates, num_decodes, plain_s, drafted_s, drafting_s)
 
     def _durations(self, num_plain: int, sizes: NDArray[np.int64]) -> tuple[float, NDArray[np.float64]]:
         """Return how long a step of `num_plain` tokens takes, and steps of these sizes with drafts, in seconds."""

@@ -30,12 +30,8 @@ from raycore.errors import InvalidConfig, InvalidInput, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.kernels import library as kernels
 from raycore.messages import NewRequest, StepPlan, StepResult
-from raycore.model.attention.batch_invariant import BatchInvariantAttention
-from raycore.model.attention.gather import GatherAttention
 from raycore.model.attention.kv_tensors import KVTensors
-from raycore.model.attention.native import NativeAttention
-from raycore.model.attention.scratch import GatherScratch
-from raycore.model.attention.spec import Attention, AttentionSpec, HeadShape
+from raycore.model.attention.spec import AttentionSpec, HeadShape
 from raycore.model.batch import SlotBatch
 from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
@@ -44,8 +40,7 @@ from raycore.model.device_batch import DeviceBatch
 from raycore.model.experts import ExpertParallel
 from raycore.model.layers import TensorParallel
 from raycore.model.links import Link
-from raycore.model.native_operations import NativeOperations
-from raycore.model.operations import Operations, TorchOperations
+from raycore.model.operations import Operations
 from raycore.model.rendezvous import Rendezvous
 from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner
@@ -68,8 +63,10 @@ from raycore.plugins import MODELS
 from raycore.profiler_config import checked_prefix, session_config
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
-from raycore.worker.attention_backend import Backend, choose_attention_backend
+from raycore.worker.attention_backend import choose_attention_backend
+from raycore.worker.compute_backend import ComputeBackend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
+from raycore.worker.draft_worker import DraftWorker
 from raycore.worker.fp8_layers import choose_fp8
 from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.protocol import WorkerProtocol
@@ -115,14 +112,16 @@ class Worker(WorkerProtocol):
         self._source: Link | None = None
         self._sink: Link | None = None
         self._step_times = StepTimes(0.0, 0.0)
-        self._operations: Operations = TorchOperations(self._device)
-        self._backend: Backend = "torch"
+        self._backend = ComputeBackend("torch", self._device, config.model.batch_invariant)
+        self._operations: Operations = self._backend.operations()
         self._fp8: Fp8Layers = "none"
         self.load_progress = 0.0
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
         self._decoder: Decoder | None = None
+        self._drafting: DraftWorker | None = None
+        """None: this worker doesn't draft."""
         self._offloaded: OffloadedTensors | None = None
-        """The decoder's weights while they are in the host's memory."""
+        """The weights while they are in the host's memory."""
         self._runner: ModelRunner | None = None
         self._profile: WorkerProfile | None = None
         spec = config.model.spec
@@ -151,15 +150,24 @@ class Worker(WorkerProtocol):
         self._dtype = _choose_dtype(config, self._device)
         spec = config.model.spec
         heads = HeadShape.of(spec, self.rank.tp_size)
-        self._backend = choose_attention_backend(
+        backend = choose_attention_backend(
             config.model.attention_backend, self._device, heads, config.cache.block_size, self._dtype
         )
+        self._backend = ComputeBackend(backend, self._device, config.model.batch_invariant)
         self._fp8 = choose_fp8(config.model, self.rank.tp_size, self._device)
         logger.info("computes in %s on %s", self.dtype_name(), self._describe_device())
         if self.rank.world_size > 1:
             self._join_engine()
         if config.parallel.is_lockstep:
             self._experts = self._join_experts()
+        self._drafting = self._make_drafting()
+
+    def _make_drafting(self) -> DraftWorker | None:
+        """Return this worker's part in drafting. If one worker is enough, that is the one that reports steps."""
+        config, drafter = self.config, self.config.drafter
+        if drafter is None or (drafter.tensor_parallel_size < self.rank.tp_size and not self.rank.reports_steps):
+            return None
+        return DraftWorker(config, drafter, self._ranks, self._device, self._dtype, _decoder_class(drafter.spec))
 
     def load_model(self) -> None:
         """Read this worker's share of its stage's weights, or generate random weights, and build the decoder.
@@ -168,7 +176,7 @@ class Worker(WorkerProtocol):
             InvalidCheckpoint: a file or a tensor is missing or damaged.
         """
         model = self.config.model
-        self._operations = self._make_operations()
+        self._operations = self._backend.operations()
         if self.rank.pp_size > 1:
             logger.info("this stage has layers %d to %d", self._stage.layers[0], self._stage.layers[-1])
         weights = self._read_weights(self._device, self._fp8, self._note_progress)
@@ -180,6 +188,8 @@ class Worker(WorkerProtocol):
             self._threads = ComputeThreads(self._max_threads, is_fixed=is_fixed)
             if model.batch_invariant:
                 self._check_tiles(self._decoder)
+        if self._drafting is not None:
+            self._drafting.load(self._decoder)
 
     def _read_weights(self, device: torch.device, fp8: Fp8Layers, progress: Progress | None) -> DecoderWeights:
         """Read or generate this worker's share of the weights."""
@@ -235,10 +245,10 @@ class Worker(WorkerProtocol):
         return [str(each) for each in paths]
 
     def _describe_device(self) -> str:
-        software = f"torch {torch.__version__}, backend {self._backend}"
+        software = f"torch {torch.__version__}, backend {self._backend.name}"
         if self._device.type == "cuda":
             return f"{torch.cuda.get_device_name(self._device)}: {software}"
-        if self._backend == "native":
+        if self._backend.name == "native":
             software += f" ({kernels.load()})"
         return f"{hardware()}: {software}, up to {self._max_threads} threads"
 
@@ -310,9 +320,10 @@ class Worker(WorkerProtocol):
         """Return how many bytes one KV cache block takes on this worker."""
         spec = self.config.model.spec
         num_kv_heads = spec.kv_heads_per_rank(self.rank.tp_size)
-        return KVTensors.bytes_per_block(
+        own = KVTensors.bytes_per_block(
             len(self._stage.layers), num_kv_heads, self.config.cache.block_size, spec.head_dim, self._dtype
         )
+        return own if self._drafting is None else own + self._drafting.bytes_per_block()
 
     def initialize_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks` KV cache blocks, and create the model runner."""
@@ -329,12 +340,22 @@ class Worker(WorkerProtocol):
             len(layers), num_blocks, heads.num_kv_heads, block_size, heads.head_dim, self._dtype, self._device
         )
         sizes = decode_sizes(max_seqs) if self._has_graphs() else []
-        batch = SlotBatch(max_seqs, max_model_len, block_size)
+        max_rows = max([max_seqs, *sizes])
+        batch = DeviceBatch(SlotBatch(max_seqs, max_model_len, block_size), self._device, decode_sizes=sizes)
+        sampler, drafter = None, None
+        if self.rank.is_last_stage:
+            sampler = Sampler(spec.vocab_size, self._operations, grammars=self._grammars)
+            if self._drafting is not None:
+                drafter = self._drafting.make_drafter(
+                    self._decoder, batch, sampler, self._threads, num_blocks, max_rows
+                )
         self._runner = ModelRunner(
             self._decoder,
-            self._make_attention(attention_spec, kv, max([max_seqs, *sizes])),
-            DeviceBatch(batch, self._device, decode_sizes=sizes),
-            Sampler(spec.vocab_size, self._operations, grammars=self._grammars) if self.rank.is_last_stage else None,
+            self._backend.attention(
+                attention_spec, kv, max_model_len=max_model_len, max_num_seqs=max_seqs, max_rows=max_rows
+            ),
+            batch,
+            sampler,
             self._operations,
             threads=self._threads,
             reports=self.rank.reports_steps,
@@ -342,31 +363,8 @@ class Worker(WorkerProtocol):
             graphs=DecodeGraphs(CudaCapture()) if sizes else None,
             source=self._source,
             sink=self._sink,
+            drafter=drafter,
         )
-
-    def _make_operations(self) -> Operations:
-        batch_invariant = self.config.model.batch_invariant
-        if self._backend == "native":
-            return NativeOperations(batch_invariant=batch_invariant)
-        if self._backend == "triton":
-            # imports Triton, which only GPUs need
-            from raycore.model.gpu_operations import GpuOperations
-
-            return GpuOperations(self._device, batch_invariant=batch_invariant)
-        return TorchOperations(self._device, batch_invariant=batch_invariant)
-
-    def _make_attention(self, spec: AttentionSpec, kv: KVTensors, max_rows: int) -> Attention:
-        """`max_rows`: the largest number of decodes in a step, padding included."""
-        batch_invariant, limits = self.config.model.batch_invariant, self.config.scheduler
-        if self._backend == "native":
-            return NativeAttention(spec, kv)
-        if self._backend == "triton":
-            from raycore.model.attention.paged import TritonAttention
-
-            return TritonAttention(spec, kv, max_rows, batch_invariant=batch_invariant)
-        attention = BatchInvariantAttention if batch_invariant else GatherAttention
-        max_blocks = attention.max_blocks(limits.max_model_len, kv.block_size)
-        return attention(spec, kv, GatherScratch(kv, limits.max_num_seqs, max_blocks))
 
     def _has_graphs(self) -> bool:
         """Whether steps of decodes run as CUDA graphs.
@@ -374,7 +372,7 @@ class Worker(WorkerProtocol):
         Ranks that share experts have other sizes in every step, and the steps of stages begin and end with a transfer.
         """
         is_eager = self.config.model.enforce_eager or self.config.parallel.is_lockstep
-        return self._backend == "triton" and not is_eager and self.rank.pp_size == 1
+        return self._backend.name == "triton" and not is_eager and self.rank.pp_size == 1
 
     def warm_up(self) -> None:
         """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
@@ -396,9 +394,11 @@ class Worker(WorkerProtocol):
         counts = np.array([num_tokens - 1], np.int32).tobytes()
         assert self._runner is not None, "initialize_cache() comes first"
         self._runner.execute(StepPlan(step=-3, slots=slot, num_tokens=counts, new_requests=[request]))
+        if self._drafting is not None and num_tokens < self.config.scheduler.max_model_len:
+            self._runner.take_draft_token_ids([0], [1])
         self._runner.execute(StepPlan(step=-2, slots=slot))
         self._runner.execute(StepPlan(step=-1, freed_slots=[0]))
-        if self._backend == "triton":
+        if self._backend.name == "triton":
             # compiles the kernels that other requests need; Triton keeps them on disk for the next start
             limits = SchedulerConfig(1, num_tokens, num_tokens)
             for plan in worst_steps(limits, self.config.cache.block_size):
@@ -423,6 +423,15 @@ class Worker(WorkerProtocol):
         # a step that is over is reported at once: the next one may take long
         return step.result() if self.config.max_steps_in_flight == 1 or step.done() else step
 
+    def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
+        """Draft up to `num_tokens[i]` tokens for each slot, with `speculative_config`'s model. Returns the drafts.
+
+        All tokens of these slots must have been received. All workers must call this at the same time; those that don't
+        draft return nothing.
+        """
+        assert self._runner is not None, "initialize_cache() comes first"
+        return [] if self._drafting is None else self._runner.take_draft_token_ids(slots, num_tokens)
+
     def step_times(self) -> StepTimes:
         """Return what this worker has spent its time on in steps. On a GPU, that is only the host's time."""
         return self._step_times
@@ -443,9 +452,12 @@ class Worker(WorkerProtocol):
     def _give_up_weights(self, level: int) -> None:
         if level >= 2:
             self._decoder = self._offloaded = None
-            self._operations = self._make_operations()  # the old ones know all layers
+            self._operations = self._backend.operations()  # the old ones know all layers
+            if self._drafting is not None:
+                self._drafting.unload()
         elif self._device.type == "cuda" and self._decoder is not None and self._offloaded is None:
-            self._offloaded = OffloadedTensors(tensors_of(self._decoder, self._device))
+            network = None if self._drafting is None else self._drafting.network
+            self._offloaded = OffloadedTensors(tensors_of((self._decoder, network), self._device))
 
     def wake_up(self, tags: Sequence[MemoryTag] = TAGS) -> None:
         """See `WorkerProtocol.wake_up`.
@@ -523,7 +535,7 @@ class Worker(WorkerProtocol):
     def shutdown(self) -> None:
         """Disconnect from the other workers and free the memory. Idempotent. Works on a partly initialized worker."""
         self._end_profile()
-        self._runner = self._decoder = self._offloaded = None
+        self._runner = self._decoder = self._drafting = self._offloaded = None
         self._ranks.leave()
         self._ranks = TensorParallel()
         if self._experts is not None:
@@ -621,13 +633,18 @@ class Worker(WorkerProtocol):
         )
         # what a link holds, and what a stage has received
         links = 3 * self._link_bytes() if self.rank.pp_size > 1 else 0
-        return links + step_bytes(
-            config.model.spec,
-            limits,
-            self.rank.tp_size,
-            self._dtype,
-            batch_invariant=config.model.batch_invariant,
-            native=self._backend == "native",
+        drafting = 0 if self._drafting is None else self._drafting.step_bytes(config.model.spec.hidden_size)
+        return (
+            links
+            + drafting
+            + step_bytes(
+                config.model.spec,
+                limits,
+                self.rank.tp_size,
+                self._dtype,
+                batch_invariant=config.model.batch_invariant,
+                native=self._backend.name == "native",
+            )
         )
 
 

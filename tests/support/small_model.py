@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from raycore.model.batch import SlotBatch
 from raycore.model.decode_graphs import DecodeGraphs
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch
+from raycore.model.drafting.drafter import Drafter
 from raycore.model.layers import TensorParallel
 from raycore.model.native_operations import NativeOperations
 from raycore.model.operations import Operations, TorchOperations
@@ -86,6 +87,7 @@ def make_runner(
     is_shared: bool = True,
     has_graphs: bool = False,
     batch_invariant: bool = False,
+    make_drafter: Callable[[Decoder, DeviceBatch, Sampler, Operations], Drafter] | None = None,
 ) -> ModelRunner:
     """A runner in float32.
 
@@ -94,19 +96,22 @@ def make_runner(
         backend: what computes. For "triton", the test must have imported `interpreted_triton`.
         is_shared: whether host and device have the same memory. GPUs have their own.
         has_graphs: pad steps of decodes, and run them as CUDA graphs run: always the same function.
+        make_drafter: makes what drafts, for this decoder, batch and sampler.
     """
     operations = make_operations(backend, batch_invariant=batch_invariant)
     decoder = Decoder(spec, weights or make_weights(spec), TensorParallel(), operations)
     kv = KVTensors(spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
+    sizes = [3, 8] if has_graphs else []
+    batch = DeviceBatch(SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=sizes, is_shared=is_shared)
+    sampler = Sampler(spec.vocab_size, operations)
     return ModelRunner(
         decoder,
         make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend, batch_invariant=batch_invariant),
-        DeviceBatch(
-            SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=[3, 8] if has_graphs else [], is_shared=is_shared
-        ),
-        Sampler(spec.vocab_size, operations),
+        batch,
+        sampler,
         operations,
         graphs=DecodeGraphs(lambda compute: compute) if has_graphs else None,
+        drafter=None if make_drafter is None else make_drafter(decoder, batch, sampler, operations),
     )
 
 
@@ -166,8 +171,13 @@ def tokens_of(result: StepResult) -> list[int]:
     return np.frombuffer(result.token_ids, np.int32).tolist()
 
 
-def reference_logits(token_ids: Sequence[int], spec: ModelSpec = SPEC) -> torch.Tensor:
-    """[T, V], straight from the formulas: no cache, no fusing, a dense mask, float64."""
+def reference_logits(
+    token_ids: Sequence[int], spec: ModelSpec = SPEC, layer_inputs: list[torch.Tensor] | None = None
+) -> torch.Tensor:
+    """[T, V], straight from the formulas: no cache, no fusing, a dense mask, float64.
+
+    `layer_inputs`: gets the hidden states [T, D] before each layer.
+    """
     weights = make_weights(spec)
     num_q, num_kv, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     positions = torch.arange(len(token_ids), dtype=torch.float64)
@@ -188,6 +198,8 @@ def reference_logits(token_ids: Sequence[int], spec: ModelSpec = SPEC) -> torch.
 
     h = weights.embed_VD[list(token_ids)].double()
     for layer, window in zip(weights.layers, spec.layer_windows, strict=True):
+        if layer_inputs is not None:
+            layer_inputs.append(h)
         heads = linear(norm(h, layer.input_norm_D), layer.qkv_OD, layer.qkv_bias_O).view(len(h), -1, head_dim)
         q, k, v = heads.split([num_q, num_kv, num_kv], dim=1)
         q, k = rotate(norm(q, layer.q_norm_H)), rotate(norm(k, layer.k_norm_H))

@@ -27,6 +27,7 @@ SHARED = {
     "profile_session",
     "profiler_config",
     "speculative_config",
+    "drafter_config",
     "sampling_params",
     "structured_outputs",
     "outputs",

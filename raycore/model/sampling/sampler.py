@@ -152,23 +152,57 @@ class Sampler:
         Reads the tokens of `batch` before these positions, which include drafts. Doesn't wait for the device, and
         doesn't change `logits_RV`, which may have any floating-point type.
         """
+        return self._sample(logits_RV, slots, positions, batch, with_logprobs=True)
+
+    def draft(
+        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+    ) -> Tensor:
+        """Return int64[R]: a guess of the token that `sample` will return for each row, from other logits than it will
+        get. Nothing is noted about the requests."""
+        if self.is_plain_greedy(slots):
+            return self._operations.most_likely(logits_RV)
+        sampled = self._sample(logits_RV, slots, positions, batch, with_logprobs=False)
+        for row, _ in sampled.failed:
+            self.take_back_failure(int(slots[row]))
+        return sampled.token_ids_R
+
+    def changes_logits(self, slots: NDArray[np.integer]) -> bool:
+        """Whether the rules of any of these requests change its logits, and so may need the host's tokens."""
+        return bool(self._slots["changes_logits"][slots].any())
+
+    def _sample(
+        self,
+        logits_RV: Tensor,
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        batch: TokenBatch,
+        *,
+        with_logprobs: bool,
+    ) -> SampledTokens:
+        """Sample a token for each row, a few rows at a time. `with_logprobs`: for requests that ask for them."""
         size = rows_at_a_time(self._vocab_size)
         if len(slots) <= size:
-            return self._sample_rows(logits_RV, slots, positions, batch)
+            return self._sample_rows(logits_RV, slots, positions, batch, with_logprobs=with_logprobs)
         parts: list[Tensor] = []
         result = SampledTokens(torch.empty(0), [], [])
         for first in range(0, len(slots), size):
             rows = slice(first, first + size)
-            part = self._sample_rows(logits_RV[rows], slots[rows], positions[rows], batch)
+            part = self._sample_rows(logits_RV[rows], slots[rows], positions[rows], batch, with_logprobs=with_logprobs)
             parts.append(part.token_ids_R)
             result.logprobs.extend(([first + row for row in rows], each) for rows, each in part.logprobs)
             result.failed.extend((first + row, why) for row, why in part.failed)
         return result._replace(token_ids_R=torch.cat(parts))
 
     def _sample_rows(
-        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+        self,
+        logits_RV: Tensor,
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        batch: TokenBatch,
+        *,
+        with_logprobs: bool,
     ) -> SampledTokens:
-        """Sample a token for each row, as `sample` does, for at most `rows_at_a_time` rows."""
+        """Do the same as `_sample` for at most `rows_at_a_time` rows."""
         rows = self._last_rows
         if rows is None or not np.array_equal(rows.slots, slots):
             rows = self._last_rows = _Rows(np.array(slots), self._slots[slots])
@@ -176,7 +210,7 @@ class Sampler:
         token_ids_R = self._pick(adjusted_RV, rows, positions)
         del adjusted_RV
         failed = self._rules.failed(slots, positions)
-        if not len(rows.with_logprobs):
+        if not with_logprobs or not len(rows.with_logprobs):
             return SampledTokens(token_ids_R, [], failed)
         logits_LV, token_ids_L = logits_RV, token_ids_R
         if len(rows.with_logprobs) < len(logits_RV):

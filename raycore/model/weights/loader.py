@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -36,6 +36,8 @@ Fp8Layers = Literal["none", "stored", "all"]
 
 The others get the model's dtype. Embeddings, the head, routers and experts always do.
 """
+
+_WeightsT = TypeVar("_WeightsT")
 
 _CPU = torch.device("cpu")
 
@@ -115,9 +117,10 @@ def load_decoder_weights(
         staging = Staging(device)
     with CheckpointReader(path) as reader:
         stage = stage or Stage.whole(spec)
-        layout = partial(_RankLayout, spec, stage, tp_rank, tp_size, dtype, device, fp8, experts, reader.__contains__)
+        layout = partial(RankLayout, spec, stage, tp_rank, tp_size, dtype, device, fp8, experts, reader.__contains__)
         fill = CheckpointFill(reader, staging)
-        weights = _fill_decoder(layout, fill, progress, None if staging is None else NUM_READERS)
+        num_threads = None if staging is None else NUM_READERS
+        weights = fill_weights(lambda fill: layout(fill).decoder(), fill, progress, num_threads)
     if staging is not None:
         staging.finish()
     return weights
@@ -145,11 +148,10 @@ def random_decoder_weights(
     """
     all_or_none = "none" if fp8 == "none" else "all"
     stage = stage or Stage.whole(spec)
-    layout = partial(
-        _RankLayout, spec, stage, tp_rank, tp_size, dtype, device, all_or_none, experts, lambda name: False
-    )
+    layout = partial(RankLayout, spec, stage, tp_rank, tp_size, dtype, device, all_or_none, experts, lambda name: False)
     # on a GPU, several threads would only need more memory at a time
-    return _fill_decoder(layout, RandomFill(seed), None, None if device.type == "cpu" else 1)
+    num_threads = None if device.type == "cpu" else 1
+    return fill_weights(lambda fill: layout(fill).decoder(), RandomFill(seed), None, num_threads)
 
 
 def empty_decoder_weights(
@@ -172,13 +174,16 @@ def empty_decoder_weights(
     def leave(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
 
     stage = stage or Stage.whole(spec)
-    return _RankLayout(spec, stage, tp_rank, tp_size, dtype, device, fp8, experts, lambda name: False, leave).decoder()
+    return RankLayout(spec, stage, tp_rank, tp_size, dtype, device, fp8, experts, lambda name: False, leave).decoder()
 
 
-def _fill_decoder(
-    layout: Callable[[Fill], _RankLayout], fill: Fill, progress: Progress | None, num_threads: int | None
-) -> DecoderWeights:
-    """`num_threads`: how many threads fill tensors. None: as many as torch uses."""
+def fill_weights(
+    allocate: Callable[[Fill], _WeightsT], fill: Fill, progress: Progress | None, num_threads: int | None
+) -> _WeightsT:
+    """Return what `allocate` does, which calls the function that it gets to have tensors filled by `fill`.
+
+    `num_threads`: how many threads fill tensors. None: as many as torch uses.
+    """
     pending: list[Future[None]] = []
     with one_thread_per_operation() as num_usual, ThreadPoolExecutor(num_threads or num_usual) as pool:
 
@@ -187,7 +192,7 @@ def _fill_decoder(
 
         # Allocate on this thread, fill on the pool's: a thread's malloc arena keeps memory that is freed after the
         # thread has ended.
-        weights = layout(submit).decoder()
+        weights = allocate(submit)
         try:
             for num_done, future in enumerate(pending, start=1):
                 future.result()
@@ -228,7 +233,7 @@ class _Rows:
         return slice(self.start, self.start + self.num)
 
 
-class _RankLayout:
+class RankLayout:
     """Allocates a rank's weights and has `fill` fill them, possibly after a method has returned."""
 
     def __init__(
@@ -268,35 +273,47 @@ class _RankLayout:
         self._gate = _Rows("mlp.gate_proj", spec.intermediate_size, tp_rank * num_ff, num_ff)
         self._up = _Rows("mlp.up_proj", spec.intermediate_size, tp_rank * num_ff, num_ff)
 
+    @property
+    def vocab_start(self) -> int:
+        """The token of the first row of `vocabulary`."""
+        return self._tp_rank * self._vocab_rows
+
     def decoder(self) -> DecoderWeights:
+        """Return the stage's weights."""
         spec, stage = self._spec, self._stage
-        embed_VD = self._vocabulary("model.embed_tokens.weight") if stage.is_first else None
+        embed_VD = self.vocabulary("model.embed_tokens.weight") if stage.is_first else None
         return DecoderWeights(
             embed_VD=embed_VD,
             lm_head_VD=self._lm_head(embed_VD) if stage.is_last else None,
-            vocab_start=self._tp_rank * self._vocab_rows,
-            final_norm_D=self._vector("model.norm.weight", spec.hidden_size) if stage.is_last else None,
-            layers=[self._layer(index) for index in stage.layers],
+            vocab_start=self.vocab_start,
+            final_norm_D=self.vector("model.norm.weight", spec.hidden_size) if stage.is_last else None,
+            layers=[self.layer(index, f"model.layers.{index}.") for index in stage.layers],
         )
 
     def _lm_head(self, embed_VD: torch.Tensor | None) -> torch.Tensor:
         if not self._spec.tie_word_embeddings:
-            return self._vocabulary("lm_head.weight")
-        return self._vocabulary("model.embed_tokens.weight") if embed_VD is None else embed_VD
+            return self.vocabulary("lm_head.weight")
+        return self.vocabulary("model.embed_tokens.weight") if embed_VD is None else embed_VD
 
-    def _layer(self, index: int) -> LayerWeights:
-        spec, hidden, prefix = self._spec, self._spec.hidden_size, f"model.layers.{index}."
+    def layer(self, index: int, prefix: str, num_inputs: int | None = None) -> LayerWeights:
+        """Return a layer's weights.
+
+        Args:
+            prefix: of the tensors' names.
+            num_inputs: of the query, key and value projections. None: the hidden size.
+        """
+        spec, hidden = self._spec, self._spec.hidden_size
         qkv = [self._q, self._k, self._v]
         is_first = self._tp_rank == 0
         return LayerWeights(
-            input_norm_D=self._vector(f"{prefix}input_layernorm.weight", hidden),
-            qkv_OD=self._fused_rows(prefix, qkv),
+            input_norm_D=self.vector(f"{prefix}input_layernorm.weight", hidden),
+            qkv_OD=self._fused_rows(prefix, qkv, num_inputs),
             qkv_bias_O=self._fused_bias(prefix, qkv) if spec.qkv_bias else None,
-            q_norm_H=self._vector(f"{prefix}self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            k_norm_H=self._vector(f"{prefix}self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+            q_norm_H=self.vector(f"{prefix}self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
+            k_norm_H=self.vector(f"{prefix}self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
             o_DO=self._columns(f"{prefix}self_attn.o_proj.weight", self._q),
-            o_bias=self._vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and is_first else None,
-            post_norm_D=self._vector(f"{prefix}post_attention_layernorm.weight", hidden),
+            o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and is_first else None,
+            post_norm_D=self.vector(f"{prefix}post_attention_layernorm.weight", hidden),
             feed_forward=self._feed_forward(index, prefix),
         )
 
@@ -308,13 +325,13 @@ class _RankLayout:
             gate_up_FD=self._fused_rows(prefix, gate_up),
             gate_up_bias=self._fused_bias(prefix, gate_up) if spec.mlp_bias else None,
             down_DF=self._columns(f"{prefix}mlp.down_proj.weight", self._gate),
-            down_bias=self._vector(f"{prefix}mlp.down_proj.bias", spec.hidden_size)
+            down_bias=self.vector(f"{prefix}mlp.down_proj.bias", spec.hidden_size)
             if spec.mlp_bias and is_first
             else None,
         )
 
-    def _fused_rows(self, prefix: str, parts: list[_Rows]) -> Weight:
-        hidden = self._spec.hidden_size
+    def _fused_rows(self, prefix: str, parts: list[_Rows], num_inputs: int | None = None) -> Weight:
+        hidden = num_inputs or self._spec.hidden_size
         names = [f"{prefix}{part.name}.weight" for part in parts]
         out_RD = self._empty_weight(names, sum(part.num for part in parts), hidden)
         offset = 0
@@ -338,14 +355,22 @@ class _RankLayout:
         self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), (slice(None), inputs.part))
         return out_DR
 
-    def _vector(self, name: str, size: int) -> torch.Tensor:
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        """Return a tensor of one dimension, which every rank has whole."""
         out = self._empty(size)
         self._fill(out, name, (size,), (slice(None),))
         return out
 
-    def _vocabulary(self, name: str) -> torch.Tensor:
+    def matrix(self, name: str, num_rows: int, num_columns: int) -> torch.Tensor:
+        """Return a tensor of two dimensions, which every rank has whole."""
+        out = self._empty(num_rows, num_columns)
+        self._fill(out, name, (num_rows, num_columns), (slice(None), slice(None)))
+        return out
+
+    def vocabulary(self, name: str) -> torch.Tensor:
+        """Return this rank's rows of a tensor with a row for each token."""
         vocab_size, hidden = self._spec.vocab_size, self._spec.hidden_size
-        start = min(self._tp_rank * self._vocab_rows, vocab_size)
+        start = min(self.vocab_start, vocab_size)
         num_real = min(self._vocab_rows, vocab_size - start)
         out_VD = self._empty(self._vocab_rows, hidden)
         if num_real:

@@ -1,0 +1,1 @@
+"""Drafts that a model computes: guesses of the tokens that requests get next."""

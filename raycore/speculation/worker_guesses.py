@@ -1,0 +1,78 @@
+"""Guesses that workers compute with a model. They cost time, so the engine asks only for those that should pay.
+
+How long it takes to draft is measured. While nothing is drafted, nothing is learned about acceptance. So when drafting
+hasn't paid for a while, a few tokens are drafted nevertheless.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from raycore.drafter_config import DrafterConfig
+from raycore.speculation.sources import ChooseLengths, Floats, Ints, RunningTokens
+from raycore.speculation.step_times import StepTimes
+
+TakeDrafts = Callable[[list[int], list[int]], list[list[int]]]
+"""Gets slots, and a number of tokens for each. Returns their drafts, which may be shorter."""
+
+_TRIAL_AFTER = 32
+"""Number of decisions in a row not to draft, after which there is a trial."""
+_TRIAL_TOKENS = 2
+
+
+class WorkerGuesses:
+    """Implements `GuessSource`."""
+
+    def __init__(
+        self, drafter: DrafterConfig, take: TakeDrafts, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """
+        Args:
+            take: has the workers draft.
+            clock: returns seconds.
+        """
+        self._longest = drafter.num_speculative_tokens
+        self._max_model_len = drafter.max_model_len
+        self._take = take
+        self._clock = clock
+        self._times = StepTimes()
+        """How long it takes to draft one token for each of some slots."""
+        self._num_calls = 0
+        self._num_idle = 0
+        """Number of decisions in a row not to draft."""
+
+    def guess(
+        self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths
+    ) -> dict[int, list[int]]:
+        """See `GuessSource.guess`."""
+        limits = np.minimum(limits, self._max_model_len - running.received[slots])
+        slots, limits = slots[limits > 0], np.minimum(limits[limits > 0], self._longest)
+        if not len(slots):
+            return {}
+        lengths = choose_lengths(slots, limits, self._drafting_s(len(slots)))
+        if not lengths.any():
+            self._num_idle += 1
+            if self._num_idle < _TRIAL_AFTER:
+                return {}
+            lengths = np.minimum(limits, _TRIAL_TOKENS)
+        self._num_idle = 0
+        return self._draft(slots[lengths > 0], lengths[lengths > 0])
+
+    def forget(self, slot: int, num_prompt_tokens: int) -> None:
+        """Do nothing: plans tell the workers which requests leave their slots."""
+
+    def _drafting_s(self, num_slots: int) -> Floats:
+        known_s = self._times.estimate(self._num_calls, np.array([num_slots]))
+        token_s = 0.0 if known_s is None else float(known_s[0])
+        return token_s * np.arange(1.0, self._longest + 1)
+
+    def _draft(self, slots: Ints, lengths: Ints) -> dict[int, list[int]]:
+        began_s = self._clock()
+        drafts = self._take(slots.tolist(), lengths.tolist())
+        took_s = self._clock() - began_s
+        self._num_calls += 1
+        self._times.observe(self._num_calls, len(slots), took_s / int(lengths.max()))
+        return {slot: draft for slot, draft in zip(slots.tolist(), drafts, strict=True) if draft}

@@ -1,0 +1,57 @@
+"""Makes the operations and the attention of a model, by the backend that was chosen for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from raycore.model.attention.batch_invariant import BatchInvariantAttention
+from raycore.model.attention.gather import GatherAttention
+from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.native import NativeAttention
+from raycore.model.attention.scratch import GatherScratch
+from raycore.model.attention.spec import Attention, AttentionSpec
+from raycore.model.native_operations import NativeOperations
+from raycore.model.operations import Operations, TorchOperations
+from raycore.worker.attention_backend import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeBackend:
+    """What computes a model on a worker's device."""
+
+    name: Backend
+    device: torch.device
+    batch_invariant: bool
+
+    def operations(self) -> Operations:
+        """Return what makes the model's layers."""
+        if self.name == "native":
+            return NativeOperations(batch_invariant=self.batch_invariant)
+        if self.name == "triton":
+            # imports Triton, which only GPUs need
+            from raycore.model.gpu_operations import GpuOperations
+
+            return GpuOperations(self.device, batch_invariant=self.batch_invariant)
+        return TorchOperations(self.device, batch_invariant=self.batch_invariant)
+
+    def attention(
+        self, spec: AttentionSpec, kv: KVTensors, *, max_model_len: int, max_num_seqs: int, max_rows: int
+    ) -> Attention:
+        """Return attention to the cache `kv`.
+
+        Args:
+            max_model_len: maximum number of tokens of a sequence.
+            max_num_seqs: maximum number of sequences in a step.
+            max_rows: the largest number of decodes in a step, padding included.
+        """
+        if self.name == "native":
+            return NativeAttention(spec, kv)
+        if self.name == "triton":
+            from raycore.model.attention.paged import TritonAttention
+
+            return TritonAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)
+        attention = BatchInvariantAttention if self.batch_invariant else GatherAttention
+        max_blocks = attention.max_blocks(max_model_len, kv.block_size)
+        return attention(spec, kv, GatherScratch(kv, max_num_seqs, max_blocks))

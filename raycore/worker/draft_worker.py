@@ -1,0 +1,206 @@
+"""A worker's part in drafting: the draft model or the head, and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from raycore.checkpoint.eagle3_spec import Eagle3Spec
+from raycore.config import EngineConfig
+from raycore.drafter_config import DrafterConfig
+from raycore.model.attention.kv_tensors import KVTensors
+from raycore.model.attention.spec import AttentionSpec, HeadShape
+from raycore.model.compute_threads import ComputeThreads
+from raycore.model.decoder import Decoder
+from raycore.model.device_batch import DeviceBatch
+from raycore.model.drafting.draft_model import DraftModel
+from raycore.model.drafting.drafter import Drafter
+from raycore.model.drafting.eagle3 import Eagle3
+from raycore.model.drafting.rows import num_scratch_blocks
+from raycore.model.eagle3_head import Eagle3Head
+from raycore.model.layers import TensorParallel
+from raycore.model.sampling.sampler import Sampler
+from raycore.model.step_memory import StepLimits, step_bytes
+from raycore.model.weights.eagle3_weights import load_eagle3_weights, random_eagle3_weights
+from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
+from raycore.worker.attention_backend import choose_attention_backend
+from raycore.worker.compute_backend import ComputeBackend
+
+
+class DraftWorker:
+    """The draft model or the head of one worker. Call `load` before `make_drafter`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        drafter: DrafterConfig,
+        ranks: TensorParallel,
+        device: torch.device,
+        dtype: torch.dtype,
+        make_decoder: Callable[..., Decoder],
+    ) -> None:
+        """
+        Args:
+            ranks: the workers that share the target.
+            make_decoder: the class of the draft model.
+
+        Raises:
+            InvalidConfig: the configured attention backend can't compute the draft model.
+        """
+        self._config = config
+        self._drafter = drafter
+        self._ranks = ranks if drafter.tensor_parallel_size > 1 else TensorParallel()
+        self._device = device
+        self._dtype = dtype
+        self._make_decoder = make_decoder
+        heads = HeadShape.of(drafter.spec, self._ranks.size)
+        model, block_size = config.model, config.cache.block_size
+        name = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
+        self._backend = ComputeBackend(name, device, model.batch_invariant)
+        self._network: Decoder | Eagle3Head | None = None
+
+    @property
+    def network(self) -> Decoder | Eagle3Head | None:
+        """The draft model or the head. None before `load`."""
+        return self._network
+
+    def load(self, target: Decoder) -> None:
+        """Read or generate the weights.
+
+        Raises:
+            InvalidCheckpoint: a file or a tensor is missing or damaged.
+        """
+        self._network = (
+            self._load_model() if self._drafter.head is None else self._load_head(self._drafter.head, target)
+        )
+
+    def _load_model(self) -> Decoder:
+        spec, model, ranks = self._drafter.spec, self._config.model, self._ranks
+        rank = (ranks.rank, ranks.size, self._dtype)
+        if model.load_format == "dummy":
+            weights = random_decoder_weights(spec, *rank, model.seed, device=self._device)
+        else:
+            weights = load_decoder_weights(spec, Path(self._drafter.path), *rank, device=self._device)
+        with torch.inference_mode():
+            return self._make_decoder(spec, weights, ranks, self._backend.operations())
+
+    def _load_head(self, head: Eagle3Spec, target: Decoder) -> Eagle3Head:
+        spec, model, ranks = self._drafter.spec, self._config.model, self._ranks
+        rank = (ranks.rank, ranks.size, self._dtype, self._device)
+        if model.load_format == "dummy":
+            weights = random_eagle3_weights(spec, head, *rank, model.seed)
+        else:
+            weights = load_eagle3_weights(spec, head, Path(self._drafter.path), *rank)
+        with torch.inference_mode():
+            return Eagle3Head(spec, head, weights, ranks, self._backend.operations(), target.embed)
+
+    def unload(self) -> None:
+        """Drop the weights."""
+        self._network = None
+
+    def bytes_per_block(self) -> int:
+        """Return how many bytes one block of the draft model's keys and values takes."""
+        spec, block_size = self._drafter.spec, self._config.cache.block_size
+        num_kv_heads = spec.kv_heads_per_rank(self._ranks.size)
+        return KVTensors.bytes_per_block(spec.num_layers, num_kv_heads, block_size, spec.head_dim, self._dtype)
+
+    def step_bytes(self, target_hidden_size: int) -> int:
+        """Return an upper bound on the bytes that drafting needs in addition to weights and blocks for requests."""
+        scheduler, head = self._config.scheduler, self._drafter.head
+        limits = StepLimits(
+            num_tokens=scheduler.max_num_batched_tokens,
+            num_seqs=scheduler.max_num_seqs,
+            max_model_len=scheduler.max_model_len,
+            block_size=self._config.cache.block_size,
+        )
+        is_native = self._backend.name == "native"
+        states = 0
+        if head is not None:
+            # what is read of the target, and its copies on the way through the head
+            per_token = target_hidden_size * len(head.target_layers) + 8 * self._drafter.spec.hidden_size
+            states = (limits.num_tokens + limits.num_seqs) * per_token * self._dtype.itemsize
+        return (
+            step_bytes(
+                self._drafter.spec,
+                limits,
+                self._ranks.size,
+                self._dtype,
+                batch_invariant=self._backend.batch_invariant,
+                native=is_native,
+            )
+            + states
+            + self._num_scratch_blocks * self.bytes_per_block()
+        )
+
+    def make_drafter(
+        self,
+        target: Decoder,
+        batch: DeviceBatch,
+        sampler: Sampler,
+        threads: ComputeThreads,
+        num_blocks: int,
+        max_rows: int,
+    ) -> Drafter:
+        """Allocate `num_blocks` blocks for keys and values, and scratch blocks, and return what drafts.
+
+        `max_rows`: the largest number of decodes in a step, padding included.
+        """
+        config, drafter, network = self._config, self._drafter, self._network
+        assert network is not None, "load() comes first"
+        scheduler, block_size = config.scheduler, config.cache.block_size
+        spec = AttentionSpec.of(
+            drafter.spec,
+            self._ranks.size,
+            network.qk_norms_NH,
+            scheduler.max_model_len + 1,
+            self._dtype,
+            self._device,
+        )
+        heads = spec.heads
+        kv = KVTensors(
+            drafter.spec.num_layers,
+            num_blocks + self._num_scratch_blocks,
+            heads.num_kv_heads,
+            block_size,
+            heads.head_dim,
+            self._dtype,
+            self._device,
+        )
+        attention = self._backend.attention(
+            spec,
+            kv,
+            max_model_len=scheduler.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_rows=max_rows,
+        )
+        if isinstance(network, Eagle3Head):
+            assert drafter.head is not None
+            max_step_tokens = max(scheduler.max_num_batched_tokens, max_rows)
+            layers = drafter.head.target_layers
+            drafting = Eagle3(network, target, layers, attention, batch, threads, max_step_tokens=max_step_tokens)
+        else:
+            drafting = DraftModel(
+                network,
+                attention,
+                batch,
+                threads,
+                max_tokens=drafter.num_speculative_tokens,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                max_step_tokens=scheduler.max_num_batched_tokens,
+            )
+        return Drafter(
+            drafting,
+            batch,
+            sampler,
+            max_tokens=drafter.num_speculative_tokens,
+            block_size=block_size,
+            num_blocks=num_blocks,
+        )
+
+    @property
+    def _num_scratch_blocks(self) -> int:
+        per_slot = num_scratch_blocks(self._drafter.num_speculative_tokens, self._config.cache.block_size)
+        return self._config.scheduler.max_num_seqs * per_slot
