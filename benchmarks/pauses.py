@@ -36,6 +36,7 @@ def main() -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
+    parser.set_defaults(fault_interval_s=1.0)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--pauses", type=int, default=50, help="repeat the streams until there were this many pauses")
     args = parser.parse_args()

@@ -90,7 +90,7 @@ class Interrupter:
             interval_s: the mean time from one interruption to the next, in seconds.
             still_s: the mean time of an interruption.
         """
-        while not is_over.is_set():
+        while self.is_active and not is_over.is_set():
             for kind in self._rnd.sample(self._kinds, len(self._kinds)):
                 await _wait(is_over, self._rnd.expovariate(1 / interval_s))
                 if is_over.is_set():

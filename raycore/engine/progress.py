@@ -29,7 +29,7 @@ class Progress:
 
     @contextmanager
     def long_work(self) -> Generator[None, None, None]:
-        """Work of the workers that takes as long as it takes, such as loading weights. They have to answer meanwhile."""
+        """Work of the workers that may take long, such as loading weights. They have to answer meanwhile."""
         self._is_long = True
         try:
             with self.step():

@@ -207,7 +207,8 @@ class WorkerGroup:
 class RayExecutor(Executor):
     """An executor whose workers are Ray actors.
 
-    Any thread may call `shutdown()`, `load_progress()` and `workers_answer()`. Other calls must come from one thread at a time.
+    Any thread may call `shutdown()`, `load_progress()` and `workers_answer()`. Other calls must come from one thread at
+    a time.
     """
 
     def __init__(self, config: EngineConfig, identity: RankIdentity, placement_group: PlacementGroup | None) -> None:

@@ -88,6 +88,13 @@ def test_aborted_requests_are_submitted_again() -> None:
     }
 
 
+def test_without_interruptions_nothing_is_waited_for() -> None:
+    engine: Any = Engine()
+    interrupter = Interrupter(engine, [], seed=0)
+    asyncio.run(interrupter.run(1e-4, 1e-4, asyncio.Event()))
+    assert engine.calls == []
+
+
 def test_every_interruption_is_ended() -> None:
     engine: Any = Engine()
 
