@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, SetActivity, Submit, Utility
+from raycore.engine.progress import Progress
 from raycore.engine.utility import call_utility
 from raycore.errors import InvalidConfig, InvalidRequest, WorkerFailed
 from raycore.executor.base import Executor
@@ -93,7 +94,7 @@ class EngineCore:
         """(plan, pending result, time of planning) of each step in flight, oldest first."""
         self._arrived_s: dict[int, float] = {}
         """Arrival times by seq_id, of requests whose first step has no result yet."""
-        self._step_started_s: float | None = None
+        self._progress = Progress(executor.workers_answer)
         self._activity = RUNNING
         """What this rank follows."""
         self._is_paused = False
@@ -148,22 +149,12 @@ class EngineCore:
         Returns None without waiting if no step is in flight, or if a step was started and another may be started before
         its result arrives.
         """
-        with self._reported(), self._timed():
+        with self._reported(), self._progress.step():
             return self._step()
 
     def step_age_s(self) -> float:
-        """Seconds since the current step began; 0 if no step is running. May be called from any thread."""
-        started_s = self._step_started_s
-        return 0.0 if started_s is None else time.monotonic() - started_s
-
-    @contextmanager
-    def _timed(self) -> Generator[None, None, None]:
-        """Record the start and end of a step for `step_age_s()`."""
-        self._step_started_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._step_started_s = None
+        """See `Progress.age_s`. May be called from any thread."""
+        return self._progress.age_s()
 
     @contextmanager
     def _reported(self) -> Generator[None, None, None]:
@@ -218,7 +209,7 @@ class EngineCore:
 
     def _execute_now(self, plan: StepPlan) -> tuple[StepOutputs, bool]:
         planned_s = time.monotonic()
-        with self._timed():
+        with self._progress.step():
             result = self.executor.execute(plan).result(self.config.executor.execute_timeout_s)
             return self._update(plan, result, planned_s), result.is_anyone_busy
 
@@ -234,7 +225,7 @@ class EngineCore:
             RpcTimeout: the other engines didn't take part in time.
         """
         timeout_s = self.config.executor.execute_timeout_s if timeout_s is None else timeout_s
-        with self._timed():
+        with self._progress.step():
             return self.executor.execute_dummy_batch().result(timeout_s).is_anyone_busy
 
     def has_work(self) -> bool:
@@ -270,12 +261,17 @@ class EngineCore:
         before, self._activity = self._activity, activity
         if clear_cache:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        with self._progress.long_work():
+            self._move_memory(before)
+        self._is_paused = activity.is_paused
+
+    def _move_memory(self, before: Activity) -> None:
+        """Give up the memory that is asleep now, and get back what is awake. `before`: the activity before this one."""
+        activity = self._activity
         falling_asleep = activity.falling_asleep_from(before)
         if falling_asleep:
             self._has_cache = self._has_cache and "kv_cache" not in falling_asleep
-            # as a step: a worker that is stuck is noticed soon. Weights take longer to move from a GPU.
-            with nullcontext() if self.config.device == "cuda" else self._timed():
-                self.executor.sleep(activity.sleep_level, falling_asleep)
+            self.executor.sleep(activity.sleep_level, falling_asleep)
             if not self._has_cache:
                 self.scheduler.start_over()
         if "weights" in activity.waking_from(before):
@@ -285,7 +281,6 @@ class EngineCore:
             self.executor.initialize_cache(self.num_blocks)
             self.executor.collective_rpc(freeze_heap)
             self._has_cache = True
-        self._is_paused = activity.is_paused
 
     def shutdown(self) -> None:
         """Stop the workers, and write the profile that is running, if any. Idempotent."""

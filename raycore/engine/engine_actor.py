@@ -174,7 +174,7 @@ class DPEngineCoreActor:
 
     @endpoint("io")
     def step_age_s(self) -> float:
-        """Seconds since the current step began; 0 if no step is running. The supervisor polls this to detect stalls."""
+        """See `Progress.age_s`. The supervisor polls this to detect stalls."""
         return self._core.step_age_s() if self._core is not None else 0.0
 
     @endpoint("io")

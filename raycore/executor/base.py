@@ -117,6 +117,10 @@ class Executor(ABC):
     def check_health(self) -> None:
         """Raise if a worker has failed or died, or if one does not answer in time."""
 
+    def workers_answer(self) -> bool:
+        """Whether all workers' processes answer within a second, whatever they compute. Any thread may call this."""
+        return True
+
     @abstractmethod
     def worker_pids(self) -> list[int]:
         """The workers' process ids, in rank order."""

@@ -45,6 +45,8 @@ once."""
 CAUSE_WAIT_S = 2.0
 """How long, in seconds, a call whose transport has closed waits for the monitor to find the cause."""
 HEALTH_TIMEOUT_S = 10.0
+_ANSWER_S = 1.0
+"""How long, in seconds, to wait for an answer that a worker gives at once unless its process is stopped or busy."""
 EXIT_WAIT_S = 2.0
 
 
@@ -205,7 +207,8 @@ class WorkerGroup:
 class RayExecutor(Executor):
     """An executor whose workers are Ray actors.
 
-    Any thread may call `shutdown()` and `load_progress()`. Other calls must come from one thread at a time.
+    Any thread may call `shutdown()`, `load_progress()` and `workers_answer()`. Other calls must come from one thread at
+    a time.
     """
 
     def __init__(self, config: EngineConfig, identity: RankIdentity, placement_group: PlacementGroup | None) -> None:
@@ -294,6 +297,12 @@ class RayExecutor(Executor):
         if self._failure is not None:
             raise self._failure
         self.collective_rpc("check_health", HEALTH_TIMEOUT_S)
+
+    def workers_answer(self) -> bool:
+        """See `Executor.workers_answer`. Says nothing of workers that have died."""
+        actors = self._workers.actors if self._workers is not None else []
+        asked = [actor.load_progress.remote() for actor in actors]
+        return not asked or not wait(asked, num_returns=len(asked), timeout_s=_ANSWER_S)[1]
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids, in rank order."""

@@ -49,6 +49,9 @@ class FakeExecutor:
         self.num_blocks = num_blocks
         self.memory_calls.append(("initialize_cache", num_blocks))
 
+    def workers_answer(self):
+        return True
+
     def sleep(self, level, tags):
         self.memory_calls.append(("sleep", level, tuple(tags)))
 
