@@ -159,13 +159,13 @@ class Decoder:
         """Return the weights of the stage that aren't those of a layer. Its `layers` are empty."""
         head_VD = None
         if self.stage.is_last:
-            head_VD = self._embed_VD if self._is_tied else self._lm_head.weight_OI
+            head_VD = self._embed_VD if self._is_tied else self._lm_head.weight
         assert not isinstance(head_VD, Fp8Weight), "the head isn't computed in fp8"
         return DecoderWeights(
             embed_VD=self._embed_VD,
             lm_head_VD=head_VD,
             vocab_start=self._vocab_start,
-            final_norm_D=self._final_norm.weight_D if self.stage.is_last else None,
+            final_norm_D=self._final_norm.weight if self.stage.is_last else None,
             layers=[],
         )
 
@@ -242,21 +242,21 @@ class _Layer:
 
         `qk_norm_NH`: the layer's entry of `Decoder.qk_norms_NH`.
         """
-        qkv_OD, qkv_bias_O = self._qkv.weight_OI, self._qkv.bias_O
+        qkv_OD, qkv_bias_O = self._qkv.weight, self._qkv.bias
         assert isinstance(qkv_OD, Tensor), "models with experts aren't computed in fp8"
         qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
         for rows_OX in _row_tensors(qkv_OD, qkv_bias_O):
             _reorder_heads_(rows_OX, self._num_rotated, self._head_dim, separate)
         q_norm_H, k_norm_H = (None, None) if qk_norm_NH is None else separate(qk_norm_NH)[[0, self._num_q]]
         return LayerWeights(
-            input_norm_D=self._input_norm.weight_D,
+            input_norm_D=self._input_norm.weight,
             qkv_OD=qkv_OD,
             qkv_bias_O=qkv_bias_O,
             q_norm_H=q_norm_H,
             k_norm_H=k_norm_H,
-            o_DO=self._o.weight_OI,
-            o_bias=self._o.bias_O,
-            post_norm_D=self._post_norm.weight_D,
+            o_DO=self._o.weight,
+            o_bias=self._o.bias,
+            post_norm_D=self._post_norm.weight,
             feed_forward=_dense_weights(self.feed_forward),
         )
 
@@ -279,13 +279,13 @@ class _Layer:
 def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:
     """Return the weights that a feed-forward part was made of, without those of experts."""
     if isinstance(feed_forward, SparseFeedForward):
-        router_ED = feed_forward.experts.router.weight_OI
+        router_ED = feed_forward.experts.router.weight
         assert isinstance(router_ED, Tensor), "routers aren't computed in fp8"
         nothing = router_ED.new_empty(0, 0, 0)
         return MoeWeights(router_ED, 0, nothing, nothing)
     assert isinstance(feed_forward, DenseFeedForward)
     gate_up, down = feed_forward.gate_up, feed_forward.down
-    return MlpWeights(gate_up.weight_OI, gate_up.bias_O, down.weight_OI, down.bias_O)
+    return MlpWeights(gate_up.weight, gate_up.bias, down.weight, down.bias)
 
 
 def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:

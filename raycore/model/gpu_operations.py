@@ -51,25 +51,25 @@ class _GpuNorm:
     """A norm over the last dimension."""
 
     def __init__(self, weight_D: Tensor, eps: float) -> None:
-        self.weight_D = weight_D
+        self.weight = weight_D
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return rows.rms_norm(x, self.weight_D, self._eps)
+        return rows.rms_norm(x, self.weight, self._eps)
 
 
 class _InvariantLinear:
     """A linear layer in which a row's bits don't depend on the other rows."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        self.weight_OI = weight_OI
-        self.bias_O = bias_O
+        self.weight = weight_OI
+        self.bias = bias_O
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return linear.batch_invariant_linear(x_TI, self.weight_OI, self.bias_O, None)
+        return linear.batch_invariant_linear(x_TI, self.weight, self.bias, None)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        return linear.batch_invariant_linear(x_TI, self.weight_OI, self.bias_O, residual_TO)
+        return linear.batch_invariant_linear(x_TI, self.weight, self.bias, residual_TO)
 
 
 class _GroupedExperts:

@@ -31,12 +31,12 @@ class Linear(Protocol):
     """A linear layer: `x @ weight.T + bias` for a weight [O, I]."""
 
     @property
-    def weight_OI(self) -> Weight:
+    def weight(self) -> Weight:
         """The weight that the layer was made of: a copy, if the layer keeps it in another form."""
         ...
 
     @property
-    def bias_O(self) -> Tensor | None: ...
+    def bias(self) -> Tensor | None: ...
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """Return the layer's output for `x_TI`, [T, O]."""
@@ -51,18 +51,18 @@ class PlainLinear:
     """A linear layer with an ordinary weight tensor."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        self.weight_OI = weight_OI
-        self.bias_O = bias_O
+        self.weight = weight_OI
+        self.bias = bias_O
         self._weight_IO = weight_OI.t()
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        if self.bias_O is None:
+        if self.bias is None:
             return torch.mm(x_TI, self._weight_IO)
-        return torch.addmm(self.bias_O, x_TI, self._weight_IO)
+        return torch.addmm(self.bias, x_TI, self._weight_IO)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        if self.bias_O is not None:
-            residual_TO += self.bias_O
+        if self.bias is not None:
+            residual_TO += self.bias
         return residual_TO.addmm_(x_TI, self._weight_IO)
 
 
@@ -71,19 +71,19 @@ class PackedLinear:
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
-        self.bias_O = bias_O
+        self.bias = bias_O
         self._linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
         self._linear_binary: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.binary
 
     @property
-    def weight_OI(self) -> Tensor:
+    def weight(self) -> Tensor:
         return self._packed.to_dense()
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._linear(x_TI, self._packed, self.bias_O, "none", [], "")
+        return self._linear(x_TI, self._packed, self.bias, "none", [], "")
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        return self._linear_binary(x_TI, residual_TO, self._packed, self.bias_O, "add")
+        return self._linear_binary(x_TI, residual_TO, self._packed, self.bias, "add")
 
 
 class ReducedLinear:
@@ -94,12 +94,12 @@ class ReducedLinear:
         self._ranks = ranks
 
     @property
-    def weight_OI(self) -> Weight:
-        return self._linear.weight_OI
+    def weight(self) -> Weight:
+        return self._linear.weight
 
     @property
-    def bias_O(self) -> Tensor | None:
-        return self._linear.bias_O
+    def bias(self) -> Tensor | None:
+        return self._linear.bias
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._ranks.all_reduce_(self._linear(x_TI))
@@ -116,12 +116,12 @@ class TiledLinear:
         self._tiles = tiles
 
     @property
-    def weight_OI(self) -> Weight:
-        return self._linear.weight_OI
+    def weight(self) -> Weight:
+        return self._linear.weight
 
     @property
-    def bias_O(self) -> Tensor | None:
-        return self._linear.bias_O
+    def bias(self) -> Tensor | None:
+        return self._linear.bias
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._tiles.apply(self._linear, x_TI)
@@ -196,7 +196,7 @@ class RMSNorm:
         self._batch_invariant = batch_invariant
         self._dim = weight.shape[-1]
         self._eps = eps
-        self.weight_D = weight
+        self.weight = weight
         self._scaled_weight = weight * math.sqrt(self._dim)
         self._least_norm = torch.full((1,), math.sqrt(self._dim * eps), device=weight.device)
         self._by_hand = weight.device.type == "cpu" and weight.dtype == torch.float32
@@ -214,7 +214,7 @@ class RMSNorm:
 
     def _normalized(self, x: Tensor) -> Tensor:
         if not self._by_hand:
-            return functional.rms_norm(x, (self._dim,), None, self._eps).mul_(self.weight_D)
+            return functional.rms_norm(x, (self._dim,), None, self._eps).mul_(self.weight)
         return (x * self._inverse_norm(x)).mul_(self._scaled_weight)
 
     def _inverse_norm(self, x: Tensor) -> Tensor:

@@ -114,11 +114,11 @@ class _PanelLinear:
         self._add_panel_linear = torch.ops.raycore.add_panel_linear.default
 
     @property
-    def weight_OI(self) -> Tensor:
+    def weight(self) -> Tensor:
         return _unpack(self._packed_OI)[: self._num_outputs].to(self._dtype)
 
     @property
-    def bias_O(self) -> Tensor | None:
+    def bias(self) -> Tensor | None:
         return self._bias_O if self._bias_O.numel() else None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -139,11 +139,11 @@ class _GatedPanelLinear:
         self._gated_panel_linear = torch.ops.raycore.gated_panel_linear.default
 
     @property
-    def weight_OI(self) -> Tensor:
+    def weight(self) -> Tensor:
         return _one_after_the_other(_unpack(self._packed_OI)).to(self._dtype)
 
     @property
-    def bias_O(self) -> Tensor | None:
+    def bias(self) -> Tensor | None:
         return _one_after_the_other(self._bias_O) if self._bias_O.numel() else None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -167,13 +167,13 @@ class _FewRowsLinear:
     """
 
     def __init__(self, weight_OI: Tensor, packed: Linear) -> None:
-        self.weight_OI = weight_OI
-        self.bias_O = None
+        self.weight = weight_OI
+        self.bias = None
         self._packed = packed
         self._few_rows_linear = torch.ops.raycore.few_rows_linear.default
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._few_rows_linear(x_TI, self.weight_OI) if len(x_TI) <= _FEW_ROWS else self._packed(x_TI)
+        return self._few_rows_linear(x_TI, self.weight) if len(x_TI) <= _FEW_ROWS else self._packed(x_TI)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         return self._packed.add_to(residual_TO, x_TI)
@@ -181,9 +181,9 @@ class _FewRowsLinear:
 
 class _NativeNorm:
     def __init__(self, weight_D: Tensor, eps: float) -> None:
-        self.weight_D = weight_D
+        self.weight = weight_D
         self._eps = eps
         self._rms_norm = torch.ops.raycore.rms_norm.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._rms_norm(x, self.weight_D, self._eps)
+        return self._rms_norm(x, self.weight, self._eps)

@@ -37,12 +37,12 @@ class GatedLinear(Protocol):
     """A layer that returns `silu(gate(x)) · up(x)`, [T, F], for `x` [T, D]."""
 
     @property
-    def weight_OI(self) -> Weight:
+    def weight(self) -> Weight:
         """The weight that the layer was made of: a copy, if the layer keeps it in another form."""
         ...
 
     @property
-    def bias_O(self) -> Tensor | None: ...
+    def bias(self) -> Tensor | None: ...
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """Return the layer's output for `x_TI`."""
@@ -53,7 +53,7 @@ class Norm(Protocol):
     """A norm over the last dimension, with its weight."""
 
     @property
-    def weight_D(self) -> Tensor: ...
+    def weight(self) -> Tensor: ...
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a normalized copy of `x`."""
@@ -125,12 +125,12 @@ class _GatedLinear:
         self._silu_and_mul = silu_and_mul
 
     @property
-    def weight_OI(self) -> Weight:
-        return self._gate_up.weight_OI
+    def weight(self) -> Weight:
+        return self._gate_up.weight
 
     @property
-    def bias_O(self) -> Tensor | None:
-        return self._gate_up.bias_O
+    def bias(self) -> Tensor | None:
+        return self._gate_up.bias
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._silu_and_mul(self._gate_up(x_TI))

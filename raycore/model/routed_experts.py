@@ -82,7 +82,7 @@ class TorchExperts:
 
     def weights_of(self, expert: int) -> ExpertWeights:
         gate_up, down = self._experts[expert - self._first]
-        gate_up_FD, down_DF = gate_up.weight_OI, down.weight_OI
+        gate_up_FD, down_DF = gate_up.weight, down.weight
         assert isinstance(gate_up_FD, Tensor), "experts aren't computed in fp8"
         assert isinstance(down_DF, Tensor), "experts aren't computed in fp8"
         return ExpertWeights(gate_up_FD, down_DF)

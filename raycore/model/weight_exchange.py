@@ -36,7 +36,7 @@ class WeightExchange:
         """
         self._worker = worker
         self._moves = [move for move in moves if worker in (move.source, move.target)]
-        # All workers connect, send and receive in the order of the moves, so they never wait for each other in a circle.
+        # All connect, send and receive in the order of the moves, so they never wait for each other in a circle.
         self._links: list[Link] = [
             workers.link(
                 f"weights of stage {stage} from {move.source} to {move.target}",
