@@ -564,6 +564,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         is_on = self.scheduler.async_scheduling
         return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
 
+    def with_num_ranks(self, num_ranks: int) -> EngineConfig:
+        """Return the same configuration with another number of data-parallel ranks."""
+        parallel = msgspec.structs.replace(self.parallel, data_parallel_size=num_ranks)
+        return msgspec.structs.replace(self, parallel=parallel)
+
     def stages(self) -> list[Stage]:
         """Return the part of the model that each stage of a rank computes."""
         return self.parallel.stages(self.model.spec)

@@ -73,6 +73,11 @@ class DeviceBatch:
             self._block_tables_SM = torch.zeros_like(self._block_tables_SM, device=device)
         self._token_ids = self.token_ids_SM.view(-1)
 
+    def pad_no_more(self) -> None:
+        """Pad no steps from now on."""
+        self._decode_sizes = []
+        self._decode_inputs = {}
+
     @property
     def token_ids(self) -> NDArray[np.int32]:
         """The host's copy of `token_ids_SM`, in which a GPU's newest tokens may be missing."""

@@ -133,6 +133,16 @@ class ModelRunner:
         yield self._batch, {"apply": "apply_plan", "advance": "prepare_inputs"}
         yield from self._decoder.parts()
 
+    def share_experts(self, experts: ExpertParallel | None) -> None:
+        """Share experts with other ranks than before from now on. None: run steps alone.
+
+        A runner that begins to run steps together with others pads them no more.
+        """
+        self._experts = experts
+        if experts is not None:
+            self._graphs = None
+            self._batch.pad_no_more()
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, as described in `StepPlan`, and return its result."""
         return self.launch(plan).result()
