@@ -475,11 +475,11 @@ class Worker(WorkerProtocol):
 
     # ---- another number of ranks that share experts
 
-    def memory_need(self, num_ranks: int, num_local_workers: int, num_blocks: int) -> MemoryNeed:
+    def memory_need(self, num_ranks: int, num_local_workers: Sequence[int], num_blocks: int) -> MemoryNeed:
         """Return how much more memory this worker needs if `num_ranks` ranks share experts.
 
         Args:
-            num_local_workers: number of workers of all these ranks on this node.
+            num_local_workers: for each worker of this rank, the number of workers of all these ranks on its node.
             num_blocks: size of the KV cache, which counts if this worker is new.
         """
         config = self.config.with_num_ranks(num_ranks)
@@ -489,7 +489,7 @@ class Worker(WorkerProtocol):
             needed += num_blocks * self.bytes_per_block()
         else:
             needed -= weight_bytes(self.config, self.rank, self._stage, self._dtype) + self._step_bytes(self.config)
-        return MemoryNeed(max(0, needed), self._free_memory() // num_local_workers)
+        return MemoryNeed(max(0, needed), self._free_memory() // num_local_workers[rank.worker])
 
     def regroup(self, regrouping: Regrouping) -> None:
         """Leave the workers that this one shares experts with, and join others, between two steps.

@@ -159,12 +159,12 @@ def test_the_memory_that_a_change_needs(worker: Worker, monkeypatch: pytest.Monk
     monkeypatch.setattr(worker, "_step_bytes", lambda config: 1000)
     config, moe = worker.config, worker.config.model.spec.moe
     expert_bytes = 4 * 3 * 16 * moe.intermediate_size * sum(moe.sparse_layers)
-    assert worker.memory_need(2, 4, NUM_BLOCKS) == (0, 3_000)
+    assert worker.memory_need(2, [4], NUM_BLOCKS) == (0, 3_000)
     num_gained = moe.num_experts - moe.num_experts // 2
-    assert worker.memory_need(1, 1, NUM_BLOCKS) == (num_gained * expert_bytes, 12_000)
+    assert worker.memory_need(1, [1], NUM_BLOCKS) == (num_gained * expert_bytes, 12_000)
     worker.rank = msgspec.structs.replace(worker.rank, is_new=True)
     everything = bytes_of_all(config) + NUM_BLOCKS * worker.bytes_per_block() + 1000
-    assert worker.memory_need(1, 1, NUM_BLOCKS).needed == everything
+    assert worker.memory_need(1, [1], NUM_BLOCKS).needed == everything
 
 
 def bytes_of_all(config: EngineConfig) -> int:
