@@ -61,7 +61,7 @@ class DeviceBatch:
         """
         self.host = host
         self._device = device
-        self._decode_sizes = decode_sizes
+        self._decode_sizes: Sequence[int] = decode_sizes
         self._decode_inputs: dict[int, tuple[DeviceInputs, StepTensors]] = {}
         """The inputs of steps that only decode, by their padded number of rows."""
         self._is_shared = device.type == "cpu" if is_shared is None else is_shared
@@ -75,7 +75,7 @@ class DeviceBatch:
 
     def pad_no_more(self) -> None:
         """Pad no steps from now on."""
-        self._decode_sizes = []
+        self._decode_sizes = ()
         self._decode_inputs = {}
 
     @property
