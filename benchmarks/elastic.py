@@ -150,7 +150,7 @@ async def run(args: argparse.Namespace, path: Path, options: dict[str, Any]) -> 
     params = SamplingParams(temperature=0, max_tokens=args.new, ignore_eos=True)
     changes: list[Change] = []
     async with await AsyncLLM.create(str(path), data_parallel_size=args.ranks[0], **OPTIONS, **options) as llm:
-        num_opens_at_start = opens.count()
+        num_opens = num_opens_at_start = opens.count()
         load = Load(llm, prompts, params)
         load.expected = list(await asyncio.gather(*map(load.stream, range(args.streams))))
         load.gaps.clear()
@@ -161,8 +161,10 @@ async def run(args: argparse.Namespace, path: Path, options: dict[str, Any]) -> 
         for before, after in pairwise(args.ranks):
             started_s = time.monotonic()
             await llm.scale(after, drain_timeout_s=0.0)
-            changes.append(Change(f"{before} -> {after}", started_s, time.monotonic(), opens.count()))
+            ended_s = time.monotonic()
             await asyncio.sleep(args.seconds)
+            num_before, num_opens = num_opens, opens.count()
+            changes.append(Change(f"{before} -> {after}", started_s, ended_s, num_opens - num_before))
         load.is_over = True
         await asyncio.gather(*callers)
     opens.close()
@@ -172,12 +174,14 @@ async def run(args: argparse.Namespace, path: Path, options: dict[str, Any]) -> 
 def report(name: str, load: Load, changes: list[Change], num_opens_at_start: int, usual_s: float) -> None:
     """Print what happened."""
     print(f"\n{name}: {load.num_requests} requests, {len(load.lost)} lost, {load.num_different} with other tokens")
+    tokens = {token for token_ids in load.expected for token in token_ids}
+    print(f"the {len(load.expected)} prompts get {len({*map(tuple, load.expected)})} outputs of {len(tokens)} tokens")
     print(f"opens of files with weights at the start: {num_opens_at_start}")
-    rows: list[list[object]] = [["ranks", "scale(), s", "longest pause of a stream, s", "opens"]]
-    rows.append(["no change", "", f"{usual_s:.2f}", ""])
+    rows: list[list[object]] = [["ranks", "scale(), s", "longest pause of a stream, ms", "opens, at least"]]
+    rows.append(["no change", "", f"{usual_s * 1e3:.0f}", ""])
     for change in changes:
         pause_s = load.longest_gap_s(change.started_s, change.ended_s)
-        rows.append([change.name, f"{change.ended_s - change.started_s:.2f}", f"{pause_s:.2f}", change.num_opens])
+        rows.append([change.name, f"{change.ended_s - change.started_s:.2f}", f"{pause_s * 1e3:.0f}", change.num_opens])
     print(table(rows), flush=True)
     for error in load.lost[:3]:
         print(f"lost: {type(error).__name__}: {error}")

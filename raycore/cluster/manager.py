@@ -270,7 +270,7 @@ class CoreEngineActorManager:
     def check_memory(self, num_ranks: int) -> None:
         """Check that experts can be moved, and that workers have enough memory for those of `num_ranks` ranks.
 
-        The additional ranks must be up.
+        Asks those of these ranks that are up.
 
         Raises:
             InvalidConfig: a worker has too little memory. The message has the numbers.
@@ -312,7 +312,7 @@ class CoreEngineActorManager:
     def _group_change(self, num_ranks: int) -> GroupChange:
         num_before = self._config.parallel.data_parallel_size
         before = [self.ranks[dp_rank] for dp_rank in range(num_before)]
-        added = [self.ranks[dp_rank] for dp_rank in range(num_before, num_ranks)]
+        added = [self.ranks[dp_rank] for dp_rank in range(num_before, num_ranks) if dp_rank in self.ranks]
         recovery, timeout_s = self._config.recovery, self._config.executor.init_timeout_s
         return GroupChange(before, added, self.node, recovery.step_timeout_s, timeout_s)
 

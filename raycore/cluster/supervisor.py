@@ -208,10 +208,12 @@ class Supervisor:
         if self._manager.activity.asleep:
             raise CannotMove("the engine is asleep, so its experts may not be in memory")
         before = set(self._manager.ranks)
+        self._manager.check_memory(num_ranks)
         try:
             added = self._manager.grow_group(num_ranks)
-            self._manager.confirm(added)
-            self._manager.check_memory(num_ranks)
+            if added:
+                self._manager.confirm(added)
+                self._manager.check_memory(num_ranks)
         except BaseException:
             self._manager.shrink(sorted(set(self._manager.ranks) - before))
             raise
