@@ -61,7 +61,7 @@ class EngineCalls:
         self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
     ) -> None:
         """See `LLM.save_sharded_state`."""
-        config = self._config
+        config = self._config.with_num_ranks(max(1, len(self._supervisor.watches())))
         if config.model.spec.stores_fp8:
             raise InvalidConfig(f"{config.model.model} has weights in fp8, which save_sharded_state() can't write")
         arguments = os.path.abspath(Path(path).expanduser()), checked_pattern(pattern, config.division), max_size

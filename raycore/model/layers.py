@@ -86,12 +86,11 @@ class PackedLinear:
         return self._linear_binary(x_TI, residual_TO, self._packed, self.bias, "add")
 
 
-class ReducedLinear:
-    """A linear layer whose input is split over tensor-parallel ranks. The ranks' results are summed."""
+class AroundLinear:
+    """What is around a linear layer, and has its weight."""
 
-    def __init__(self, linear: Linear, ranks: TensorParallel) -> None:
+    def __init__(self, linear: Linear) -> None:
         self._linear = linear
-        self._ranks = ranks
 
     @property
     def weight(self) -> Weight:
@@ -100,6 +99,14 @@ class ReducedLinear:
     @property
     def bias(self) -> Tensor | None:
         return self._linear.bias
+
+
+class ReducedLinear(AroundLinear):
+    """A linear layer whose input is split over tensor-parallel ranks. The ranks' results are summed."""
+
+    def __init__(self, linear: Linear, ranks: TensorParallel) -> None:
+        super().__init__(linear)
+        self._ranks = ranks
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._ranks.all_reduce_(self._linear(x_TI))
@@ -108,20 +115,12 @@ class ReducedLinear:
         return residual_TO.add_(self(x_TI))
 
 
-class TiledLinear:
+class TiledLinear(AroundLinear):
     """A linear layer that is computed in tiles, for batch invariance."""
 
     def __init__(self, linear: Linear, tiles: Tiles) -> None:
-        self._linear = linear
+        super().__init__(linear)
         self._tiles = tiles
-
-    @property
-    def weight(self) -> Weight:
-        return self._linear.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self._linear.bias
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._tiles.apply(self._linear, x_TI)

@@ -16,6 +16,7 @@ from torch import Tensor
 from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.model.fp8_linear import Fp8Linear
 from raycore.model.layers import (
+    AroundLinear,
     Linear,
     ReducedLinear,
     RMSNorm,
@@ -117,23 +118,15 @@ class Operations(Protocol):
         ...
 
 
-class _GatedLinear:
+class _GatedLinear(AroundLinear):
     """A linear layer, and the activation of its output."""
 
     def __init__(self, gate_up: Linear, silu_and_mul: Callable[[Tensor], Tensor]) -> None:
-        self._gate_up = gate_up
+        super().__init__(gate_up)
         self._silu_and_mul = silu_and_mul
 
-    @property
-    def weight(self) -> Weight:
-        return self._gate_up.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self._gate_up.bias
-
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._silu_and_mul(self._gate_up(x_TI))
+        return self._silu_and_mul(self._linear(x_TI))
 
 
 class TorchOperations:
