@@ -275,8 +275,9 @@ class CoreEngineActorManager:
         Raises:
             InvalidConfig: a worker has too little memory. The message has the numbers.
             CannotMove: the ranks must be restarted instead.
-            EngineDeadError: a rank has ended, or doesn't answer.
         """
+        if any(rank.run_ref is None for rank in self.ranks.values()):
+            raise CannotMove("some of the ranks are being replaced")
         nodes = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
         num_workers = {
             dp_rank: [self._workers_on(own, nodes)[node] for node in own[: self._shape.world_size]]

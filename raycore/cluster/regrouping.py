@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.watchdog import Watchdog
@@ -63,7 +63,7 @@ class GroupChange:
 
         Raises:
             InvalidConfig: a worker has too little memory. The message has the numbers.
-            CannotMove: the workers can't tell.
+            CannotMove: the workers can't tell, or a rank has failed.
         """
         asked = {
             rank.actor.utility.remote(
@@ -75,6 +75,8 @@ class GroupChange:
             needs = self._results(asked)
         except WorkerFailed as error:
             raise CannotMove(f"the workers can't move experts: {error.error}") from error
+        except (EngineDeadError, RayError) as error:
+            raise CannotMove(f"a rank has failed: {error}") from error
         for dp_rank, of_workers in sorted(needs.items()):
             _check_needs(num_ranks, dp_rank, of_workers)
 

@@ -424,9 +424,9 @@ class _RankMonitor:
                 for rank in self._ranks:
                     self._manager.kill(rank.dp_rank)
                 info = self._ranks[self._dp_ranks.index(dp_rank)].info
-                assert info is not None, "confirm() comes first"
                 text = f"{describe_rank(info, dp_rank)} was killed: {reason}"
-                killed = EngineDeadError(text, pid=info.pid, node=info.node_id)
+                pid, node = (None, None) if info is None else (info.pid, info.node_id)
+                killed = EngineDeadError(text, pid=pid, node=node)
                 return lambda: killed
             if self._is_node_going():
                 self._listener.ranks_leaving(
