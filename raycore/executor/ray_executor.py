@@ -85,7 +85,7 @@ class WorkerGroup:
         self._identity = identity
         self.addresses = []  # ask again for addresses, because other processes may have taken the free ports since
 
-    def start(self, rendezvous: str | None) -> Transport:
+    def start(self, rendezvous: str | None, *, is_new: bool) -> Transport:
         """Connect to the workers, start all of them at the same time, and load their weights.
 
         Returns: the transport to the workers.
@@ -101,7 +101,7 @@ class WorkerGroup:
             for rank, answer in enumerate(self._gather(joins, deadline_s)):
                 transport.accept(rank, answer)
             transport.finish_joining()
-            ranks = [rank.with_experts(self._config.parallel, rendezvous) for rank in self._ranks()]
+            ranks = [rank.with_experts(self._config.parallel, rendezvous) for rank in self._ranks(is_new=is_new)]
             starts = [actor.start.remote(rank) for actor, rank in zip(self.actors, ranks, strict=True)]
             self._gather(starts, deadline_s)
         except BaseException:
@@ -132,7 +132,7 @@ class WorkerGroup:
         self._gather([actor.preload.remote(yields) for actor in self.actors], deadline_s)
         self.find()
 
-    def _ranks(self) -> list[WorkerRank]:
+    def _ranks(self, *, is_new: bool) -> list[WorkerRank]:
         first, parallel, identity = self.addresses[0], self._config.parallel, self._identity
         meeting = address_of(first.host, first.free_port) if len(self.actors) > 1 else None
         num_on_node: Counter[str] = Counter()
@@ -150,6 +150,7 @@ class WorkerGroup:
                     gpu_id=identity.gpu_of(worker),
                     pp_rank=pp_rank,
                     pp_size=parallel.pipeline_parallel_size,
+                    is_new=is_new,
                 )
             )
             num_on_node[address.node_id] += 1
@@ -248,6 +249,9 @@ class RayExecutor(Executor):
 
     def rendezvous(self) -> str:
         """See `Executor.rendezvous`. Starts the workers' processes."""
+        if self._client is not None:
+            address = get(self._start_processes().actors[0].address.remote(), timeout_s=HEALTH_TIMEOUT_S)
+            return address_of(address.host, address.rendezvous_port)
         try:
             workers = self._start_processes()
             workers.find()
@@ -256,11 +260,11 @@ class RayExecutor(Executor):
             raise
         return address_of(workers.addresses[0].host, workers.addresses[0].rendezvous_port)
 
-    def initialize(self, rendezvous: str | None = None) -> None:
+    def initialize(self, rendezvous: str | None = None, *, is_new: bool = False) -> None:
         """See `Executor.initialize`."""
         try:
             workers = self._start_processes()
-            self._transport = workers.start(rendezvous)
+            self._transport = workers.start(rendezvous, is_new=is_new)
         except BaseException:
             self.shutdown()
             raise

@@ -58,6 +58,14 @@ class Link(Protocol):
         """
         ...
 
+    def finish(self) -> None:
+        """Wait until the receiver has everything that this end has sent.
+
+        Raises:
+            OSError: that takes too long, or the receiver is gone.
+        """
+        ...
+
     def close(self) -> None:
         """Disconnect from the other end, which still receives what was sent. Idempotent."""
         ...
@@ -111,6 +119,9 @@ class SharedMemoryLink:
             piece.copy_(self._buffer(_RECEIVER, piece))
             self._counters[_RECEIVER] += 1
         return h_TD
+
+    def finish(self) -> None:
+        self._wait(lambda: self._counters[_SENDER] == self._counters[_RECEIVER], "take")
 
     def close(self) -> None:
         """Do nothing: there is no connection to close, and the other end keeps the memory."""
@@ -173,6 +184,12 @@ class TorchLink:
         # on a GPU, this makes the stream wait, not the host
         self._wait(lambda: self._group.recv([h_TD], self._peer, 0).wait(), "send")
         return h_TD
+
+    def finish(self) -> None:
+        while self._sending:
+            self._wait(self._sending.popleft()[0].wait, "take")
+        if self._is_gpu:
+            torch.cuda.synchronize()
 
     def close(self) -> None:
         """See `Link.close`. Waits up to `_CLOSE_S` until the other end has taken what was sent."""

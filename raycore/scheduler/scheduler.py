@@ -247,6 +247,10 @@ class Scheduler:
             self._preempt_one()
             has_preempted = True
 
+    def take_turns(self, num_turns: int) -> None:
+        """Let running decodes take turns in so many steps from now on."""
+        self._num_turns = num_turns
+
     def _next_decodes(self) -> Batch:
         """Return the decodes whose turn it is: those that were planned the longest ago, up to a step's share."""
         share = -(-self._slots.num_running // self._num_turns)

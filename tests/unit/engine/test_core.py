@@ -35,7 +35,7 @@ class FakeExecutor:
         self.memory_calls: list[tuple[object, ...]] = []
         """The calls that give up memory or allocate it, since the start."""
 
-    def initialize(self, rendezvous=None):
+    def initialize(self, rendezvous=None, *, is_new=False):
         if self.fail_with:
             raise self.fail_with
 
