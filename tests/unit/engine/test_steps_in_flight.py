@@ -9,6 +9,7 @@ import pytest
 from mixed_requests import run
 from number_formats import REPEATABLE
 
+
 @pytest.mark.parametrize("number_format", REPEATABLE)
 @pytest.mark.parametrize("blocks", [200, 16], ids=["enough blocks", "preemptions"])
 def test_outputs_are_those_of_one_step_at_a_time(blocks: int, number_format: dict[str, Any]) -> None:

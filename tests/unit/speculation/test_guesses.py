@@ -10,9 +10,7 @@ NONE = FinishedOutputs(0)
 
 
 def ngram(tokens: list[int], least: int, most: int, num_tokens: int = 3) -> list[int]:
-    guesses = NgramGuesses(
-        SpeculativeConfig("ngram", num_tokens, prompt_lookup_min=least, prompt_lookup_max=most)
-    )
+    guesses = NgramGuesses(SpeculativeConfig("ngram", num_tokens, prompt_lookup_min=least, prompt_lookup_max=most))
     guesses.extend(tokens)
     return guesses.propose(num_tokens)
 

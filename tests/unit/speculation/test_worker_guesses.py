@@ -40,7 +40,9 @@ class Workers:
         self.now_s += max(num_tokens) * self.token_s
         firsts = self._running.received[slots].tolist()
         offset = 0 if self.are_right else 7
-        return [list(range(first + offset, first + offset + num)) for first, num in zip(firsts, num_tokens, strict=True)]
+        return [
+            list(range(first + offset, first + offset + num)) for first, num in zip(firsts, num_tokens, strict=True)
+        ]
 
 
 def make(token_s: float, *, are_right: bool) -> tuple[Speculation, Workers, Running]:

@@ -71,7 +71,9 @@ class Drafting:
 
         decoder.forward = counted
         num_blocks = NUM_BLOCKS + 8 * num_scratch_blocks(MAX_DRAFT, BLOCK_SIZE)
-        kv = KVTensors(self.spec.num_layers, num_blocks, SPEC.num_kv_heads, BLOCK_SIZE, SPEC.head_dim, torch.float32, CPU)
+        kv = KVTensors(
+            self.spec.num_layers, num_blocks, SPEC.num_kv_heads, BLOCK_SIZE, SPEC.head_dim, torch.float32, CPU
+        )
         attention = make_attention(self.spec, decoder, kv, MAX_MODEL_LEN, 8, backend)
         sizes = {"max_tokens": MAX_DRAFT, "block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
         network = DraftModel(decoder, attention, batch, ComputeThreads(), max_step_tokens=MAX_STEP_TOKENS, **sizes)

@@ -94,9 +94,7 @@ class Drafting:
         backend = "native" if type(operations).__name__ == "NativeOperations" else "torch"
         attention = make_attention(spec, network, kv, MAX_MODEL_LEN, 8, backend)
         drafting = Eagle3(network, target, head.target_layers, attention, batch, ComputeThreads(), max_step_tokens=64)
-        return Drafter(
-            drafting, batch, sampler, max_tokens=MAX_DRAFT, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS
-        )
+        return Drafter(drafting, batch, sampler, max_tokens=MAX_DRAFT, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
 
     def _reference(self, known: list[int], draft: list[int]) -> list[torch.Tensor]:
         """The logits of each of the draft's tokens, straight from the formulas, in float64."""
@@ -155,7 +153,8 @@ def test_the_first_drafts_follow_the_formulas(tmp_path: Path, changes: dict[str,
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param(RUNNERS[each], marks=needs_kernels if each == "native" else (), id=each) for each in RUNNERS]
+    "options",
+    [pytest.param(RUNNERS[each], marks=needs_kernels if each == "native" else (), id=each) for each in RUNNERS],
 )
 def test_drafts_follow_the_formulas_whatever_came_before(tmp_path: Path, options: dict[str, Any]) -> None:
     rng = random.Random(2)
