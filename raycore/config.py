@@ -583,6 +583,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         is_on = self.scheduler.async_scheduling
         return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
 
+    @property
+    def max_drafts(self) -> int:
+        """Maximum number of a request's tokens that are guessed at a time."""
+        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+
     def stages(self) -> list[Stage]:
         """Return the part of the model that each stage of a rank computes."""
         return self.parallel.stages(self.model.spec)

@@ -173,7 +173,8 @@ class Option:
         if isinstance(value, float):
             value = float(value)  # may be a numpy scalar
         try:
-            if self._declared.convert is not None and value is not None:
+            # a flag's value has been converted already
+            if self._declared.convert is not None and value is not None and not isinstance(value, msgspec.Struct):
                 value = self._declared.convert(value)
             checked = msgspec.convert(value, self._type)
         except (msgspec.ValidationError, TypeError):

@@ -38,6 +38,8 @@ class StepLimits:
     num_seqs: int
     max_model_len: int
     block_size: int
+    num_samples_per_seq: int = 1
+    """Maximum number of tokens that are sampled for a request: one more than it has drafts."""
     num_expert_engines: int = 1
     """Number of engines that share experts. Each of them processes the tokens of all these engines."""
 
@@ -138,11 +140,12 @@ def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
     Args:
         row_by_row: whether prompts' log probabilities are computed without copying several rows of logits.
     """
-    num_samples = min(limits.num_seqs, limits.num_tokens)
-    num_rows = min(rows_at_a_time(spec.vocab_size), max(num_samples, limits.num_tokens))
+    num_samples = min(limits.num_seqs * limits.num_samples_per_seq, limits.num_tokens)
+    num_together = rows_at_a_time(spec.vocab_size)
+    num_rows = min(num_together, max(num_samples, limits.num_tokens))
     copies = 1 if tp_size == 1 else 3
     logits = copies * max(num_samples, num_rows) * spec.vocab_size * dtype.itemsize
     hidden = 2 * limits.num_tokens * spec.hidden_size * dtype.itemsize
     penalties = max_penalty_bytes(num_samples, limits.max_model_len)
-    num_copied = num_samples if row_by_row else num_rows
+    num_copied = min(num_samples, num_together) if row_by_row else num_rows
     return logits + hidden + num_copied * spec.vocab_size * _FLOAT32 * _LOGITS_COPIES + penalties

@@ -298,7 +298,7 @@ class Worker(WorkerProtocol):
         torch.cuda.reset_peak_memory_stats(self._device)
         self.initialize_cache(1)
         assert self._runner is not None
-        prompts, *others = worst_steps(self.config.scheduler, self.config.cache.block_size)
+        prompts, *others = worst_steps(self.config.scheduler, self.config.cache.block_size, self.config.max_drafts)
         self._runner.execute(prompts)
         if self._drafting is not None:
             # logits and sampling take as much as in the target's largest steps, which follow
@@ -634,6 +634,7 @@ class Worker(WorkerProtocol):
             num_seqs=scheduler.max_num_seqs,
             max_model_len=scheduler.max_model_len,
             block_size=config.cache.block_size,
+            num_samples_per_seq=1 + config.max_drafts,
             num_expert_engines=config.parallel.data_parallel_size if config.parallel.is_lockstep else 1,
         )
         # what a link holds, and what a stage has received

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from raycore.config import SchedulerConfig
-from raycore.messages import NewRequest, StepPlan
+from raycore.messages import NewRequest, StepPlan, StepTokens
 from raycore.sampling_params import SamplingParams
 
 _EVERYTHING = SamplingParams(
@@ -21,18 +21,26 @@ _EVERYTHING = SamplingParams(
 )
 
 
-def worst_steps(limits: SchedulerConfig, block_size: int) -> list[StepPlan]:
+def worst_steps(limits: SchedulerConfig, block_size: int, max_drafts: int = 0) -> list[StepPlan]:
     """Return the plan of a step with as many tokens as the limits allow, and that of one with as many long requests.
 
-    Every request samples a token in every way that takes memory. All blocks of all requests are block 0. Each plan ends
-    the requests of the one before; a plan without requests is the last one.
+    Every request samples a token in every way that takes memory. In the second step, requests have as many drafts as
+    the limits allow. All blocks of all requests are block 0. Each plan ends the requests of the one before; a plan
+    without requests is the last one.
     """
-    longest = limits.max_model_len - 1
-    num_whole, rest = divmod(min(limits.max_num_batched_tokens, limits.max_num_seqs * longest), longest)
+    longest, num_seqs = limits.max_model_len - 1, limits.max_num_seqs
+    num_whole, rest = divmod(min(limits.max_num_batched_tokens, num_seqs * longest), longest)
     counts = [rest] * (rest > 0) + [longest] * num_whole
     prompts = _plan(0, counts, counts, block_size, 0)
-    decodes = _plan(1, [longest] * limits.max_num_seqs, [1] * limits.max_num_seqs, block_size, len(counts))
-    return [prompts, decodes, StepPlan(2, freed_slots=list(range(limits.max_num_seqs)))]
+    num_sampled = min(1 + max_drafts, limits.max_num_batched_tokens // num_seqs, longest)
+    decodes = _plan(1, [longest] * num_seqs, [num_sampled] * num_seqs, block_size, len(counts))
+    if num_sampled > 1:
+        decodes.tokens = StepTokens(
+            starts=np.full(num_seqs, longest - num_sampled, np.int32).tobytes(),
+            num_sampled=np.full(num_seqs, num_sampled, np.int32).tobytes(),
+            token_ids=np.zeros(num_seqs * num_sampled, np.int32).tobytes(),
+        )
+    return [prompts, decodes, StepPlan(2, freed_slots=list(range(num_seqs)))]
 
 
 def _plan(step: int, lengths: list[int], counts: list[int], block_size: int, num_freed: int) -> StepPlan:

@@ -47,9 +47,7 @@ def make_requests() -> list[EngineRequest]:
     ]
 
 
-def run(
-    aborted_at: dict[int, int], model: str | Path | None = None, **options: Any
-) -> tuple[dict[int, Any], LoadView]:
+def run(aborted_at: dict[int, int], model: str | Path | None = None, **options: Any) -> tuple[dict[int, Any], LoadView]:
     """What each request comes to, by seq_id, and the engine's load at the end.
 
     Args:

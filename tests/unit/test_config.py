@@ -278,3 +278,14 @@ def test_the_two_options_for_steps_in_flight_must_agree(num_steps, is_async):
     match = f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}"
     with pytest.raises(InvalidConfig, match=match):
         resolve(MODEL, max_concurrent_batches=num_steps, async_scheduling=is_async)
+
+
+def test_an_engine_with_drafts_runs_one_step_at_a_time_for_each_stage():
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    assert resolve(MODEL, device="cuda", **drafts).max_steps_in_flight == 1
+    assert resolve(MODEL, pipeline_parallel_size=2, **drafts).max_steps_in_flight == 2
+    assert resolve(MODEL, async_scheduling=False, max_concurrent_batches=1, **drafts).max_steps_in_flight == 1
+    for asked in ({"async_scheduling": True}, {"max_concurrent_batches": 2}):
+        with pytest.raises(InvalidConfig, match=next(iter(asked))) as raised:
+            resolve(MODEL, **asked, **drafts)
+        assert "can't be used with speculative_config" in str(raised.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from raycore import __version__
 from raycore.cli.main import main
+from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
+from raycore.profiler_config import ProfilerConfig
+from raycore.speculative_config import SpeculativeConfig
 
 
 class StoppedError(InvalidConfig):
@@ -162,6 +166,17 @@ def test_flags_of_vllm_that_ask_for_something_are_refused_by_name(flags, message
     told = capsys.readouterr().err
     assert told.startswith("raycore: ")
     assert message in told
+
+
+def test_objects_in_json_give_a_configuration(started, command, tmp_path):
+    """The engine checks what the command line has checked already."""
+    flags = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
+    flags += ["--profiler-config", json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path)})]
+    assert main([*command["generate"], *flags]) == 1
+    started.pop("use_tqdm_on_load")
+    config = resolve(**started)
+    assert config.speculative_config == SpeculativeConfig("ngram", 3)
+    assert config.profiler_config == ProfilerConfig(str(tmp_path))
 
 
 def test_the_version(capsys):

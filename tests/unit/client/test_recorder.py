@@ -9,7 +9,7 @@ import pytest
 
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
-from raycore.messages import NO_LOAD, FinishedRequest, LoadView, OutputBatch
+from raycore.messages import NO_LOAD, DraftStats, FinishedRequest, LoadView, OutputBatch
 from raycore.metrics.counts import Histogram
 from raycore.sampling_params import SamplingParams
 
@@ -190,6 +190,31 @@ def test_what_a_rank_counts_adds_up_over_its_processes(rank):
     rank.take(103.0, load=LoadView(0, 1, 0.5, 1, 20, 0))
     counts = rank.counts
     assert (counts.num_preemptions, counts.num_prefix_queries, counts.num_prefix_hits) == (4, 170, 80)
+
+
+def test_drafts_are_counted_across_replacements(rank):
+    def load(*drafts):
+        return LoadView(0, 1, 0.5, drafts=DraftStats(*drafts))
+
+    rank.take(101.0, load=load(2, 6, (2, 1)))
+    rank.take(102.0, load=load(5, 12, (4, 1)))
+    rank.load = NO_LOAD  # another process takes its place
+    rank.take(103.0, load=load(1, 3, (1, 0)))
+    counts = rank.counts
+    assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (6, 15, 6)
+    assert counts.num_accepted_per_place == [5, 1]
+
+
+def test_a_step_may_give_a_sequence_several_tokens(rank):
+    """These count as one in the latencies, as in vLLM."""
+    rank.add(1)
+    rank.add(2)
+    rank.take(101.0, [1, 1, 1, 2])
+    rank.take(103.0, [1, 2, 2])
+    rank.take(104.0, [1, 2])
+    counts = rank.counts
+    assert counts.num_output_tokens == 9
+    assert values(counts.between_tokens_s) == (4, 6.0)
 
 
 def test_counts_are_a_copy(rank):

@@ -1,4 +1,4 @@
-"""Drafts change no output: whatever requests ask for, however many drafts are right, whoever is aborted or preempted."""
+"""Drafts change no output: whatever requests ask for, however many drafts are right, and whoever is preempted."""
 
 from __future__ import annotations
 

@@ -158,3 +158,27 @@ def test_tags_that_cannot_work_are_refused():
     ):
         with pytest.raises(InvalidRequest, match=re.escape(match)):
             StructuredOutputsParams(regex="a", **tags)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"regex": "[0-9]{2,4}"}, {"grammar": CALLS, "or_from": CALL}], ids=["after", "or from"]
+)
+def test_tokens_can_be_taken_back(tmp_path, asked):
+    """Also from the constrained part into the reasoning, and from the output's end."""
+    model = Model(tokenizer_with(tmp_path, CALL))
+    rng = random.Random(5)
+    matcher = model.matcher(**asked)
+    output: list[int] = []
+    num_taken_back = 0
+    for _ in range(150):
+        if output and rng.random() < 0.3:
+            del output[rng.randrange(len(output)) :]
+            num_taken_back += 1
+        allowed = matcher.allowed_after(np.array(output, np.int32))
+        fresh = model.matcher(**asked).allowed_after(np.array(output, np.int32))
+        assert np.flatnonzero(allowed).tolist() == np.flatnonzero(fresh).tolist()
+        # often a tag, which ends the reasoning
+        is_reasoning = allowed.sum() > VOCAB // 2
+        tag = rng.choice([TAG, CALL])
+        output += model.ids_of(tag) if is_reasoning and rng.random() < 0.3 else [rng.choice(np.flatnonzero(allowed))]
+    assert num_taken_back > 20

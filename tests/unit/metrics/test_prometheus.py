@@ -34,7 +34,9 @@ def test_every_metric_is_there_from_the_start_with_vllms_labels():
             {"model_name": "m", "engine": "0"},
             {"model_name": "m", "engine": "1"},
         ]
-    for name in ("prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits"):
+    counters = ("prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
+    drafts = ("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+    for name in (*counters, *drafts):
         family = families[f"vllm:{name}"]
         assert family.type == "counter"
         assert {sample.name for sample in family.samples} == {f"vllm:{name}_total"}
@@ -71,6 +73,16 @@ def test_counters_and_histograms_are_each_ranks_own():
     assert value(view, f"{name}_bucket", 1, le="0.04") == 3
     assert value(view, f"{name}_bucket", 1, le="+Inf") == value(view, f"{name}_count", 1) == 4
     assert value(view, f"{name}_sum", 1) == 5000.062
+
+
+def test_drafts_are_counted_by_their_place():
+    view = make_view()
+    view.counts[0].num_draft_tokens = 20
+    view.counts[0].num_accepted_per_place = [5, 3, 0]
+    assert value(view, "vllm:spec_decode_num_draft_tokens_total") == 20
+    assert value(view, "vllm:spec_decode_num_accepted_tokens_total") == 8
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [value(view, name, position=str(place)) for place in range(4)] == [5, 3, 0, None]
 
 
 def test_a_rank_that_has_gone_keeps_what_it_counted():

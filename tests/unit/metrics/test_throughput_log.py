@@ -83,6 +83,18 @@ def test_each_busy_rank_has_a_line(lines):
     assert "generation throughput: 2.0 tokens/s" in lines()[0]
 
 
+def test_drafts_are_shown_while_there_are_some(lines):
+    engine = Engine()
+    counts = engine.view.counts[0]
+    for num_drafted, num_accepted in ((8, 6), (0, 0)):
+        counts.num_output_tokens += 1
+        counts.num_draft_tokens += num_drafted
+        counts.num_accepted_per_place = [num_accepted + counts.num_accepted_tokens]
+        engine.after(10.0, num_running=1)
+    assert lines()[0].endswith("Avg draft acceptance rate: 75.0%")
+    assert "acceptance" not in lines()[1]
+
+
 def test_it_runs_by_itself_and_ends(monkeypatch, lines):
     monkeypatch.setattr(throughput_log, "INTERVAL_S", 0.01)
     engine, logged = Engine(), threading.Event()

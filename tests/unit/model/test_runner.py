@@ -83,6 +83,32 @@ def test_a_runner_that_has_not_sampled_is_told_the_tokens(make: MakeRunner, expe
         assert tokens_of(runner.execute(plan([0], tokens=told))) == expected[number : number + 1]
 
 
+@pytest.mark.parametrize("num_right", range(4))
+def test_right_drafts_are_kept_and_wrong_ones_leave_no_trace(
+    make: MakeRunner, expected: list[int], num_right: int
+) -> None:
+    runner, length = make(), len(PROMPT)
+    first = runner.execute(plan([0], [length], new_requests=[new_request(0, PROMPT, BLOCKS)]))
+    drafts = [token if place < num_right else (token + 1) % 97 for place, token in enumerate(expected[1:4])]
+    told = StepTokens(int32([length]), int32([4]), int32(tokens_of(first) + drafts))
+    result = runner.execute(plan([0], [4], tokens=told))
+    assert np.frombuffer(result.num_tokens, np.int32).tolist() == [num_right + 1]
+    # the next step has no drafts, and isn't told the tokens
+    *before, last = tokens_of(first) + tokens_of(result)
+    assert before + decode(runner, 0, last, NUM_TOKENS - len(before)) == expected
+
+
+def test_log_probabilities_come_with_the_tokens_that_are_kept(make: MakeRunner, expected: list[int]) -> None:
+    params = SamplingParams(temperature=0.0, logprobs=1)
+    runner, length = make(), len(PROMPT)
+    request = new_request(0, PROMPT, BLOCKS, params=params)
+    runner.execute(plan([0], [length], new_requests=[request]))
+    told = StepTokens(int32([length]), int32([4]), int32([*expected[:3], 96]))
+    result = runner.execute(plan([0], [4], tokens=told))
+    assert tokens_of(result) == expected[1:4]
+    assert [(index, entry.token_ids[0]) for index, entry in result.logprobs] == [(0, token) for token in expected[1:4]]
+
+
 def test_a_token_that_arrives_late_is_not_the_next_requests(make: MakeRunner) -> None:
     """A slot changes hands while its last token is in flight. Penalties read the new request's tokens."""
     params = SamplingParams(temperature=0.0, repetition_penalty=2.0)

@@ -44,19 +44,23 @@ def test_the_table_adds_up_and_says_what_to_do() -> None:
     ]
 
 
-@pytest.mark.parametrize(("num_seqs", "num_tokens"), [(4, 64), (1, 64), (8, 1000), (3, 3)])
-def test_worst_steps_reach_the_limits_and_leave_nothing_behind(tmp_path, num_seqs: int, num_tokens: int) -> None:
+@pytest.mark.parametrize("max_drafts", [0, 5])
+@pytest.mark.parametrize(("num_seqs", "num_tokens"), [(4, 64), (1, 64), (8, 1000), (3, 3), (3, 12)])
+def test_worst_steps_reach_the_limits_and_leave_nothing_behind(
+    tmp_path, num_seqs: int, num_tokens: int, max_drafts: int
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DESCRIPTION))
     limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": 200}
     worker = Worker(resolve(str(tmp_path), load_format="dummy", num_threads=1, **limits), WorkerRank(0, 0, 1, 0, 1))
     worker.init_device()
     worker.load_model()
     worker.initialize_cache(1)
-    prompts, decodes, end = worst_steps(SchedulerConfig(num_seqs, num_tokens, 200), 16)
+    prompts, decodes, end = worst_steps(SchedulerConfig(num_seqs, num_tokens, 200), 16, max_drafts)
     counts = [len(request.token_ids) // 4 - request.num_computed_tokens for request in prompts.new_requests]
     assert sum(counts) == min(num_tokens, num_seqs * 199)
     assert len(counts) <= num_seqs
     assert len(decodes.new_requests) == num_seqs
+    assert decodes.num_step_tokens == num_seqs * min(1 + max_drafts, num_tokens // num_seqs)
     assert end.freed_slots == list(range(num_seqs))
     for plan in (prompts, decodes, end, StepPlan(3)):
         worker.execute_model(plan)

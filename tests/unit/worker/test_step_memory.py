@@ -15,7 +15,7 @@ from peak_memory import peak_bytes
 
 from raycore.config import resolve
 from raycore.kernels import library
-from raycore.messages import NewRequest, StepPlan
+from raycore.messages import NewRequest, StepPlan, StepTokens
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
@@ -79,6 +79,19 @@ def plans(name: str, lengths: list[int], counts: list[int], params: SamplingPara
     return name, StepPlan(0, slots, np.array(counts, np.int32).tobytes(), new_requests=requests)
 
 
+DRAFTS = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+
+
+def with_drafts(name: str, lengths: list[int], params: SamplingParams = GREEDY) -> tuple[str, StepPlan]:
+    """A step that computes three drafts for each of these requests, after its last token."""
+    _, plan = plans(name, lengths, [4] * len(lengths), params)
+    starts = np.array(lengths, np.int32) - 4
+    plan.tokens = StepTokens(
+        starts.tobytes(), np.full(len(lengths), 4, np.int32).tobytes(), bytes(4 * 4 * len(lengths))
+    )
+    return name, plan
+
+
 def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[tuple[str, StepPlan]]:
     longest, ones = max_model_len - 1, [1] * num_seqs
     chunk, share = min(num_tokens, longest), num_tokens // num_seqs
@@ -101,6 +114,8 @@ def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[
         ({}, MANY, "float32", False),
         ({}, MANY, "bfloat16", False),
         ({}, MANY, "float32", True),
+        (DRAFTS, MANY, "float32", False),
+        (DRAFTS | LARGE_VOCABULARY, MANY, "float32", True),
         (WINDOWS, MANY, "float32", False),
         (LARGE_VOCABULARY, MANY, "float32", False),
         ({}, BIG, "float32", False),
@@ -123,15 +138,25 @@ def test_the_worst_step_fits(
     if kernels == "none":
         monkeypatch.setattr(library, "load", lambda: None)
     monkeypatch.setattr("raycore.model.attention.scratch.SCRATCH_BYTES", 4 << 20)
+    drafts = {name: value for name, value in shape.items() if name in DRAFTS}
+    shape = {name: value for name, value in shape.items() if name not in DRAFTS}
     (tmp_path / "config.json").write_text(json.dumps(DENSE | shape | {"torch_dtype": dtype}))
     options: dict[str, Any] = {"load_format": "dummy", "num_threads": 1, "dtype": dtype, "block_size": BLOCK_SIZE}
+    options |= drafts
     worker = Worker(resolve(str(tmp_path), batch_invariant=batch_invariant, **options, **limits), ALONE)
     worker.init_device()
     worker.load_model()
     set_aside = worker._step_bytes()
     at_start = peak_bytes(lambda: worker.initialize_cache(2))
     peaks: dict[str, int] = {}
-    for name, plan in worst_steps(*limits.values()):
+    steps = list(worst_steps(*limits.values()))
+    if drafts:
+        long = [limits["max_model_len"] - 1] * limits["max_num_seqs"]
+        steps += [
+            with_drafts("drafts", long),
+            with_drafts("drafts of requests that ask for everything", long, EVERYTHING),
+        ]
+    for name, plan in steps:
         peaks[name] = peak_bytes(lambda plan=plan: worker.execute_model(plan))
         worker.execute_model(StepPlan(1, freed_slots=list(range(limits["max_num_seqs"]))))
     worker.shutdown()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import re
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +16,7 @@ from small_model import make_operations
 
 from raycore.demo import demo_model_path
 from raycore.grammar.compiler import GrammarCompiler
+from raycore.model.sampling import sampler
 from raycore.model.sampling.sampler import SampledTokens, Sampler
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
@@ -49,14 +53,30 @@ class Requests:
 
     def step(self, *slots: int) -> SampledTokens:
         positions = self.known[list(slots)]
+        sampled = self._sample(slots, positions)
+        self.batch.token_ids[list(slots), positions] = sampled.token_ids_R
+        self.known[list(slots)] += 1
+        return sampled
+
+    def step_with_drafts(self, slot: int, drafts: list[int]) -> None:
+        """Keep what is sampled up to the first wrong draft."""
+        first = int(self.known[slot])
+        self.batch.token_ids[slot, first : first + len(drafts)] = drafts
+        sampled = self._sample([slot] * (len(drafts) + 1), first + np.arange(len(drafts) + 1))
+        tokens = sampled.token_ids_R.tolist()
+        num_right = sum(itertools.takewhile(bool, (a == b for a, b in zip(tokens, drafts, strict=False))))
+        self.batch.token_ids[slot, first : first + num_right + 1] = tokens[: num_right + 1]
+        self.known[slot] += num_right + 1
+        for row, why in sampled.failed:
+            assert row > num_right, why
+            self.sampler.take_back_failure(slot)
+
+    def _sample(self, slots: Sequence[int], positions: np.ndarray) -> SampledTokens:
         rows = [
             torch.randn(VOCAB, generator=torch.Generator().manual_seed(int(self.seeds[slot] * 1000 + position)))
             for slot, position in zip(slots, positions, strict=True)
         ]
-        sampled = self.sampler.sample(torch.stack(rows), np.array(slots), positions, self.batch)
-        self.batch.token_ids[list(slots), positions] = sampled.token_ids_R
-        self.known[list(slots)] += 1
-        return sampled
+        return self.sampler.sample(torch.stack(rows), np.array(slots), positions, self.batch)
 
     def output(self, slot: int) -> list[int]:
         return self.batch.token_ids[slot, 2 : self.known[slot]].tolist()
@@ -178,6 +198,32 @@ def test_a_failure_is_its_requests_alone():
     requests.add(1, seed=2, regex="[a-z]{5}")
     requests.run(1)
     assert re.fullmatch("[a-z]{5}", text_of(requests, 1))
+
+
+@pytest.mark.parametrize("rows_at_a_time", [1, 3, 100])
+def test_drafts_change_nothing(monkeypatch, rows_at_a_time):
+    """Neither those that the constraint forbids, nor those that come after them. They may lie in another group of
+    rows."""
+    monkeypatch.setattr(sampler, "_LOGITS_AT_A_TIME", rows_at_a_time * VOCAB)
+    kinds = [
+        {"regex": "([a-z]{3,9} ){12}"},
+        {"regex": "[a-c]{40}x", "min_tokens": 20, "repetition_penalty": 1.2},
+        {"regex": "(ab?c){20}", "bad_words": [TOKENS.encode("b"), TOKENS.encode("a") + TOKENS.encode("c")]},
+        {"bad_words": [TOKENS.encode("7") + TOKENS.encode("8")], "frequency_penalty": 0.5},
+    ]
+    plain, drafted = Requests(), Requests()
+    for requests in (plain, drafted):
+        for slot, kind in enumerate(kinds):
+            requests.add(slot, seed=slot, **kind)
+    for _ in range(40):
+        plain.step(*range(len(kinds)))
+    rng = random.Random(4)
+    for slot in range(len(kinds)):
+        while (num_known := len(drafted.output(slot))) < 40:
+            drafts = plain.output(slot)[num_known : num_known + 3]
+            drafts[rng.randrange(len(drafts))] = rng.randrange(VOCAB)
+            drafted.step_with_drafts(slot, drafts)
+        assert drafted.output(slot)[:40] == plain.output(slot)
 
 
 def test_json_with_any_white_space():

@@ -1,0 +1,167 @@
+"""Output tokens per second with and without speculation, and beside vLLM's CPU build.
+
+Prompts are of two kinds. *Repeating* ones end with tokens that the model itself has generated greedily after random
+ones, and it goes on greedily: models that repeat themselves then repeat their prompts. *Other* ones are random, and the
+model samples at temperature 1, so that hardly anything repeats.
+
+In each process of raycore, an engine with speculation and one without take turns, timing by timing, on the same
+prompts. The table has medians of the tokens per second, and the median of the ratios. vLLM runs in processes of
+its own, bound to all cores and with Intel's OpenMP, as its documentation recommends.
+
+    python benchmarks/speculation.py [CHECKPOINT ...]                     default: the bundled model
+    python benchmarks/speculation.py --peer-python PEER/bin/python CHECKPOINT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from common import median, peer_on_all_cores, run_child, table, this_python
+
+from raycore.demo import demo_model_path
+
+KINDS = ("repeating", "other")
+PEER_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+COMMON = """
+import json, random, sys, time
+run = json.loads(sys.argv[1])
+
+def make(LLM, speculative_config, **options):
+    return LLM(model=run["checkpoint"], dtype=run["dtype"], max_model_len=run["max_model_len"], max_num_seqs=64,
+               speculative_config=speculative_config, **options)
+
+def generate(llm, prompts, params):
+    begun = time.perf_counter()
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    return tokens, sum(map(len, tokens)) / (time.perf_counter() - begun)
+
+def prompts_of(kind, batch, repeat, llm, SamplingParams):
+    rnd = random.Random(f"{kind} {batch} {repeat}")
+    ids = [[rnd.randrange(10, run["vocab_size"]) for _ in range(32)] for _ in range(batch)]
+    if kind == "repeating":
+        params = SamplingParams(temperature=0, max_tokens=run["num_tokens"], ignore_eos=True)
+        ids = [mine + own for mine, own in zip(ids, generate(llm, ids, params)[0])]
+    return ids
+
+def measure(SamplingParams, engines):
+    found = []
+    for kind in run["kinds"]:
+        temperature = 0 if kind == "repeating" else 1
+        params = SamplingParams(temperature=temperature, max_tokens=run["num_tokens"], ignore_eos=True, seed=1)
+        for batch in run["batches"]:
+            for repeat in range(1 + run["repeats"]):
+                prompts = prompts_of(kind, batch, repeat, list(engines.values())[0], SamplingParams)
+                made = {name: generate(llm, prompts, params) for name, llm in engines.items()}
+                # the first one warms up
+                if repeat:
+                    same = sum(a == b for a, b in zip(*(tokens for tokens, _ in made.values())))
+                    rates = {name: rate for name, (_, rate) in made.items()}
+                    found.append({"kind": kind, "batch": batch, "rates": rates, "same": same})
+    print("@result " + json.dumps({"timings": found}), flush=True)
+"""
+
+OURS = (
+    COMMON
+    + """
+from raycore import LLM, SamplingParams
+options = {"standby_delay_s": None, "enable_prefix_caching": False}
+engines = {"off": make(LLM, None, **options), "on": make(LLM, run["speculative_config"], **options)}
+measure(SamplingParams, engines)
+for llm in engines.values():
+    llm.shutdown()
+"""
+)
+
+PEER = (
+    COMMON
+    + """
+if __name__ == "__main__":
+    from vllm import LLM, SamplingParams
+    options = {"enable_prefix_caching": False, "disable_log_stats": True}
+    name, config = ("on", run["speculative_config"]) if run["is_on"] else ("off", None)
+    measure(SamplingParams, {name: make(LLM, config, **options)})
+"""
+)
+
+
+def main() -> None:
+    """Run the benchmark and print a table for each checkpoint."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", default=[str(demo_model_path())])
+    parser.add_argument("--peer-python", metavar="PATH", help="the interpreter that has vLLM")
+    parser.add_argument("--speculative-config", default='{"method": "ngram", "num_speculative_tokens": 4}')
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--num-tokens", type=int, default=128, help="generated for each request")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--runs", type=int, default=2, help="processes")
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each kind and batch in a process")
+    parser.add_argument("--timeout-s", type=float, default=1800.0, help="for one process")
+    args = parser.parse_args()
+    for checkpoint in args.checkpoints:
+        _compare(checkpoint, args)
+
+
+def _compare(checkpoint: str, args: argparse.Namespace) -> None:
+    timings: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for _ in range(args.runs):
+        timings["raycore"] += _run(checkpoint, args, this_python(), OURS, {})
+        if args.peer_python:
+            environment = PEER_ENVIRONMENT | peer_on_all_cores(args.peer_python, 1)
+            for is_on in (False, True):
+                timings["vLLM"] += _run(checkpoint, args, args.peer_python, PEER, environment, is_on=is_on)
+    print(f"\n{Path(checkpoint).name}, dtype {args.dtype}, {args.speculative_config}: output tokens per second")
+    print(f"medians of {args.runs} processes x {args.repeats} timings")
+    rows = [["prompts", "batch", "engine", "off", "on", "on / off", "same outputs"]]
+    for kind in args.kinds:
+        for batch in args.batches:
+            for engine, of_engine in timings.items():
+                chosen = [each for each in of_engine if (each["kind"], each["batch"]) == (kind, batch)]
+                rows.append([kind, str(batch), engine, *_cells(chosen, batch)])
+    print(table(rows), flush=True)
+
+
+def _cells(timings: list[dict[str, Any]], batch: int) -> list[str]:
+    """Return rates without and with speculation, their ratio, and the share of outputs that are the same."""
+    rates = {name: [each["rates"][name] for each in timings if name in each["rates"]] for name in ("off", "on")}
+    is_paired = len(timings) == len(rates["on"])
+    if is_paired:
+        ratio = median([on / off for off, on in zip(rates["off"], rates["on"], strict=True)])
+    else:
+        ratio = median(rates["on"]) / median(rates["off"])
+    same = f"{sum(each['same'] for each in timings) / (batch * len(timings)):.3f}" if is_paired else ""
+    return [f"{median(rates['off']):.1f}", f"{median(rates['on']):.1f}", f"{ratio:.2f}", same]
+
+
+def _run(
+    checkpoint: str, args: argparse.Namespace, python: str, script: str, environment: dict[str, str], **more: Any
+) -> list[dict[str, Any]]:
+    config = json.loads((Path(checkpoint) / "config.json").read_text())
+    run = {
+        "checkpoint": checkpoint,
+        "dtype": args.dtype,
+        "vocab_size": config["vocab_size"],
+        "max_model_len": 32 + 2 * args.num_tokens + 16,
+        "num_tokens": args.num_tokens,
+        "speculative_config": json.loads(args.speculative_config),
+        "kinds": args.kinds,
+        "batches": args.batches,
+        "repeats": args.repeats,
+        **more,
+    }
+    return run_child(python, script, [json.dumps(run)], environment, args.timeout_s)["timings"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Which requests get drafts, for how long, and when they are given up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from raycore.messages import DraftStats
+from raycore.speculation.speculation import Speculation
+from raycore.speculative_config import SpeculativeConfig
+
+LOOP = [1, 2, 3, 4, 5, 6]
+
+
+class Rank:
+    """The running tokens of some slots, and the durations of steps."""
+
+    def __init__(self, num_slots: int, seconds_for_draft: float = 0.0, **settings: int) -> None:
+        settings = {"prompt_lookup_min": 2, "prompt_lookup_max": 2, **settings}
+        self.speculation = Speculation(SpeculativeConfig("ngram", 3, **settings), num_slots)
+        self.running = SimpleNamespace(tokens=np.zeros((num_slots, 8192), np.int32), received=np.zeros(num_slots, int))
+        self.seconds_for_draft = seconds_for_draft
+
+    def add(self, slot: int, tokens: list[int]) -> None:
+        first = self.running.received[slot]
+        self.running.tokens[slot, first : first + len(tokens)] = tokens
+        self.running.received[slot] += len(tokens)
+
+    def propose(self, *slots: int, limit: int = 100, budget: int = 100) -> dict[int, list[int]]:
+        limits = np.full(len(slots), limit)
+        drafts = self.speculation.propose(np.array(slots), self.running, limits, budget, num_other=0)
+        num_drafts = sum(map(len, drafts.values()))
+        self.speculation.observe(len(slots) + num_drafts, bool(drafts), 1 + num_drafts * self.seconds_for_draft)
+        return {slot: draft.tolist() for slot, draft in drafts.items()}
+
+
+def test_requests_that_repeat_themselves_get_drafts() -> None:
+    rank = Rank(3)
+    rank.add(0, [*LOOP, 1, 2])
+    rank.add(1, LOOP)
+    rank.add(2, [7, 8, 9, 7, 8])
+    assert rank.propose(0, 1, 2) == {0: [3, 4, 5], 2: [9, 7, 8]}
+    rank.add(1, [2, 3])
+    assert rank.propose(1) == {1: [4, 5, 6]}
+
+
+def test_drafts_keep_limits() -> None:
+    rank = Rank(2)
+    rank.add(0, [*LOOP, 1, 2])
+    rank.add(1, [*LOOP, 1, 2])
+    assert rank.propose(0, limit=2) == {0: [3, 4]}
+    assert rank.propose(0, limit=0) == {}
+    assert rank.propose(0, limit=-1) == {}
+    assert sum(map(len, rank.propose(0, 1, budget=4).values())) == 4
+    assert rank.propose(0, 1, budget=0) == {}
+
+
+def test_a_slots_next_request_is_another_one() -> None:
+    rank = Rank(1)
+    rank.add(0, [*LOOP, 1, 2])
+    assert rank.propose(0)
+    rank.speculation.forget(0, num_prompt_tokens=3)
+    rank.running.received[0] = 0
+    rank.add(0, [1, 2])
+    assert rank.propose(0) == {}
+
+
+def test_a_long_prompt_is_indexed_over_several_steps() -> None:
+    rank = Rank(1)
+    rank.add(0, [*range(3000), 1000, 1001])
+    assert [bool(rank.propose(0)) for _ in range(4)] == [False, False, True, True]
+
+
+def test_drafts_that_cost_too_much_are_given_up_and_tried_again() -> None:
+    """The first token of each guess is right, the second one wrong, and a draft takes as long as a step."""
+    rank = Rank(1, seconds_for_draft=1.0)
+    rng = np.random.default_rng(0)
+    drafted = []
+    for _ in range(1500):
+        rank.add(0, [1, 2])
+        drafted.append(bool(rank.propose(0)))
+        rank.add(0, [3, int(rng.integers(10, 4000))])
+    assert sum(drafted[1:300]) in range(1, 30)
+    assert any(drafted[-1000:]), "the machine may have changed"
+
+
+def test_drafts_that_are_right_stay_although_they_cost_something() -> None:
+    rank = Rank(1, seconds_for_draft=0.3)
+    rank.add(0, LOOP)
+    position = 0
+    lengths = []
+    for _ in range(200):
+        draft = rank.propose(0).get(0, [])
+        lengths.append(len(draft))
+        rank.add(0, [LOOP[(position + i) % 6] for i in range(len(draft) + 1)])
+        position += len(draft) + 1
+    assert set(lengths[20:]) == {3}
+
+
+def test_a_request_whose_guesses_become_right_gets_drafts_again() -> None:
+    rank = Rank(1, seconds_for_draft=0.5)
+    rng = np.random.default_rng(0)
+    rank.add(0, LOOP)
+    for _ in range(100):
+        rank.add(0, [1, 2])
+        rank.propose(0)
+        rank.add(0, rng.integers(10, 4000, 1).tolist())
+    assert rank.propose(0) == {}
+    for _ in range(60):
+        rank.add(0, LOOP)
+        rank.propose(0)
+    assert rank.propose(0) == {0: [1, 2, 3]}
+
+
+def test_what_became_of_drafts_is_counted() -> None:
+    rank = Rank(1)
+    rank.speculation.count(3, 2)
+    rank.speculation.count(3, 0)
+    rank.speculation.count(1, 1)
+    assert rank.speculation.stats == DraftStats(3, 7, (2, 1, 0))

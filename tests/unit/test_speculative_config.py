@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from raycore.errors import InvalidConfig
+from raycore.speculative_config import SpeculativeConfig, parse_speculative_config
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        ({}, None),
+        ("{}", None),
+        ({"method": "ngram", "num_speculative_tokens": 4}, SpeculativeConfig("ngram", 4)),
+        ('{"method": "ngram", "num_speculative_tokens": 4}', SpeculativeConfig("ngram", 4)),
+        # as in vLLM, either bound is the other's default
+        (
+            {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3},
+            SpeculativeConfig("ngram", 2, prompt_lookup_min=3, prompt_lookup_max=3),
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 7},
+            SpeculativeConfig("ngram", 2, prompt_lookup_min=7, prompt_lookup_max=7),
+        ),
+        ({"method": "suffix"}, SpeculativeConfig("suffix", 24)),
+        (
+            {"method": "suffix", "suffix_decoding_max_tree_depth": 8},
+            SpeculativeConfig("suffix", 8, suffix_decoding_max_tree_depth=8),
+        ),
+        # values that change nothing
+        (
+            {"method": "ngram", "num_speculative_tokens": 1, "rejection_sample_method": "standard", "model": None},
+            SpeculativeConfig("ngram", 1),
+        ),
+    ],
+)
+def test_settings(value, expected) -> None:
+    assert parse_speculative_config(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[]", "speculative_config"),
+        ({"method": "medusa", "num_speculative_tokens": 3}, "Invalid enum value 'medusa'"),
+        ({"method": "ngram"}, "num_speculative_tokens"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, ">= 1"),
+        ({"method": "ngram", "num_speculative_tokens": 65}, "<= 64"),
+        ({"method": "ngram", "num_speculative_tokens": 2, "look_back": 3}, "look_back"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 4, "prompt_lookup_max": 3},
+            "prompt_lookup_min=4 is above prompt_lookup_max=3",
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "block"},
+            "rejection_sample_method='block': a draft is accepted exactly if",
+        ),
+    ],
+)
+def test_settings_that_are_refused(value, message) -> None:
+    with pytest.raises(InvalidConfig, match="speculative_config") as caught:
+        parse_speculative_config(value)
+    assert message in str(caught.value)
