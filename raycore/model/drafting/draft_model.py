@@ -105,7 +105,7 @@ class DraftModel:
         for slot, draft in zip(rows.slots.tolist(), drafts, strict=True):
             self._drafts[slot, : len(draft)] = draft
         num_computed = np.array([len(draft) - 1 for draft in drafts])
-        self._num_kept[rows.slots] = np.clip(rows.capacity - rows.known, 0, num_computed)
+        self._num_kept[rows.slots] = np.minimum(np.maximum(rows.capacity - rows.known, 0), num_computed)
 
     def _keep_right_drafts(self, rows: DraftRows) -> Ints:
         """Return how many of each row's tokens have been computed, with the drafts that were right.
@@ -125,7 +125,7 @@ class DraftModel:
         """Return how many of each row's missing tokens are computed next, without the last one of each."""
         before_last = missing - 1
         num_before = np.cumsum(before_last) - before_last
-        return np.clip(self._max_step_tokens - num_before, 0, before_last)
+        return np.minimum(np.maximum(self._max_step_tokens - num_before, 0), before_last)
 
     def _compute(self, rows: DraftRows, chosen: Ints, starts: Ints, counts: Ints, *, is_sampled: bool = True) -> Tensor:
         """Compute tokens of the `chosen` rows. Returns the logits after the last one of each, if `is_sampled`.

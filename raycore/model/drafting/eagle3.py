@@ -50,12 +50,12 @@ class Eagle3:
         self._batch = batch
         self._threads = threads
         size = target.hidden_size
-        kind = {"dtype": target.dtype, "device": batch.device}
-        self._states_TX = torch.zeros(max_step_tokens, len(target_layers) * size, **kind)
+        dtype, device = target.dtype, batch.device
+        self._states_TX = torch.zeros(max_step_tokens, len(target_layers) * size, dtype=dtype, device=device)
         """The hidden states of the step's tokens."""
         self._fused_TD = self._states_TX[:0]
         """What the head reads of these."""
-        self._hidden_SD = torch.zeros(len(batch.host.num_known), head.hidden_size, **kind)
+        self._hidden_SD = torch.zeros(len(batch.host.num_known), head.hidden_size, dtype=dtype, device=device)
         """By slot: what the head reads of the token before the newest one."""
         self._drafted_RD = self._hidden_SD[:0]
         """The head's output for the drafts' newest tokens."""

@@ -187,6 +187,8 @@ def test_the_worst_draft_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k
     num_seqs, num_tokens, longest = MANY.values()
     _, plan = plans("many long prompts", [longest - 9] * num_seqs, [num_tokens // num_seqs] * num_seqs, EVERYTHING)
     in_step = peak_bytes(lambda: worker.execute_model(plan))
+    _, drafts = with_drafts("drafts", [longest - 9] * num_seqs, EVERYTHING)
+    in_step = max(in_step, peak_bytes(lambda: worker.execute_model(drafts)))
     slots, lengths = list(range(num_seqs)), [8] * num_seqs
     in_draft = peak_bytes(lambda: worker.take_draft_token_ids(slots, lengths))
     assert len(worker.take_draft_token_ids(slots, lengths)[0]) == 8
