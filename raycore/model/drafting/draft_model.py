@@ -13,7 +13,7 @@ from raycore.messages import StepPlan
 from raycore.model.attention.spec import Attention
 from raycore.model.batch import Ints, StepInputs
 from raycore.model.compute_threads import ComputeThreads
-from raycore.model.decoder import Decoder
+from raycore.model.decoder import NO_TAPS, Decoder
 from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.drafting.drafter import choose_threads
 from raycore.model.drafting.rows import DraftRows
@@ -43,6 +43,7 @@ class DraftModel:
             max_step_tokens: maximum number of tokens that are computed at once. Not less than the number of slots.
         """
         num_slots = len(batch.host.num_known)
+        self.taps = NO_TAPS
         self._decoder = decoder
         self._attention = attention
         self._batch = batch

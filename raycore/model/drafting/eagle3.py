@@ -16,7 +16,7 @@ from raycore.messages import StepPlan
 from raycore.model.attention.spec import Attention
 from raycore.model.batch import Ints, StepInputs
 from raycore.model.compute_threads import ComputeThreads
-from raycore.model.decoder import Decoder
+from raycore.model.decoder import Decoder, Taps
 from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.drafting.drafter import choose_threads
 from raycore.model.drafting.rows import DraftRows
@@ -59,7 +59,7 @@ class Eagle3:
         """By slot: what the head reads of the token before the newest one."""
         self._drafted_RD = self._hidden_SD[:0]
         """The head's output for the drafts' newest tokens."""
-        target.taps = {
+        self.taps: Taps = {
             layer: partial(self._keep, slice(place * size, (place + 1) * size))
             for place, layer in enumerate(target_layers)
         }

@@ -107,18 +107,17 @@ def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, kind: str, level: in
     assert worker.bytes_per_block() > alone.bytes_per_block()
     assert worker._step_bytes() > alone._step_bytes()
     drafts: list[list[list[int]]] = []
-    gone: weakref.ref[object] | None = None
+    gone: list[weakref.ref[object]] = []
     for _ in range(2):
         worker.initialize_cache(4)
         worker.warm_up()
         worker.execute_model(StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[PROMPT]))
         drafts.append(worker.take_draft_token_ids([0], [4]))
-        if gone is None:
-            assert worker._drafting is not None
-            gone = weakref.ref(worker._drafting.network)
+        if not gone:
+            gone = [weakref.ref(worker._drafting.network), weakref.ref(worker._runner._drafter.network)]
             freeze_heap()
             worker.sleep(level)
-            assert (gone() is None) == (level == 2)
+            assert [each() is None for each in gone] == [level == 2, True]
             worker.wake_up(["weights"])
     assert drafts[0] == drafts[1]
     assert len(drafts[0][0]) == 4
