@@ -588,6 +588,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """Maximum number of a request's tokens that are guessed at a time."""
         return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
 
+    def with_num_ranks(self, num_ranks: int) -> EngineConfig:
+        """Return the same configuration with another number of data-parallel ranks."""
+        parallel = msgspec.structs.replace(self.parallel, data_parallel_size=num_ranks)
+        return msgspec.structs.replace(self, parallel=parallel)
+
     def stages(self) -> list[Stage]:
         """Return the part of the model that each stage of a rank computes."""
         return self.parallel.stages(self.model.spec)

@@ -151,10 +151,14 @@ class LLM(RunningEngine):
 
         Returns when new ranks serve and removed ranks have stopped. The ranks with the highest numbers are removed.
         They have `drain_timeout_s` seconds to finish their requests (None: the option `drain_timeout_s`). The rest of
-        their requests continue on other ranks. Ranks that share experts are all restarted, and their requests continue.
+        their requests continue on other ranks.
+
+        Ranks that share experts pause while experts move between them. The checkpoint isn't read again. If a rank fails
+        meanwhile, all of them are restarted, and their requests continue. An engine that is asleep is restarted, too.
 
         Raises:
-            InvalidConfig: `data_parallel_size` is not positive, or is 1 although the ranks share experts.
+            InvalidConfig: `data_parallel_size` is not positive, or a worker has too little memory for its share of the
+                experts. Nothing has changed.
             PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
                 `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.
             InitializationError: a new rank failed to start. The number of ranks has not changed.
@@ -448,6 +452,10 @@ class AsyncLLM(RunningEngine):
     async def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
         """See `LLM.scale`."""
         await on_own_thread(self._calls.scale, data_parallel_size, drain_timeout_s)
+
+    async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: float = 300) -> None:
+        """The same as `scale(new_data_parallel_size, drain_timeout)`, under vLLM's name."""
+        await self.scale(new_data_parallel_size, drain_timeout)
 
     async def collective_rpc(
         self,

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
@@ -27,6 +27,7 @@ from raycore.cluster.failure_reports import describe_death, describe_rank, pid_o
 from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.logs import with_last_lines
 from raycore.cluster.rank import Rank
+from raycore.cluster.regrouping import CannotMove, GroupChange
 from raycore.cluster.reservations import Groups, Reservations
 from raycore.cluster.standby import Standbys
 from raycore.config import DType, EngineConfig
@@ -107,6 +108,10 @@ class CoreEngineActorManager:
         """What the ranks have to do. Ranks that join are told."""
         self._activity_lock = threading.Lock()
         """Held while a rank is told the activity at its start, and while the activity changes."""
+        self.changing = threading.Lock()
+        """Held while all ranks change together: their activity, or the group that shares experts."""
+        self._generation = 0
+        """The number of the present group of ranks that share experts, among all that there have been."""
         self.is_changing_activity = False
         """Whether ranks are being told of a change, so that each of them has to make progress even without requests."""
 
@@ -188,6 +193,10 @@ class CoreEngineActorManager:
             for rank in ranks:
                 peers = [other.actor for other in ranks if other is not rank]
                 rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [], self.activity)
+        self._keep_standbys()
+
+    def _keep_standbys(self) -> None:
+        """Have standbys on the ranks' nodes, some time from now."""
         if self._standbys is not None:
             # standbys can't replace ranks that span nodes
             nodes = {rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node}
@@ -235,6 +244,79 @@ class CoreEngineActorManager:
         """
         return self._create_in(self.reservations.for_growth(dp_ranks))
 
+    # ---- ranks that share experts
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether the ranks share experts, if there are several."""
+        return self._config.parallel.enable_expert_parallel
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether there are several ranks, which share experts and therefore run every step together."""
+        return self._config.parallel.is_lockstep
+
+    def grow_group(self, num_ranks: int) -> list[Rank]:
+        """Create the ranks that `num_ranks` ranks have in addition. Call `confirm()` with the returned ranks.
+
+        They load no weights, and serve only after `regroup()`. Raises the errors of `grow()`.
+        """
+        groups = self.reservations.for_growth([dp_rank for dp_rank in range(num_ranks) if dp_rank not in self.ranks])
+        num_blocks = min(info.num_blocks for info in self.infos)
+        with self._lock:
+            self._check_running()
+            return self._create(groups, self._config.with_num_ranks(num_ranks), num_blocks)
+
+    def check_memory(self, num_ranks: int) -> None:
+        """Check that experts can be moved, and that workers have enough memory for those of `num_ranks` ranks.
+
+        Asks those of these ranks that are up.
+
+        Raises:
+            InvalidConfig: a worker has too little memory. The message has the numbers.
+            CannotMove: the ranks must be restarted instead.
+        """
+        if any(rank.run_ref is None for rank in self.ranks.values()):
+            raise CannotMove("some of the ranks are being replaced")
+        nodes = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
+        num_workers = {
+            dp_rank: [self._workers_on(own, nodes)[node] for node in own[: self._shape.world_size]]
+            for dp_rank, own in nodes.items()
+        }
+        with closing(self._group_change(num_ranks)) as change:
+            change.check_memory(num_ranks, num_workers)
+
+    def regroup(self, num_ranks: int) -> None:
+        """Have the ranks stop between two steps, move experts to the first `num_ranks` ranks, and go on.
+
+        Additional ranks must be up. Ranks that leave must have no requests, and can be stopped afterwards.
+
+        Raises: CannotMove if the engine is asleep, with nothing changed. Otherwise the ranks can't go on:
+            WorkerFailed, EngineDeadError: a rank has failed, has ended or doesn't answer.
+        """
+        with self.changing, closing(self._group_change(num_ranks)) as change:
+            if self.activity.asleep:
+                raise CannotMove("the engine is asleep, so its experts may not be in memory")
+            change.hold()
+            self._generation += 1
+            change.move(num_ranks, self._generation)
+            self.resize(num_ranks)
+            self._keep_standbys()
+
+    def resize(self, num_ranks: int) -> None:
+        """Let ranks that are created from now on be some of `num_ranks` ranks."""
+        self._config = self._config.with_num_ranks(num_ranks)
+        if self._standbys is not None:
+            self._standbys.close()  # they would be ranks of the old number
+        self._standbys = self._make_standbys()
+
+    def _group_change(self, num_ranks: int) -> GroupChange:
+        num_before = self._config.parallel.data_parallel_size
+        before = [self.ranks[dp_rank] for dp_rank in range(num_before)]
+        added = [self.ranks[dp_rank] for dp_rank in range(num_before, num_ranks) if dp_rank in self.ranks]
+        recovery, timeout_s = self._config.recovery, self._config.executor.init_timeout_s
+        return GroupChange(before, added, self.node, recovery.step_timeout_s, timeout_s)
+
     def prepare(self, num_ranks: int) -> Groups:
         """Reserve the placement groups that `num_ranks` ranks need in addition to the existing groups.
 
@@ -256,8 +338,7 @@ class CoreEngineActorManager:
             for rank in self.ranks.values():
                 rank.kill(self.node)
             self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
-            parallel = msgspec.structs.replace(self._config.parallel, data_parallel_size=num_ranks)
-            self._config = msgspec.structs.replace(self._config, parallel=parallel)
+            self.resize(num_ranks)
             self.reservations.release(group for dp_rank, group in groups.items() if dp_rank >= num_ranks)
             return self._create({dp_rank: groups[dp_rank] for dp_rank in range(num_ranks)})
 
@@ -305,32 +386,43 @@ class CoreEngineActorManager:
 
     def _create_in(self, groups: Groups) -> list[Rank]:
         with self._lock:
-            if self._is_shut_down:  # shutdown() has removed the groups
-                raise InitializationError("the engine was shut down")
+            self._check_running()
             return self._create(dict(sorted(groups.items())))
 
-    def _create(self, groups: Groups) -> list[Rank]:
+    def _check_running(self) -> None:
+        if self._is_shut_down:  # shutdown() has removed the groups
+            raise InitializationError("the engine was shut down")
+
+    def _create(self, groups: Groups, config: EngineConfig | None = None, num_blocks: int | None = None) -> list[Rank]:
+        """
+        Args:
+            config: the ranks' configuration. None: that of the engine.
+            num_blocks: for ranks that join others, which share experts: the size of those ranks' KV cache.
+        """
+        config = config or self._config
         nodes = {dp_rank: bundle_nodes(group) for dp_rank, group in groups.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
         actors = {
-            dp_rank: self._actor(dp_rank, group, nodes[dp_rank], self._workers_on(nodes[dp_rank], standing))
+            dp_rank: self._actor(config, dp_rank, group, nodes[dp_rank], self._workers_on(nodes[dp_rank], standing))
             for dp_rank, group in groups.items()
         }
         # the first rank chooses the dtype and provides the rendezvous address; Ray passes both to all ranks
-        dtype, meeting, first = None, None, next(iter(actors.values()))
+        dtype, meeting, first = None, None, next(iter(actors.values()), None)
+        if first is None:
+            return []
         if self._config.model.dtype == "auto" and self._config.device == "cpu":
             dtype = as_argument(first.choose_dtype.remote())
-        if self._config.parallel.is_lockstep:
+        if config.parallel.is_lockstep and num_blocks is None:
             meeting = as_argument(first.rendezvous.remote(dtype))
         created = [
-            Rank(dp_rank, group, nodes[dp_rank], actors[dp_rank], actors[dp_rank].wait_for_init.remote(meeting, dtype))
-            for dp_rank, group in groups.items()
+            Rank(dp_rank, group, nodes[dp_rank], actor, actor.wait_for_init.remote(meeting, dtype, num_blocks))
+            for (dp_rank, group), actor in zip(groups.items(), actors.values(), strict=True)
         ]
         self.ranks |= {rank.dp_rank: rank for rank in created}
         return created
 
     def _actor(
-        self, dp_rank: int, group: PlacementGroup, nodes: list[str], workers_on: dict[str, int]
+        self, config: EngineConfig, dp_rank: int, group: PlacementGroup, nodes: list[str], workers_on: dict[str, int]
     ) -> DPEngineCoreActor:
         name = self._name(f"dp{dp_rank}")
         identity = RankIdentity(dp_rank, workers_on[nodes[0]], workers_on=workers_on if len(workers_on) > 1 else {})
@@ -348,7 +440,7 @@ class CoreEngineActorManager:
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0.0),
             scheduling_strategy=in_bundle(group, index),
-        ).remote(self._config.encode(), identity, group, name)
+        ).remote(config.encode(), identity, group, name)
 
     def _can_stand_in(self, rank: Rank, nodes: list[str]) -> bool:
         """Whether a standby can replace a rank, on these nodes. On GPUs, it has to know which GPUs the rank had."""

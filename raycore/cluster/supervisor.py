@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 from ray.exceptions import RayError
 
@@ -26,16 +25,12 @@ from raycore.cluster.logs import with_last_lines
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank
+from raycore.cluster.regrouping import CannotMove
+from raycore.cluster.watchdog import Watchdog
 from raycore.config import EngineConfig, RecoveryConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankListener, RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
 from raycore.messages import EngineInfo
-from raycore.ray_api import get, wait
-
-if TYPE_CHECKING:
-    from ray import ObjectRef
-
-    from raycore.engine.engine_actor import DPEngineCoreActor
 
 logger = logging.getLogger(__name__)
 
@@ -78,34 +73,6 @@ class RestartBudget:
         return min(self._config.max_restart_backoff_s, first_s * 2 ** (num_recent - 1)) if num_recent else 0.0
 
 
-class Watchdog:
-    """Checks that a rank makes progress. Polls the rank only while the rank has work."""
-
-    def __init__(self, actor: DPEngineCoreActor, step_timeout_s: float) -> None:
-        self._actor = actor
-        self._timeout_s = step_timeout_s
-        self._asked: ObjectRef[float] | None = None
-        self._asked_s = 0.0
-
-    def look(self, is_busy: bool) -> str | None:
-        """Poll the rank if it is busy. Returns why the rank counts as stalled, or None if it doesn't. Never blocks."""
-        now_s = time.monotonic()
-        if self._asked is None:
-            if is_busy:
-                self._asked, self._asked_s = self._actor.step_age_s.remote(), now_s
-            return None
-        done, _ = wait([self._asked], timeout_s=0)
-        if not done:
-            late_s = now_s - self._asked_s
-            return f"it hasn't answered for {late_s:.1f} s" if late_s > self._timeout_s else None
-        answered, self._asked = self._asked, None
-        try:
-            age_s = get(answered)
-        except RayError:
-            return None  # the rank has died: its run ref reports that
-        return f"its present step has taken {age_s:.1f} s" if age_s > self._timeout_s else None
-
-
 class Supervisor:
     """Watches all ranks of an engine, and replaces or scales them."""
 
@@ -113,7 +80,6 @@ class Supervisor:
         self._manager = manager
         self._listener = listener
         self._config = config.recovery
-        self._is_lockstep = config.parallel.is_lockstep
         self._losses = itertools.count(1)
         self._monitors: dict[int, _RankMonitor] = {}
         """The monitor of each rank's failure domain, by dp_rank."""
@@ -157,11 +123,11 @@ class Supervisor:
         """Change the number of ranks to `num_ranks`. On return, new ranks are up, and surplus ranks have stopped.
 
         The ranks with the highest numbers are stopped. They have `drain_timeout_s` seconds (None: the option
-        `drain_timeout_s`) to finish their requests. Ranks that share experts are all restarted with a new distribution
-        of experts, and their requests continue.
+        `drain_timeout_s`) to finish their requests. Ranks that share experts pause while experts move between them. If
+        that fails, or isn't possible, all of them are restarted. Their requests continue in any case.
 
         Raises:
-            InvalidConfig: the engine can't have this number of ranks.
+            InvalidConfig: the engine can't have this number of ranks, or has too little memory for it.
             PlacementShortage: the cluster can't fit the new ranks. The engine keeps its ranks.
             InitializationError: a new rank failed to start. The engine keeps its number of ranks.
             EngineDeadError: the engine has failed, or was shut down.
@@ -175,8 +141,8 @@ class Supervisor:
             if self.has_ended:
                 raise self._cause or EngineDeadError("the engine was shut down")
             standing = sorted(self._monitors)
-            if num_ranks != len(standing) and self._is_lockstep:
-                self._share_anew(standing, num_ranks, drain_timeout_s)
+            if num_ranks != len(standing) and self._manager.shares_experts:
+                self._scale_group(standing, num_ranks, drain_timeout_s)
             else:
                 if num_ranks > len(standing):
                     self._grow([dp_rank for dp_rank in range(num_ranks) if dp_rank not in self._monitors])
@@ -214,12 +180,64 @@ class Supervisor:
         self._listener.ranks_leaving(leaving, drain_timeout_s)
         self._manager.shrink(leaving, _GET_TIMEOUT_S)
 
+    def _scale_group(self, standing: Sequence[int], num_ranks: int, drain_timeout_s: float) -> None:
+        """Scale ranks that share experts: without a restart, if possible."""
+        try:
+            added = self._add_to_group(num_ranks)
+        except CannotMove as reason:
+            logger.warning("all ranks are restarted to become %d: %s", num_ranks, reason)
+            self._share_anew(standing, num_ranks, drain_timeout_s)
+            return
+        leaving = [dp_rank for dp_rank in standing if dp_rank >= num_ranks]
+        if leaving:
+            self._listener.ranks_leaving(leaving, drain_timeout_s)
+        num_restarts = self._monitors[standing[0]].num_restarts
+        self._release_monitors(standing)
+        if leaving:  # they may have failed meanwhile, and have come back
+            self._listener.ranks_leaving(leaving, 0.0)
+        failure = self._regroup(num_ranks)
+        self._manager.shrink(leaving, _GET_TIMEOUT_S if failure is None else 0.0)
+        ranks = list(self._manager.ranks.values())
+        (monitor,) = self._watch(ranks, added if failure is None else [], num_restarts)
+        if failure is not None:
+            monitor.suspect(0, f"moving experts failed: {failure}")
+            self._wait_for_restart(monitor)
+
+    def _add_to_group(self, num_ranks: int) -> list[Rank]:
+        """Start the ranks that are missing, and check that experts can be moved. If not, remove these ranks again."""
+        if self._manager.activity.asleep:
+            raise CannotMove("the engine is asleep, so its experts may not be in memory")
+        before = set(self._manager.ranks)
+        self._manager.check_memory(num_ranks)
+        try:
+            added = self._manager.grow_group(num_ranks)
+            if added:
+                self._manager.confirm(added)
+                self._manager.check_memory(num_ranks)
+        except BaseException:
+            self._manager.shrink(sorted(set(self._manager.ranks) - before))
+            raise
+        return added
+
+    def _regroup(self, num_ranks: int) -> Exception | None:
+        """Move the experts. Returns why that failed, if it did: the ranks must be restarted then."""
+        try:
+            self._manager.regroup(num_ranks)
+        except (RaycoreError, RayError) as error:
+            if self._stopping.is_set():
+                raise EngineDeadError("the engine was shut down") from error
+            logger.warning("moving experts failed, so the ranks are restarted to become %d: %s", num_ranks, error)
+            self._manager.resize(num_ranks)
+            return error
+        return None
+
+    def _wait_for_restart(self, monitor: _RankMonitor) -> None:
+        """Wait until the monitor has replaced its ranks, which takes as many attempts as it has."""
+        while not monitor.has_replaced.wait(_POLL_INTERVAL_S):
+            if self.has_ended:
+                raise self._cause or EngineDeadError("the engine was shut down")
+
     def _share_anew(self, standing: Sequence[int], num_ranks: int, drain_timeout_s: float) -> None:
-        if num_ranks == 1:
-            raise InvalidConfig(
-                "data_parallel_size=1: an engine whose ranks share experts can't be scaled to a single rank; "
-                "start a new engine"
-            )
         groups = self._manager.prepare(num_ranks)
         self._release_monitors(standing)
         self._listener.ranks_leaving(standing, drain_timeout_s)
@@ -248,16 +266,30 @@ class Supervisor:
     def _all_monitors(self) -> set[_RankMonitor]:
         return set(self._monitors.values())
 
-    def _watch(self, ranks: Sequence[Rank]) -> None:
-        failure_domains = [list(ranks)] if self._is_lockstep else [[rank] for rank in ranks]
-        _announce(self._listener, ranks)
+    def _watch(
+        self, ranks: Sequence[Rank], new: Sequence[Rank] | None = None, num_restarts: int = 0
+    ) -> list[_RankMonitor]:
+        """Watch ranks.
+
+        Args:
+            new: those that the listener doesn't know yet. None: all of them.
+            num_restarts: how often they were replaced.
+
+        Returns: the monitors.
+        """
+        failure_domains = [list(ranks)] if self._manager.is_lockstep else [[rank] for rank in ranks]
+        _announce(self._listener, ranks if new is None else new)
+        monitors: list[_RankMonitor] = []
         for domain in failure_domains:
             monitor = _RankMonitor(
                 domain, self._manager, self._listener, self._config, self._give_up, self._losses.__next__
             )
+            monitor.num_restarts = num_restarts
             for rank in domain:
                 self._monitors[rank.dp_rank] = monitor
             monitor.start()
+            monitors.append(monitor)
+        return monitors
 
     def _give_up(self, monitor: _RankMonitor, error: EngineDeadError) -> None:
         """Give up a failure domain. The engine fails once all its failure domains are given up."""
@@ -290,6 +322,8 @@ class _RankMonitor:
         """`next_loss`: returns a new number, by which `RanksLost` and `LossExplained` name a loss."""
         self.has_given_up = False
         self.num_restarts = 0
+        self.has_replaced = threading.Event()
+        """Set once the ranks have been replaced."""
         self._ranks = list(ranks)
         self._dp_ranks = [rank.dp_rank for rank in ranks]
         self._manager = manager
@@ -390,9 +424,9 @@ class _RankMonitor:
                 for rank in self._ranks:
                     self._manager.kill(rank.dp_rank)
                 info = self._ranks[self._dp_ranks.index(dp_rank)].info
-                assert info is not None, "confirm() comes first"
                 text = f"{describe_rank(info, dp_rank)} was killed: {reason}"
-                killed = EngineDeadError(text, pid=info.pid, node=info.node_id)
+                pid, node = (None, None) if info is None else (info.pid, info.node_id)
+                killed = EngineDeadError(text, pid=pid, node=node)
                 return lambda: killed
             if self._is_node_going():
                 self._listener.ranks_leaving(
@@ -451,6 +485,7 @@ class _RankMonitor:
             self._suspicion = None  # concerned the previous ranks
             self.num_restarts += 1
             _announce(self._listener, self._ranks)
+            self.has_replaced.set()
             took_s = time.monotonic() - started_s
             logger.warning("dp_ranks %s were replaced and are serving again, after %.1f s", self._dp_ranks, took_s)
             return True

@@ -61,12 +61,12 @@ class EngineCalls:
         self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
     ) -> None:
         """See `LLM.save_sharded_state`."""
-        config = self._config
+        config = self._config.with_num_ranks(max(1, len(self._supervisor.watches())))
         if config.model.spec.stores_fp8:
             raise InvalidConfig(f"{config.model.model} has weights in fp8, which save_sharded_state() can't write")
         arguments = os.path.abspath(Path(path).expanduser()), checked_pattern(pattern, config.division), max_size
         # ranks that share no experts all have the same weights
-        num_ranks = None if config.parallel.is_lockstep else 1
+        num_ranks = None if config.parallel.enable_expert_parallel else 1
         timeout_s = config.executor.init_timeout_s + RPC_GRACE_S
         self._client.utility("save_sharded_state", arguments, timeout_s, num_ranks=num_ranks)
 

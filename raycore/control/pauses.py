@@ -159,15 +159,16 @@ class Pauses:
             WorkerFailed: a worker failed to follow. Its rank is replaced.
             EngineDeadError: the engine has failed, or was shut down.
         """
-        self._manager.is_changing_activity = True
-        try:
-            ranks = self._manager.set_activity(activity)
-            timeout_s = self._timeout_s + _GRACE_S
-            asked = {rank.actor.set_activity.remote(activity, clear_cache, timeout_s): rank for rank in ranks}
-            return self._take_replies(asked)
-        finally:
-            self._manager.is_changing_activity = False
-            self._check_engine()
+        with self._manager.changing:
+            self._manager.is_changing_activity = True
+            try:
+                ranks = self._manager.set_activity(activity)
+                timeout_s = self._timeout_s + _GRACE_S
+                asked = {rank.actor.set_activity.remote(activity, clear_cache, timeout_s): rank for rank in ranks}
+                return self._take_replies(asked)
+            finally:
+                self._manager.is_changing_activity = False
+                self._check_engine()
 
     def _take_replies(self, asked: dict[ObjectRef[dict[int, int]], Rank]) -> dict[int, RankReply]:
         replies: dict[int, RankReply] = {}

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -20,7 +20,20 @@ from raycore.config import EngineConfig
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.grammars import GrammarsUnderWay
-from raycore.engine.mailbox import Abort, Command, ForgetClient, Mailbox, SetActivity, Submit, Utility
+from raycore.engine.mailbox import (
+    Abort,
+    Change,
+    Command,
+    ForgetClient,
+    Hold,
+    Mailbox,
+    Regroup,
+    SetActivity,
+    StartWave,
+    Submit,
+    Utility,
+)
+from raycore.engine.progress import Progress
 from raycore.engine.utility import call_utility
 from raycore.errors import InvalidConfig, InvalidRequest, WorkerFailed
 from raycore.executor.base import Executor
@@ -32,6 +45,7 @@ from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
 from raycore.speculation.speculation import Speculation
 from raycore.speculation.worker_guesses import WorkerGuesses
+from raycore.worker.rank import MemoryNeed, Regrouping
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +59,12 @@ class EngineCore:
     """The scheduler and the workers of one data-parallel rank."""
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, rendezvous: str | None = None, name: str = "engine"
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        rendezvous: str | None = None,
+        name: str = "engine",
+        num_blocks: int | None = None,
     ) -> None:
         """Start the workers, choose the size of the KV cache, and allocate the cache. If that fails, stop the workers.
 
@@ -53,6 +72,8 @@ class EngineCore:
             rendezvous: the address `tcp://host:port` at which the workers of ranks that share experts connect to each
                 other; None if ranks share no experts.
             name: the engine's name in the names of profiles' files.
+            num_blocks: the size of the KV cache of ranks that already run, which this new one will join. Its workers
+                then load and allocate nothing, and the engine holds, until `regroup()`. None: the engine is complete.
 
         Raises:
             InitializationError: a worker failed to start.
@@ -65,12 +86,9 @@ class EngineCore:
         started_s = time.perf_counter()
         try:
             scheduler_class = load_scheduler_class(config.scheduler)  # fails before weights are loaded
-            executor.initialize(rendezvous)
+            executor.initialize(rendezvous, is_new=num_blocks is not None)
             self._lap("workers_and_weights", started_s)
-            started_s = time.perf_counter()
-            self.num_blocks = self._size_cache()
-            executor.initialize_cache(self.num_blocks)
-            self._lap("kv_cache_and_warm_up", started_s)
+            self.num_blocks = self._start_cache() if num_blocks is None else num_blocks
         except BaseException:
             executor.shutdown()
             raise
@@ -85,7 +103,7 @@ class EngineCore:
             self.num_blocks,
             config.model.spec.vocab_size,
             tells_tokens=config.parallel.pipeline_parallel_size > 1,
-            num_turns=config.max_steps_in_flight if config.parallel.pipeline_parallel_size > 1 else 1,
+            num_turns=_num_turns(config),
             speculation=self._speculation,
         )
         self._grammars = GrammarsUnderWay(executor)
@@ -93,12 +111,18 @@ class EngineCore:
         """(plan, pending result, time of planning) of each step in flight, oldest first."""
         self._arrived_s: dict[int, float] = {}
         """Arrival times by seq_id, of requests whose first step has no result yet."""
-        self._step_started_s: float | None = None
+        self._progress = Progress(executor.workers_answer)
         self._activity = RUNNING
         """What this rank follows."""
         self._is_paused = False
         """Whether no steps are planned."""
         self._has_cache = True
+        self._is_new = num_blocks is not None
+        """Whether the workers wait for their weights."""
+        self._is_holding = self._is_new
+        """Whether no steps are planned, because the ranks that share experts are about to change."""
+        self.generation = 0
+        """The number of the present group of ranks that share experts, among all that there have been."""
         self.profile = EngineProfile(name, executor)
         self.profile.add(self, step="step", lockstep_step="step")
         self.profile.add(self.scheduler, schedule="schedule", update="update")
@@ -148,22 +172,12 @@ class EngineCore:
         Returns None without waiting if no step is in flight, or if a step was started and another may be started before
         its result arrives.
         """
-        with self._reported(), self._timed():
+        with self._reported(), self._progress.step():
             return self._step()
 
     def step_age_s(self) -> float:
-        """Seconds since the current step began; 0 if no step is running. May be called from any thread."""
-        started_s = self._step_started_s
-        return 0.0 if started_s is None else time.monotonic() - started_s
-
-    @contextmanager
-    def _timed(self) -> Generator[None, None, None]:
-        """Record the start and end of a step for `step_age_s()`."""
-        self._step_started_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._step_started_s = None
+        """See `Progress.age_s`. May be called from any thread."""
+        return self._progress.age_s()
 
     @contextmanager
     def _reported(self) -> Generator[None, None, None]:
@@ -192,7 +206,12 @@ class EngineCore:
         return self._update(plan, pending.result(self.config.executor.execute_timeout_s), planned_s)
 
     def _schedule(self) -> StepPlan | None:
-        return None if self._is_paused else self.scheduler.schedule()
+        return None if self._is_at_rest else self.scheduler.schedule()
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether no steps are planned."""
+        return self._is_paused or self._is_holding
 
     def _update(self, plan: StepPlan, result: StepResult, planned_s: float) -> StepOutputs:
         outputs = self.scheduler.update(plan, result)
@@ -218,7 +237,7 @@ class EngineCore:
 
     def _execute_now(self, plan: StepPlan) -> tuple[StepOutputs, bool]:
         planned_s = time.monotonic()
-        with self._timed():
+        with self._progress.step():
             result = self.executor.execute(plan).result(self.config.executor.execute_timeout_s)
             return self._update(plan, result, planned_s), result.is_anyone_busy
 
@@ -234,15 +253,15 @@ class EngineCore:
             RpcTimeout: the other engines didn't take part in time.
         """
         timeout_s = self.config.executor.execute_timeout_s if timeout_s is None else timeout_s
-        with self._timed():
+        with self._progress.step():
             return self.executor.execute_dummy_batch().result(timeout_s).is_anyone_busy
 
     def has_work(self) -> bool:
-        """Whether a step is in flight, or a request waits or runs and the rank isn't paused.
+        """Whether a step is in flight, or a request waits or runs and the rank is neither paused nor holding.
 
         Requests that wait for grammars don't count.
         """
-        return bool(self._in_flight) or (not self._is_paused and self.scheduler.has_work())
+        return bool(self._in_flight) or (not self._is_at_rest and self.scheduler.has_work())
 
     def load(self) -> LoadView:
         """The numbers of waiting and running requests, the share of the KV cache in use, and counters."""
@@ -270,12 +289,17 @@ class EngineCore:
         before, self._activity = self._activity, activity
         if clear_cache:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        with self._progress.long_work():
+            self._move_memory(before)
+        self._is_paused = activity.is_paused
+
+    def _move_memory(self, before: Activity) -> None:
+        """Give up the memory that is asleep now, and get back what is awake. `before`: the activity before this one."""
+        activity = self._activity
         falling_asleep = activity.falling_asleep_from(before)
         if falling_asleep:
             self._has_cache = self._has_cache and "kv_cache" not in falling_asleep
-            # as a step: a worker that is stuck is noticed soon. Weights take longer to move from a GPU.
-            with nullcontext() if self.config.device == "cuda" else self._timed():
-                self.executor.sleep(activity.sleep_level, falling_asleep)
+            self.executor.sleep(activity.sleep_level, falling_asleep)
             if not self._has_cache:
                 self.scheduler.start_over()
         if "weights" in activity.waking_from(before):
@@ -285,7 +309,42 @@ class EngineCore:
             self.executor.initialize_cache(self.num_blocks)
             self.executor.collective_rpc(freeze_heap)
             self._has_cache = True
-        self._is_paused = activity.is_paused
+
+    # ---- another number of ranks that share experts
+
+    def hold(self) -> None:
+        """Plan no more steps until `regroup()`. Requests stay."""
+        self._is_holding = True
+
+    def regroup(self, regrouping: Regrouping, *, stays: bool) -> None:
+        """Join another group of ranks that share experts, with the same requests, and go on.
+
+        All ranks that stay, come or leave must do this at the same time, while they hold.
+
+        Args:
+            stays: whether this rank belongs to the new group. One that doesn't goes on holding.
+
+        Raises: what a worker raised. The rank can't continue afterwards.
+        """
+        assert self._is_holding, "hold() comes first"
+        assert not self._in_flight, "finish the steps in flight first"
+        config = self.config = self.config.with_num_ranks(regrouping.num_ranks)
+        self.executor.regroup(regrouping, config)
+        self.generation = regrouping.generation
+        if not stays:
+            return
+        if self._is_new:
+            self.executor.initialize_cache(self.num_blocks)
+            self.executor.collective_rpc(freeze_heap)
+        elif regrouping.num_ranks > regrouping.num_ranks_before:
+            self.executor.collective_rpc("accompany_warm_up")
+        self.scheduler.take_turns(_num_turns(config))
+        self._is_new = self._is_holding = False
+
+    @property
+    def is_in_lockstep(self) -> bool:
+        """Whether this rank runs every step together with others."""
+        return self.config.parallel.is_lockstep and not self._is_holding
 
     def shutdown(self) -> None:
         """Stop the workers, and write the profile that is running, if any. Idempotent."""
@@ -318,6 +377,10 @@ class EngineCore:
     def utility_load(self) -> LoadView:
         """The same as `load()`."""
         return self.load()
+
+    def utility_memory_need(self, num_ranks: int, num_local_workers: list[int]) -> list[MemoryNeed]:
+        """Call `Worker.memory_need` on each worker."""
+        return self.executor.collective_rpc("memory_need", args=(num_ranks, num_local_workers, self.num_blocks))
 
     def utility_profile(
         self,
@@ -356,6 +419,13 @@ class EngineCore:
 
     # ---- startup
 
+    def _start_cache(self) -> int:
+        started_s = time.perf_counter()
+        num_blocks = self._size_cache()
+        self.executor.initialize_cache(num_blocks)
+        self._lap("kv_cache_and_warm_up", started_s)
+        return num_blocks
+
     def _size_cache(self) -> int:
         cache, block_size = self.config.cache, self.config.cache.block_size
         if cache.num_gpu_blocks_override is not None:
@@ -378,15 +448,17 @@ class EngineCore:
         self.timings_s[name] = round(time.perf_counter() - started_s, 3)
 
 
-def run_loop(core: EngineCore, mailbox: Mailbox, activity: Activity = RUNNING) -> None:
-    """Run steps while there is work, and sleep while there is none, until the mailbox is stopped.
+def _num_turns(config: EngineConfig) -> int:
+    """In how many steps decodes take turns."""
+    return config.max_steps_in_flight if config.parallel.pipeline_parallel_size > 1 else 1
 
-    Raises the error of a step, or the error passed to `Mailbox.fail()`. The rank can't continue afterwards.
 
-    Args:
-        activity: what the engine does when this rank joins it.
+def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
+    """Run steps while there is work, and sleep while there is none.
+
+    Returns when the mailbox is stopped, or when the rank has joined another group of ranks that share experts. Raises
+    the error of a step, or the error passed to `Mailbox.fail()`. The rank can't continue afterwards.
     """
-    core.follow(activity)
     while not mailbox.stopping:
         commands = mailbox.take(0.0 if core.has_work() else core.idle_wait_s())
         for command in commands:
@@ -397,24 +469,38 @@ def run_loop(core: EngineCore, mailbox: Mailbox, activity: Activity = RUNNING) -
             mailbox.publish(outputs, core.load())
         elif commands:
             mailbox.note_load(core.load())
-        if mailbox.changes and not core.has_work():
-            change_activity(core, mailbox)
+        if mailbox.changes and not core.has_work() and make_changes(core, mailbox):
+            return
 
 
-def change_activity(core: EngineCore, mailbox: Mailbox) -> None:
-    """Make the changes of the activity that wait in the mailbox. Call this when the rank is at rest.
+def make_changes(core: EngineCore, mailbox: Mailbox) -> bool:
+    """Make the changes that wait in the mailbox. Call this when the rank is at rest.
+
+    Returns: whether the rank has joined another group. Changes after that one still wait then.
 
     Raises what a worker raised, after the callers have got the error. The rank can't continue afterwards.
     """
     while mailbox.changes:
         command = mailbox.changes.popleft()
         try:
-            core.follow(command.activity, clear_cache=command.clear_cache)
+            _make_change(command, core, mailbox)
         except BaseException as error:
             command.reply.set_exception(error)
             raise
+        if isinstance(command, Regroup):
+            return True
+    return False
+
+
+def _make_change(command: Change, core: EngineCore, mailbox: Mailbox) -> None:
+    if isinstance(command, SetActivity):
+        core.follow(command.activity, clear_cache=command.clear_cache)
         mailbox.note_load(core.load())
         command.reply.set_result(mailbox.flush())
+        return
+    if isinstance(command, Regroup):
+        core.regroup(command.regrouping, stays=command.stays)
+    command.reply.set_result(None)
 
 
 def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
@@ -437,12 +523,14 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
         mailbox.forget_client(command.client)
     elif isinstance(command, Utility):
         call_utility(core, command)
-    elif isinstance(command, SetActivity):
-        if command.activity.is_paused:
+    elif isinstance(command, StartWave):
+        pass  # it is late: the engine has left that group
+    else:
+        if isinstance(command, Hold):
+            core.hold()
+        elif isinstance(command, SetActivity) and command.activity.is_paused:
             core.pause()
         mailbox.changes.append(command)
-    else:
-        raise AssertionError(f"{command}: this engine shares no experts, so it has no waves")
 
 
 _decode_requests = msgspec.msgpack.Decoder(list[EngineRequest]).decode

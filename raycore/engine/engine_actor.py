@@ -26,7 +26,17 @@ from raycore.activity import RUNNING, Activity
 from raycore.config import DType, EngineConfig
 from raycore.engine.core import EngineCore, decode_requests, run_loop
 from raycore.engine.lockstep import run_lockstep_loop
-from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, SetActivity, StartWave, Submit, Utility
+from raycore.engine.mailbox import (
+    Abort,
+    ForgetClient,
+    Hold,
+    Mailbox,
+    Regroup,
+    SetActivity,
+    StartWave,
+    Submit,
+    Utility,
+)
 from raycore.engine.waves import Waves
 from raycore.executor.base import Executor
 from raycore.logs import log_as
@@ -37,7 +47,7 @@ from raycore.node.garbage import freeze_heap
 from raycore.plugins import load_general_plugins
 from raycore.ray_api import actor_class, endpoint, node_id, node_ip
 from raycore.worker.cpu_dtype import choose_cpu_dtype
-from raycore.worker.rank import RankIdentity
+from raycore.worker.rank import RankIdentity, Regrouping
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +73,8 @@ class DPEngineCoreActor:
         self._mailbox = Mailbox()
         self._executor: Executor | None = None
         self._core: EngineCore | None = None
+        self._peers: list[DPEngineCoreActor] = []
+        """The other ranks of the group that shares experts."""
         lifeline.hold()
 
     def __repr__(self) -> str:
@@ -104,19 +116,29 @@ class DPEngineCoreActor:
         self._executor = self._make_executor()
         return self._executor.rendezvous()
 
+    @endpoint("utility")
+    def next_rendezvous(self) -> str:
+        """Return another such address, for a change of the group while this rank runs."""
+        assert self._executor is not None, "wait_for_init() comes first"
+        return self._executor.rendezvous()
+
     @endpoint("run")
-    def wait_for_init(self, rendezvous: str | None = None, dtype: DType | None = None) -> bytes:
+    def wait_for_init(
+        self, rendezvous: str | None = None, dtype: DType | None = None, num_blocks: int | None = None
+    ) -> bytes:
         """Initialize the rank. Returns an encoded `EngineInfo`; raises if the rank can't be initialized.
 
         Args:
             rendezvous: if ranks share experts, the address that one rank's `rendezvous()` returned. Such ranks must be
                 initialized at the same time, because their workers wait for each other.
             dtype: used in place of the configured one. None: the configured one.
+            num_blocks: if this rank will join ranks that already run, the size of their KV cache: see `regroup()`.
         """
         started_s = time.perf_counter()
         self._use_dtype(dtype)
         executor = self._executor = self._executor or self._make_executor()
-        self._core = EngineCore(self._config, executor, rendezvous, f"dp{self._identity.dp_rank}_engine")
+        name = f"dp{self._identity.dp_rank}_engine"
+        self._core = EngineCore(self._config, executor, rendezvous, name, num_blocks)
         self._core.profile.add(self._mailbox, take="take_commands", publish="publish")
         executor.register_failure_callback(self._mailbox.fail)
         self._core.timings_s["engine"] = round(time.perf_counter() - started_s, 3)
@@ -158,23 +180,26 @@ class DPEngineCoreActor:
             activity: what the engine does: a rank that joins a paused engine is paused.
         """
         assert self._core is not None, "wait_for_init() comes first"
+        self._peers = peers
         try:
-            if self._config.parallel.is_lockstep:
-                self._run_in_lockstep(self._core, peers, activity)
-            else:
-                run_loop(self._core, self._mailbox, activity)
+            self._core.follow(activity)
+            while not self._mailbox.stopping:
+                if self._core.is_in_lockstep:
+                    self._run_in_lockstep(self._core, self._peers)
+                else:
+                    run_loop(self._core, self._mailbox)
         finally:
             self._mailbox.close()
         self._core.shutdown()
 
     @endpoint("io")
-    def start_wave(self, wave: int) -> None:
-        """Tell this engine that another engine has started wave number `wave`. See `waves`."""
-        self._mailbox.put(StartWave(wave))
+    def start_wave(self, wave: int, generation: int) -> None:
+        """Tell this engine that another engine of its group has started wave number `wave`. See `waves`."""
+        self._mailbox.put(StartWave(wave, generation))
 
     @endpoint("io")
     def step_age_s(self) -> float:
-        """Seconds since the current step began; 0 if no step is running. The supervisor polls this to detect stalls."""
+        """See `Progress.age_s`. The supervisor polls this to detect stalls."""
         return self._core.step_age_s() if self._core is not None else 0.0
 
     @endpoint("io")
@@ -228,18 +253,42 @@ class DPEngineCoreActor:
         self._mailbox.put(command)
         return command.reply.result(timeout_s)
 
+    @endpoint("utility")
+    def hold(self, timeout_s: float) -> None:
+        """Have the loop run no more steps. Waits at most `timeout_s` seconds until those in flight have ended.
+
+        If ranks share experts, their wave has to end for that, so all of them have to be told.
+        """
+        command = Hold()
+        self._mailbox.put(command)
+        command.reply.result(timeout_s)
+
+    @endpoint("utility")
+    def regroup(self, regrouping: Regrouping, peers: list[DPEngineCoreActor], timeout_s: float) -> None:
+        """Have the loop join another group of ranks that share experts, and go on. Waits at most `timeout_s` seconds.
+
+        All ranks that stay, come or leave must do this at the same time, when all of them hold.
+
+        `peers`: the other ranks of the new group.
+        """
+        self._peers = peers
+        command = Regroup(regrouping, stays=self._identity.dp_rank < regrouping.num_ranks)
+        self._mailbox.put(command)
+        command.reply.result(timeout_s)
+
     @endpoint("io")
     def stop(self) -> None:
         """Make `run()` return after the current step or, if ranks share experts, after the current wave."""
         self._mailbox.stop()
 
-    def _run_in_lockstep(self, core: EngineCore, peers: list[DPEngineCoreActor], activity: Activity) -> None:
+    def _run_in_lockstep(self, core: EngineCore, peers: list[DPEngineCoreActor]) -> None:
+        waves = Waves(self._config.parallel.dp_sync_interval, core.generation)
+
         def tell_peers(wave: int) -> None:
             for peer in peers:
-                peer.start_wave.remote(wave)
+                peer.start_wave.remote(wave, waves.generation)
 
-        waves = Waves(self._config.parallel.dp_sync_interval)
-        run_lockstep_loop(core, self._mailbox, waves, tell_peers, activity)
+        run_lockstep_loop(core, self._mailbox, waves, tell_peers)
 
     def _make_executor(self) -> Executor:
         load_general_plugins(self._config.plugins)

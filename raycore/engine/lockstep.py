@@ -11,8 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from raycore.activity import RUNNING, Activity
-from raycore.engine.core import EngineCore, apply_command, change_activity
+from raycore.engine.core import EngineCore, apply_command, make_changes
 from raycore.engine.mailbox import Mailbox, StartWave
 from raycore.engine.waves import Waves
 from raycore.errors import RpcTimeout
@@ -25,9 +24,8 @@ def run_lockstep_loop(
     mailbox: Mailbox,
     waves: Waves,
     tell_peers: Callable[[int], None],
-    activity: Activity = RUNNING,
 ) -> None:
-    """Run waves of steps, and sleep between waves, until the mailbox is stopped.
+    """Run waves of steps, and sleep between waves, until the mailbox is stopped or the engine's group has changed.
 
     Raises the error of a step, or the error passed to `Mailbox.fail()`. Neither this engine nor the engines that share
     experts with it can continue afterwards.
@@ -35,15 +33,13 @@ def run_lockstep_loop(
     Args:
         tell_peers: called with the number of a wave that this engine starts. Sends a `StartWave` with this number to
             every other engine, without waiting for them.
-        activity: what the engine does when these ranks join it.
     """
-    core.follow(activity)
     while not mailbox.stopping:
         is_busy = waves.is_running or core.has_work()
         commands = mailbox.take(0.0 if is_busy else core.idle_wait_s())
         for command in commands:
             if isinstance(command, StartWave):
-                waves.start_wave(command.wave)
+                _start_wave(waves, command)
             else:
                 apply_command(command, core, mailbox)
         core.release_prepared()
@@ -60,9 +56,15 @@ def run_lockstep_loop(
         elif commands:
             mailbox.note_load(core.load())
         # a paused engine takes part in a wave until it ends, which it does when all engines are paused
-        if mailbox.changes and not (waves.is_running or core.has_work()):
-            change_activity(core, mailbox)
+        if mailbox.changes and not (waves.is_running or core.has_work()) and make_changes(core, mailbox):
+            return
     _finish_wave(core, mailbox, waves)
+
+
+def _start_wave(waves: Waves, command: StartWave) -> None:
+    assert command.generation <= waves.generation, f"{command}: this engine hasn't joined that group"
+    if command.generation == waves.generation:
+        waves.start_wave(command.wave)
 
 
 def _finish_wave(core: EngineCore, mailbox: Mailbox, waves: Waves) -> None:
@@ -72,7 +74,7 @@ def _finish_wave(core: EngineCore, mailbox: Mailbox, waves: Waves) -> None:
     """
     for command in mailbox.take():
         if isinstance(command, StartWave):
-            waves.start_wave(command.wave)
+            _start_wave(waves, command)
     deadline_s = time.monotonic() + core.config.executor.shutdown_timeout_s
     while waves.is_running and (left_s := deadline_s - time.monotonic()) > 0:
         try:

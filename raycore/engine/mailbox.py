@@ -20,6 +20,7 @@ from raycore.activity import Activity
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
 from raycore.scheduler.outputs import StepOutputs
+from raycore.worker.rank import Regrouping
 
 IDLE_CHECK_S = 1.0
 """How often, in seconds, an output stream without outputs checks whether it should send a changed load."""
@@ -64,6 +65,8 @@ class StartWave:
     """A command: another engine that shares experts has started the wave with this number; see `waves`."""
 
     wave: int
+    generation: int = 0
+    """The number of the group of engines whose wave it is. Groups that the engine has left don't concern it."""
 
 
 @dataclass(slots=True)
@@ -77,7 +80,28 @@ class SetActivity:
     """Completed with the result of `Mailbox.flush()` when the rank follows the activity, or with an error."""
 
 
-Command = Submit | Abort | ForgetClient | Utility | StartWave | SetActivity
+@dataclass(slots=True)
+class Hold:
+    """A command: run no more steps until the engine joins another group."""
+
+    reply: Future[None] = field(default_factory=Future[None])
+    """Completed when the engine is at rest, or with an error."""
+
+
+@dataclass(slots=True)
+class Regroup:
+    """A command: join another group of engines that share experts. All engines concerned hold."""
+
+    regrouping: Regrouping
+    stays: bool
+    """Whether the engine belongs to the new group."""
+    reply: Future[None] = field(default_factory=Future[None])
+    """Completed when the engine belongs to the new group, or with an error."""
+
+
+Change = SetActivity | Hold | Regroup
+"""What an engine does when it is at rest: no step is in flight, and no wave runs."""
+Command = Submit | Abort | ForgetClient | Utility | StartWave | Change
 
 
 class Mailbox:
@@ -93,8 +117,8 @@ class Mailbox:
         """Indexes of clients that are gone. No later client gets one of these indexes."""
         self._load = NO_LOAD
         """The rank's load, as last set by the loop."""
-        self.changes: deque[SetActivity] = deque()
-        """Changes of the activity that wait until the rank is at rest. Only the loop uses them, and `close()`."""
+        self.changes: deque[Change] = deque()
+        """Changes that wait until the rank is at rest. Only the loop uses them, and `close()`."""
 
     # ---- the callers' side
 
@@ -206,8 +230,8 @@ class Mailbox:
             for command in [*self.changes, *self._commands]:
                 if isinstance(command, Utility):
                     command.reply.set_exception(RuntimeError(f"the engine stopped before {command.method}() ran"))
-                elif isinstance(command, SetActivity):
-                    command.reply.set_exception(EngineDeadError("the engine stopped before its activity changed"))
+                elif isinstance(command, Change):
+                    command.reply.set_exception(EngineDeadError("the engine stopped before it made a change"))
             self.changes.clear()
             self._commands.clear()
 

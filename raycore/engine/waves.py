@@ -16,10 +16,15 @@ from __future__ import annotations
 
 
 class Waves:
-    """One engine's knowledge of the waves. All engines start at the same time, before the first wave."""
+    """One engine's knowledge of the waves of one group. All engines start at the same time, before the first wave."""
 
-    def __init__(self, sync_interval: int = 1) -> None:
-        """`sync_interval`: a wave can end only after a multiple of this many steps."""
+    def __init__(self, sync_interval: int = 1, generation: int = 0) -> None:
+        """
+        Args:
+            sync_interval: a wave can end only after a multiple of this many steps.
+            generation: the number of the group that these engines are.
+        """
+        self.generation = generation
         self.num_completed = 0
         self._latest_started = 0
         self._sync_interval = sync_interval

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from raycore.activity import MemoryTag
-from raycore.config import ExecutorConfig
+from raycore.config import EngineConfig, ExecutorConfig
 from raycore.messages import StepPlan, StepResult
 from raycore.pending import PendingCall
-from raycore.worker.rank import RankIdentity
+from raycore.worker.rank import RankIdentity, Regrouping
 
 DUMMY_STEP = -1
 """The step number of every dummy batch. The scheduler does not know about these steps."""
@@ -78,16 +78,19 @@ class Executor(ABC):
     def rendezvous(self) -> str:
         """An address `tcp://host:port` on worker 0's node, by which the workers of all engines can find each other.
 
+        Another one with every call. After `initialize()`, any thread may call this.
+
         Raises:
             InitializationError: worker 0 did not start.
         """
 
     @abstractmethod
-    def initialize(self, rendezvous: str | None = None) -> None:
+    def initialize(self, rendezvous: str | None = None, *, is_new: bool = False) -> None:
         """Start the workers and load the model.
 
         Args:
             rendezvous: what `rendezvous()` returned for one of the engines, if they share experts; otherwise None.
+            is_new: load nothing, because `regroup()` will bring the weights from engines that already run.
 
         Raises:
             InitializationError: a worker failed. The message has the first failure's traceback. All workers' processes
@@ -116,6 +119,10 @@ class Executor(ABC):
     @abstractmethod
     def check_health(self) -> None:
         """Raise if a worker has failed or died, or if one does not answer in time."""
+
+    def workers_answer(self) -> bool:
+        """Whether all workers' processes answer within a second, whatever they compute. Any thread may call this."""
+        return True
 
     @abstractmethod
     def worker_pids(self) -> list[int]:
@@ -191,6 +198,14 @@ class Executor(ABC):
         """Allocate a KV cache of `num_blocks` blocks on each worker, and warm up the model."""
         self.collective_rpc("initialize_cache", self._settings.init_timeout_s, (num_blocks,))
         self.collective_rpc("warm_up", self._settings.init_timeout_s)
+
+    def regroup(self, regrouping: Regrouping, config: EngineConfig) -> None:
+        """Have the workers join another group that shares experts: see `Worker.regroup`. No step may be in flight.
+
+        `config`: the configuration with the new number of ranks.
+        """
+        self.max_concurrent_batches = config.max_steps_in_flight
+        self.collective_rpc("regroup", self._settings.init_timeout_s, (regrouping,))
 
     def sleep(self, level: int, tags: Sequence[MemoryTag]) -> None:
         """Have each worker give up memory: see `WorkerProtocol.sleep`."""

@@ -125,16 +125,19 @@ class InlineExecutor(Executor):
         (port,) = free_ports(self._host, 1)
         return address_of(self._host, port)
 
-    def initialize(self, rendezvous: str | None = None) -> None:
+    def initialize(self, rendezvous: str | None = None, *, is_new: bool = False) -> None:
         """See `Executor.initialize`."""
         identity = self._identity
-        alone = WorkerRank(identity.dp_rank, 0, 1, 0, identity.num_local_workers, gpu_id=identity.gpu_of(0))
+        alone = WorkerRank(
+            identity.dp_rank, 0, 1, 0, identity.num_local_workers, gpu_id=identity.gpu_of(0), is_new=is_new
+        )
         rank = alone.with_experts(self._config.parallel, rendezvous)
         rank.take_gpu()
         try:
             worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
             worker.init_device()
-            worker.load_model()
+            if not is_new:
+                worker.load_model()
         except Exception as error:  # workers may raise anything; executors raise InitializationError
             self.shutdown()
             raise InitializationError(f"the worker failed while starting: {type(error).__name__}: {error}") from error

@@ -45,6 +45,8 @@ once."""
 CAUSE_WAIT_S = 2.0
 """How long, in seconds, a call whose transport has closed waits for the monitor to find the cause."""
 HEALTH_TIMEOUT_S = 10.0
+_ANSWER_S = 1.0
+"""How long, in seconds, to wait for an answer that a worker gives at once unless its process is stopped or busy."""
 EXIT_WAIT_S = 2.0
 
 
@@ -83,7 +85,7 @@ class WorkerGroup:
         self._identity = identity
         self.addresses = []  # ask again for addresses, because other processes may have taken the free ports since
 
-    def start(self, rendezvous: str | None) -> Transport:
+    def start(self, rendezvous: str | None, *, is_new: bool) -> Transport:
         """Connect to the workers, start all of them at the same time, and load their weights.
 
         Returns: the transport to the workers.
@@ -99,7 +101,7 @@ class WorkerGroup:
             for rank, answer in enumerate(self._gather(joins, deadline_s)):
                 transport.accept(rank, answer)
             transport.finish_joining()
-            ranks = [rank.with_experts(self._config.parallel, rendezvous) for rank in self._ranks()]
+            ranks = [rank.with_experts(self._config.parallel, rendezvous) for rank in self._ranks(is_new=is_new)]
             starts = [actor.start.remote(rank) for actor, rank in zip(self.actors, ranks, strict=True)]
             self._gather(starts, deadline_s)
         except BaseException:
@@ -130,7 +132,7 @@ class WorkerGroup:
         self._gather([actor.preload.remote(yields) for actor in self.actors], deadline_s)
         self.find()
 
-    def _ranks(self) -> list[WorkerRank]:
+    def _ranks(self, *, is_new: bool) -> list[WorkerRank]:
         first, parallel, identity = self.addresses[0], self._config.parallel, self._identity
         meeting = address_of(first.host, first.free_port) if len(self.actors) > 1 else None
         num_on_node: Counter[str] = Counter()
@@ -148,6 +150,7 @@ class WorkerGroup:
                     gpu_id=identity.gpu_of(worker),
                     pp_rank=pp_rank,
                     pp_size=parallel.pipeline_parallel_size,
+                    is_new=is_new,
                 )
             )
             num_on_node[address.node_id] += 1
@@ -205,7 +208,8 @@ class WorkerGroup:
 class RayExecutor(Executor):
     """An executor whose workers are Ray actors.
 
-    Any thread may call `shutdown()` and `load_progress()`. Other calls must come from one thread at a time.
+    Any thread may call `shutdown()`, `load_progress()` and `workers_answer()`. Other calls must come from one thread at
+    a time.
     """
 
     def __init__(self, config: EngineConfig, identity: RankIdentity, placement_group: PlacementGroup | None) -> None:
@@ -245,6 +249,9 @@ class RayExecutor(Executor):
 
     def rendezvous(self) -> str:
         """See `Executor.rendezvous`. Starts the workers' processes."""
+        if self._client is not None:
+            address = get(self._start_processes().actors[0].address.remote(), timeout_s=HEALTH_TIMEOUT_S)
+            return address_of(address.host, address.rendezvous_port)
         try:
             workers = self._start_processes()
             workers.find()
@@ -253,11 +260,11 @@ class RayExecutor(Executor):
             raise
         return address_of(workers.addresses[0].host, workers.addresses[0].rendezvous_port)
 
-    def initialize(self, rendezvous: str | None = None) -> None:
+    def initialize(self, rendezvous: str | None = None, *, is_new: bool = False) -> None:
         """See `Executor.initialize`."""
         try:
             workers = self._start_processes()
-            self._transport = workers.start(rendezvous)
+            self._transport = workers.start(rendezvous, is_new=is_new)
         except BaseException:
             self.shutdown()
             raise
@@ -294,6 +301,12 @@ class RayExecutor(Executor):
         if self._failure is not None:
             raise self._failure
         self.collective_rpc("check_health", HEALTH_TIMEOUT_S)
+
+    def workers_answer(self) -> bool:
+        """See `Executor.workers_answer`. Says nothing of workers that have died."""
+        actors = self._workers.actors if self._workers is not None else []
+        asked = [actor.load_progress.remote() for actor in actors]
+        return not asked or not wait(asked, num_returns=len(asked), timeout_s=_ANSWER_S)[1]
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids, in rank order."""

@@ -20,9 +20,11 @@ from raycore.model.experts import ExpertRanks, SplitExperts
 from raycore.model.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.model.layers import TensorParallel
 from raycore.model.operations import Operations
-from raycore.model.rope import interleave
+from raycore.model.rope import interleave, separate
+from raycore.model.routed_experts import ExpertWeights
 from raycore.model.weights.fp8_weight import Fp8Weight, Weight
 from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.model.weights.moe_weights import MoeWeights
 from raycore.profile_session import Parts
 
 Taps = Mapping[int, Callable[[Tensor], None]]
@@ -51,6 +53,7 @@ class Decoder:
         """
         self._ranks = ranks
         self._operations = operations
+        self._moe = spec.moe
         self.stage = stage = stage or Stage.whole(spec)
         self.vocab_size = spec.vocab_size
         self.hidden_size = spec.hidden_size
@@ -62,10 +65,10 @@ class Decoder:
         self.num_weights = sum(num_weights(spec, layer) for layer in weights.layers)
         """Number of multiplications for one token, without those of attention."""
         if lm_head_VD is not None:
-            is_tied = lm_head_VD is embed_VD
-            head_VD = self._embed_VD if is_tied else lm_head_VD
+            self._is_tied = lm_head_VD is embed_VD
+            head_VD = self._embed_VD if self._is_tied else lm_head_VD
             assert head_VD is not None
-            self._lm_head = operations.head(head_VD, is_tied=is_tied)
+            self._lm_head = operations.head(head_VD, is_tied=self._is_tied)
             self.num_weights += lm_head_VD.numel()
         if weights.final_norm_D is not None:
             self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
@@ -74,12 +77,17 @@ class Decoder:
         self.qk_norms_NH: list[Tensor | None] = []
         """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
         self._layers: list[Layer] = []
+        self.sparse_layers: list[SparseFeedForward] = []
+        """The feed-forward parts that have experts, in the order of the layers."""
         experts = experts or SplitExperts(ranks)
         for place, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
             self.qk_norms_NH.append(qk_norm(spec, own, ranks.size, operations.device))
             is_last = layer == spec.num_layers - 1
-            self._layers.append(Layer(place, spec, own, ranks, experts, operations, is_last=is_last))
+            made = Layer(place, spec, own, ranks, experts, operations, is_last=is_last)
+            self._layers.append(made)
+            if isinstance(made.feed_forward, SparseFeedForward):
+                self.sparse_layers.append(made.feed_forward)
 
     def forward(
         self,
@@ -135,6 +143,45 @@ class Decoder:
         for layer in self._layers:
             layer.feed_forward.forward_nothing()
 
+    def share_experts(self, ranks: ExpertRanks | None, num_gained: int) -> None:
+        """Share the experts with other ranks from now on. None: only the tensor-parallel ranks share them.
+
+        `num_gained`: how many experts more than before this rank holds of each sparse layer. May be negative.
+        """
+        for layer in self.sparse_layers:
+            layer.share_with(ranks or SplitExperts(self._ranks))
+        assert self._moe is not None
+        num_used = num_gained * self._moe.num_experts_per_tok / self._moe.num_experts
+        expert_size = 3 * self.hidden_size * self._moe.intermediate_size
+        self.num_weights += int(len(self.sparse_layers) * num_used * expert_size)
+
+    def empty_expert(self) -> ExpertWeights:
+        """Allocate the weights of an expert."""
+        assert self._moe is not None
+        size, device = self._moe.intermediate_size, self._operations.device
+        return ExpertWeights(
+            torch.empty(2 * size, self.hidden_size, dtype=self.dtype, device=device),
+            torch.empty(self.hidden_size, size, dtype=self.dtype, device=device),
+        )
+
+    def outer_weights(self) -> DecoderWeights:
+        """Return the weights of the stage that aren't those of a layer. Its `layers` are empty."""
+        head_VD = None
+        if self.stage.is_last:
+            head_VD = self._embed_VD if self._is_tied else self._lm_head.weight
+        assert not isinstance(head_VD, Fp8Weight), "the head isn't computed in fp8"
+        return DecoderWeights(
+            embed_VD=self._embed_VD,
+            lm_head_VD=head_VD,
+            vocab_start=self._vocab_start,
+            final_norm_D=self._final_norm.weight if self.stage.is_last else None,
+            layers=[],
+        )
+
+    def layer_weights(self, place: int) -> LayerWeights:
+        """Return the weights that a layer of the stage was made of, without those of experts. Most are copies."""
+        return self._layers[place].weights(self.qk_norms_NH[place])
+
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return the logits [R, V] of the whole vocabulary, in the last stage. All of its ranks return the same."""
         logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
@@ -186,10 +233,12 @@ class Layer:
         """
         self._place = place
         self._is_last = is_last
+        self._num_q = spec.num_heads // ranks.size
+        self._head_dim = spec.head_dim
         self.input_norm = operations.rms_norm(weights.input_norm_D, spec.rms_norm_eps)
-        num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
+        self._num_rotated = self._num_q + spec.kv_heads_per_rank(ranks.size)
         for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
-            _interleave_heads_(rows_OX, num_rotated, spec.head_dim)
+            _reorder_heads_(rows_OX, self._num_rotated, spec.head_dim, interleave)
         self._qkv = operations.linear(weights.qkv_OD, weights.qkv_bias_O)
         self._o = operations.linear(weights.o_DO, weights.o_bias, ranks)
         self._post_norm = operations.rms_norm(weights.post_norm_D, spec.rms_norm_eps)
@@ -211,6 +260,29 @@ class Layer:
         h_TD = self._o.add_to(h_TD, out_TO)
         return self.feed_forward.add_to(h_TD, self._post_norm(h_TD))
 
+    def weights(self, qk_norm_NH: Tensor | None) -> LayerWeights:
+        """Return the weights that the layer was made of, without those of experts.
+
+        `qk_norm_NH`: the layer's entry of `Decoder.qk_norms_NH`.
+        """
+        qkv_OD, qkv_bias_O = self._qkv.weight, self._qkv.bias
+        assert isinstance(qkv_OD, Tensor), "models with experts aren't computed in fp8"
+        qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
+        for rows_OX in _row_tensors(qkv_OD, qkv_bias_O):
+            _reorder_heads_(rows_OX, self._num_rotated, self._head_dim, separate)
+        q_norm_H, k_norm_H = (None, None) if qk_norm_NH is None else separate(qk_norm_NH)[[0, self._num_q]]
+        return LayerWeights(
+            input_norm_D=self.input_norm.weight,
+            qkv_OD=qkv_OD,
+            qkv_bias_O=qkv_bias_O,
+            q_norm_H=q_norm_H,
+            k_norm_H=k_norm_H,
+            o_DO=self._o.weight,
+            o_bias=self._o.bias,
+            post_norm_D=self._post_norm.weight,
+            feed_forward=_dense_weights(self.feed_forward),
+        )
+
     def _make_feed_forward(
         self,
         spec: ModelSpec,
@@ -227,6 +299,18 @@ class Layer:
         return SparseFeedForward(spec.moe, own, experts, self._is_last, operations)
 
 
+def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:
+    """Return the weights that a feed-forward part was made of, without those of experts."""
+    if isinstance(feed_forward, SparseFeedForward):
+        router_ED = feed_forward.experts.router.weight
+        assert isinstance(router_ED, Tensor), "routers aren't computed in fp8"
+        nothing = router_ED.new_empty(0, 0, 0)
+        return MoeWeights(router_ED, 0, nothing, nothing)
+    assert isinstance(feed_forward, DenseFeedForward)
+    gate_up, down = feed_forward.gate_up, feed_forward.down
+    return MlpWeights(gate_up.weight, gate_up.bias, down.weight, down.bias)
+
+
 def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
     """Return the tensors that have a row for each of a layer's outputs."""
     biases = [] if bias_O is None else [bias_O]
@@ -236,10 +320,10 @@ def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
     return [weight_OI, *biases]
 
 
-def _interleave_heads_(rows_OX: Tensor, num_heads: int, head_dim: int) -> None:
-    """Apply `interleave`, in place, to the first `num_heads` heads' rows of a fused weight or bias."""
+def _reorder_heads_(rows_OX: Tensor, num_heads: int, head_dim: int, reordered: Callable[[Tensor], Tensor]) -> None:
+    """Apply `reordered`, in place, to the first `num_heads` heads' rows of a fused weight or bias."""
     heads_NHX = rows_OX.view(-1, head_dim, *rows_OX.shape[1:])
-    heads_NHX[:num_heads] = interleave(heads_NHX[:num_heads])
+    heads_NHX[:num_heads] = reordered(heads_NHX[:num_heads])
 
 
 def qk_norm(spec: ModelSpec, weights: LayerWeights, tp_size: int, device: torch.device) -> Tensor | None:

@@ -68,7 +68,7 @@ class DeviceBatch:
         """
         self.host = host
         self.device = device
-        self._decode_sizes = decode_sizes
+        self._decode_sizes: Sequence[int] = decode_sizes
         self._decode_inputs: dict[int, tuple[DeviceInputs, StepTensors]] = {}
         """The inputs of steps that only decode, by their padded number of rows."""
         self.is_shared = device.type == "cpu" if is_shared is None else is_shared
@@ -80,6 +80,11 @@ class DeviceBatch:
             self.token_ids_SM = torch.zeros_like(self.token_ids_SM, device=device)
             self._block_tables_SM = torch.zeros_like(self._block_tables_SM, device=device)
         self._token_ids = self.token_ids_SM.view(-1)
+
+    def pad_no_more(self) -> None:
+        """Pad no steps from now on."""
+        self._decode_sizes = ()
+        self._decode_inputs = {}
 
     @property
     def token_ids(self) -> NDArray[np.int32]:

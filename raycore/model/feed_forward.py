@@ -32,15 +32,15 @@ class DenseFeedForward:
     """A gated feed-forward network: `down(silu(gate(x)) · up(x))`."""
 
     def __init__(self, gate_up: GatedLinear, down: Linear) -> None:
-        self._gate_up = gate_up
-        self._down = down
+        self.gate_up = gate_up
+        self.down = down
 
     def apply(self, x_TD: Tensor) -> Tensor:
         """Return the network's output for `x_TD`, [T, D]."""
-        return self._down(self._gate_up(x_TD))
+        return self.down(self.gate_up(x_TD))
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
-        return self._down.add_to(residual_TD, self._gate_up(x_TD))
+        return self.down.add_to(residual_TD, self.gate_up(x_TD))
 
     def forward_nothing(self) -> None:
         """Do nothing: engines share no dense layers."""
@@ -56,11 +56,15 @@ class SparseFeedForward:
         self._ranks = ranks
         self._is_last = is_last
         self._nothing_0D = weights.router_ED.new_empty(0, weights.router_ED.shape[1], device=operations.device)
-        self._experts = operations.experts(spec, weights)
+        self.experts = operations.experts(spec, weights)
+
+    def share_with(self, ranks: ExpertRanks) -> None:
+        """Share the experts with these ranks from now on."""
+        self._ranks = ranks
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         x_ND = self._ranks.gather(x_TD, self._is_last)
-        out_TD = self._ranks.reduce(self._experts(x_ND), self._is_last)
+        out_TD = self._ranks.reduce(self.experts(x_ND), self._is_last)
         return residual_TD.add_(out_TD)
 
     def forward_nothing(self) -> None:

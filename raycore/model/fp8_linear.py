@@ -30,15 +30,19 @@ class Fp8Linear:
     def __init__(self, weight: Fp8Weight, bias_O: Tensor | None, quantize_rows: QuantizeRows) -> None:
         self._values_IO = weight.values_OI.t()
         self._scales_1O = weight.scales_O.unsqueeze(0)
-        self._bias_O = None if bias_O is None else bias_O.bfloat16()
+        self.bias = None if bias_O is None else bias_O.bfloat16()
         self._quantize_rows = quantize_rows
+
+    @property
+    def weight(self) -> Fp8Weight:
+        return Fp8Weight(self._values_IO.t(), self._scales_1O.squeeze(0))
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         if not len(x_TI):
             # not all of torch's kernels multiply matrices without rows
             return x_TI.new_empty(0, self._values_IO.shape[1])
         values_TI, scales_T1 = self._quantize_rows(x_TI)
-        return scaled_product(values_TI, self._values_IO, scales_T1, self._scales_1O, self._bias_O).to(x_TI.dtype)
+        return scaled_product(values_TI, self._values_IO, scales_T1, self._scales_1O, self.bias).to(x_TI.dtype)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         return residual_TO.add_(self(x_TI))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.kernels.gpu import experts, fp8, linear, rows, sampling
 from raycore.model.layers import Linear, ReducedLinear, TensorParallel
 from raycore.model.operations import Norm, TorchOperations
-from raycore.model.routed_experts import RoutedExperts
+from raycore.model.routed_experts import ExpertWeights, RoutedExperts
 from raycore.model.sampling.picking import DrawLimits
 from raycore.model.transfers import to_device
 from raycore.model.weights.fp8_weight import Fp8Weight, Weight
@@ -29,8 +31,7 @@ class GpuOperations(TorchOperations):
         return fp8.quantize_rows(x_TI)
 
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
-        weight_D = weight_D.to(self.device)
-        return lambda x: rows.rms_norm(x, weight_D, eps)
+        return _GpuNorm(weight_D.to(self.device), eps)
 
     def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
         return rows.silu_and_mul(gate_up_TF)
@@ -46,18 +47,29 @@ class GpuOperations(TorchOperations):
         return sampling.draw(logits_RV, to_device(limits_R5, self.device))
 
 
+class _GpuNorm:
+    """A norm over the last dimension."""
+
+    def __init__(self, weight_D: Tensor, eps: float) -> None:
+        self.weight = weight_D
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rows.rms_norm(x, self.weight, self._eps)
+
+
 class _InvariantLinear:
     """A linear layer in which a row's bits don't depend on the other rows."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        self._weight_OI = weight_OI
-        self._bias_O = bias_O
+        self.weight = weight_OI
+        self.bias = bias_O
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return linear.batch_invariant_linear(x_TI, self._weight_OI, self._bias_O, None)
+        return linear.batch_invariant_linear(x_TI, self.weight, self.bias, None)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        return linear.batch_invariant_linear(x_TI, self._weight_OI, self._bias_O, residual_TO)
+        return linear.batch_invariant_linear(x_TI, self.weight, self.bias, residual_TO)
 
 
 class _GroupedExperts:
@@ -65,7 +77,7 @@ class _GroupedExperts:
 
     def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: GpuOperations, batch_invariant: bool) -> None:
         self._spec = spec
-        self._router = operations.linear(weights.router_ED)
+        self.router = operations.linear(weights.router_ED)
         self._first = weights.first_expert
         self._gate_up_EFD = weights.gate_up_EFD.to(operations.device)
         self._down_EDF = weights.down_EDF.to(operations.device)
@@ -73,7 +85,7 @@ class _GroupedExperts:
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         weights_NK, ids_NK = experts.route(
-            self._router(x_ND), self._spec.num_experts_per_tok, self._spec.norm_topk_prob, x_ND.dtype
+            self.router(x_ND), self._spec.num_experts_per_tok, self._spec.norm_topk_prob, x_ND.dtype
         )
         return experts.apply_experts(
             x_ND,
@@ -84,3 +96,15 @@ class _GroupedExperts:
             self._first,
             batch_invariant=self._batch_invariant,
         )
+
+    def weights_of(self, expert: int) -> ExpertWeights:
+        return ExpertWeights(self._gate_up_EFD[expert - self._first], self._down_EDF[expert - self._first])
+
+    def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
+        held = [received.get(expert) or self.weights_of(expert) for expert in experts]
+        gate_up_EFD = self._gate_up_EFD.new_empty(len(held), *self._gate_up_EFD.shape[1:])
+        down_EDF = self._down_EDF.new_empty(len(held), *self._down_EDF.shape[1:])
+        for expert, gate_up_FD, down_DF in zip(held, gate_up_EFD, down_EDF, strict=True):
+            gate_up_FD.copy_(expert.gate_up_FD)
+            down_DF.copy_(expert.down_DF)
+        self._gate_up_EFD, self._down_EDF, self._first = gate_up_EFD, down_EDF, experts.start

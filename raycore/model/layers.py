@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from raycore.model.collectives import Collectives
 from raycore.model.rows import Tiles, keeps_places, on_one_thread
+from raycore.model.weights.fp8_weight import Weight
 
 _PACK_FROM_ELEMENTS = 1 << 19
 """Float32 weights with fewer elements than this aren't packed.
@@ -28,6 +29,14 @@ A call of oneDNN takes some 20 µs more than a plain one. Only for larger weight
 
 class Linear(Protocol):
     """A linear layer: `x @ weight.T + bias` for a weight [O, I]."""
+
+    @property
+    def weight(self) -> Weight:
+        """The weight that the layer was made of: a copy, if the layer keeps it in another form."""
+        ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """Return the layer's output for `x_TI`, [T, O]."""
@@ -42,18 +51,18 @@ class PlainLinear:
     """A linear layer with an ordinary weight tensor."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        self._weight_OI = weight_OI
+        self.weight = weight_OI
+        self.bias = bias_O
         self._weight_IO = weight_OI.t()
-        self._bias_O = bias_O
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        if self._bias_O is None:
+        if self.bias is None:
             return torch.mm(x_TI, self._weight_IO)
-        return torch.addmm(self._bias_O, x_TI, self._weight_IO)
+        return torch.addmm(self.bias, x_TI, self._weight_IO)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        if self._bias_O is not None:
-            residual_TO += self._bias_O
+        if self.bias is not None:
+            residual_TO += self.bias
         return residual_TO.addmm_(x_TI, self._weight_IO)
 
 
@@ -62,22 +71,41 @@ class PackedLinear:
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
-        self._bias_O = bias_O
+        self.bias = bias_O
         self._linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
         self._linear_binary: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.binary
 
+    @property
+    def weight(self) -> Tensor:
+        return self._packed.to_dense()
+
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._linear(x_TI, self._packed, self._bias_O, "none", [], "")
+        return self._linear(x_TI, self._packed, self.bias, "none", [], "")
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        return self._linear_binary(x_TI, residual_TO, self._packed, self._bias_O, "add")
+        return self._linear_binary(x_TI, residual_TO, self._packed, self.bias, "add")
 
 
-class ReducedLinear:
+class AroundLinear:
+    """What is around a linear layer, and has its weight."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+
+    @property
+    def weight(self) -> Weight:
+        return self._linear.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._linear.bias
+
+
+class ReducedLinear(AroundLinear):
     """A linear layer whose input is split over tensor-parallel ranks. The ranks' results are summed."""
 
     def __init__(self, linear: Linear, ranks: TensorParallel) -> None:
-        self._linear = linear
+        super().__init__(linear)
         self._ranks = ranks
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -87,11 +115,11 @@ class ReducedLinear:
         return residual_TO.add_(self(x_TI))
 
 
-class TiledLinear:
+class TiledLinear(AroundLinear):
     """A linear layer that is computed in tiles, for batch invariance."""
 
     def __init__(self, linear: Linear, tiles: Tiles) -> None:
-        self._linear = linear
+        super().__init__(linear)
         self._tiles = tiles
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -167,7 +195,7 @@ class RMSNorm:
         self._batch_invariant = batch_invariant
         self._dim = weight.shape[-1]
         self._eps = eps
-        self._weight = weight
+        self.weight = weight
         self._scaled_weight = weight * math.sqrt(self._dim)
         self._least_norm = torch.full((1,), math.sqrt(self._dim * eps), device=weight.device)
         self._by_hand = weight.device.type == "cpu" and weight.dtype == torch.float32
@@ -185,7 +213,7 @@ class RMSNorm:
 
     def _normalized(self, x: Tensor) -> Tensor:
         if not self._by_hand:
-            return functional.rms_norm(x, (self._dim,), None, self._eps).mul_(self._weight)
+            return functional.rms_norm(x, (self._dim,), None, self._eps).mul_(self.weight)
         return (x * self._inverse_norm(x)).mul_(self._scaled_weight)
 
     def _inverse_norm(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import mmap
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -27,6 +28,8 @@ from raycore.model.peer_memory import HEADER_BYTES, LINE, share_memory, wait_unt
 _SENDER, _RECEIVER = 0, 1
 _NUM_BUFFERS = 2
 _PAGE_BYTES = 4096
+_CLOSE_S = 2.0
+"""How long, in seconds, an end that closes waits for the receiver. A stuck receiver must not hold up a shutdown."""
 
 _Action = Literal["take", "send"]
 _OTHER: dict[_Action, str] = {"take": "next", "send": "previous"}
@@ -55,8 +58,16 @@ class Link(Protocol):
         """
         ...
 
+    def finish(self) -> None:
+        """Wait until the receiver has everything that this end has sent.
+
+        Raises:
+            OSError: that takes too long, or the receiver is gone.
+        """
+        ...
+
     def close(self) -> None:
-        """Disconnect from the other end. Idempotent."""
+        """Disconnect from the other end, which still receives what was sent. Idempotent."""
         ...
 
 
@@ -109,8 +120,11 @@ class SharedMemoryLink:
             self._counters[_RECEIVER] += 1
         return h_TD
 
+    def finish(self) -> None:
+        self._wait(lambda: self._counters[_SENDER] == self._counters[_RECEIVER], "take")
+
     def close(self) -> None:
-        """Do nothing: there is no connection to close."""
+        """Do nothing: there is no connection to close, and the other end keeps the memory."""
 
     def _pieces(self, h_TD: Tensor) -> tuple[Tensor, ...]:
         return h_TD.view(-1).split(self._buffers.shape[1] // h_TD.element_size())
@@ -171,12 +185,30 @@ class TorchLink:
         self._wait(lambda: self._group.recv([h_TD], self._peer, 0).wait(), "send")
         return h_TD
 
+    def finish(self) -> None:
+        while self._sending:
+            self._wait(self._sending.popleft()[0].wait, "take")
+        if self._is_gpu:
+            torch.cuda.synchronize()
+
     def close(self) -> None:
-        """Disconnect from the other end. Idempotent."""
+        """See `Link.close`. Waits up to `_CLOSE_S` until the other end has taken what was sent."""
+        self._finish_sending()
         if self._group is not None:
             self._group.shutdown()
         self._group = None
         self._sending.clear()
+
+    def _finish_sending(self) -> None:
+        # the sender holds what the receiver hasn't taken, so an end that closed at once would take it along
+        deadline_s = time.monotonic() + _CLOSE_S
+        for work, _ in self._sending:
+            left_s = max(1e-3, deadline_s - time.monotonic())  # to torch, 0 ms means its own, longer limit
+            if self._is_gpu:
+                wait_until(work.is_completed, left_s)  # its wait() makes only the stream wait
+                continue
+            with suppress(RuntimeError):  # the receiver is gone or stuck
+                work.wait(datetime.timedelta(seconds=left_s))
 
     def _wait(self, wait: Callable[[], object], what: _Action) -> None:
         started_s = time.monotonic()

@@ -92,15 +92,34 @@ def _pack(weight_OI: Tensor) -> Tensor:
     return torch.ops.raycore.pack_linear.default(weight_OI.contiguous())
 
 
+def _unpack(packed_OI: Tensor) -> Tensor:
+    """The inverse of `_pack`, but in the dtype that `_pack` has chosen. Keeps the rows that fill the last panel.
+
+    A panel has the numbers of all its outputs for an input together; in bfloat16, for two inputs.
+    """
+    together = 2 if packed_OI.dtype == torch.bfloat16 else 1
+    panels = packed_OI.view(-1, packed_OI.shape[1] // together, _PANEL, together)
+    return panels.transpose(1, 2).reshape(packed_OI.shape)
+
+
 class _PanelLinear:
     """A linear layer whose weight is packed in panels of 16 outputs. A row's result doesn't depend on other rows."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._num_outputs = weight_OI.shape[0]
+        self._dtype = weight_OI.dtype
         self._packed_OI = _pack(weight_OI)
         self._bias_O = weight_OI.new_empty(0) if bias_O is None else bias_O
         self._panel_linear = torch.ops.raycore.panel_linear.default
         self._add_panel_linear = torch.ops.raycore.add_panel_linear.default
+
+    @property
+    def weight(self) -> Tensor:
+        return _unpack(self._packed_OI)[: self._num_outputs].to(self._dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._bias_O if self._bias_O.numel() else None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._panel_linear(x_TI, self._packed_OI, self._bias_O, self._num_outputs)
@@ -114,9 +133,18 @@ class _GatedPanelLinear:
     """`silu(gate(x)) · up(x)` with a weight that is packed in panels, a panel of the gate beside one of up."""
 
     def __init__(self, gate_up_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._dtype = gate_up_OI.dtype
         self._packed_OI = _pack(_side_by_side(gate_up_OI))
         self._bias_O = gate_up_OI.new_empty(0) if bias_O is None else _side_by_side(bias_O)
         self._gated_panel_linear = torch.ops.raycore.gated_panel_linear.default
+
+    @property
+    def weight(self) -> Tensor:
+        return _one_after_the_other(_unpack(self._packed_OI)).to(self._dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return _one_after_the_other(self._bias_O) if self._bias_O.numel() else None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._gated_panel_linear(x_TI, self._packed_OI, self._bias_O)
@@ -127,6 +155,11 @@ def _side_by_side(gate_up_OX: Tensor) -> Tensor:
     return gate_up_OX.view(2, -1, _PANEL, *gate_up_OX.shape[1:]).transpose(0, 1).reshape(gate_up_OX.shape)
 
 
+def _one_after_the_other(gate_up_OX: Tensor) -> Tensor:
+    """The inverse of `_side_by_side`."""
+    return gate_up_OX.view(-1, 2, _PANEL, *gate_up_OX.shape[1:]).transpose(0, 1).reshape(gate_up_OX.shape)
+
+
 class _FewRowsLinear:
     """A linear layer whose weight is in memory twice: packed, and as it is, for a few rows.
 
@@ -134,12 +167,13 @@ class _FewRowsLinear:
     """
 
     def __init__(self, weight_OI: Tensor, packed: Linear) -> None:
-        self._weight_OI = weight_OI
+        self.weight = weight_OI
+        self.bias = None
         self._packed = packed
         self._few_rows_linear = torch.ops.raycore.few_rows_linear.default
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._few_rows_linear(x_TI, self._weight_OI) if len(x_TI) <= _FEW_ROWS else self._packed(x_TI)
+        return self._few_rows_linear(x_TI, self.weight) if len(x_TI) <= _FEW_ROWS else self._packed(x_TI)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         return self._packed.add_to(residual_TO, x_TI)
@@ -147,9 +181,9 @@ class _FewRowsLinear:
 
 class _NativeNorm:
     def __init__(self, weight_D: Tensor, eps: float) -> None:
-        self._weight_D = weight_D
+        self.weight = weight_D
         self._eps = eps
         self._rms_norm = torch.ops.raycore.rms_norm.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._rms_norm(x, self._weight_D, self._eps)
+        return self._rms_norm(x, self.weight, self._eps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.model.fp8_linear import Fp8Linear
 from raycore.model.layers import (
+    AroundLinear,
     Linear,
     ReducedLinear,
     RMSNorm,
@@ -31,12 +33,28 @@ from raycore.model.sampling.picking import DrawLimits
 from raycore.model.weights.fp8_weight import Fp8Weight, Weight, quantize_rows
 from raycore.model.weights.moe_weights import MoeWeights
 
-GatedLinear = Callable[[Tensor], Tensor]
-"""A layer that returns `silu(gate(x)) · up(x)`, [T, F], for `x` [T, D]."""
+
+class GatedLinear(Protocol):
+    """A layer that returns `silu(gate(x)) · up(x)`, [T, F], for `x` [T, D]."""
+
+    @property
+    def weight(self) -> Weight:
+        """The weight that the layer was made of: a copy, if the layer keeps it in another form."""
+        ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """Return the layer's output for `x_TI`."""
+        ...
 
 
 class Norm(Protocol):
     """A norm over the last dimension, with its weight."""
+
+    @property
+    def weight(self) -> Tensor: ...
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a normalized copy of `x`."""
@@ -100,6 +118,17 @@ class Operations(Protocol):
         ...
 
 
+class _GatedLinear(AroundLinear):
+    """A linear layer, and the activation of its output."""
+
+    def __init__(self, gate_up: Linear, silu_and_mul: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(gate_up)
+        self._silu_and_mul = silu_and_mul
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._silu_and_mul(self._linear(x_TI))
+
+
 class TorchOperations:
     """`Operations` in plain torch."""
 
@@ -108,8 +137,8 @@ class TorchOperations:
         self.device = device
         self._batch_invariant = batch_invariant
         self._tiles = Tiles()
-        self._tiled: list[tuple[TiledLinear, int, torch.dtype]] = []
-        """The linear layers, each with the size and the dtype of its rows."""
+        self._tiled: WeakKeyDictionary[TiledLinear, tuple[int, torch.dtype]] = WeakKeyDictionary()
+        """The size and the dtype of the rows of each linear layer that is in use."""
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         bias_O = None if bias_O is None else bias_O.to(self.device)
@@ -120,7 +149,7 @@ class TorchOperations:
             return linear
         assert isinstance(weight_OI, Tensor), "fp8 products aren't batch-invariant"
         tiled = TiledLinear(linear, self._tiles)
-        self._tiled.append((tiled, weight_OI.shape[1], weight_OI.dtype))
+        self._tiled[tiled] = weight_OI.shape[1], weight_OI.dtype
         return tiled
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
@@ -134,8 +163,7 @@ class TorchOperations:
         return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant)
 
     def gated_linear(self, gate_up_OI: Weight, bias_O: Tensor | None = None) -> GatedLinear:
-        gate_up = self.linear(gate_up_OI, bias_O)
-        return lambda x_TI: self.silu_and_mul(gate_up(x_TI))
+        return _GatedLinear(self.linear(gate_up_OI, bias_O), self.silu_and_mul)
 
     def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
         """Return `silu(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
@@ -160,7 +188,7 @@ class TorchOperations:
     def check_tiles(self) -> bool:
         generator = torch.Generator().manual_seed(0)
         checks: list[bool] = []
-        for linear, num_inputs, dtype in self._tiled:
+        for linear, (num_inputs, dtype) in self._tiled.items():
             x_TI = torch.randn(TILE_ROWS, num_inputs, generator=generator).to(self.device, dtype)
             checks.append(linear.keeps_places(x_TI))
         return all(checks)

@@ -23,6 +23,13 @@ def interleave(heads_NHX: Tensor) -> Tensor:
     return heads_NHX.index_select(1, order)
 
 
+def separate(heads_NHX: Tensor) -> Tensor:
+    """The inverse of `interleave`: return a copy with dimension 1 reordered from pairs to halves."""
+    head_dim = heads_NHX.shape[1]
+    order = torch.arange(head_dim, device=heads_NHX.device).view(-1, 2).t().reshape(-1)
+    return heads_NHX.index_select(1, order)
+
+
 class Rope:
     """The rotations of the positions below `max_positions`."""
 

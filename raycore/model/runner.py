@@ -174,6 +174,16 @@ class ModelRunner:
             yield self, {"take_draft_token_ids": "draft"}
             yield from self._drafter.network.parts()
 
+    def share_experts(self, experts: ExpertParallel | None) -> None:
+        """Share experts with other ranks than before from now on. None: run steps alone.
+
+        A runner that begins to run steps together with others pads them no more.
+        """
+        self._experts = experts
+        if experts is not None:
+            self._graphs = None
+            self._batch.pad_no_more()
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, as described in `StepPlan`, and return its result."""
         return self.launch(plan).result()

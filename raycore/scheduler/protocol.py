@@ -67,6 +67,10 @@ class SchedulerProtocol(Protocol):
         """Return the seq_ids of the requests in the plan of `step`, for error messages. Empty if it isn't in flight."""
         ...
 
+    def take_turns(self, num_turns: int) -> None:
+        """Let decodes take turns in another number of steps. No step is in flight."""
+        ...
+
     def has_work(self) -> bool:
         """Whether any request is waiting or running. Requests that are held don't count."""
         ...

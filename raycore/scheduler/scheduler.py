@@ -47,7 +47,7 @@ from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.request import Request, RequestLimits
 from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotTable
-from raycore.scheduler.step_builder import Chunk, InFlight, NewTokens, StepBuilder
+from raycore.scheduler.step_builder import Chunk, Drafts, InFlight, NewTokens, StepBuilder
 from raycore.speculation.speculation import Speculation
 
 _End = tuple[Request, str, int | str | None]
@@ -247,6 +247,10 @@ class Scheduler:
             self._preempt_one()
             has_preempted = True
 
+    def take_turns(self, num_turns: int) -> None:
+        """Let running decodes take turns in so many steps from now on."""
+        self._num_turns = num_turns
+
     def _next_decodes(self) -> Batch:
         """Return the decodes whose turn it is: those that were planned the longest ago, up to a step's share."""
         share = -(-self._slots.num_running // self._num_turns)
@@ -299,11 +303,8 @@ class Scheduler:
         at_end = (num_computed + 1 >= batch.max_tokens).nonzero()[0]
         if len(at_end):
             table.set_phase(batch.slots[at_end], LAST)
-        for slot, drafts in step.drafts.items():
-            table.advance_over_drafts(slot, len(drafts))
-            added = self._blocks.grow(slot, int(table.computed[slot]))
-            step.block_slots += [slot] * len(added)
-            step.block_ids += added
+        if step.drafts is not None:
+            self._advance_drafts(step, step.drafts)
 
     def _draft(self, step: StepBuilder, speculation: Speculation) -> None:
         """Add drafts to the step's decodes, as far as tokens and blocks are left over."""
@@ -312,19 +313,36 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens - len(slots) - num_other
         # a draft may take a request to its last token but one, after which the last one is sampled
         limits = step.decodes.max_tokens - table.computed[slots] - 2
-        needed = len(step.block_slots) + sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
-        # leave each running request a block to grow
-        spare = self._pool.num_free - needed - table.num_running
-        for slot, drafts in speculation.propose(slots, table, limits, budget, num_other).items():
-            computed = int(table.computed[slot]) + 1
-            held = max(int(self._blocks.capacity[slot]), -(-computed // self._block_size) * self._block_size)
-            missing = max(0, -((held - computed - len(drafts)) // self._block_size))
-            if missing > spare:
-                drafts = drafts[: held - computed]
-                missing = 0
-            spare -= missing
-            if len(drafts):
-                step.drafts[slot] = drafts
+        drafts = speculation.propose(slots, table, limits, budget, num_other)
+        if drafts:
+            needed = len(step.block_slots) + sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
+            # leave each running request a block to grow
+            drafts = self._fitting(drafts, self._pool.num_free - needed - table.num_running)
+        if drafts:
+            step.drafts = Drafts.of(drafts)
+
+    def _fitting(self, drafts: dict[int, list[int]], num_blocks: int) -> dict[int, list[int]]:
+        """Shorten drafts so that they take at most `num_blocks` more blocks. The last token's block doesn't count."""
+        fitting: dict[int, list[int]] = {}
+        for slot, draft in drafts.items():
+            num_tokens = int(self._slots.computed[slot]) + 1
+            room = max(int(self._blocks.capacity[slot]) - num_tokens, -num_tokens % self._block_size)
+            missing = max(0, -((room - len(draft)) // self._block_size))
+            if missing > num_blocks:
+                draft, missing = draft[:room], 0
+            num_blocks -= missing
+            if draft:
+                fitting[slot] = draft
+        return fitting
+
+    def _advance_drafts(self, step: StepBuilder, drafts: Drafts) -> None:
+        """Plan the drafts. The last tokens before them have been planned."""
+        table, slots = self._slots, drafts.slots
+        table.advance_over_drafts(slots, drafts.lengths)
+        for slot in slots[table.computed[slots] > self._blocks.capacity[slots]].tolist():
+            added = self._blocks.grow(slot, int(table.computed[slot]))
+            step.block_slots += [slot] * len(added)
+            step.block_ids += added
 
     def _advance_chunk(self, chunk: Chunk, step: StepBuilder) -> None:
         """Plan a chunk of a request in PREFILL, and allocate the blocks that the request lacks for it."""
@@ -411,7 +429,7 @@ class Scheduler:
         table = self._slots
         new = step.new_tokens(result, table)
         ends = self._find_ends(step, result, new)
-        if step.drafts and ends:
+        if step.drafts is not None and ends:
             new = new.where(_before_ends(new, ends))
         table.tokens[new.slots, new.positions] = new.token_ids
         table.received[new.slots] = new.positions + 1
@@ -422,8 +440,8 @@ class Scheduler:
         for request, reason, detail in ends.values():
             outputs.finished.append(FinishedRequest(request.seq_id, reason, detail))
             self._drop(request)
-        if step.drafts:
-            self._drop_drafts(step, result)
+        if step.drafts is not None:
+            self._drop_drafts(step, step.drafts, result)
         return outputs
 
     def _find_ends(self, step: InFlight, result: StepResult, new: NewTokens) -> dict[int, _End]:
@@ -455,18 +473,17 @@ class Scheduler:
 
     def _outputs(self, step: InFlight, new: NewTokens) -> StepOutputs:
         batch = step.batch
-        if len(new.rows) == len(batch.slots) and not step.drafts:
+        if len(new.rows) == len(batch.slots) and step.drafts is None:
             return StepOutputs(seq_ids=batch.seq_ids, token_ids=new.token_ids, flush_interval_s=batch.flush_interval_s)
         flush_interval_s = float(self._slots.flush_interval_s[new.slots].min(initial=np.inf))
         return StepOutputs(seq_ids=batch.seq_ids[new.rows], token_ids=new.token_ids, flush_interval_s=flush_interval_s)
 
-    def _drop_drafts(self, step: InFlight, result: StepResult) -> None:
+    def _drop_drafts(self, step: InFlight, drafts: Drafts, result: StepResult) -> None:
         """Count the step's drafts, and forget those that were wrong."""
         assert self._speculation is not None
         self._slots.settle(step.drafted_slots(self._slots))
-        num_new = np.frombuffer(result.num_tokens, np.int32)
-        for row in np.flatnonzero(np.isin(step.batch.slots, list(step.drafts))).tolist():
-            self._speculation.count(len(step.drafts[int(step.batch.slots[row])]), int(num_new[row]) - 1)
+        num_new = np.frombuffer(result.num_tokens, np.int32)[step.drafted].astype(np.int64)
+        self._speculation.count(drafts.lengths, num_new - 1)
 
     def _drop(self, request: Request) -> None:
         self._vacate(request)

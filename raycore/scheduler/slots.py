@@ -134,10 +134,10 @@ class SlotTable:
             if len(stalled):
                 self.set_phase(stalled, DECODE)
 
-    def advance_over_drafts(self, slot: int, num_drafts: int) -> None:
-        """Note that a step computes `num_drafts` drafts after the last token of a slot in DECODE."""
-        self.computed[slot] += num_drafts
-        self.set_phase(slot, STALLED)
+    def advance_over_drafts(self, slots: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Note that a step computes drafts of these lengths after the last tokens of slots in DECODE."""
+        self.computed[slots] += lengths
+        self.set_phase(slots, STALLED)
 
     def settle(self, slots: NDArray[np.int64]) -> None:
         """Note that the result of a step with drafts has arrived. Wrong drafts no longer count."""

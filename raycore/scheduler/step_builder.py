@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +26,41 @@ class Chunk:
     """Whether the chunk includes the request's last known token, so that the step samples a new token."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Guesses of the tokens that follow the last ones of some decodes, which a step verifies."""
+
+    slots: NDArray[np.int64]
+    """[m], ascending."""
+    lengths: NDArray[np.int64]
+    """[m]: how many tokens each slot's draft has, at least 1."""
+    token_ids: NDArray[np.int32]
+    """The drafts, one after the other."""
+
+    @staticmethod
+    def of(drafts: Mapping[int, Sequence[int]]) -> Drafts:
+        """Return drafts that are given by slot."""
+        slots = sorted(drafts)
+        lengths = np.array([len(drafts[slot]) for slot in slots], np.int64)
+        token_ids = np.fromiter(chain.from_iterable(drafts[slot] for slot in slots), np.int32, int(lengths.sum()))
+        return Drafts(np.array(slots, np.int64), lengths, token_ids)
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """The place of each token in its draft, from 0 on."""
+        return np.arange(len(self.token_ids)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+
+
+_NO_DRAFTS = Drafts.of({})
+
+
 @dataclass(slots=True)
 class StepBuilder:
     """Collects what the next step computes. `finish` then makes the plan."""
 
     decodes: Batch
-    drafts: dict[int, NDArray[np.int32]] = field(default_factory=dict[int, NDArray[np.int32]])
-    """By slot, for some of `decodes`: guesses of the tokens that follow its last one."""
+    drafts: Drafts | None = None
+    """Of some of `decodes`."""
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     new_requests: list[NewRequest] = field(default_factory=list[NewRequest])
     started: list[tuple[Request, int]] = field(default_factory=list[tuple[Request, int]])
@@ -38,16 +68,13 @@ class StepBuilder:
     block_slots: list[int] = field(default_factory=list[int])
     """The slots that get additional blocks: slot `block_slots[i]` gets block `block_ids[i]`."""
     block_ids: list[int] = field(default_factory=list[int])
-
-    @property
-    def drafted_slots(self) -> list[int]:
-        """The slots with drafts, ascending."""
-        return sorted(self.drafts)
+    _num_before_drafts: int = 0
+    """Number of slots in the batch before those with drafts."""
 
     @property
     def num_drafts(self) -> int:
         """Number of tokens in all drafts."""
-        return sum(map(len, self.drafts.values()))
+        return 0 if self.drafts is None else len(self.drafts.token_ids)
 
     @property
     def is_empty(self) -> bool:
@@ -67,15 +94,16 @@ class StepBuilder:
         `tells_tokens`: whether the plan tells the workers which tokens it computes.
         """
         batch, num_tokens, num_sampled = self.decodes, b"", None
-        if self.chunks or self.drafts:
+        if self.chunks or self.drafts is not None:
             batch, num_tokens, num_sampled = self._mixed_batch(table)
         plan = StepPlan(step, batch.slot_bytes, num_tokens, freed_slots, self.new_requests)
         if self.block_slots:
             plan.new_block_slots = np.array(self.block_slots, np.int32).tobytes()
             plan.new_block_ids = np.array(self.block_ids, np.int32).tobytes()
-        if tells_tokens or self.drafts:
+        if tells_tokens or self.drafts is not None:
             plan.tokens = self._tokens_of(batch.slots, num_tokens, num_sampled, table)
-        return plan, InFlight(step, batch, table.num_departures, self.started, self.drafts)
+        drafted = slice(self._num_before_drafts, self._num_before_drafts + len((self.drafts or _NO_DRAFTS).slots))
+        return plan, InFlight(step, batch, table.num_departures, self.started, self.drafts, drafted)
 
     def _mixed_batch(self, table: SlotTable) -> tuple[Batch, bytes, NDArray[np.int32]]:
         """Combine decodes and chunks. Slots with one token come first.
@@ -84,19 +112,19 @@ class StepBuilder:
         last ones, a new token is sampled.
         """
         chunks = sorted(self.chunks, key=lambda chunk: chunk.num_tokens > 1)
-        singles = [chunk for chunk in chunks if chunk.num_tokens == 1]
-        longer = chunks[len(singles) :]
-        decodes, drafted = self.decodes.slots, self.drafted_slots
-        if drafted:
-            decodes = decodes[~np.isin(decodes, drafted)]
-        num_drafted = [1 + len(self.drafts[slot]) for slot in drafted]
-        slots = [chunk.request.slot for chunk in singles] + drafted + [chunk.request.slot for chunk in longer]
-        counts = [1] * len(singles) + num_drafted + [chunk.num_tokens for chunk in longer]
-        sampled = [chunk.is_final for chunk in singles] + num_drafted + [chunk.is_final for chunk in longer]
-        num_tokens, num_sampled = np.ones((2, len(decodes) + len(slots)), np.int32)
-        num_tokens[len(decodes) :] = counts
-        num_sampled[len(decodes) :] = sampled
-        batch = table.batch(np.concatenate([decodes, np.array(slots, np.int64)]))
+        num_single = sum(chunk.num_tokens == 1 for chunk in chunks)
+        chunk_slots = np.array([chunk.request.slot for chunk in chunks], np.int64)
+        chunk_tokens = np.array([chunk.num_tokens for chunk in chunks], np.int32)
+        is_final = np.array([chunk.is_final for chunk in chunks], np.int32)
+        decodes, drafts = self.decodes.slots, self.drafts or _NO_DRAFTS
+        if len(drafts.slots):
+            decodes = decodes[~np.isin(decodes, drafts.slots, assume_unique=True)]
+        ones, with_drafts = np.ones(len(decodes), np.int32), 1 + drafts.lengths.astype(np.int32)
+        slots = [decodes, chunk_slots[:num_single], drafts.slots, chunk_slots[num_single:]]
+        num_tokens = np.concatenate([ones, chunk_tokens[:num_single], with_drafts, chunk_tokens[num_single:]])
+        num_sampled = np.concatenate([ones, is_final[:num_single], with_drafts, is_final[num_single:]])
+        self._num_before_drafts = len(decodes) + num_single
+        batch = table.batch(np.concatenate(slots))
         return batch, b"" if num_tokens[-1] == 1 else num_tokens.tobytes(), num_sampled
 
     def _tokens_of(
@@ -117,10 +145,10 @@ class StepBuilder:
         first_rows = np.cumsum(counts) - counts
         positions = np.arange(int(counts.sum())) + np.repeat(starts - first_rows, counts)
         token_ids = table.tokens[np.repeat(slots, counts), positions]
-        for index in np.flatnonzero(num_sampled > 1).tolist():
-            drafts = self.drafts[int(slots[index])]
-            first = int(first_rows[index]) + 1
-            token_ids[first : first + len(drafts)] = drafts
+        if self.drafts is not None:
+            lengths = self.drafts.lengths
+            rows = first_rows[self._num_before_drafts :][: len(lengths)] + 1
+            token_ids[np.repeat(rows, lengths) + self.drafts.places] = self.drafts.token_ids
         return StepTokens(starts.astype(np.int32).tobytes(), num_sampled.tobytes(), token_ids.tobytes())
 
 
@@ -155,8 +183,9 @@ class InFlight:
     num_departures: int
     """`SlotTable.num_departures` when the plan was made."""
     started: list[tuple[Request, int]]
-    drafts: dict[int, NDArray[np.int32]]
-    """By slot."""
+    drafts: Drafts | None
+    drafted: slice
+    """Where the slots with drafts are in the batch."""
 
     def new_tokens(self, result: StepResult, table: SlotTable) -> NewTokens:
         """Return the new tokens of requests that still have their slots."""
@@ -180,9 +209,8 @@ class InFlight:
 
     def drafted_slots(self, table: SlotTable) -> NDArray[np.int64]:
         """Return the slots with drafts whose requests still have them."""
-        rows = np.flatnonzero(np.isin(self.batch.slots, list(self.drafts)))
-        is_live = table.generation[self.batch.slots[rows]] == self.batch.generations[rows]
-        return self.batch.slots[rows[is_live]]
+        slots = self.batch.slots[self.drafted]
+        return slots[table.generation[slots] == self.batch.generations[self.drafted]]
 
     def add_extras(self, outputs: StepOutputs, result: StepResult, new: NewTokens, table: SlotTable) -> None:
         """Add to `outputs` the started requests that weren't aborted, the logprobs of the tokens in `new`, and those of

@@ -19,21 +19,19 @@ class NgramGuesses:
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._sequence = Occurrences(config.prompt_lookup_min)
+        self.tokens = self._sequence.tokens
         self._longest = config.prompt_lookup_max
         self._is_exact = config.prompt_lookup_min == config.prompt_lookup_max
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of the request's tokens that `extend` was given."""
-        return len(self._sequence.tokens)
-
     def extend(self, tokens: list[int]) -> None:
-        """Append tokens of the request."""
+        """See `Guesses.extend`."""
         self._sequence.extend(tokens)
 
     def propose(self, num_tokens: int) -> list[int]:
-        """Return a guess of up to `num_tokens` tokens."""
+        """See `Guesses.propose`."""
         sequence = self._sequence
+        if not sequence.has_repeated:
+            return []
         num_compared = 1 if self._is_exact else _MAX_COMPARED
         best = None
         for end in islice(sequence.last(), num_compared):
@@ -42,4 +40,5 @@ class NgramGuesses:
                 best = match
             if match.length == self._longest:
                 break
-        return [] if best is None else sequence.after(best.end, num_tokens)
+        assert best is not None
+        return sequence.after(best.end, num_tokens)

@@ -39,6 +39,11 @@ class Occurrences:
             earlier.append(latest.get(run, 0))
             latest[run] = end
 
+    @property
+    def has_repeated(self) -> bool:
+        """Whether the last run of this sequence has occurred before."""
+        return self._earlier[-1] > 0
+
     def last(self) -> Iterator[int]:
         """Yield the positions after earlier occurrences of the last run of this sequence, the latest first."""
         return self._chain(self._earlier[-1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +44,11 @@ class ChooseLengths(Protocol):
 class GuessSource(Protocol):
     """Makes guesses of all running requests' next tokens."""
 
+    @property
+    def looked_s(self) -> float:
+        """How long the last guesses took, in seconds, unless `choose_lengths` was told."""
+        ...
+
     def guess(
         self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths
     ) -> dict[int, list[int]]:
@@ -62,19 +69,26 @@ class GuessSource(Protocol):
 class Guesses(Protocol):
     """Guesses of one request's next tokens."""
 
-    @property
-    def num_tokens(self) -> int: ...
+    tokens: list[int]
+    """The request's tokens so far."""
 
-    def extend(self, tokens: list[int]) -> None: ...
+    def extend(self, tokens: list[int]) -> None:
+        """Append tokens of the request."""
+        ...
 
-    def propose(self, num_tokens: int) -> list[int]: ...
+    def propose(self, num_tokens: int) -> list[int]:
+        """Return a guess of up to `num_tokens` tokens."""
+        ...
 
 
 class EngineGuesses:
-    """Guesses from tokens that the engine has seen. They cost next to nothing, so every request has them."""
+    """Guesses from tokens that the engine has seen. They cost little, so every request has them."""
 
-    def __init__(self, config: SpeculativeConfig) -> None:
+    def __init__(self, config: SpeculativeConfig, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock`: returns seconds."""
         self._config = config
+        self._clock = clock
+        self.looked_s = 0.0
         self._guesses: dict[int, Guesses] = {}
         """By slot."""
         self._finished = FinishedOutputs(config.suffix_decoding_max_cached_requests)
@@ -83,17 +97,25 @@ class EngineGuesses:
         self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths
     ) -> dict[int, list[int]]:
         """See `GuessSource.guess`."""
+        began_s = self._clock()
         found: dict[int, list[int]] = {}
-        for slot, num_tokens in zip(slots.tolist(), running.received[slots].tolist(), strict=True):
+        longest = self._config.num_speculative_tokens
+        received = running.received[slots]
+        last_ids = running.tokens[slots, received - 1].tolist()
+        for slot, num_tokens, last_id in zip(slots.tolist(), received.tolist(), last_ids, strict=True):
             guesses = self._guesses.get(slot)
             if guesses is None:
                 guesses = self._guesses[slot] = self._new_guesses()
-            first = guesses.num_tokens
-            end = min(num_tokens, first + _MAX_INDEXED)
-            guesses.extend(running.tokens[slot, first:end].tolist())
-            guess = guesses.propose(self._config.num_speculative_tokens) if end == num_tokens else []
+            num_missing = num_tokens - len(guesses.tokens)
+            if num_missing == 1:  # almost always
+                guesses.extend([last_id])
+            else:
+                first = num_tokens - num_missing
+                guesses.extend(running.tokens[slot, first : min(num_tokens, first + _MAX_INDEXED)].tolist())
+            guess = guesses.propose(longest) if num_missing <= _MAX_INDEXED else []
             if guess:
                 found[slot] = guess
+        self.looked_s = self._clock() - began_s
         return found
 
     def forget(self, slot: int, num_prompt_tokens: int) -> None:

@@ -18,10 +18,8 @@ from raycore.speculation.sources import EngineGuesses, Floats, GuessSource, Ints
 from raycore.speculation.step_times import StepTimes
 from raycore.speculative_config import SpeculativeConfig
 
-_PATIENCE = 64
-"""Number of steps in a row without drafts after which only some steps look for them."""
-_REST = 4
-"""After that, only every fourth step does."""
+_LOOKING_SHARE = 0.02
+"""Share of the time of steps without drafts that looking for guesses may take."""
 
 
 class Speculation:
@@ -33,10 +31,10 @@ class Speculation:
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
         self._plain, self._drafted = StepTimes(), StepTimes()
         self._num_steps = 0
-        self._num_without_drafts = 0
-        """Number of calls in a row after which no step had drafts."""
+        self._allowance_s = 0.0
+        """How long guesses may be looked for in vain. While it is negative, nobody looks."""
         self._num_drafts = self._num_draft_tokens = 0
-        self._accepted = [0] * config.num_speculative_tokens
+        self._accepted = np.zeros(config.num_speculative_tokens, np.int64)
         """By place in a draft: number of tokens that were right."""
 
     def forget(self, slot: int, num_prompt_tokens: int) -> None:
@@ -44,27 +42,34 @@ class Speculation:
         self._source.forget(slot, num_prompt_tokens)
         self._acceptance.forget(slot)
 
-    def count(self, num_drafted: int, num_accepted: int) -> None:
-        """Count a request's draft that a step has verified."""
-        self._num_drafts += 1
-        self._num_draft_tokens += num_drafted
-        for place in range(num_accepted):
-            self._accepted[place] += 1
+    def count(self, lengths: Ints, num_accepted: Ints) -> None:
+        """Count drafts that a step has verified.
+
+        Args:
+            lengths: [n]: the number of tokens in each draft.
+            num_accepted: [n]: how many of them were right.
+        """
+        self._num_drafts += len(lengths)
+        self._num_draft_tokens += int(lengths.sum())
+        self._accepted += (num_accepted[:, None] > np.arange(len(self._accepted))).sum(axis=0)
 
     @property
     def stats(self) -> DraftStats:
         """What has become of the drafts so far."""
-        return DraftStats(self._num_drafts, self._num_draft_tokens, tuple(self._accepted))
+        return DraftStats(self._num_drafts, self._num_draft_tokens, tuple(self._accepted.tolist()))
 
     def observe(self, num_tokens: int, has_drafts: bool, duration_s: float) -> None:
         """Note how long a step took. `num_tokens`: the tokens that it computed."""
-        times = self._drafted if has_drafts else self._plain
-        times.observe(self._num_steps, num_tokens, duration_s)
+        if has_drafts:
+            self._drafted.observe(self._num_steps, num_tokens, duration_s + self._source.looked_s)
+        else:
+            self._plain.observe(self._num_steps, num_tokens, duration_s)
+            self._allowance_s = min(self._source.looked_s, self._allowance_s + _LOOKING_SHARE * duration_s)
         self._num_steps += 1
 
     def propose(
         self, slots: NDArray[np.int64], running: RunningTokens, limits: NDArray[np.int64], budget: int, num_other: int
-    ) -> dict[int, NDArray[np.int32]]:
+    ) -> dict[int, list[int]]:
         """Return the drafts that the next step should verify, by slot. Slots without drafts are left out.
 
         Args:
@@ -73,9 +78,7 @@ class Speculation:
             budget: the maximum length of all drafts together.
             num_other: number of tokens that the step computes for other requests.
         """
-        is_resting = self._num_without_drafts >= _PATIENCE and self._num_without_drafts % _REST
-        self._num_without_drafts += 1
-        if is_resting or budget <= 0 or not len(slots):
+        if self._allowance_s < 0 or budget <= 0 or not len(slots):
             return {}
         self._acceptance.compare(slots, running.tokens, running.received)
         choose = partial(self._choose_lengths, len(slots), num_other, budget)
@@ -83,13 +86,13 @@ class Speculation:
         for slot, guess in found.items():
             self._acceptance.note(slot, int(running.received[slot]), guess)
         drafts = self._choose(found, dict(zip(slots.tolist(), limits.tolist(), strict=True)), choose)
-        if drafts:
-            self._num_without_drafts = 0
+        if not drafts:
+            self._allowance_s -= self._source.looked_s
         return drafts
 
     def _choose(
         self, found: dict[int, list[int]], limits: dict[int, int], choose_lengths: Callable[[Ints, Ints], Ints]
-    ) -> dict[int, NDArray[np.int32]]:
+    ) -> dict[int, list[int]]:
         """Return the beginnings of the guesses that are worth verifying. `limits`: their maximum lengths, by slot."""
         slots = np.array([slot for slot in found if limits[slot] > 0], np.int64)
         if not len(slots):
@@ -97,9 +100,7 @@ class Speculation:
         lengths = np.array([min(len(found[slot]), limits[slot]) for slot in slots.tolist()])
         chosen = choose_lengths(slots, lengths)
         return {
-            slot: np.array(found[slot][:length], np.int32)
-            for slot, length in zip(slots.tolist(), chosen.tolist(), strict=True)
-            if length
+            slot: found[slot][:length] for slot, length in zip(slots.tolist(), chosen.tolist(), strict=True) if length
         }
 
     def _choose_lengths(

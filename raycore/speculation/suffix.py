@@ -55,22 +55,18 @@ class SuffixGuesses:
         self._config = config
         self._finished = finished
         self._sequence = Occurrences(_RUN)
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of the request's tokens that `extend` was given."""
-        return len(self._sequence.tokens)
+        self.tokens = self._sequence.tokens
 
     def extend(self, tokens: list[int]) -> None:
-        """Append tokens of the request."""
+        """See `Guesses.extend`."""
         self._sequence.extend(tokens)
 
     def end(self, num_prompt_tokens: int) -> None:
         """Note that the request has finished."""
-        self._finished.add(self._sequence.tokens[num_prompt_tokens:])
+        self._finished.add(self.tokens[num_prompt_tokens:])
 
     def propose(self, num_tokens: int) -> list[int]:
-        """Return a guess of up to `num_tokens` tokens."""
+        """See `Guesses.propose`."""
         own, depth = self._sequence, self._config.suffix_decoding_max_tree_depth
         suffix = own.tokens[-depth:]
         found = [(own, own.match(end, suffix, depth)) for end in islice(own.last(), _MAX_COMPARED)]

@@ -26,6 +26,9 @@ _TRIAL_TOKENS = 2
 class WorkerGuesses:
     """Implements `GuessSource`."""
 
+    looked_s = 0.0
+    """`choose_lengths` is told how long it takes."""
+
     def __init__(
         self, drafter: DrafterConfig, take: TakeDrafts, clock: Callable[[], float] = time.perf_counter
     ) -> None:

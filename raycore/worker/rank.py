@@ -9,7 +9,7 @@ import importlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,30 @@ class RankIdentity(msgspec.Struct, frozen=True):
         return self.gpu_ids[worker] if self.gpu_ids else None
 
 
+class Regrouping(msgspec.Struct, frozen=True):
+    """A change of the number of ranks that share experts, without a restart. Ranks keep their numbers."""
+
+    num_ranks_before: int
+    num_ranks: int
+    rendezvous: str
+    """Address `tcp://host:port` at which the workers of all ranks connect, of those that leave, too."""
+    generation: int
+    """The number of the new group among all groups that the engine has had."""
+
+    @property
+    def num_involved(self) -> int:
+        """Number of ranks that take part: those that stay, come and leave."""
+        return max(self.num_ranks_before, self.num_ranks)
+
+
+class MemoryNeed(NamedTuple):
+    """What a worker needs for another number of ranks, in bytes."""
+
+    needed: int
+    """In addition to what it has allocated."""
+    available: int
+
+
 class WorkerRank(msgspec.Struct, frozen=True):
     """A worker's ranks, and the addresses at which it connects to other workers.
 
@@ -70,6 +94,8 @@ class WorkerRank(msgspec.Struct, frozen=True):
     pp_rank: int = 0
     """The stage of the pipeline that this worker computes."""
     pp_size: int = 1
+    is_new: bool = False
+    """Whether this worker joins others that already run. It loads no weights: `regroup()` brings them."""
 
     @property
     def worker(self) -> int:

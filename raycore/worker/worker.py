@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 import torch
 
@@ -46,6 +47,7 @@ from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, step_bytes
+from raycore.model.weight_exchange import WeightExchange
 from raycore.model.weights.loader import (
     DecoderWeights,
     Fp8Layers,
@@ -70,7 +72,8 @@ from raycore.worker.draft_worker import DraftWorker
 from raycore.worker.fp8_layers import choose_fp8
 from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.protocol import WorkerProtocol
-from raycore.worker.rank import WorkerRank
+from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
+from raycore.worker.regrouping import empty_weights, expert_share, make_exchange, num_held, weight_bytes
 from raycore.worker.worker_profile import WorkerProfile
 from raycore.worker.worst_steps import worst_steps
 
@@ -108,7 +111,10 @@ class Worker(WorkerProtocol):
         self._threads = ComputeThreads()
         self._ranks = TensorParallel()
         self._experts: ExpertParallel | None = None
-        self._rendezvous: list[Rendezvous] = []
+        self._workers: Rendezvous | None = None
+        """The workers of this engine. None if there is only this one."""
+        self._expert_workers: Rendezvous | None = None
+        """The workers of all ranks that share experts."""
         self._source: Link | None = None
         self._sink: Link | None = None
         self._step_times = StepTimes(0.0, 0.0)
@@ -158,8 +164,8 @@ class Worker(WorkerProtocol):
         logger.info("computes in %s on %s", self.dtype_name(), self._describe_device())
         if self.rank.world_size > 1:
             self._join_engine()
-        if config.parallel.is_lockstep:
-            self._experts = self._join_experts()
+        if config.parallel.is_lockstep and not self.rank.is_new:
+            self._join_experts()
         self._drafting = self._make_drafting()
 
     def _make_drafting(self) -> DraftWorker | None:
@@ -175,11 +181,13 @@ class Worker(WorkerProtocol):
         Raises:
             InvalidCheckpoint: a file or a tensor is missing or damaged.
         """
-        model = self.config.model
-        self._operations = self._backend.operations()
         if self.rank.pp_size > 1:
             logger.info("this stage has layers %d to %d", self._stage.layers[0], self._stage.layers[-1])
-        weights = self._read_weights(self._device, self._fp8, self._note_progress)
+        self._build_decoder(self._read_weights(self._device, self._fp8, self._note_progress))
+
+    def _build_decoder(self, weights: DecoderWeights) -> None:
+        model = self.config.model
+        self._operations = self._backend.operations()
         with torch.inference_mode():
             self._decoder = _decoder_class(model.spec)(
                 model.spec, weights, self._ranks, self._operations, self._experts, self._stage
@@ -193,9 +201,7 @@ class Worker(WorkerProtocol):
 
     def _read_weights(self, device: torch.device, fp8: Fp8Layers, progress: Progress | None) -> DecoderWeights:
         """Read or generate this worker's share of the weights."""
-        model, rank, share = self.config.model, self.rank, None
-        if self.config.parallel.enable_expert_parallel and model.spec.moe is not None:
-            share = model.spec.moe.whole_experts(rank.ep_rank, rank.ep_size)
+        model, rank, share = self.config.model, self.rank, expert_share(self.config, self.rank)
         tp, path, stage = (rank.tp_rank, rank.tp_size), Path(model.model), self._stage
         if model.load_format == "dummy":
             # on another kind of device, they would be others
@@ -282,7 +288,7 @@ class Worker(WorkerProtocol):
         if self._device.type == "cuda":
             return self._available_on_gpu()
         share = self.config.cache.gpu_memory_utilization
-        per_worker = host.available_memory_bytes() // self.rank.num_local_workers - self._step_bytes()
+        per_worker = host.available_memory_bytes() // self.rank.num_local_workers - self._step_bytes(self.config)
         available = min(int(per_worker * share * _DEFAULT_CPU_SHARE), _MAX_DEFAULT_CACHE_BYTES)
         if available < self.bytes_per_block():
             raise InvalidConfig(
@@ -380,12 +386,7 @@ class Worker(WorkerProtocol):
         is_eager = self.config.model.enforce_eager or self.config.parallel.is_lockstep
         return self._backend.name == "triton" and not is_eager and self.rank.pp_size == 1
 
-    def warm_up(self) -> None:
-        """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
-
-        Raises:
-            InvalidConfig: what `prepare_structured_outputs` loads could not be loaded.
-        """
+    def _warm_up_plans(self) -> list[StepPlan]:
         num_tokens = min(8, self.config.cache.block_size, self.config.scheduler.max_model_len)
         request = NewRequest(
             slot=0,
@@ -398,17 +399,30 @@ class Worker(WorkerProtocol):
         )
         slot = np.zeros(1, np.int32).tobytes()
         counts = np.array([num_tokens - 1], np.int32).tobytes()
-        assert self._runner is not None, "initialize_cache() comes first"
-        self._runner.execute(StepPlan(step=-3, slots=slot, num_tokens=counts, new_requests=[request]))
-        if self.config.drafter is not None and num_tokens + 1 < self.config.scheduler.max_model_len:
-            self.take_draft_token_ids([0], [min(2, self.config.drafter.num_speculative_tokens)])
-        self._runner.execute(StepPlan(step=-2, slots=slot))
-        self._runner.execute(StepPlan(step=-1, freed_slots=[0]))
+        plans = [
+            StepPlan(step=-3, slots=slot, num_tokens=counts, new_requests=[request]),
+            StepPlan(step=-2, slots=slot),
+            StepPlan(step=-1, freed_slots=[0]),
+        ]
         if self._backend.name == "triton":
             # compiles the kernels that other requests need; Triton keeps them on disk for the next start
             limits = SchedulerConfig(1, num_tokens, num_tokens)
-            for plan in worst_steps(limits, self.config.cache.block_size):
-                self._runner.execute(plan)
+            plans += worst_steps(limits, self.config.cache.block_size)
+        return plans
+
+    def warm_up(self) -> None:
+        """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
+
+        Raises:
+            InvalidConfig: what `prepare_structured_outputs` loads could not be loaded.
+        """
+        assert self._runner is not None, "initialize_cache() comes first"
+        prompt, *others = self._warm_up_plans()
+        self._runner.execute(prompt)
+        if self._drafting is not None and prompt.num_step_tokens + 1 < self.config.scheduler.max_model_len:
+            self._runner.take_draft_token_ids([0], [min(2, self.config.max_drafts)])
+        for plan in others:
+            self._runner.execute(plan)
         if self._prepared is not None:
             try:
                 self._prepared.result(self.config.executor.init_timeout_s)
@@ -479,6 +493,75 @@ class Worker(WorkerProtocol):
             self._offloaded.restore()
             self._offloaded = None
 
+    # ---- another number of ranks that share experts
+
+    def memory_need(self, num_ranks: int, num_local_workers: Sequence[int], num_blocks: int) -> MemoryNeed:
+        """Return how much more memory this worker needs if `num_ranks` ranks share experts.
+
+        Args:
+            num_local_workers: for each worker of this rank, the number of workers of all these ranks on its node.
+            num_blocks: size of the KV cache, which counts if this worker is new.
+        """
+        config = self.config.with_num_ranks(num_ranks)
+        rank = self.rank.with_experts(config.parallel, None)
+        needed = weight_bytes(config, rank, self._stage, self._dtype) + self._step_bytes(config)
+        if self.rank.is_new:
+            needed += num_blocks * self.bytes_per_block()
+        else:
+            needed -= weight_bytes(self.config, self.rank, self._stage, self._dtype) + self._step_bytes(self.config)
+        return MemoryNeed(max(0, needed), self._free_memory() // num_local_workers[rank.worker])
+
+    def regroup(self, regrouping: Regrouping) -> None:
+        """Leave the workers that this one shares experts with, and join others, between two steps.
+
+        All workers of all ranks that stay, come or leave must do this at the same time. Experts move from worker to
+        worker. A new worker gets all its weights from others, and needs its cache afterwards.
+
+        Raises: if another worker is gone or stuck. This one can't continue then.
+        """
+        self._end_profile()  # it stands between the decoder and its layers
+        before, num_before = self.rank, num_held(self.config, self.rank)
+        config = self.config.with_num_ranks(regrouping.num_ranks)
+        rank = before.with_experts(config.parallel, regrouping.rendezvous)
+        workers = self._meet_all(rank, regrouping.num_involved)
+        exchange = make_exchange(workers, regrouping, config, rank)
+        is_member = config.parallel.is_lockstep and rank.dp_rank < regrouping.num_ranks
+        experts = self._form_group(workers, rank) if is_member else None
+        workers.part()
+        self._leave_experts()
+        self.config, self.rank = config, msgspec.structs.replace(rank, is_new=False)
+        self._experts, self._expert_workers = experts, workers
+        if before.is_new:
+            weights = empty_weights(config, rank, self._stage, self._dtype, self._device)
+            exchange.receive(weights)
+            self._build_decoder(weights)
+        else:
+            self._exchange_experts(exchange, num_before)
+        exchange.close()
+
+    def accompany_warm_up(self) -> None:
+        """Take part in the `warm_up()` of new workers, which need the others' experts."""
+        assert self._runner is not None, "this worker runs"
+        for plan in self._warm_up_plans():
+            self._runner.execute(StepPlan(plan.step))
+
+    def _exchange_experts(self, exchange: WeightExchange, num_before: int) -> None:
+        assert self._decoder is not None, "load_model() comes first"
+        share = expert_share(self.config, self.rank)
+        assert share is not None, "only ranks that share experts are regrouped"
+        with torch.inference_mode():
+            exchange.exchange(self._decoder, share.experts)
+        self._decoder.share_experts(self._experts, len(share.experts) - num_before)
+        if self._runner is not None:
+            self._runner.share_experts(self._experts)
+
+    def _free_memory(self) -> int:
+        """Return how many bytes this worker could allocate now."""
+        if self._device.type != "cuda":
+            return host.available_memory_bytes()
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return torch.cuda.mem_get_info(self._device)[0] + unused
+
     def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
         """Start to compile grammars of waiting requests on a background thread. Steps can run meanwhile.
 
@@ -544,13 +627,11 @@ class Worker(WorkerProtocol):
         self._runner = self._decoder = self._drafting = self._offloaded = None
         self._ranks.leave()
         self._ranks = TensorParallel()
-        if self._experts is not None:
-            self._experts.leave()
-        for part in (self._source, self._sink, *self._rendezvous):
+        self._leave_experts()
+        for part in (self._source, self._sink, self._workers):
             if part is not None:
                 part.close()
-        self._experts = self._source = self._sink = None
-        self._rendezvous = []
+        self._source = self._sink = self._workers = None
 
     def _end_profile(self) -> None:
         """Write the profile that is running, if any. A failure must not keep the worker from stopping."""
@@ -580,7 +661,7 @@ class Worker(WorkerProtocol):
                 f"tp_size={rank.tp_size} and pp_size={rank.pp_size} need distributed_init, the address at which the "
                 "engine's workers meet"
             )
-        workers = self._meet(rank.distributed_init, rank.worker, rank.world_size)
+        workers = self._workers = self._meet(rank.distributed_init, rank.worker, rank.world_size)
         if rank.tp_size > 1:
             collectives = workers.collectives(
                 f"stage {rank.pp_rank}",
@@ -605,30 +686,43 @@ class Worker(WorkerProtocol):
         config = self.config
         return config.scheduler.max_num_batched_tokens * config.model.spec.hidden_size * self._dtype.itemsize
 
-    def _join_experts(self) -> ExpertParallel:
+    def _join_experts(self) -> None:
         """Connect to the workers of this stage of all engines."""
         rank = self.rank
         if rank.rendezvous is None:
             raise InvalidConfig(
                 f"ep_size={rank.ep_size} needs rendezvous, the address at which the workers of all ranks meet"
             )
-        number, size = rank.dp_rank * rank.world_size + rank.worker, rank.ep_size * rank.pp_size
-        workers = self._meet(rank.rendezvous, number, size)
-        batch_invariant = self.config.model.batch_invariant
+        self._expert_workers = self._meet_all(rank, self.config.parallel.data_parallel_size)
+        self._experts = self._form_group(self._expert_workers, rank)
+        self._expert_workers.part()
+
+    def _meet_all(self, rank: WorkerRank, num_ranks: int) -> Rendezvous:
+        """Connect to the workers of all stages of all ranks."""
+        assert rank.rendezvous is not None, "the ranks share experts"
+        return self._meet(rank.rendezvous, rank.dp_rank * rank.world_size + rank.worker, num_ranks * rank.world_size)
+
+    def _form_group(self, workers: Rendezvous, rank: WorkerRank) -> ExpertParallel:
+        """Form the group of the workers of this stage."""
         collectives = workers.collectives(
-            f"stage {rank.pp_rank}", rank.ep_rank, rank.ep_size, batch_invariant=batch_invariant
+            f"stage {rank.pp_rank}", rank.ep_rank, rank.ep_size, batch_invariant=self.config.model.batch_invariant
         )
-        workers.part()
         return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, self._device)
 
-    def _meet(self, address: str, number: int, size: int) -> Rendezvous:
-        workers = Rendezvous(address, number, size, self._device, self.config.executor.init_timeout_s)
-        self._rendezvous.append(workers)
-        return workers
+    def _leave_experts(self) -> None:
+        """Disconnect from the workers that this one shares experts with. Idempotent."""
+        if self._experts is not None:
+            self._experts.leave()
+        if self._expert_workers is not None:
+            self._expert_workers.close()
+        self._experts = self._expert_workers = None
 
-    def _step_bytes(self) -> int:
+    def _meet(self, address: str, number: int, size: int) -> Rendezvous:
+        return Rendezvous(address, number, size, self._device, self.config.executor.init_timeout_s)
+
+    def _step_bytes(self, config: EngineConfig) -> int:
         """Return an upper bound on the bytes that a step needs in addition to weights and KV cache."""
-        config, scheduler = self.config, self.config.scheduler
+        scheduler = config.scheduler
         limits = StepLimits(
             num_tokens=scheduler.max_num_batched_tokens,
             num_seqs=scheduler.max_num_seqs,

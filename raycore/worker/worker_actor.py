@@ -74,7 +74,10 @@ class WorkerActor:
 
     @endpoint("work")
     def start(self, rank: WorkerRank) -> None:
-        """Create the worker and load its model. Called after `join()` has returned on all workers of the engine."""
+        """Create the worker and load its model, unless it will get its weights from workers that already run.
+
+        Called after `join()` has returned on all workers of the engine.
+        """
         if self._endpoint is not None:
             self._endpoint.finish_joining()
         log_as(rank.label, self._config.log_level)
@@ -82,7 +85,8 @@ class WorkerActor:
         worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
         self._server = RpcServer(worker, rank.worker)
         worker.init_device()
-        worker.load_model()
+        if not rank.is_new:
+            worker.load_model()
 
     @endpoint()
     def load_progress(self) -> float:

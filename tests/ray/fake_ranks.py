@@ -42,7 +42,7 @@ class FakeRank:
         return "bfloat16" if self.dp_rank == 0 and self.is_first else "float32"
 
     @ray.method(concurrency_group="run")
-    def wait_for_init(self, rendezvous: str | None, dtype: str | None) -> bytes:
+    def wait_for_init(self, rendezvous: str | None, dtype: str | None, num_blocks: int | None) -> bytes:
         if self.behaviour == "bad config" and self.dp_rank == 1:
             raise InvalidConfig("max_model_len=7 is odd")
         if self.behaviour == "never up" and self.dp_rank == 1:

@@ -1,4 +1,4 @@
-"""A short run of the benchmark that breaks ranks at random: no request is lost, and none comes out differently."""
+"""Short runs of the benchmark that breaks ranks at random: no request is lost, and none comes out differently."""
 
 from __future__ import annotations
 
@@ -13,27 +13,33 @@ from number_formats import DTYPE
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 MIN_FAULTS = 4
+TIMEOUT_S = 200
 
 
-@pytest.mark.timeout(300)
-def test_requests_survive_faults_of_several_kinds():
-    options = {
-        "--dp": 2,
-        "--requests": 12,
-        "--spare-nodes": 1,
-        "--min-faults": MIN_FAULTS,
-        "--fault-interval-s": 0.3,
-        "--timeout-s": 200,
-        "--dtype": DTYPE,
-    }
-    arguments = [str(value) for option in options.items() for value in option]
-    command = [sys.executable, forked_ray.__file__, str(BENCHMARK), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+def rows_of_a_run(*flags: str, **options: object) -> dict[str, str]:
+    """Run the benchmark. Returns the rows of its report."""
+    options |= {"dp": 2, "requests": 12, "fault_interval_s": 0.3, "timeout_s": TIMEOUT_S, "dtype": DTYPE}
+    arguments = [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
+    command = [sys.executable, forked_ray.__file__, str(BENCHMARK), *flags, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S + 80, check=False)
     rows = dict(re.findall(r"^ *(\S.*?)  +(\S.*)$", run.stdout, re.MULTILINE))
     said = run.stdout[-4000:] + run.stderr[-4000:]
     assert rows.get("requests lost") == "0", said
     assert re.fullmatch(r"0 of \d+", rows["results that differ"]), said
     assert rows["left behind"] == "nothing", said
     assert run.returncode == 0, said
-    kinds = re.findall(r"\d+ x ([a-z ]+)", rows["faults injected"])
-    assert len(kinds) >= MIN_FAULTS, said
+    return rows
+
+
+@pytest.mark.timeout(300)
+def test_requests_survive_faults_of_several_kinds():
+    rows = rows_of_a_run(min_faults=MIN_FAULTS, spare_nodes=1)
+    assert len(re.findall(r"\d+ x ([a-z ]+)", rows["faults injected"])) >= MIN_FAULTS, rows
+
+
+@pytest.mark.timeout(300)
+def test_requests_survive_faults_in_pauses_and_sleeps():
+    often = {"interruption_interval_s": 0.3, "still_s": 0.2}
+    rows = rows_of_a_run("--one-node", "--pauses", "--sleep", min_faults=2, **often)
+    assert int(rows["interruptions"].partition(":")[0]) >= 2, rows
+    assert rows["outputs of streams while it was still"] == "0", rows

@@ -67,7 +67,7 @@ class LivingWorkers:
         made.max_concurrent_batches = config.max_steps_in_flight
         return made
 
-    def initialize(self, rendezvous=None):
+    def initialize(self, rendezvous=None, *, is_new=False):
         self.executor.collective_rpc(_reload, args=(self.config,))
 
     def shutdown(self):

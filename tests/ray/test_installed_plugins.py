@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from asgi_client import Client
 from number_formats import DTYPE
-from plugin_package import install, marks
+from plugin_package import install_by_pip, marks, scheduler_pids
 from tool_templates import HERMES
 
 from raycore import AsyncLLM, InvalidConfig, plugins
@@ -29,7 +29,7 @@ TOOLS = [{"type": "function", "function": {"name": "get_time", "parameters": {"t
 def site(ray_cluster, site_directory: Path, monkeypatch: pytest.MonkeyPatch):
     """The directory of the installed package, which is removed after the test."""
     monkeypatch.setattr(plugins, "_process", plugins._Process([], set()))
-    monkeypatch.syspath_prepend(install(site_directory))
+    monkeypatch.syspath_prepend(install_by_pip(site_directory))
     yield site_directory
     for path in site_directory.iterdir():
         shutil.rmtree(path)
@@ -63,6 +63,7 @@ def test_an_engine_uses_plugins_of_every_kind(site: Path, checkpoint: str):
         assert [name for name, _ in steps] == ["WagonDecoder"] * 2
         assert all(num_steps > 1 for _, num_steps in steps)
         (info,) = engine.engine_infos
+        assert scheduler_pids(site) == [info.pid]
         assert marks(site) == dict.fromkeys([os.getpid(), info.pid, *info.worker_pids], 1)
         asked = [{"role": "user", "content": "What time is it?"}]
         (choice,) = served.chat(messages=asked, tools=TOOLS, tool_choice="required", max_tokens=200).json["choices"]

@@ -181,6 +181,7 @@ def test_a_pause_of_each_mode(llm, expected):
         (1, "worker", signal.SIGSTOP, "before"),
         (2, "engine", signal.SIGKILL, "asleep"),
         (2, "worker", signal.SIGKILL, "waking"),
+        (2, "worker", signal.SIGSTOP, "waking"),
     ],
 )
 def test_a_rank_that_dies_in_a_pause_is_replaced_by_a_paused_one(llm, expected, level, victim, number, when):

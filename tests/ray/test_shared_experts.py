@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
+import shutil
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
@@ -115,8 +122,112 @@ def test_a_rank_that_dies_takes_its_group_along_and_no_request(ray_cluster, chec
         assert tokens(llm, prompts() * 2, LONG) == expected
         assert not set(before) & {info.pid for info in llm.engine_infos}, "all of the group are others"
 
-        llm.scale(3, drain_timeout_s=0.0)
+
+@contextmanager
+def requests_without_end(llm: LLM, expected: list[list[int]]) -> Iterator[Callable[[], None]]:
+    """While the block runs, send requests, always several at a time, which have to get the expected tokens.
+
+    Yields a function that waits until requests run.
+    """
+    is_over, num_started = threading.Event(), itertools.count()
+
+    def send(first: int) -> int:
+        for number in range(first, 10_000):
+            next(num_started)
+            index = number % len(expected)
+            assert tokens(llm, [(prompts() * 2)[index]], LONG) == [expected[index]]
+            if is_over.is_set():
+                return number - first + 1
+        raise AssertionError("the block never ended")
+
+    def wait() -> None:
+        before, deadline_s = next(num_started), time.monotonic() + 60
+        while next(num_started) < before + 8 or not any(rank.num_running for rank in llm.ranks):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+    with ThreadPoolExecutor(6) as pool:
+        sent = [pool.submit(send, first) for first in range(6)]
+        try:
+            yield wait
+        finally:
+            is_over.set()
+        assert sum(each.result(120) for each in sent) >= len(sent)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (1, 2)], ids=["tp1-pp1", "tp2", "pp2"])
+def test_ranks_come_and_go_without_the_checkpoint(ray_cluster, checkpoints, tmp_path, sizes):
+    path = shutil.copytree(checkpoints["qwen3_moe"][0], tmp_path / "model")
+    tp_size, pp_size = sizes
+    mode = {
+        "tensor_parallel_size": tp_size,
+        "pipeline_parallel_size": pp_size,
+        "dtype": "float32",
+        "batch_invariant": True,
+    }
+    with LLM(str(path), data_parallel_size=2, enable_expert_parallel=True, **mode, **OPTIONS) as llm:
+        expected = tokens(llm, prompts() * 2, LONG)
+        for file in path.glob("*.safetensors"):
+            file.unlink()
+        first = llm.engine_infos[0].pid
+        with requests_without_end(llm, expected) as wait_for_requests:
+            for num_ranks in (3, 2, 1, 2):
+                wait_for_requests()
+                llm.scale(num_ranks, drain_timeout_s=0.0 if num_ranks == 1 else None)
+                infos = llm.engine_infos
+                assert [info.dp_rank for info in infos] == list(range(num_ranks))
+                assert infos[0].pid == first
+                assert [rank.state for rank in llm.ranks] == ["serving"] * num_ranks
+            wait_for_requests()
+        assert {rank.num_restarts for rank in llm.ranks} == {0}
+        ep_sizes = llm.collective_rpc(lambda worker: worker.rank.ep_size)
+        assert ep_sizes == [2 * tp_size] * (2 * tp_size * pp_size)
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_dies_while_experts_move_costs_a_restart_and_no_request(ray_cluster, checkpoints):
+    path, _ = checkpoints["mixtral"]
+    mode = {"dtype": "float32", "batch_invariant": True}
+    with LLM(path, data_parallel_size=2, enable_expert_parallel=True, **mode, **OPTIONS) as llm:
+        expected = tokens(llm, prompts() * 2, LONG)
+        before = [info.pid for info in llm.engine_infos]
+        llm.collective_rpc(_die_when_experts_move, args=(1,))
+        with requests_without_end(llm, expected) as wait_for_requests:
+            wait_for_requests()
+            llm.scale(3)
+            wait_for_requests()
         assert len(llm.engine_infos) == 3
-        assert tokens(llm, prompts() * 2, LONG) == expected
-        with pytest.raises(InvalidConfig, match="data_parallel_size=1"):
+        assert not set(before) & {info.pid for info in llm.engine_infos}
+        assert [rank.num_restarts for rank in llm.ranks] == [1] * 3
+
+
+def _die_when_experts_move(worker, dp_rank: int) -> None:
+    if worker.rank.dp_rank == dp_rank:
+        worker._exchange_experts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.timeout(300)
+def test_what_joins_a_paused_engine_is_paused_and_too_little_memory_is_an_error(ray_cluster, checkpoints):
+    path, expected = checkpoints["mixtral"]
+    with LLM(path, data_parallel_size=1, enable_expert_parallel=True, dtype="float32", **OPTIONS) as llm:
+        llm.pause_generation(mode="keep")
+        with ThreadPoolExecutor() as pool:
+            results = pool.submit(tokens, llm, prompts())
+            llm.scale(2)
+            assert [rank.state for rank in llm.ranks] == ["paused"] * 2
+            llm.resume_generation()
+            assert results.result(60) == expected
+        llm.collective_rpc(_have_no_memory)
+        with pytest.raises(InvalidConfig, match=r"worker 0 of dp_rank 0 would need .* MiB more .* and 0.0 MiB"):
             llm.scale(1)
+        assert tokens(llm, prompts()) == expected
+        llm.sleep(level=1, mode="keep")
+        llm.scale(1)
+        assert [rank.state for rank in llm.ranks] == ["asleep"]
+        assert llm.wake_up()
+        assert tokens(llm, prompts()) == expected
+
+
+def _have_no_memory(worker) -> None:
+    worker._free_memory = lambda: 0

@@ -58,11 +58,11 @@ class Clairvoyant(Speculation):
 
     def propose(self, slots, running, limits, budget, num_other):
         """Drafts of up to MAX_DRAFTS tokens for each slot, within the limits."""
-        drafts: dict[int, np.ndarray] = {}
+        drafts: dict[int, list[int]] = {}
         for slot, limit in zip(slots.tolist(), limits.tolist(), strict=True):
             length = min(limit, budget, MAX_DRAFTS)
             if length > 0:
-                drafts[slot] = np.array(self._draft(slot, running, length), np.int32)
+                drafts[slot] = self._draft(slot, running, length)
                 budget -= length
         return drafts
 

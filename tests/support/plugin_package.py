@@ -1,7 +1,11 @@
-"""Writes a package with plugins of every kind, as pip would install it, to a directory for PYTHONPATH."""
+"""Writes a package with plugins of every kind, and installs it in a directory for PYTHONPATH."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 ENTRY_POINTS = """\
@@ -53,11 +57,14 @@ class WagonWorker(Worker):
         return type(self._decoder).__name__, self._decoder.num_steps
 """,
     "scheduler": """\
+import os, pathlib
+
 from raycore.scheduler.scheduler import Scheduler
 
 class WagonScheduler(Scheduler):
-    def load(self):
-        return super().load()
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        (pathlib.Path(__file__).parent / f"{os.getpid()}.scheduler").touch()
 """,
     "parsers": """\
 from raycore.server.parsers.reasoning import ReasoningParser
@@ -73,17 +80,47 @@ class WagonToolParser(HermesParser):
 
 
 def install(directory: Path, entry_points: str = ENTRY_POINTS, **modules: str) -> Path:
-    """Install the package `wagon` with these entry points. `modules` replace or add modules. Returns `directory`."""
-    package, info = directory / "wagon", directory / "wagon-1.0.dist-info"
-    for folder in (package, info):
-        folder.mkdir(parents=True)
-    for name, text in {"__init__": "", **MODULES, **modules}.items():
-        (package / f"{name}.py").write_text(text)
+    """Install the package `wagon` with these entry points, without pip. `modules` replace or add modules. Returns
+    `directory`.
+    """
+    info = directory / "wagon-1.0.dist-info"
+    info.mkdir(parents=True)
+    _write(directory / "wagon", MODULES | modules)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wagon\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(entry_points)
+    return directory
+
+
+def install_by_pip(directory: Path) -> Path:
+    """Have pip build the package `wagon` from its pyproject.toml, and install it. Returns `directory`."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write(Path(folder, "wagon"), MODULES)
+        Path(folder, "pyproject.toml").write_text(_pyproject())
+        flags = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(directory)]
+        subprocess.run([sys.executable, "-m", "pip", "install", *flags, folder], check=True, timeout=60)
     return directory
 
 
 def marks(directory: Path) -> dict[int, int]:
     """How often each process has called the general plugin of the package in `directory`, by pid."""
     return {int(path.stem): len(path.read_text().splitlines()) for path in (directory / "wagon").glob("*.mark")}
+
+
+def scheduler_pids(directory: Path) -> list[int]:
+    """The processes that have made the scheduler of the package in `directory`."""
+    return [int(path.stem) for path in (directory / "wagon").glob("*.scheduler")]
+
+
+def _write(package: Path, modules: Mapping[str, str]) -> None:
+    package.mkdir()
+    for name, text in {"__init__": "", **modules}.items():
+        (package / f"{name}.py").write_text(text)
+
+
+def _pyproject() -> str:
+    lines = ["[build-system]", 'requires = ["setuptools"]', 'build-backend = "setuptools.build_meta"']
+    lines += ["[project]", 'name = "wagon"', 'version = "1.0"']
+    for line in ENTRY_POINTS.splitlines():
+        name, _, path = line.partition(" = ")
+        lines.append(f'{name} = "{path}"' if path else f'[project.entry-points."{line.strip("[]")}"]')
+    return "\n".join(lines)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,12 +24,11 @@ from raycore.model.weights.fp8_weight import Weight
 from raycore.model.weights.loader import (
     DecoderWeights,
     Fp8Layers,
-    LayerWeights,
-    MlpWeights,
     Progress,
     empty_decoder_weights,
     one_thread_per_operation,
 )
+from raycore.model.weights.named import named_weights
 from raycore.model.weights.staging import NUM_READERS, Staging
 
 
@@ -107,7 +105,7 @@ def load_saved_weights(
             else:
                 staging.send(view, lambda rows, numbers: store(out[rows], numbers, None))
 
-        all_named = list(_named(weights, stage.layers.start))
+        all_named = list(named_weights(weights, stage.layers.start))
         with ThreadPoolExecutor(num_usual if staging is None else NUM_READERS) as pool:
             for num_done, _ in enumerate(pool.map(fill, all_named), start=1):
                 if progress is not None:
@@ -120,7 +118,7 @@ def load_saved_weights(
 def _divide(weights: DecoderWeights, first_layer: int, max_bytes: int | None) -> list[dict[str, torch.Tensor]]:
     parts: list[dict[str, torch.Tensor]] = [{}]
     num_bytes = 0
-    for name, tensor in _named(weights, first_layer):
+    for name, tensor in named_weights(weights, first_layer):
         assert isinstance(tensor, torch.Tensor), "fp8 weights aren't written"
         if max_bytes is not None and parts[-1] and num_bytes + tensor.nbytes > max_bytes:
             parts.append({})
@@ -128,38 +126,3 @@ def _divide(weights: DecoderWeights, first_layer: int, max_bytes: int | None) ->
         parts[-1][name] = tensor
         num_bytes += tensor.nbytes
     return parts
-
-
-def _named(weights: DecoderWeights, first_layer: int) -> Iterator[tuple[str, Weight]]:
-    """The weights of a stage by name. A fused weight has the name of the fused layer."""
-    if weights.embed_VD is not None:
-        yield "model.embed_tokens.weight", weights.embed_VD
-    if weights.lm_head_VD is not None and weights.lm_head_VD is not weights.embed_VD:
-        yield "lm_head.weight", weights.lm_head_VD
-    if weights.final_norm_D is not None:
-        yield "model.norm.weight", weights.final_norm_D
-    for index, layer in enumerate(weights.layers, start=first_layer):
-        for name, weight in _of_layer(layer):
-            if weight is not None:
-                yield f"model.layers.{index}.{name}", weight
-
-
-def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
-    yield "input_layernorm.weight", layer.input_norm_D
-    yield "self_attn.qkv_proj.weight", layer.qkv_OD
-    yield "self_attn.qkv_proj.bias", layer.qkv_bias_O
-    yield "self_attn.q_norm.weight", layer.q_norm_H
-    yield "self_attn.k_norm.weight", layer.k_norm_H
-    yield "self_attn.o_proj.weight", layer.o_DO
-    yield "self_attn.o_proj.bias", layer.o_bias
-    yield "post_attention_layernorm.weight", layer.post_norm_D
-    own = layer.feed_forward
-    if isinstance(own, MlpWeights):
-        yield "mlp.gate_up_proj.weight", own.gate_up_FD
-        yield "mlp.gate_up_proj.bias", own.gate_up_bias
-        yield "mlp.down_proj.weight", own.down_DF
-        yield "mlp.down_proj.bias", own.down_bias
-    else:
-        yield "mlp.gate.weight", own.router_ED
-        yield "mlp.experts.gate_up_proj", own.gate_up_EFD
-        yield "mlp.experts.down_proj", own.down_EDF

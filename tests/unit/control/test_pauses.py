@@ -30,6 +30,7 @@ class Engine:
         monkeypatch.setattr("raycore.control.pauses.get", lambda ref: ref.result())
         self.log: list[tuple[Any, ...]] = []
         self.activity = RUNNING
+        self.changing = threading.Lock()
         self.is_changing_activity = False
         self.has_ended = False
         self.answers: dict[int, Callable[[Activity], dict[int, int]]] = {}

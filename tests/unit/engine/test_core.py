@@ -35,7 +35,7 @@ class FakeExecutor:
         self.memory_calls: list[tuple[object, ...]] = []
         """The calls that give up memory or allocate it, since the start."""
 
-    def initialize(self, rendezvous=None):
+    def initialize(self, rendezvous=None, *, is_new=False):
         if self.fail_with:
             raise self.fail_with
 
@@ -48,6 +48,9 @@ class FakeExecutor:
     def initialize_cache(self, num_blocks):
         self.num_blocks = num_blocks
         self.memory_calls.append(("initialize_cache", num_blocks))
+
+    def workers_answer(self):
+        return True
 
     def sleep(self, level, tags):
         self.memory_calls.append(("sleep", level, tuple(tags)))

@@ -177,11 +177,18 @@ def test_an_engine_whose_peers_are_gone_leaves_in_time():
     assert waves.is_running
 
 
-def test_an_engine_alone_has_no_waves():
-    core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
-    mailbox.put(StartWave(1))
-    with pytest.raises(AssertionError, match="shares no experts"):
-        run_loop(core, mailbox)
+def test_waves_of_a_group_that_an_engine_has_left_do_not_concern_it():
+    core, mailbox = EngineCore(make_config(), SharingExecutor(Exchange(1), 0)), Mailbox()
+    mailbox.put(StartWave(7))
+    mailbox.stop()
+    run_loop(core, mailbox)
+    waves = Waves(generation=1)
+    mailbox.put(StartWave(7))
+    run_lockstep_loop(core, mailbox, waves, lambda wave: None)
+    assert not waves.is_running
+    mailbox.put(StartWave(1, generation=2))
+    with pytest.raises(AssertionError, match="hasn't joined"):
+        run_lockstep_loop(core, mailbox, waves, lambda wave: None)
 
 
 def test_a_step_says_whether_anyone_was_busy():

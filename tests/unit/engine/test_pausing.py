@@ -48,7 +48,8 @@ class Rank:
 
     def _run(self, activity: Activity) -> None:
         try:
-            run_loop(self.core, self.mailbox, activity)
+            self.core.follow(activity)
+            run_loop(self.core, self.mailbox)
         except BaseException as error:
             self.ended.set_exception(error)
         else:

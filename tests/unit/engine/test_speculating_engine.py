@@ -6,7 +6,6 @@ import random
 from copy import deepcopy
 from typing import Any
 
-import numpy as np
 import pytest
 from mixed_requests import TOKENS, make_requests, run
 from number_formats import REPEATABLE
@@ -27,14 +26,14 @@ class Prophet(Speculation):
 
     def propose(self, slots, running, limits, budget, num_other):
         rng = random.Random(self._num_steps)
-        drafts: dict[int, np.ndarray] = {}
+        drafts: dict[int, list[int]] = {}
         for slot, limit in zip(slots.tolist(), limits.tolist(), strict=True):
             length = min(limit, budget, rng.randint(0, MAX_DRAFTS))
             tokens = self._next_tokens(slot, running)[: max(0, length)]
             if rng.random() < 0.7 and tokens:
                 tokens[rng.randrange(len(tokens))] = rng.randrange(VOCAB)
             if tokens:
-                drafts[slot] = np.array(tokens, np.int32)
+                drafts[slot] = tokens
                 budget -= len(tokens)
         return drafts
 

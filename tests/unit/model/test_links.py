@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from raycore.model import peer_memory
+from raycore.model import links, peer_memory
 from raycore.model.links import Link, SharedMemoryLink, TorchLink, make_link
 
 CPU = torch.device("cpu")
@@ -67,6 +67,30 @@ def test_the_sender_may_be_two_steps_ahead(kind):
         sender.send(h_TD)  # nobody receives: a sender that waited would fail this test
     for h_TD in sent:
         assert torch.equal(receiver.receive_into(torch.empty(SHAPE)), h_TD)
+    sender.close()
+    receiver.close()
+
+
+def test_what_was_sent_arrives_although_the_sender_closes(kind):
+    sender, receiver = make_ends()
+    sent = [torch.full(SHAPE, float(number)) for number in range(2)]
+    for h_TD in sent:
+        sender.send(h_TD)
+    closing = threading.Thread(target=sender.close)
+    closing.start()
+    closing.join(0.1)  # one that doesn't wait for the receiver has closed now
+    for h_TD in sent:
+        assert torch.equal(receiver.receive_into(torch.empty(SHAPE)), h_TD)
+    closing.join(20)
+    assert not closing.is_alive()
+    receiver.close()
+
+
+def test_a_stuck_receiver_does_not_keep_the_sender_from_closing(kind, monkeypatch):
+    monkeypatch.setattr(links, "_CLOSE_S", 0.05)
+    sender, receiver = make_ends(timeout_s=600.0)
+    for number in range(2):
+        sender.send(torch.full(SHAPE, float(number)))
     sender.close()
     receiver.close()
 

@@ -32,7 +32,7 @@ class Rank:
         drafts = self.speculation.propose(np.array(slots), self.running, limits, budget, num_other=0)
         num_drafts = sum(map(len, drafts.values()))
         self.speculation.observe(len(slots) + num_drafts, bool(drafts), 1 + num_drafts * self.seconds_for_draft)
-        return {slot: draft.tolist() for slot, draft in drafts.items()}
+        return drafts
 
 
 def test_requests_that_repeat_themselves_get_drafts() -> None:
@@ -115,7 +115,6 @@ def test_a_request_whose_guesses_become_right_gets_drafts_again() -> None:
 
 def test_what_became_of_drafts_is_counted() -> None:
     rank = Rank(1)
-    rank.speculation.count(3, 2)
-    rank.speculation.count(3, 0)
-    rank.speculation.count(1, 1)
+    rank.speculation.count(np.array([3, 3]), np.array([2, 0]))
+    rank.speculation.count(np.array([1]), np.array([1]))
     assert rank.speculation.stats == DraftStats(3, 7, (2, 1, 0))

@@ -146,7 +146,7 @@ def test_the_worst_step_fits(
     worker = Worker(resolve(str(tmp_path), batch_invariant=batch_invariant, **options, **limits), ALONE)
     worker.init_device()
     worker.load_model()
-    set_aside = worker._step_bytes()
+    set_aside = worker._step_bytes(worker.config)
     at_start = peak_bytes(lambda: worker.initialize_cache(2))
     peaks: dict[str, int] = {}
     steps = list(worst_steps(*limits.values()))

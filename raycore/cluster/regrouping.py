@@ -1,0 +1,146 @@
+"""Changes the number of ranks that share experts, without a restart: the driver's part.
+
+All ranks hold, which ends their wave, and then join the new group together. Their workers move the experts. A rank
+that fails meanwhile takes the others along, because they wait for it, so its end or its silence is noticed at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from ray.exceptions import RayError, RayTaskError
+
+from raycore.cluster.process_watch import Ends
+from raycore.cluster.watchdog import Watchdog
+from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError, WorkerFailed
+from raycore.ray_api import cause_of, get, wait
+from raycore.worker.rank import MemoryNeed, Regrouping
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from raycore.cluster.rank import Rank
+
+T = TypeVar("T")
+
+_POLL_INTERVAL_S = 0.1
+
+
+class CannotMove(RaycoreError):
+    """These ranks can't move experts. The message says why. Nothing has changed."""
+
+
+class GroupChange:
+    """One change of the number of ranks that share experts. `close()` must be called afterwards."""
+
+    def __init__(
+        self, before: Sequence[Rank], added: Sequence[Rank], own_node: str, step_timeout_s: float, timeout_s: float
+    ) -> None:
+        """
+        Args:
+            before: the ranks of the present group, those that leave included.
+            added: ranks that are up, and hold, because they belong to no group yet.
+            own_node: the id of the node on which this process runs.
+            step_timeout_s: how long a rank may take to answer.
+            timeout_s: how long the ranks may take for each part of the change.
+        """
+        self._before = before
+        self._all = [*before, *added]
+        self._timeout_s = timeout_s
+        self._ends = Ends(self._all, own_node)
+        self._watchdogs = [(rank, Watchdog(rank.actor, step_timeout_s)) for rank in self._all]
+
+    def close(self) -> None:
+        """Stop watching the ranks."""
+        self._ends.close()
+
+    def check_memory(self, num_ranks: int, num_local_workers: Mapping[int, list[int]]) -> None:
+        """Check that the workers of `num_ranks` ranks have enough memory for more experts.
+
+        `num_local_workers`: by dp_rank, for each worker of the rank, the number of workers of all ranks on its node.
+
+        Raises:
+            InvalidConfig: a worker has too little memory. The message has the numbers.
+            CannotMove: the workers can't tell, or a rank has failed.
+        """
+        asked = {
+            rank.actor.utility.remote(
+                "memory_need", (num_ranks, num_local_workers[rank.dp_rank]), {}, self._timeout_s
+            ): rank
+            for rank in self._all[:num_ranks]
+        }
+        try:
+            needs = self._results(asked)
+        except WorkerFailed as error:
+            raise CannotMove(f"the workers can't move experts: {error.error}") from error
+        except (EngineDeadError, RayError) as error:
+            raise CannotMove(f"a rank has failed: {error}") from error
+        for dp_rank, of_workers in sorted(needs.items()):
+            _check_needs(num_ranks, dp_rank, of_workers)
+
+    def hold(self) -> None:
+        """Have the ranks of the present group stop between two steps.
+
+        Raises: what a rank has raised, or an EngineDeadError if one has ended or doesn't answer.
+        """
+        self._results({rank.actor.hold.remote(self._timeout_s): rank for rank in self._before})
+
+    def move(self, num_ranks: int, generation: int) -> None:
+        """Form the new group, of the first `num_ranks` ranks. They then go on. Raises what `hold()` raises."""
+        first = self._all[0]
+        (rendezvous,) = self._results({first.actor.next_rendezvous.remote(): first}).values()
+        regrouping = Regrouping(len(self._before), num_ranks, rendezvous, generation)
+        members = self._all[:num_ranks]
+        self._results(
+            {
+                rank.actor.regroup.remote(
+                    regrouping, [other.actor for other in members if other is not rank], self._timeout_s
+                ): rank
+                for rank in self._all
+            }
+        )
+
+    def _results(self, asked: Mapping[ObjectRef[T], Rank]) -> dict[int, T]:
+        """Wait for calls of ranks. Returns the results by dp_rank. Raises what `hold()` raises."""
+        results: dict[int, T] = {}
+        waiting = list(asked)
+        deadline_s = time.monotonic() + self._timeout_s
+        while waiting:
+            done, waiting = wait(waiting, num_returns=len(waiting), timeout_s=_POLL_INTERVAL_S)
+            for ref in done:
+                results[asked[ref].dp_rank] = _result(ref)
+            if waiting:
+                self._check_ranks()
+            if waiting and time.monotonic() > deadline_s:
+                late = sorted(asked[ref].dp_rank for ref in waiting)
+                raise EngineDeadError(f"dp_ranks {late} didn't follow a change within {self._timeout_s:g} s")
+        return results
+
+    def _check_ranks(self) -> None:
+        lost = self._ends.wait(0.0)
+        if lost is not None:
+            raise self._ends.explain(lost)
+        for rank, watchdog in self._watchdogs:
+            reason = watchdog.look(is_busy=True)
+            if reason is not None:
+                raise EngineDeadError(f"dp_rank {rank.dp_rank}: {reason}")
+
+
+def _result(ref: ObjectRef[T]) -> T:
+    try:
+        return get(ref)
+    except RayTaskError as error:
+        cause = cause_of(error)
+        raise cause if isinstance(cause, RaycoreError) else error from None
+
+
+def _check_needs(num_ranks: int, dp_rank: int, needs: Sequence[MemoryNeed]) -> None:
+    for worker, (needed, available) in enumerate(needs):
+        if needed > available:
+            raise InvalidConfig(
+                f"data_parallel_size={num_ranks}: worker {worker} of dp_rank {dp_rank} would need "
+                f"{needed / 2**20:.1f} MiB more for its experts, and {available / 2**20:.1f} MiB are available: "
+                "keep more ranks, or free memory on its node"
+            )

@@ -1,0 +1,61 @@
+"""What a worker has to hold, and to move, if another number of ranks shares experts.
+
+Bytes are those of the model's dtype. A CPU's kernels may need fewer, because they shorten weights.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from raycore.checkpoint.moe_spec import ExpertShare
+from raycore.checkpoint.stages import Stage
+from raycore.config import EngineConfig
+from raycore.model.expert_moves import plan_moves
+from raycore.model.rendezvous import Rendezvous
+from raycore.model.weight_exchange import WeightExchange
+from raycore.model.weights.loader import DecoderWeights, empty_decoder_weights
+from raycore.model.weights.named import named_weights
+from raycore.worker.rank import Regrouping, WorkerRank
+
+
+def expert_share(config: EngineConfig, rank: WorkerRank) -> ExpertShare | None:
+    """Return the whole experts that a worker holds with expert parallelism; otherwise None.
+
+    A worker whose rank leaves holds none.
+    """
+    moe = config.model.spec.moe
+    if moe is None or not config.parallel.enable_expert_parallel:
+        return None
+    share = moe.whole_experts(rank.ep_rank, rank.ep_size)
+    return share if rank.ep_rank < rank.ep_size else share._replace(experts=range(0))
+
+
+def empty_weights(
+    config: EngineConfig, rank: WorkerRank, stage: Stage, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """Allocate all weights of a worker."""
+    return empty_decoder_weights(
+        config.model.spec, rank.tp_rank, rank.tp_size, dtype, expert_share(config, rank), device, stage=stage
+    )
+
+
+def weight_bytes(config: EngineConfig, rank: WorkerRank, stage: Stage, dtype: torch.dtype) -> int:
+    """Return the size of all weights of a worker."""
+    weights = empty_weights(config, rank, stage, dtype, torch.device("meta"))
+    return sum(tensor.numel() * dtype.itemsize for _, tensor in named_weights(weights))
+
+
+def make_exchange(
+    workers: Rendezvous, regrouping: Regrouping, config: EngineConfig, rank: WorkerRank
+) -> WeightExchange:
+    """Connect a worker to those that it sends weights to, and gets weights from."""
+    moe = config.model.spec.moe
+    assert moe is not None, "only ranks that share experts are regrouped"
+    moves = plan_moves(moe, regrouping.num_ranks_before, regrouping.num_ranks, rank.tp_size)
+    return WeightExchange(workers, rank.pp_rank, rank.ep_rank, moves)
+
+
+def num_held(config: EngineConfig, rank: WorkerRank) -> int:
+    """Return how many experts of each sparse layer a worker holds."""
+    share = expert_share(config, rank)
+    return 0 if share is None else len(share.experts)
