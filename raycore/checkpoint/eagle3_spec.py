@@ -8,7 +8,7 @@ The keys are those that vLLM reads, also in the format of the library speculator
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -87,23 +87,23 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a head in the format of speculators in the other format."""
     if _SPECULATORS_KEY not in config:
         return config
-    layer = config.get("transformer_layer_config") or {}
+    layer = cast("dict[str, Any]", config.get("transformer_layer_config") or {})
     base = "Qwen3ForCausalLM" if layer.get("model_type") == "qwen3" else "LlamaForCausalLM"
     return {"norm_before_residual": True} | layer | config | {"architectures": [base]}
 
 
 def _with_base(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config with the architecture of the head's layer, which is X for `Eagle3X` and `XEagle3`."""
-    names = [str(name).replace("Eagle3", "") for name in config.get("architectures") or []]
-    bases = [name for name in names if name in _BASES]
-    return config | {"architectures": bases or config.get("architectures")}
+    names = cast("list[object]", config.get("architectures") or [])
+    bases = [base for name in names if (base := str(name).replace("Eagle3", "")) in _BASES]
+    return config | {"architectures": bases or names}
 
 
 def _target_layers(config: JsonFields, num_layers: int) -> list[int]:
     """Return the target's layers that are read: by default an early, a middle and a late one."""
     given = config.list_(_LAYERS_KEY)
-    layers = sorted({2, num_layers // 2, num_layers - 3} if given is None else set(given))
+    layers = given or [2, num_layers // 2, num_layers - 3]
     is_valid = all(isinstance(layer, int) and 0 <= layer < num_layers for layer in layers)
-    if not layers or not is_valid or (given is None and len(layers) < 3):
+    if given == [] or not is_valid or (given is None and layers != sorted(set(layers))):
         raise config.error(_LAYERS_KEY, f"a list of the target's layers, 0 to {num_layers - 1}")
-    return layers
+    return sorted(set(layers))

@@ -27,7 +27,9 @@ from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeight
 from raycore.model.weights.moe_weights import MoeWeights
 from raycore.profile_session import Parts
 
-Tap = Callable[[Tensor], None]
+Taps = Mapping[int, Callable[[Tensor], None]]
+"""By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy."""
+NO_TAPS: Taps = {}
 
 
 class Decoder:
@@ -77,8 +79,6 @@ class Decoder:
         self._layers: list[Layer] = []
         self.sparse_layers: list[SparseFeedForward] = []
         """The feed-forward parts that have experts, in the order of the layers."""
-        self.taps: dict[int, Tap] = {}
-        """By layer of the model: gets the layer's input, hidden states [T, D], which it must copy."""
         experts = experts or SplitExperts(ranks)
         for place, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
@@ -95,6 +95,7 @@ class Decoder:
         attention: Attention,
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
+        taps: Taps = NO_TAPS,
     ) -> Tensor:
         """Run the layers of the stage.
 
@@ -102,16 +103,18 @@ class Decoder:
             inputs: in the first stage, the tokens [T]; in others, the hidden states [T, D] that the stage before has
                 returned, which may be overwritten.
             rows_R: in the last stage, the rows that are kept. None: all.
+            taps: get the inputs of some layers.
 
         Returns: in the last stage, the final hidden states [R, D]; in others, those [T, D] for the next stage.
         """
         h_TD = self.embed(inputs) if self.stage.is_first else inputs
-        for index, layer in zip(self.stage.layers, self._layers[:-1], strict=False):
-            self._tap(index, h_TD)
-            h_TD = layer(h_TD, attention)
-            after_layer()
-        self._tap(self.stage.layers[-1], h_TD)
         last = self._layers[-1]
+        for index, layer in zip(self.stage.layers, self._layers, strict=True):
+            if index in taps:
+                taps[index](h_TD)
+            if layer is not last:
+                h_TD = layer(h_TD, attention)
+                after_layer()
         return self._final_norm(last(h_TD, attention, rows_R)) if self.stage.is_last else last(h_TD, attention)
 
     def parts(self) -> Parts:
@@ -188,10 +191,6 @@ class Decoder:
         """Return the tokens' embeddings [T, D], in the first stage."""
         assert self._embed_VD is not None, "only the first stage has the embedding"
         return embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
-
-    def _tap(self, layer: int, h_TD: Tensor) -> None:
-        if layer in self.taps:
-            self.taps[layer](h_TD)
 
 
 def embed(embed_VD: Tensor, vocab_start: int, token_ids_T: Tensor, ranks: TensorParallel) -> Tensor:

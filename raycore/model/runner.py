@@ -20,7 +20,7 @@ from raycore.model.attention.spec import Attention
 from raycore.model.batch import Ints, StepInputs
 from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decode_graphs import DecodeGraphs
-from raycore.model.decoder import Decoder
+from raycore.model.decoder import NO_TAPS, Decoder
 from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.drafting.drafter import Drafter
 from raycore.model.experts import ExpertParallel
@@ -257,10 +257,11 @@ class ModelRunner:
             self._choose_threads(num_tokens, num_keys=int(step.starts.sum() + step.counts.sum()))
         self._attention.begin(step, tensors)
         rows = None if self._wants_all_rows(step) else tensors.sampled_rows_R
+        taps = NO_TAPS if self._drafter is None else self._drafter.network.taps
 
         def compute() -> Tensor:
             inputs = self._batch.token_ids_of(tensors) if received is None else received
-            return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt)
+            return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt, taps)
 
         if self._graphs is not None and tensors.is_padded:
             return self._graphs.run(len(tensors.slots_T), compute)[: len(step.sampled)]

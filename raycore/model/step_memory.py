@@ -68,6 +68,15 @@ def step_bytes(
     return _FIXED_BYTES + batch + attention + max(layer, logits)
 
 
+def scratch_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:
+    """Return the bytes of the scratch memory of attention in plain torch, which is kept between steps."""
+    attention = BatchInvariantAttention if batch_invariant else GatherAttention
+    max_blocks = attention.max_blocks(limits.max_model_len, limits.block_size)
+    num_kv_heads = spec.kv_heads_per_rank(tp_size)
+    bytes_per_block = KVTensors.bytes_per_block(1, num_kv_heads, limits.block_size, spec.head_dim, dtype)
+    return num_scratch_blocks(bytes_per_block, limits.num_seqs, max_blocks) * bytes_per_block
+
+
 def _attention_bytes(
     spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool
 ) -> int:
@@ -76,8 +85,7 @@ def _attention_bytes(
     num_kv_heads = spec.kv_heads_per_rank(tp_size)
     group = spec.num_heads // tp_size // num_kv_heads
     max_blocks = attention.max_blocks(limits.max_model_len, limits.block_size)
-    bytes_per_block = KVTensors.bytes_per_block(1, num_kv_heads, limits.block_size, spec.head_dim, dtype)
-    scratch = num_scratch_blocks(bytes_per_block, limits.num_seqs, max_blocks) * bytes_per_block
+    scratch = scratch_bytes(spec, limits, tp_size, dtype, batch_invariant)
     max_keys = max_blocks * limits.block_size
     num_readers = min(limits.num_seqs, limits.num_tokens)
     gather_rows = num_readers * max_blocks * 2 * num_kv_heads * _INT64

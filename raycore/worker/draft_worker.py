@@ -22,7 +22,7 @@ from raycore.model.drafting.rows import num_scratch_blocks
 from raycore.model.eagle3_head import Eagle3Head
 from raycore.model.layers import TensorParallel
 from raycore.model.sampling.sampler import Sampler
-from raycore.model.step_memory import StepLimits, step_bytes
+from raycore.model.step_memory import StepLimits, scratch_bytes, step_bytes
 from raycore.model.weights.eagle3_weights import load_eagle3_weights, random_eagle3_weights
 from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
 from raycore.worker.attention_backend import choose_attention_backend
@@ -106,33 +106,34 @@ class DraftWorker:
         num_kv_heads = spec.kv_heads_per_rank(self._ranks.size)
         return KVTensors.bytes_per_block(spec.num_layers, num_kv_heads, block_size, spec.head_dim, self._dtype)
 
-    def step_bytes(self, target_hidden_size: int) -> int:
-        """Return an upper bound on the bytes that drafting needs in addition to weights and blocks for requests."""
-        scheduler, head = self._config.scheduler, self._drafter.head
-        limits = StepLimits(
-            num_tokens=scheduler.max_num_batched_tokens,
-            num_seqs=scheduler.max_num_seqs,
-            max_model_len=scheduler.max_model_len,
-            block_size=self._config.cache.block_size,
-        )
-        is_native = self._backend.name == "native"
-        states = 0
+    def kept_bytes(self, target_hidden_size: int) -> int:
+        """Return the bytes that are kept between steps in addition to weights and blocks for requests.
+
+        These are scratch blocks, the scratch memory of attention, and what a head reads of the target.
+        """
+        limits, head, spec = self._limits, self._drafter.head, self._drafter.spec
+        kept = self._num_scratch_blocks * self.bytes_per_block()
+        if self._backend.name == "torch":
+            kept += scratch_bytes(spec, limits, self._ranks.size, self._dtype, self._backend.batch_invariant)
         if head is not None:
-            # what is read of the target, and its copies on the way through the head
-            per_token = target_hidden_size * len(head.target_layers) + 8 * self._drafter.spec.hidden_size
-            states = (limits.num_tokens + limits.num_seqs) * per_token * self._dtype.itemsize
-        return (
-            step_bytes(
-                self._drafter.spec,
-                limits,
-                self._ranks.size,
-                self._dtype,
-                batch_invariant=self._backend.batch_invariant,
-                native=is_native,
-            )
-            + states
-            + self._num_scratch_blocks * self.bytes_per_block()
+            numbers = limits.num_tokens * target_hidden_size * len(head.target_layers)
+            kept += (numbers + limits.num_seqs * spec.hidden_size) * self._dtype.itemsize
+        return kept
+
+    def step_bytes(self) -> int:
+        """Return an upper bound on the bytes that drafting needs while no step runs, in addition to `kept_bytes`."""
+        own = step_bytes(
+            self._drafter.spec,
+            self._limits,
+            self._ranks.size,
+            self._dtype,
+            batch_invariant=self._backend.batch_invariant,
+            native=self._backend.name == "native",
         )
+        if self._drafter.head is None:
+            return own
+        # a head's input has two halves, and one more copy
+        return own + self._limits.num_tokens * 4 * self._drafter.spec.hidden_size * self._dtype.itemsize
 
     def make_drafter(
         self,
@@ -198,6 +199,16 @@ class DraftWorker:
             max_tokens=drafter.num_speculative_tokens,
             block_size=block_size,
             num_blocks=num_blocks,
+        )
+
+    @property
+    def _limits(self) -> StepLimits:
+        scheduler = self._config.scheduler
+        return StepLimits(
+            num_tokens=scheduler.max_num_batched_tokens,
+            num_seqs=scheduler.max_num_seqs,
+            max_model_len=scheduler.max_model_len,
+            block_size=self._config.cache.block_size,
         )
 
     @property

@@ -304,7 +304,13 @@ class Worker(WorkerProtocol):
         torch.cuda.reset_peak_memory_stats(self._device)
         self.initialize_cache(1)
         assert self._runner is not None
-        for plan in worst_steps(self.config.scheduler, self.config.cache.block_size, self.config.max_drafts):
+        prompts, *others = worst_steps(self.config.scheduler, self.config.cache.block_size, self.config.max_drafts)
+        self._runner.execute(prompts)
+        if self._drafting is not None:
+            # logits and sampling take as much as in the target's largest steps, which follow
+            slots = np.frombuffer(prompts.slots, np.int32).tolist()
+            self._runner.take_draft_token_ids(slots, [1] * len(slots))
+        for plan in others:
             self._runner.execute(plan)
         step = torch.cuda.max_memory_allocated(self._device) - weights
         self._runner = None
@@ -414,7 +420,7 @@ class Worker(WorkerProtocol):
         prompt, *others = self._warm_up_plans()
         self._runner.execute(prompt)
         if self._drafting is not None and prompt.num_step_tokens + 1 < self.config.scheduler.max_model_len:
-            self._runner.take_draft_token_ids([0], [1])
+            self._runner.take_draft_token_ids([0], [min(2, self.config.max_drafts)])
         for plan in others:
             self._runner.execute(plan)
         if self._prepared is not None:
@@ -727,19 +733,18 @@ class Worker(WorkerProtocol):
         )
         # what a link holds, and what a stage has received
         links = 3 * self._link_bytes() if self.rank.pp_size > 1 else 0
-        drafting = 0 if self._drafting is None else self._drafting.step_bytes(config.model.spec.hidden_size)
-        return (
-            links
-            + drafting
-            + step_bytes(
-                config.model.spec,
-                limits,
-                self.rank.tp_size,
-                self._dtype,
-                batch_invariant=config.model.batch_invariant,
-                native=self._backend.name == "native",
-            )
+        own = step_bytes(
+            config.model.spec,
+            limits,
+            self.rank.tp_size,
+            self._dtype,
+            batch_invariant=config.model.batch_invariant,
+            native=self._backend.name == "native",
         )
+        if self._drafting is None:
+            return links + own
+        kept = self._drafting.kept_bytes(config.model.spec.hidden_size)
+        return links + kept + max(own, self._drafting.step_bytes())
 
 
 class _Unreported:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from raycore.config import resolve
@@ -46,13 +47,14 @@ def make_requests() -> list[EngineRequest]:
     ]
 
 
-def run(aborted_at: dict[int, int], **options: Any) -> tuple[dict[int, Any], LoadView]:
+def run(aborted_at: dict[int, int], model: str | Path | None = None, **options: Any) -> tuple[dict[int, Any], LoadView]:
     """What each request comes to, by seq_id, and the engine's load at the end.
 
     Args:
         aborted_at: by seq_id, the number of tokens after which a request is aborted.
+        model: None: the demo model.
     """
-    config = resolve(demo_model_path(), num_threads=1, max_model_len=256, **options)
+    config = resolve(model or demo_model_path(), num_threads=1, max_model_len=256, **options)
     core = EngineCore(config, InlineExecutor(config, RankIdentity(0, 1)))
     requests = make_requests()
     outputs: dict[int, Any] = {

@@ -25,7 +25,7 @@ from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, without_vllm_o
 
 ROOT = Path(__file__).parents[2]
 
-NO_OPTIONS = {"spec", "log_level", "SchedulerConfig.max_model_len", "Plugins.chosen", "Plugins.general"}
+NO_OPTIONS = {"drafter", "spec", "log_level", "SchedulerConfig.max_model_len", "Plugins.chosen", "Plugins.general"}
 """What is found, or given by the program: the rest of the configuration is for users to choose."""
 
 

@@ -13,7 +13,7 @@ from raycore.messages import StepPlan
 from raycore.model.attention.spec import Attention
 from raycore.model.batch import Ints, StepInputs
 from raycore.model.compute_threads import ComputeThreads
-from raycore.model.decoder import Decoder
+from raycore.model.decoder import NO_TAPS, Decoder
 from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.drafting.drafter import choose_threads
 from raycore.model.drafting.rows import DraftRows
@@ -43,6 +43,7 @@ class DraftModel:
             max_step_tokens: maximum number of tokens that are computed at once. Not less than the number of slots.
         """
         num_slots = len(batch.host.num_known)
+        self.taps = NO_TAPS
         self._decoder = decoder
         self._attention = attention
         self._batch = batch
@@ -105,7 +106,7 @@ class DraftModel:
         for slot, draft in zip(rows.slots.tolist(), drafts, strict=True):
             self._drafts[slot, : len(draft)] = draft
         num_computed = np.array([len(draft) - 1 for draft in drafts])
-        self._num_kept[rows.slots] = np.clip(rows.capacity - rows.known, 0, num_computed)
+        self._num_kept[rows.slots] = np.minimum(np.maximum(rows.capacity - rows.known, 0), num_computed)
 
     def _keep_right_drafts(self, rows: DraftRows) -> Ints:
         """Return how many of each row's tokens have been computed, with the drafts that were right.
@@ -125,7 +126,7 @@ class DraftModel:
         """Return how many of each row's missing tokens are computed next, without the last one of each."""
         before_last = missing - 1
         num_before = np.cumsum(before_last) - before_last
-        return np.clip(self._max_step_tokens - num_before, 0, before_last)
+        return np.minimum(np.maximum(self._max_step_tokens - num_before, 0), before_last)
 
     def _compute(self, rows: DraftRows, chosen: Ints, starts: Ints, counts: Ints, *, is_sampled: bool = True) -> Tensor:
         """Compute tokens of the `chosen` rows. Returns the logits after the last one of each, if `is_sampled`.

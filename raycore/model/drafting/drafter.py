@@ -14,6 +14,7 @@ from torch import Tensor
 from raycore.messages import StepPlan
 from raycore.model.batch import Ints, StepInputs
 from raycore.model.compute_threads import ComputeThreads
+from raycore.model.decoder import Taps
 from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.drafting.rows import DraftRows
 from raycore.model.rows import TILE_ROWS
@@ -24,6 +25,9 @@ from raycore.profile_session import Parts
 
 class DraftNetwork(Protocol):
     """Computes the logits from which drafts are drawn, with keys and values of its own."""
+
+    taps: Taps
+    """What reads the target's hidden states in its steps."""
 
     def parts(self) -> Parts:
         """The parts of drafting, for profiles."""

@@ -16,7 +16,7 @@ from raycore.messages import StepPlan
 from raycore.model.attention.spec import Attention
 from raycore.model.batch import Ints, StepInputs
 from raycore.model.compute_threads import ComputeThreads
-from raycore.model.decoder import Decoder
+from raycore.model.decoder import Decoder, Taps
 from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.drafting.drafter import choose_threads
 from raycore.model.drafting.rows import DraftRows
@@ -50,16 +50,16 @@ class Eagle3:
         self._batch = batch
         self._threads = threads
         size = target.hidden_size
-        kind = {"dtype": target.dtype, "device": batch.device}
-        self._states_TX = torch.zeros(max_step_tokens, len(target_layers) * size, **kind)
+        dtype, device = target.dtype, batch.device
+        self._states_TX = torch.zeros(max_step_tokens, len(target_layers) * size, dtype=dtype, device=device)
         """The hidden states of the step's tokens."""
         self._fused_TD = self._states_TX[:0]
         """What the head reads of these."""
-        self._hidden_SD = torch.zeros(len(batch.host.num_known), head.hidden_size, **kind)
+        self._hidden_SD = torch.zeros(len(batch.host.num_known), head.hidden_size, dtype=dtype, device=device)
         """By slot: what the head reads of the token before the newest one."""
         self._drafted_RD = self._hidden_SD[:0]
         """The head's output for the drafts' newest tokens."""
-        target.taps = {
+        self.taps: Taps = {
             layer: partial(self._keep, slice(place * size, (place + 1) * size))
             for place, layer in enumerate(target_layers)
         }

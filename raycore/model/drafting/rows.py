@@ -40,18 +40,19 @@ class DraftRows:
         """
         host = batch.host
         self.slots = slots
-        self.known = host.num_known[slots].copy()
+        self.known: Ints = host.num_known[slots]
         """[n]: the number of known tokens of each sequence."""
-        self.capacity = host.num_blocks[slots] * block_size
+        self.capacity: Ints = host.num_blocks[slots] * block_size
         """[n]: the number of positions for which each sequence has blocks of its own."""
         self._batch = batch
         self._version = version
-        num_columns = -(-(int(self.known.max()) + num_tokens) // block_size)
+        num_columns = min(-(-(int(self.known.max()) + num_tokens) // block_size), host.block_tables.shape[1])
         num_scratch = num_scratch_blocks(num_tokens, block_size)
-        tables = host.block_tables[slots, :num_columns]
-        beyond = np.arange(tables.shape[1]) - host.num_blocks[slots, None]
-        scratch = num_blocks + slots[:, None] * num_scratch + beyond
-        self.tables = np.where((beyond >= 0) & (beyond < num_scratch), scratch, tables).astype(np.int32)
+        num_own: Ints = host.num_blocks[slots]
+        beyond: Ints = np.arange(num_columns)[None, :] - num_own[:, None]
+        scratch: Ints = num_blocks + slots[:, None] * num_scratch + beyond
+        own: NDArray[np.int32] = host.block_tables[slots, :num_columns]
+        self.tables = np.where((beyond >= 0) & (beyond < num_scratch), scratch, own).astype(np.int32)
         """[n, M]: the blocks of each sequence, then its scratch blocks."""
         self._tables_NM = to_device(self.tables, batch.device)
         self._first_places = slots * host.token_ids.shape[1]

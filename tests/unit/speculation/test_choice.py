@@ -56,3 +56,14 @@ def test_fewer_tokens_are_worth_it_if_less_turns_out_right_than_expected() -> No
 
 def test_nothing_fits() -> None:
     assert choose_lengths(np.array([4]), np.array([0.9]), 1, 1.0, np.empty(0)).tolist() == [0]
+
+
+def test_guesses_that_have_to_be_made_are_shorter():
+    """Each token of the longest guess takes half as long as a step."""
+    lengths, rates, drafted_s = np.array([4, 4]), np.array([0.9, 0.9]), np.full(8, 1.0)
+    assert choose_lengths(lengths, rates, 2, 1.0, drafted_s).tolist() == [4, 4]
+    made_s = 0.5 * np.arange(1.0, 5)
+    chosen = choose_lengths(lengths, rates, 2, 1.0, drafted_s, made_s)
+    speeds = [(1 + sum(0.9**place for place in range(1, num + 1))) / (1 + 0.5 * num) for num in range(5)]
+    assert chosen.tolist() == [int(np.argmax(speeds))] * 2
+    assert choose_lengths(lengths, rates, 2, 1.0, drafted_s, 4 * made_s).tolist() == [0, 0]

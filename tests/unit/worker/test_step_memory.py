@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drafting_checkpoints import head_config
 from kernels import needs_kernels
 from peak_memory import peak_bytes
 
@@ -161,3 +162,36 @@ def test_the_worst_step_fits(
     worker.shutdown()
     worst = at_start + max(peaks.values())
     assert worst <= set_aside < 3 * worst, f"{peaks}, {at_start} of it from the start on; set aside: {set_aside}"
+
+
+@pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])
+def test_the_worst_draft_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernels: str) -> None:
+    if kernels == "none":
+        monkeypatch.setattr(library, "load", lambda: None)
+    monkeypatch.setattr("raycore.model.attention.scratch.SCRATCH_BYTES", 4 << 20)
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    for path, config in (
+        (target, DENSE | {"num_hidden_layers": 4}),
+        (draft, DENSE if kind == "draft_model" else head_config(DENSE["hidden_size"], DENSE["vocab_size"])),
+    ):
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+    speculative = {"model": str(draft), "num_speculative_tokens": 8}
+    options: dict[str, Any] = {"load_format": "dummy", "num_threads": 1, "dtype": "float32", "block_size": BLOCK_SIZE}
+    worker = Worker(resolve(str(target), speculative_config=speculative, **options, **MANY), ALONE)
+    worker.init_device()
+    worker.load_model()
+    set_aside = worker._step_bytes()
+    at_start = peak_bytes(lambda: worker.initialize_cache(2))
+    num_seqs, num_tokens, longest = MANY.values()
+    _, plan = plans("many long prompts", [longest - 9] * num_seqs, [num_tokens // num_seqs] * num_seqs, EVERYTHING)
+    in_step = peak_bytes(lambda: worker.execute_model(plan))
+    _, drafts = with_drafts("drafts", [longest - 9] * num_seqs, EVERYTHING)
+    in_step = max(in_step, peak_bytes(lambda: worker.execute_model(drafts)))
+    slots, lengths = list(range(num_seqs)), [8] * num_seqs
+    in_draft = peak_bytes(lambda: worker.take_draft_token_ids(slots, lengths))
+    assert len(worker.take_draft_token_ids(slots, lengths)[0]) == 8
+    worker.shutdown()
+    worst = at_start + max(in_step, in_draft)
+    assert worst <= set_aside < 3 * worst, f"{at_start}, {in_step}, {in_draft}; set aside: {set_aside}"

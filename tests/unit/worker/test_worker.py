@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from drafting_checkpoints import head_config
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -89,6 +90,39 @@ def test_asleep_nothing_is_left_and_awake_it_computes_the_same(checkpoint: str, 
     assert first_token(worker) == expected
     worker.sleep(2)
     worker.shutdown()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
+def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, kind: str, level: int) -> None:
+    for name, config in (
+        ("target", SHAPE | {"num_hidden_layers": 4}),
+        ("draft", SHAPE if kind == "draft_model" else head_config(SHAPE["hidden_size"], SHAPE["vocab_size"])),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    speculative = {"model": str(tmp_path / "draft"), "num_speculative_tokens": 4}
+    worker = start(str(tmp_path / "target"), speculative_config=speculative)
+    alone = start(str(tmp_path / "target"))
+    assert worker.bytes_per_block() > alone.bytes_per_block()
+    assert worker._step_bytes() > alone._step_bytes()
+    drafts: list[list[list[int]]] = []
+    gone: list[weakref.ref[object]] = []
+    for _ in range(2):
+        worker.initialize_cache(4)
+        worker.warm_up()
+        worker.execute_model(StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[PROMPT]))
+        drafts.append(worker.take_draft_token_ids([0], [4]))
+        if not gone:
+            gone = [weakref.ref(worker._drafting.network), weakref.ref(worker._runner._drafter.network)]
+            freeze_heap()
+            worker.sleep(level)
+            assert [each() is None for each in gone] == [level == 2, True]
+            worker.wake_up(["weights"])
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0][0]) == 4
+    for each in (worker, alone):
+        each.shutdown()
 
 
 def resident_bytes() -> int:

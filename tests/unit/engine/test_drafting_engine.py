@@ -1,0 +1,93 @@
+"""Engines whose workers draft: outputs stay the same, and drafts are right as often as their model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from drafting_checkpoints import (
+    head_config,
+    random_head,
+    write_checkpoint,
+    write_counting_head,
+    write_counting_target,
+)
+from mixed_requests import run
+from number_formats import BATCH_INVARIANT, REPEATABLE
+
+from raycore.demo import demo_model_path
+from raycore.messages import LoadView
+from raycore.speculation.speculation import Speculation
+
+LIMITS = {"max_num_seqs": 12, "max_num_batched_tokens": 96, "block_size": 8, "num_gpu_blocks_override": 200}
+NUM_TOKENS = 5
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft and verify as many tokens as fit into a step, whether it pays or not."""
+
+    def as_many_as_fit(self, num_decodes, num_other, budget, slots, lengths, drafting_s=None):
+        return np.clip(budget - (np.cumsum(lengths) - lengths), 0, lengths)
+
+    monkeypatch.setattr(Speculation, "_choose_lengths", as_many_as_fit)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head for the demo model with random weights, and half of its vocabulary."""
+    config = head_config(128, 320, draft_vocab_size=160)
+    return write_checkpoint(tmp_path_factory.mktemp("head") / "head", config, random_head(config))
+
+
+def speculative(model: Path | str, **settings: Any) -> dict[str, Any]:
+    return {"speculative_config": {"model": str(model), "num_speculative_tokens": NUM_TOKENS} | settings}
+
+
+def share_right(load: LoadView) -> float:
+    return sum(load.drafts.accepted_per_position) / load.drafts.num_draft_tokens
+
+
+@pytest.mark.parametrize("blocks", [200, 13], ids=["enough blocks", "preemptions"])
+@pytest.mark.parametrize("options", BATCH_INVARIANT)
+def test_the_target_itself_is_always_right(always: None, options: dict[str, Any], blocks: int) -> None:
+    options = LIMITS | options | {"num_gpu_blocks_override": blocks}
+    expected, _ = run({}, **options)
+    found, load = run({}, **options, **speculative(demo_model_path()))
+    assert found == expected
+    assert (load.num_preemptions > 0) == (blocks == 13)
+    assert load.drafts.num_draft_tokens > 200
+    assert share_right(load) == 1.0
+
+
+@pytest.mark.parametrize("options", REPEATABLE)
+def test_a_head_that_knows_nothing_changes_nothing(always: None, head: Path, options: dict[str, Any]) -> None:
+    options = LIMITS | options | {"num_gpu_blocks_override": 16}
+    expected, _ = run({}, **options)
+    aborted_at = {3: 5, 11: 1, 17: 9}
+    found, load = run(aborted_at, **options, **speculative(head))
+    for seq_id in expected.keys() - aborted_at.keys():
+        assert found[seq_id]["tokens"] == expected[seq_id]["tokens"]
+        assert found[seq_id]["end"] == expected[seq_id]["end"]
+        assert found[seq_id]["logprobs"] == expected[seq_id]["logprobs"]
+    assert load.num_preemptions > 0
+    assert load.drafts.num_draft_tokens > 500
+    assert share_right(load) < 0.2
+
+
+def test_a_head_that_knows_the_target_is_right(always: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, head = write_counting_target(tmp_path / "target"), write_counting_head(tmp_path / "head")
+    monkeypatch.setattr("mixed_requests.KINDS", [{"temperature": 0}, {"temperature": 0, "logprobs": 2}])
+    options = LIMITS | {"model": target, "dtype": "float32", "batch_invariant": True}
+    expected, _ = run({}, **options)
+    found, load = run({}, **options, **speculative(head))
+    assert found == expected
+    # bad words and the first token after a prompt break the pattern
+    assert share_right(load) > 0.9
+
+
+def test_longer_sequences_than_the_draft_model_can_have_no_drafts(always: None) -> None:
+    _, load = run({}, **LIMITS, dtype="float32", **speculative(demo_model_path(), max_model_len=8))
+    assert load.drafts.num_draft_tokens == 0

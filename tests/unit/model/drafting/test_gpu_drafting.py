@@ -1,0 +1,18 @@
+"""Drafts that a GPU's kernels compute, beside padded steps that run as graphs, are those of the formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import interpreted_triton  # noqa: F401  # before whatever imports Triton
+from drafting_runners import DraftModelRunner, Eagle3Runner, check_whatever_comes
+
+GPU = {"backend": "triton", "is_shared": False, "has_graphs": True}
+
+
+def test_a_draft_model() -> None:
+    check_whatever_comes(DraftModelRunner(**GPU), 3)
+
+
+def test_a_head(tmp_path: Path) -> None:
+    check_whatever_comes(Eagle3Runner(tmp_path / "head", {"draft_vocab_size": 40}, **GPU), 3)

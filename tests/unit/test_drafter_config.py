@@ -1,0 +1,135 @@
+"""What drafts fits the target and the engine, or the engine says by name what doesn't."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drafting_checkpoints import head_config
+
+from raycore.config import resolve
+from raycore.demo import demo_model_path
+from raycore.errors import InvalidCheckpoint, InvalidConfig
+
+DENSE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+MIXTURE = DENSE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(name: str, config: dict[str, Any]) -> str:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        return str(tmp_path / name)
+
+    return write
+
+
+def drafter_of(target: str, settings: dict[str, Any], **options: Any):
+    return resolve(target, speculative_config={"num_speculative_tokens": 3} | settings, **options).drafter
+
+
+def test_the_method_is_found_by_the_checkpoint(write) -> None:
+    target, model = write("target", DENSE), write("model", DENSE | {"num_hidden_layers": 1})
+    head = write("head", head_config(16, 64, head_dim=8))
+    config = resolve(target, speculative_config={"model": model, "num_speculative_tokens": 3})
+    assert config.speculative_config is not None
+    assert config.speculative_config.method == "draft_model"
+    assert config.max_steps_in_flight == 1
+    found = drafter_of(target, {"model": head})
+    assert found.head is not None
+    assert found.head.target_layers == [0, 1, 3]
+    assert (found.path, found.num_speculative_tokens, found.max_model_len) == (head, 3, 64)
+
+
+def test_guesses_of_the_engine_need_no_model() -> None:
+    assert resolve(demo_model_path(), speculative_config={"method": "suffix"}).drafter is None
+
+
+def test_lengths(write) -> None:
+    target, short = write("target", DENSE), write("short", DENSE | {"max_position_embeddings": 40})
+    head = write("head", head_config(16, 64, max_position_embeddings=16))
+    assert drafter_of(target, {"model": short}).max_model_len == 40
+    assert drafter_of(target, {"model": short}, max_model_len=30).max_model_len == 30
+    assert drafter_of(target, {"model": short, "max_model_len": 20}).max_model_len == 20
+    assert drafter_of(target, {"model": head}).max_model_len == 64, "a head has its target's positions"
+
+
+def test_workers_share_the_draft_model_or_one_has_it(write) -> None:
+    target = write("target", DENSE)
+    assert drafter_of(target, {"model": target}, tensor_parallel_size=2).tensor_parallel_size == 2
+    settings = {"model": target, "draft_tensor_parallel_size": 1}
+    assert drafter_of(target, settings, tensor_parallel_size=2).tensor_parallel_size == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"model": "other"}, {}, "other has vocab_size=70, and the target has 64"),
+        (
+            {"model": "target"},
+            {"pipeline_parallel_size": 2},
+            "'draft_model' can't be used with pipeline_p",
+        ),
+        ({"model": "head"}, {"pipeline_parallel_size": 2}, "'eagle3' can't be used with pipeline_p"),
+        (
+            {"model": "target", "draft_tensor_parallel_size": 4},
+            {"tensor_parallel_size": 2},
+            "draft_tensor_parallel_size=4: expected 1 or tensor_parallel_size=2",
+        ),
+        (
+            {"model": "head", "draft_tensor_parallel_size": 1},
+            {"tensor_parallel_size": 2},
+            "draft_tensor_parallel_size=1: a head of the target needs the target's tensor_parallel_size=2",
+        ),
+        ({"model": "target", "max_model_len": 65}, {}, "max_model_len=65 is above 64"),
+        ({"model": "odd"}, {"tensor_parallel_size": 2}, "doesn't divide"),
+        ({"method": "draft_model"}, {}, "method='draft_model' needs model"),
+        ({"method": "ngram", "model": "target"}, {}, "model='target' is for drafts from a model"),
+        ({"method": "medusa", "model": "target"}, {}, "medusa"),
+        ({"model": "target", "revision": "main"}, {}, "revision='main': checkpoints are local directories"),
+        ({"model": "target", "quantization": "fp8"}, {}, "quantization='fp8': draft models aren't quantized"),
+        ({"model": "target", "parallel_drafting": True}, {}, "parallel_drafting=True"),
+        ({"model": "target", "use_heterogeneous_vocab": True}, {}, "use_heterogeneous_vocab=True"),
+        ({"model": "target", "tensor_parallel_size": 1}, {}, "use draft_tensor_parallel_size"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings, options, message
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("target", DENSE)
+    write("other", DENSE | {"vocab_size": 70})
+    write("odd", DENSE | {"num_attention_heads": 3, "num_key_value_heads": 3})
+    write("head", head_config(16, 64))
+    with pytest.raises(InvalidConfig, match=message):
+        drafter_of("target", settings, **options)
+
+
+def test_a_draft_model_with_experts_does_not_share_them(write) -> None:
+    target = write("target", MIXTURE)
+    with pytest.raises(InvalidConfig, match="has experts, which can't be used with enable_expert_parallel=True"):
+        drafter_of(target, {"model": target}, enable_expert_parallel=True)
+    assert drafter_of(target, {"model": target}).spec.moe is not None
+
+
+def test_a_missing_draft_model_is_named(write) -> None:
+    with pytest.raises(InvalidCheckpoint, match="/nowhere isn't a directory"):
+        drafter_of(write("target", DENSE), {"model": "/nowhere"})
