@@ -309,6 +309,7 @@ def _step_of(batch: Batch, is_real_T: Tensor) -> tuple[StepInputs, StepTensors]:
         sampled=np.arange(len(slots)),
         sampled_rows=np.cumsum(counts) - 1,
         next_positions=starts + counts,
+        draft_ids=None,
         generations=np.zeros_like(slots),
         block_tables=tables_SM.numpy(),
         tables_version=0,

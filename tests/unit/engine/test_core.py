@@ -72,12 +72,16 @@ class FakeExecutor:
             self.missing[request.slot] = len(request.token_ids) // 4 - request.num_computed_tokens
         slots = np.frombuffer(plan.slots, np.int32)
         counts = np.frombuffer(plan.num_tokens, np.int32) if plan.num_tokens else np.ones(len(slots), np.int32)
-        tokens = []
+        num_sampled = []
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
-            self.missing[slot] -= count
-            tokens.append(TOKEN if self.missing[slot] <= 0 else -1)
-            self.missing[slot] = max(self.missing[slot], 0) or (1 if tokens[-1] == TOKEN else self.missing[slot])
-        return StepResult(plan.step, np.array(tokens, np.int32).tobytes())
+            num_missing = self.missing[slot] - count
+            num_sampled.append(int(num_missing <= 0))
+            self.missing[slot] = max(num_missing, 1)
+        return StepResult(
+            plan.step,
+            np.full(sum(num_sampled), TOKEN, np.int32).tobytes(),
+            np.array(num_sampled, np.int32).tobytes(),
+        )
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         return [(method, args)]

@@ -23,9 +23,12 @@ def is_rounded(values: torch.Tensor, scales: torch.Tensor, x_TI: torch.Tensor) -
 
 
 def is_wrong_when_interpreted(values: torch.Tensor) -> torch.Tensor:
-    """The interpreter forgets the carry when it rounds up to a power of two, and so gives half of it."""
-    exponents = values.float().abs().clamp(min=2**-9).log2()
-    return (exponents == exponents.round()) if DEVICE.type == "cpu" else torch.zeros(values.shape, dtype=torch.bool)
+    """The interpreter truncates subnormal numbers, and it halves what it rounds up to a power of two."""
+    if DEVICE.type != "cpu":
+        return torch.zeros(values.shape, dtype=torch.bool)
+    magnitudes = values.float().abs()
+    mantissas, _ = magnitudes.frexp()
+    return (magnitudes < torch.finfo(FP8).smallest_normal) | (mantissas == 0.5)
 
 
 @SETTINGS
