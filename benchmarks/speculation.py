@@ -1,12 +1,12 @@
 """Output tokens per second with and without speculation, and beside vLLM's CPU build.
 
-Prompts are of two kinds. *Repeating* ones end with tokens that the model itself has generated greedily after random
-ones, and it goes on greedily: models that repeat themselves then repeat their prompts. *Other* ones are random, and the
-model samples at temperature 1, so that hardly anything repeats.
+Prompts are of two kinds. *Repeating* ones are continued by repeating what they end with: of random prompts, with
+tokens that the model has generated greedily after them, those after which it goes on in a loop. *Other* prompts are
+random, and the model samples at temperature 1.
 
 In each process of raycore, an engine with speculation and one without take turns, timing by timing, on the same
-prompts. The table has medians of the tokens per second, and the median of the ratios. vLLM runs in processes of
-its own, bound to all cores and with Intel's OpenMP, as its documentation recommends.
+prompts. The table has medians of the tokens per second, and the median of the ratios. vLLM runs in processes of its
+own, bound to all cores and with Intel's OpenMP, as its documentation recommends.
 
     python benchmarks/speculation.py [CHECKPOINT ...]                     default: the bundled model
     python benchmarks/speculation.py --peer-python PEER/bin/python CHECKPOINT
@@ -46,13 +46,9 @@ def generate(llm, prompts, params):
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     return tokens, sum(map(len, tokens)) / (time.perf_counter() - begun)
 
-def prompts_of(kind, batch, repeat, llm, SamplingParams):
-    rnd = random.Random(f"{kind} {batch} {repeat}")
-    ids = [[rnd.randrange(10, run["vocab_size"]) for _ in range(32)] for _ in range(batch)]
-    if kind == "repeating":
-        params = SamplingParams(temperature=0, max_tokens=run["num_tokens"], ignore_eos=True)
-        ids = [mine + own for mine, own in zip(ids, generate(llm, ids, params)[0])]
-    return ids
+def random_prompts(seed, number):
+    rnd = random.Random(seed)
+    return [[rnd.randrange(10, run["vocab_size"]) for _ in range(32)] for _ in range(number)]
 
 def measure(SamplingParams, engines):
     found = []
@@ -61,7 +57,9 @@ def measure(SamplingParams, engines):
         params = SamplingParams(temperature=temperature, max_tokens=run["num_tokens"], ignore_eos=True, seed=1)
         for batch in run["batches"]:
             for repeat in range(1 + run["repeats"]):
-                prompts = prompts_of(kind, batch, repeat, list(engines.values())[0], SamplingParams)
+                prompts = random_prompts(f"{batch} {repeat}", batch)
+                if kind == "repeating":
+                    prompts = [run["repeating"][(repeat + i) % len(run["repeating"])] for i in range(batch)]
                 made = {name: generate(llm, prompts, params) for name, llm in engines.items()}
                 # the first one warms up
                 if repeat:
@@ -70,6 +68,29 @@ def measure(SamplingParams, engines):
                     found.append({"kind": kind, "batch": batch, "rates": rates, "same": same})
     print("@result " + json.dumps({"timings": found}), flush=True)
 """
+
+SELECT = (
+    COMMON
+    + """
+from raycore import LLM, SamplingParams
+
+def is_loop(tokens):
+    own = run["num_tokens"]
+    return any(tokens[own:] == tokens[own - period : -period] for period in range(1, 33))
+
+found = []
+params = SamplingParams(temperature=0, max_tokens=2 * run["num_tokens"], ignore_eos=True)
+with make(LLM, None, standby_delay_s=None) as llm:
+    for seed in range(30):
+        candidates = random_prompts(f"candidates {seed}", 64)
+        tokens, _ = generate(llm, candidates, params)
+        pairs = zip(candidates, tokens)
+        found += [prompt + own[: run["num_tokens"]] for prompt, own in pairs if is_loop(own)]
+        if len(found) >= max(run["batches"]):
+            break
+print("@result " + json.dumps({"repeating": found}), flush=True)
+"""
+)
 
 OURS = (
     COMMON
@@ -115,14 +136,16 @@ def main() -> None:
 
 def _compare(checkpoint: str, args: argparse.Namespace) -> None:
     timings: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    repeating = _run(checkpoint, args, this_python(), SELECT, {})["repeating"]
     for _ in range(args.runs):
-        timings["raycore"] += _run(checkpoint, args, this_python(), OURS, {})
+        timings["raycore"] += _run(checkpoint, args, this_python(), OURS, {}, repeating=repeating)["timings"]
         if args.peer_python:
             environment = PEER_ENVIRONMENT | peer_on_all_cores(args.peer_python, 1)
             for is_on in (False, True):
-                timings["vLLM"] += _run(checkpoint, args, args.peer_python, PEER, environment, is_on=is_on)
+                more = {"repeating": repeating, "is_on": is_on}
+                timings["vLLM"] += _run(checkpoint, args, args.peer_python, PEER, environment, **more)["timings"]
     print(f"\n{Path(checkpoint).name}, dtype {args.dtype}, {args.speculative_config}: output tokens per second")
-    print(f"medians of {args.runs} processes x {args.repeats} timings")
+    print(f"medians of {args.runs} processes x {args.repeats} timings; {len(repeating)} different repeating prompts")
     rows = [["prompts", "batch", "engine", "off", "on", "on / off", "same outputs"]]
     for kind in args.kinds:
         for batch in args.batches:
@@ -146,13 +169,13 @@ def _cells(timings: list[dict[str, Any]], batch: int) -> list[str]:
 
 def _run(
     checkpoint: str, args: argparse.Namespace, python: str, script: str, environment: dict[str, str], **more: Any
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
     config = json.loads((Path(checkpoint) / "config.json").read_text())
     run = {
         "checkpoint": checkpoint,
         "dtype": args.dtype,
         "vocab_size": config["vocab_size"],
-        "max_model_len": 32 + 2 * args.num_tokens + 16,
+        "max_model_len": 32 + 2 * args.num_tokens,
         "num_tokens": args.num_tokens,
         "speculative_config": json.loads(args.speculative_config),
         "kinds": args.kinds,
@@ -160,7 +183,7 @@ def _run(
         "repeats": args.repeats,
         **more,
     }
-    return run_child(python, script, [json.dumps(run)], environment, args.timeout_s)["timings"]
+    return run_child(python, script, [json.dumps(run)], environment, args.timeout_s)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import msgspec
 from raycore.errors import InvalidConfig
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 _DECLARED = "option"
 
@@ -243,6 +244,18 @@ def json_object(option: str, value: object) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidConfig(f"{option}={value!r} isn't a dict or a JSON object")
     return dict(cast("dict[str, Any]", found))
+
+
+def settings_of(option: str, given: Mapping[str, Any], struct: type[_StructT]) -> _StructT:
+    """Return the settings of an option, an object in JSON, as a struct.
+
+    Raises:
+        InvalidConfig: a setting is unknown, missing or invalid.
+    """
+    try:
+        return msgspec.convert(given, struct)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"{option}: {error}") from None
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from raycore.errors import InvalidConfig, InvalidInput
-from raycore.options import json_object
-from raycore.vllm_options import VllmOption
+from raycore.options import json_object, settings_of
+from raycore.vllm_options import VllmOption, without_effect
 
 _Count = Annotated[int, Meta(ge=0)]
 
@@ -123,12 +123,7 @@ def parse_profiler_config(value: str | dict[str, Any] | None) -> ProfilerConfig 
     """
     if value is None:
         return None
-    given = json_object("profiler_config", value)
-    for name in [name for name in given if name in _WITHOUT_EFFECT]:
-        try:
-            _WITHOUT_EFFECT[name].check(given.pop(name))
-        except InvalidConfig as error:
-            raise InvalidConfig(f"profiler_config: {error}") from None
+    given = without_effect("profiler_config", json_object("profiler_config", value), _WITHOUT_EFFECT)
     directory = str(given.get("torch_profiler_dir") or "")
     if given.get("profiler") is None:
         if directory:
@@ -139,7 +134,4 @@ def parse_profiler_config(value: str | dict[str, Any] | None) -> ProfilerConfig 
             f"profiler_config: torch_profiler_dir={directory!r} isn't a directory: name one that each node can write to"
         )
     given["torch_profiler_dir"] = os.path.abspath(Path(directory).expanduser())
-    try:
-        return msgspec.convert(given, ProfilerConfig)
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(f"profiler_config: {error}") from None
+    return settings_of("profiler_config", given, ProfilerConfig)

@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from raycore.checkpoint.eagle3_spec import is_eagle3
 from raycore.errors import InvalidConfig
-from raycore.options import json_object
-from raycore.vllm_options import VllmOption
+from raycore.options import json_object, settings_of
+from raycore.vllm_options import VllmOption, without_effect
 
 MAX_SPECULATIVE_TOKENS = 64
 
@@ -102,20 +102,12 @@ def parse_speculative_config(value: str | dict[str, Any] | None) -> SpeculativeC
     """
     if value is None:
         return None
-    given = json_object("speculative_config", value)
-    for name in [name for name in given if name in _WITHOUT_EFFECT]:
-        try:
-            _WITHOUT_EFFECT[name].check(given.pop(name))
-        except InvalidConfig as error:
-            raise InvalidConfig(f"speculative_config: {error}") from None
+    given = without_effect("speculative_config", json_object("speculative_config", value), _WITHOUT_EFFECT)
     given = {name: each for name, each in given.items() if each is not None}
     if not given:
         return None
     _fill_in(given)
-    try:
-        config = msgspec.convert(given, SpeculativeConfig)
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(f"speculative_config: {error}") from None
+    config = settings_of("speculative_config", given, SpeculativeConfig)
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise InvalidConfig(
             f"speculative_config: prompt_lookup_min={config.prompt_lookup_min} is above "

@@ -54,6 +54,21 @@ class VllmOption(NamedTuple):
         return f"; omit it, or give {' or '.join(map(repr, usable))}" if usable else "; omit it"
 
 
+def without_effect(option: str, given: dict[str, Any], settings: Mapping[str, VllmOption]) -> dict[str, Any]:
+    """Check those settings of an option, an object in JSON, that raycore doesn't have. Return the other settings.
+
+    Raises:
+        InvalidConfig: one of them has a value that raycore does not support.
+    """
+    for name, value in given.items():
+        if name in settings:
+            try:
+                settings[name].check(value)
+            except InvalidConfig as error:
+                raise InvalidConfig(f"{option}: {error}") from None
+    return {name: value for name, value in given.items() if name not in settings}
+
+
 ANY = "any value"
 
 _OFF = (False, None)

@@ -483,7 +483,7 @@ class Scheduler:
         assert self._speculation is not None
         self._slots.settle(step.drafted_slots(self._slots))
         num_new = np.frombuffer(result.num_tokens, np.int32)[step.drafted].astype(np.int64)
-        self._speculation.count(drafts.lengths, num_new - 1)
+        self._speculation.count(drafts.slots, drafts.lengths, num_new - 1)
 
     def _drop(self, request: Request) -> None:
         self._vacate(request)

@@ -118,7 +118,7 @@ class StepBuilder:
         is_final = np.array([chunk.is_final for chunk in chunks], np.int32)
         decodes, drafts = self.decodes.slots, self.drafts or _NO_DRAFTS
         if len(drafts.slots):
-            decodes = decodes[~np.isin(decodes, drafts.slots, assume_unique=True)]
+            decodes = np.delete(decodes, np.searchsorted(decodes, drafts.slots))
         ones, with_drafts = np.ones(len(decodes), np.int32), 1 + drafts.lengths.astype(np.int32)
         slots = [decodes, chunk_slots[:num_single], drafts.slots, chunk_slots[num_single:]]
         num_tokens = np.concatenate([ones, chunk_tokens[:num_single], with_drafts, chunk_tokens[num_single:]])

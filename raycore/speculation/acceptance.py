@@ -16,6 +16,10 @@ _WEIGHT = 0.15
 _SHARED_WEIGHT = 0.02
 """Weight of a compared token in the rate with which new requests begin."""
 _FIRST_RATE = 0.7
+_KEPT = 0.98
+"""Share of what a calibration knows that it keeps in each step."""
+_PRIOR_TOKENS = 1.0
+"""Number of tokens that a calibration assumes to have been expected, and to have been right."""
 
 
 class Acceptance:
@@ -44,6 +48,11 @@ class Acceptance:
         """Return the rates of these slots."""
         return self._rates[slots]
 
+    def expected(self, slots: Ints, lengths: Ints) -> float:
+        """Return how many tokens of drafts of these lengths should be right, as the rates say."""
+        rates = np.minimum(self._rates[slots], 0.999)
+        return float((rates * (1 - rates**lengths) / (1 - rates)).sum())
+
     def compare(self, slots: Ints, tokens: NDArray[np.int32], received: Ints) -> None:
         """Compare the guesses of these slots with what has come, and update their rates.
 
@@ -69,3 +78,33 @@ class Acceptance:
             weight = min(0.5, _SHARED_WEIGHT * total)
             self._shared_rate += weight * (float(num_right.sum()) / total - self._shared_rate)
         self._lengths[slots] = 0
+
+
+class Calibration:
+    """Compares how many drafted tokens were right with how many should have been.
+
+    Rates are averages, and tend to be high where guesses have just been right by chance. So the expected numbers are
+    multiplied by the factor that would have made them right lately.
+    """
+
+    def __init__(self) -> None:
+        self._expected = self._right = _PRIOR_TOKENS
+
+    @property
+    def factor(self) -> float:
+        """How many tokens were right for each one that was expected."""
+        return self._right / self._expected
+
+    def observe(self, num_expected: float, num_right: int) -> None:
+        """Add the drafts of a step."""
+        self._forget()
+        self._expected += num_expected
+        self._right += num_right
+
+    def relax(self) -> None:
+        """Note that a step had no drafts, so that nothing was learned."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._expected = _PRIOR_TOKENS + _KEPT * (self._expected - _PRIOR_TOKENS)
+        self._right = _PRIOR_TOKENS + _KEPT * (self._right - _PRIOR_TOKENS)

@@ -14,7 +14,13 @@ Floats = NDArray[np.float64]
 
 
 def choose_lengths(
-    lengths: Ints, rates: Floats, num_decodes: int, plain_s: float, drafted_s: Floats, drafting_s: Floats | None = None
+    lengths: Ints,
+    rates: Floats,
+    num_decodes: int,
+    plain_s: float,
+    drafted_s: Floats,
+    drafting_s: Floats | None = None,
+    calibration: float = 1.0,
 ) -> Ints:
     """Return how many tokens of each guess to verify, int64[n].
 
@@ -28,10 +34,11 @@ def choose_lengths(
         plain_s: how long the step takes without guesses, in seconds.
         drafted_s: [N]: how long it takes with 1 to N guessed tokens, in seconds. No more than N are chosen.
         drafting_s: how long it takes to make guesses of up to 1, 2, ... tokens, in seconds. None: they have been made.
+        calibration: how many tokens really turn out right for each one that is expected.
     """
     owners = np.repeat(np.arange(len(lengths)), lengths)
     places = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    values = rates[owners] ** (places + 1)
+    values = calibration * rates[owners] ** (places + 1)
     # ties: a guess's earlier tokens first
     best_first = np.argsort(-values, kind="stable")[: len(drafted_s)]
     num_tokens = num_decodes + np.cumsum(values[best_first])

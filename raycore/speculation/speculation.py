@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.messages import DraftStats
-from raycore.speculation.acceptance import Acceptance
+from raycore.speculation.acceptance import Acceptance, Calibration
 from raycore.speculation.choice import choose_lengths
 from raycore.speculation.sources import EngineGuesses, Floats, GuessSource, Ints, RunningTokens
 from raycore.speculation.step_times import StepTimes
@@ -29,6 +29,7 @@ class Speculation:
         """`source`: makes the guesses. None: the engine does, as `config` says."""
         self._source = source or EngineGuesses(config)
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
+        self._calibration = Calibration()
         self._plain, self._drafted = StepTimes(), StepTimes()
         self._num_steps = 0
         self._allowance_s = 0.0
@@ -42,15 +43,17 @@ class Speculation:
         self._source.forget(slot, num_prompt_tokens)
         self._acceptance.forget(slot)
 
-    def count(self, lengths: Ints, num_accepted: Ints) -> None:
+    def count(self, slots: Ints, lengths: Ints, num_accepted: Ints) -> None:
         """Count drafts that a step has verified.
 
         Args:
+            slots: [n]: the slots that had drafts.
             lengths: [n]: the number of tokens in each draft.
             num_accepted: [n]: how many of them were right.
         """
         self._num_drafts += len(lengths)
         self._num_draft_tokens += int(lengths.sum())
+        self._calibration.observe(self._acceptance.expected(slots, lengths), int(num_accepted.sum()))
         self._accepted += (num_accepted[:, None] > np.arange(len(self._accepted))).sum(axis=0)
 
     @property
@@ -64,6 +67,7 @@ class Speculation:
             self._drafted.observe(self._num_steps, num_tokens, duration_s + self._source.looked_s)
         else:
             self._plain.observe(self._num_steps, num_tokens, duration_s)
+            self._calibration.relax()
             self._allowance_s = min(self._source.looked_s, self._allowance_s + _LOOKING_SHARE * duration_s)
         self._num_steps += 1
 
@@ -117,7 +121,8 @@ class Speculation:
         sizes = num_plain + np.arange(1, min(int(lengths.sum()), budget) + 1)
         plain_s, drafted_s = self._durations(num_plain, sizes)
         rates = self._acceptance.rates(slots)
-        return choose_lengths(lengths, rates, num_decodes, plain_s, drafted_s, drafting_s)
+        factor = self._calibration.factor
+        return choose_lengths(lengths, rates, num_decodes, plain_s, drafted_s, drafting_s, factor)
 
     def _durations(self, num_plain: int, sizes: NDArray[np.int64]) -> tuple[float, NDArray[np.float64]]:
         """Return how long a step of `num_plain` tokens takes, and steps of these sizes with drafts, in seconds."""

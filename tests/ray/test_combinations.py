@@ -1,8 +1,8 @@
 """Whatever is combined, the tokens are transformers' own: a pairwise cover of capabilities, parallel sizes and kernels.
 
-Each row of `ROWS` is an engine. Every two values of different columns are in some row together. Pauses, sleeps and
-profiles are calls, so every engine gets them: it is profiled, paused in the middle of requests, and put to sleep at
-both levels.
+Each row of `ROWS` is an engine. Every two values of different columns are in some row together, unless they can't be
+combined. Pauses, sleeps, profiles and scaling are calls, so every engine gets them: it is profiled, paused in the
+middle of requests, put to sleep at both levels, and scaled if it has several ranks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+from drafting_checkpoints import head_config, random_head, write_checkpoint
+from families import NUM_NEW_TOKENS, SIZES, VOCAB_SIZE, make_checkpoint, prompts, reference
 
 from raycore import AsyncLLM, SamplingParams
+from raycore.config import resolve
+from raycore.errors import InvalidConfig
 
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 
@@ -23,6 +26,8 @@ PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=Tru
 class Row(NamedTuple):
     """The options of an engine that are combined."""
 
+    method: str | None
+    """How tokens are guessed."""
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
@@ -37,44 +42,87 @@ class Row(NamedTuple):
     def name(self) -> str:
         """The test's id."""
         sizes = f"tp{self.tensor_parallel_size}-pp{self.pipeline_parallel_size}-dp{self.data_parallel_size}"
-        return f"{sizes}-{'ep-' if self.enable_expert_parallel else ''}{self.attention_backend}"
+        return f"{self.method}-{sizes}-{'ep-' if self.enable_expert_parallel else ''}{self.attention_backend}"
 
 
-COLUMNS = [(1, 2), (1, 2), (1, 2), (False, True), ("native", "torch")]
+BY_WORKERS = ("draft_model", "eagle3")
+"""The methods for which workers compute guesses."""
+COLUMNS = [(None, "ngram", "suffix", *BY_WORKERS), (1, 2), (1, 2), (1, 2), (False, True), ("native", "torch")]
 ROWS = [
-    Row(1, 1, 1, False, "native"),
-    Row(1, 2, 2, True, "torch"),
-    Row(2, 1, 2, True, "native"),
-    Row(2, 2, 1, True, "native"),
-    Row(2, 2, 2, False, "torch"),
-    Row(1, 1, 1, True, "torch"),
+    Row(None, 1, 2, 1, True, "native"),
+    Row(None, 2, 1, 2, False, "torch"),
+    Row("ngram", 2, 2, 1, False, "torch"),
+    Row("ngram", 1, 1, 2, True, "native"),
+    Row("suffix", 1, 2, 2, True, "torch"),
+    Row("suffix", 2, 1, 1, False, "native"),
+    Row("draft_model", 2, 1, 2, True, "native"),
+    Row("draft_model", 1, 1, 1, False, "torch"),
+    Row("eagle3", 2, 1, 1, True, "native"),
+    Row("eagle3", 1, 1, 2, False, "torch"),
 ]
 
 
 def test_every_two_values_are_combined() -> None:
     for (i, first), (j, second) in itertools.combinations(enumerate(COLUMNS), 2):
         missing = set(itertools.product(first, second)) - {(row[i], row[j]) for row in ROWS}
-        assert not missing, (Row._fields[i], Row._fields[j], missing)
+        refused = (Row._fields[i], Row._fields[j]) == ("method", "pipeline_parallel_size")
+        assert missing == ({(method, 2) for method in BY_WORKERS} if refused else set()), (Row._fields[i], missing)
+
+
+class Checkpoints(NamedTuple):
+    """A model with experts, transformers' continuations, and what guesses its tokens."""
+
+    target: Path
+    expected: list[list[int]]
+    draft_model: Path
+    head: Path
+
+    def speculative_config(self, method: str | None) -> dict[str, Any] | None:
+        settings: dict[str | None, dict[str, Any] | None] = {
+            None: None,
+            "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 2},
+            "suffix": {},
+            "draft_model": {"model": str(self.draft_model)},
+            "eagle3": {"model": str(self.head)},
+        }
+        chosen = settings[method]
+        return chosen if chosen is None else {"method": method, "num_speculative_tokens": 3, **chosen}
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    """A model with experts, and transformers' continuations."""
-    path = make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("checkpoints"))
-    return path, reference(path)
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    directory = tmp_path_factory.mktemp("checkpoints")
+    target = make_checkpoint("qwen3_moe", directory)
+    head = head_config(SIZES["hidden_size"], VOCAB_SIZE, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    return Checkpoints(
+        target,
+        reference(target),
+        make_checkpoint("llama3", directory),
+        write_checkpoint(directory / "head", head, random_head(head)),
+    )
+
+
+@pytest.mark.parametrize("method", BY_WORKERS)
+def test_what_cannot_be_combined_is_refused_by_name(checkpoints: Checkpoints, method: str) -> None:
+    with pytest.raises(InvalidConfig, match="pipeline_parallel_size=2"):
+        resolve(
+            checkpoints.target,
+            pipeline_parallel_size=2,
+            speculative_config=checkpoints.speculative_config(method),
+        )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_the_tokens_are_the_references(
-    ray_cluster: Any, checkpoint: tuple[Path, list[list[int]]], tmp_path: Path, row: Row
-) -> None:
-    asyncio.run(_check(row, *checkpoint, tmp_path))
+def test_the_tokens_are_the_references(ray_cluster: Any, checkpoints: Checkpoints, tmp_path: Path, row: Row) -> None:
+    asyncio.run(_check(row, checkpoints, tmp_path))
 
 
-async def _check(row: Row, path: Path, expected: list[list[int]], traces: Path) -> None:
+async def _check(row: Row, checkpoints: Checkpoints, traces: Path) -> None:
+    expected, options = checkpoints.expected, row._asdict()
     engine = await AsyncLLM.create(
-        str(path),
-        **row._asdict(),
+        str(checkpoints.target),
+        speculative_config=checkpoints.speculative_config(options.pop("method")),
+        **options,
         dtype="float32",
         num_threads=1,
         max_num_seqs=4,  # some requests wait
@@ -95,6 +143,11 @@ async def _check(row: Row, path: Path, expected: list[list[int]], traces: Path) 
             await engine.sleep(level)
             assert await engine.wake_up()
             assert await _tokens(engine) == expected
+        if row.data_parallel_size > 1:
+            await engine.scale(1)
+            assert await _tokens(engine) == expected
+        drafted = sum(counts.num_draft_tokens for counts in engine.read_metrics().counts.values())
+        assert (drafted > 0) == (row.method is not None)
     finally:
         engine.shutdown()
 

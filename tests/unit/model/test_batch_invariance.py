@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from kernels import needs_kernels
-from small_model import CPU, SPEC, make_attention, make_operations, make_weights, new_request, plan, tokens_of
+from small_model import CPU, SPEC, make_attention, make_operations, make_weights, new_request, plan
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.messages import StepPlan, TokenLogprobs
@@ -119,7 +120,8 @@ class Engine:
         self._decoder.logits = lambda hidden: captured.append(compute(hidden)) or captured[-1]  # pyright: ignore
         result = self.runner.execute(step_plan)
         self._decoder.logits = compute
-        sampled = [slot for slot, token in zip(slots, tokens_of(result), strict=True) if token >= 0]
+        has_token = np.frombuffer(result.num_tokens, np.int32) if result.num_tokens else np.ones(len(slots))
+        sampled = [slot for slot, has in zip(slots, has_token, strict=True) if has]
         for row, slot in enumerate(sampled):
             self.logits[slot][int(self.batch.num_known[slot]) - 1] = captured[0][row].clone()
         for index, entry in result.logprobs:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raycore.speculation.acceptance import Acceptance
+from raycore.speculation.acceptance import Acceptance, Calibration
 
 SLOTS = np.array([0, 1, 2])
 
@@ -48,3 +48,21 @@ def test_a_new_request_begins_with_the_rate_of_those_before() -> None:
     assert acceptance.rates(SLOTS)[1] == pytest.approx(0.7)
     acceptance.forget(1)
     assert acceptance.rates(SLOTS)[1] < 0.2
+
+
+def test_as_many_tokens_are_expected_as_the_rates_say() -> None:
+    acceptance = Acceptance(3, 4)
+    rate = acceptance.rates(SLOTS)[0]
+    expected = acceptance.expected(np.array([0, 2]), np.array([1, 3]))
+    assert expected == pytest.approx(2 * rate + rate**2 + rate**3)
+
+
+def test_a_calibration_follows_what_was_right() -> None:
+    calibration = Calibration()
+    assert calibration.factor == 1
+    for _ in range(200):
+        calibration.observe(3.0, 1)
+    assert calibration.factor == pytest.approx(1 / 3, rel=0.05)
+    for _ in range(300):
+        calibration.relax()
+    assert calibration.factor == pytest.approx(1, rel=0.5)

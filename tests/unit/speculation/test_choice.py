@@ -47,6 +47,13 @@ def test_the_dearer_a_token_the_fewer(seconds_for_each: float, expected: list[in
     assert choose_lengths(np.array([4, 4]), np.array([0.9, 0.6]), 2, 1.0, drafted_s).tolist() == expected
 
 
+def test_fewer_tokens_are_worth_it_if_less_turns_out_right_than_expected() -> None:
+    drafted_s = 1 + 0.1 * np.arange(1, 9)
+    arguments = np.array([4, 4]), np.array([0.9, 0.6]), 2, 1.0, drafted_s
+    assert choose_lengths(*arguments, calibration=0.3).tolist() == [3, 0]
+    assert choose_lengths(*arguments, calibration=0.1).tolist() == [0, 0]
+
+
 def test_nothing_fits() -> None:
     assert choose_lengths(np.array([4]), np.array([0.9]), 1, 1.0, np.empty(0)).tolist() == [0]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
 
 from raycore.messages import DraftStats
+from raycore.speculation.sources import EngineGuesses
 from raycore.speculation.speculation import Speculation
 from raycore.speculative_config import SpeculativeConfig
 
@@ -16,9 +18,10 @@ LOOP = [1, 2, 3, 4, 5, 6]
 class Rank:
     """The running tokens of some slots, and the durations of steps."""
 
-    def __init__(self, num_slots: int, seconds_for_draft: float = 0.0, **settings: int) -> None:
-        settings = {"prompt_lookup_min": 2, "prompt_lookup_max": 2, **settings}
-        self.speculation = Speculation(SpeculativeConfig("ngram", 3, **settings), num_slots)
+    def __init__(self, num_slots: int, seconds_for_draft: float = 0.0, looked_s: float = 0.0) -> None:
+        """`looked_s`: how long it takes to look for guesses."""
+        config = SpeculativeConfig("ngram", 3, prompt_lookup_min=2, prompt_lookup_max=2)
+        self.speculation = Speculation(config, num_slots, EngineGuesses(config, clock=count(step=looked_s).__next__))
         self.running = SimpleNamespace(tokens=np.zeros((num_slots, 8192), np.int32), received=np.zeros(num_slots, int))
         self.seconds_for_draft = seconds_for_draft
 
@@ -113,8 +116,37 @@ def test_a_request_whose_guesses_become_right_gets_drafts_again() -> None:
     assert rank.propose(0) == {0: [1, 2, 3]}
 
 
+def test_looking_in_vain_takes_a_small_share_of_the_time() -> None:
+    """A step takes a second."""
+    rank = Rank(1, looked_s=0.1)
+    looks = []
+    guess = rank.speculation._source.guess
+    rank.speculation._source.guess = lambda *args: looks.append(1) or guess(*args)  # type: ignore[method-assign]
+    for token in range(1000):
+        rank.add(0, [token])
+        assert rank.propose(0) == {}
+    assert len(looks) in range(150, 210)
+
+
+def test_drafts_that_turn_out_worse_than_expected_are_given_up() -> None:
+    """The rates say that nearly all tokens are right, but among the verified ones only a third is."""
+    rank = Rank(1, seconds_for_draft=0.5)
+    rank.add(0, LOOP)
+    position = 0
+    num_drafted = []
+    for _ in range(200):
+        draft = rank.propose(0).get(0, [])
+        num_drafted.append(len(draft))
+        if draft:
+            rank.speculation.count(np.array([0]), np.array([len(draft)]), np.array([len(draft) // 3]))
+        rank.add(0, [LOOP[(position + i) % 6] for i in range(4)])
+        position += 4
+    assert max(num_drafted[:10]) == 3
+    assert sum(num_drafted[100:]) < 30
+
+
 def test_what_became_of_drafts_is_counted() -> None:
     rank = Rank(1)
-    rank.speculation.count(np.array([3, 3]), np.array([2, 0]))
-    rank.speculation.count(np.array([1]), np.array([1]))
+    rank.speculation.count(np.array([0, 0]), np.array([3, 3]), np.array([2, 0]))
+    rank.speculation.count(np.array([0]), np.array([1]), np.array([1]))
     assert rank.speculation.stats == DraftStats(3, 7, (2, 1, 0))
