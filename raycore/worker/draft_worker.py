@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.config import EngineConfig
 from raycore.drafter_config import DrafterConfig
 from raycore.model.attention.kv_tensors import KVTensors
-from raycore.model.attention.spec import AttentionSpec, HeadShape
+from raycore.model.attention.spec import Attention, AttentionSpec, HeadShape
 from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch
@@ -148,57 +149,41 @@ class DraftWorker:
 
         `max_rows`: the largest number of decodes in a step, padding included.
         """
-        config, drafter, network = self._config, self._drafter, self._network
+        drafter, network = self._drafter, self._network
         assert network is not None, "load() comes first"
-        scheduler, block_size = config.scheduler, config.cache.block_size
+        attention = self._make_attention(network.qk_norms_NH, num_blocks, max_rows)
+        max_step_tokens = max(self._limits.num_tokens, max_rows)
+        sizes = {
+            "max_tokens": drafter.num_speculative_tokens,
+            "block_size": self._limits.block_size,
+            "num_blocks": num_blocks,
+        }
+        if isinstance(network, Eagle3Head):
+            assert drafter.head is not None
+            layers = drafter.head.target_layers
+            drafting = Eagle3(network, target, layers, attention, batch, threads, max_step_tokens=max_step_tokens)
+        else:
+            drafting = DraftModel(network, attention, batch, threads, max_step_tokens=self._limits.num_tokens, **sizes)
+        return Drafter(drafting, batch, sampler, **sizes)
+
+    def _make_attention(self, qk_norms_NH: list[Tensor | None], num_blocks: int, max_rows: int) -> Attention:
+        """Allocate the blocks for keys and values. `max_rows`: the largest number of decodes in a step."""
+        limits, model = self._limits, self._drafter.spec
         spec = AttentionSpec.of(
-            drafter.spec,
-            self._ranks.size,
-            network.qk_norms_NH,
-            scheduler.max_model_len + 1,
-            self._dtype,
-            self._device,
+            model, self._ranks.size, qk_norms_NH, limits.max_model_len + 1, self._dtype, self._device
         )
         heads = spec.heads
         kv = KVTensors(
-            drafter.spec.num_layers,
+            model.num_layers,
             num_blocks + self._num_scratch_blocks,
             heads.num_kv_heads,
-            block_size,
+            limits.block_size,
             heads.head_dim,
             self._dtype,
             self._device,
         )
-        attention = self._backend.attention(
-            spec,
-            kv,
-            max_model_len=scheduler.max_model_len,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_rows=max_rows,
-        )
-        if isinstance(network, Eagle3Head):
-            assert drafter.head is not None
-            max_step_tokens = max(scheduler.max_num_batched_tokens, max_rows)
-            layers = drafter.head.target_layers
-            drafting = Eagle3(network, target, layers, attention, batch, threads, max_step_tokens=max_step_tokens)
-        else:
-            drafting = DraftModel(
-                network,
-                attention,
-                batch,
-                threads,
-                max_tokens=drafter.num_speculative_tokens,
-                block_size=block_size,
-                num_blocks=num_blocks,
-                max_step_tokens=scheduler.max_num_batched_tokens,
-            )
-        return Drafter(
-            drafting,
-            batch,
-            sampler,
-            max_tokens=drafter.num_speculative_tokens,
-            block_size=block_size,
-            num_blocks=num_blocks,
+        return self._backend.attention(
+            spec, kv, max_model_len=limits.max_model_len, max_num_seqs=limits.num_seqs, max_rows=max_rows
         )
 
     @property

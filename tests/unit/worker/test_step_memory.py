@@ -182,7 +182,7 @@ def test_the_worst_draft_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k
     worker = Worker(resolve(str(target), speculative_config=speculative, **options, **MANY), ALONE)
     worker.init_device()
     worker.load_model()
-    set_aside = worker._step_bytes()
+    set_aside = worker._step_bytes(worker.config)
     at_start = peak_bytes(lambda: worker.initialize_cache(2))
     num_seqs, num_tokens, longest = MANY.values()
     _, plan = plans("many long prompts", [longest - 9] * num_seqs, [num_tokens // num_seqs] * num_seqs, EVERYTHING)

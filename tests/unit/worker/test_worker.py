@@ -105,7 +105,7 @@ def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, kind: str, level: in
     worker = start(str(tmp_path / "target"), speculative_config=speculative)
     alone = start(str(tmp_path / "target"))
     assert worker.bytes_per_block() > alone.bytes_per_block()
-    assert worker._step_bytes() > alone._step_bytes()
+    assert worker._step_bytes(worker.config) > alone._step_bytes(alone.config)
     drafts: list[list[list[int]]] = []
     gone: list[weakref.ref[object]] = []
     for _ in range(2):
