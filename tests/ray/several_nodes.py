@@ -15,6 +15,7 @@ import time
 import ray
 from ray.cluster_utils import Cluster
 
+from placement.topology import read_cluster
 from raycore import LLM, SamplingParams
 from raycore.demo import demo_model_path, held_out_problems
 
@@ -68,6 +69,14 @@ def disturbed_by(llm: LLM, event) -> None:
     assert not failures, failures
 
 
+def wait_until_free() -> None:
+    """Wait until Ray shows all CPUs as free. It takes up to a second to show those that an engine has released."""
+    deadline_s = time.monotonic() + 30
+    while any(node.available.get("CPU") != node.total.get("CPU") for node in read_cluster().nodes):
+        assert time.monotonic() < deadline_s, "an engine's CPUs aren't released"
+        time.sleep(0.05)
+
+
 def drain(cluster: Cluster, node_id: str) -> None:
     """What an autoscaler does before it takes a node away."""
     options = {
@@ -88,6 +97,7 @@ def main() -> None:
 
     # two workers and the engine, on two nodes: their channel crosses nodes, and so do sums and hidden states
     for shape, workers_on in (({"tensor_parallel_size": 2}, [2, 2]), ({"pipeline_parallel_size": 3}, [2, 2, 1])):
+        wait_until_free()
         with LLM(demo_model_path(), placement_strategy="span", **shape, **LIMITS) as llm:
             (rank,) = llm.ranks
             assert len(rank.node_ids) == 2
