@@ -65,10 +65,12 @@ def app(engine: AsyncLLM):
 
 
 @pytest.mark.timeout(600)
+# without a parameter, pytest 9.2 leaves the operation out of the ids, and of equal ids xdist runs only one
+@pytest.mark.parametrize("excluded", [[positive_data_acceptance]], ids=["all but refusals"])
 @DOCUMENT.parametrize()
 @settings(
     max_examples=NUM_EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-def test_what_is_answered_is_what_is_documented(case, app):
+def test_what_is_answered_is_what_is_documented(case, app, excluded):
     # a document can't say all that the engine refuses
-    case.call_and_validate(app=app, excluded_checks=[positive_data_acceptance])
+    case.call_and_validate(app=app, excluded_checks=excluded)
