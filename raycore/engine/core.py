@@ -193,9 +193,9 @@ class EngineCore:
     def _step(self) -> StepOutputs | None:
         plan = None
         if len(self._in_flight) < self.executor.max_concurrent_batches:
+            planned_s = time.monotonic()
             plan = self._plan = self._schedule()
             if plan is not None:
-                planned_s = time.monotonic()
                 self._in_flight.append((plan, self.executor.execute(plan), planned_s))
         if not self._in_flight:
             return None
@@ -230,13 +230,13 @@ class EngineCore:
         token to compute.
         """
         with self._reported():
+            planned_s = time.monotonic()
             plan = self._plan = self._schedule()
             if plan is None:
                 return None, self.dummy_step()
-            return self._execute_now(plan)
+            return self._execute_now(plan, planned_s)
 
-    def _execute_now(self, plan: StepPlan) -> tuple[StepOutputs, bool]:
-        planned_s = time.monotonic()
+    def _execute_now(self, plan: StepPlan, planned_s: float) -> tuple[StepOutputs, bool]:
         with self._progress.step():
             result = self.executor.execute(plan).result(self.config.executor.execute_timeout_s)
             return self._update(plan, result, planned_s), result.is_anyone_busy

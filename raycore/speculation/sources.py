@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -44,10 +42,8 @@ class ChooseLengths(Protocol):
 class GuessSource(Protocol):
     """Makes guesses of all running requests' next tokens."""
 
-    @property
-    def looked_s(self) -> float:
-        """How long the last guesses took, in seconds, unless `choose_lengths` was told."""
-        ...
+    drafting_s: float
+    """How long it took to make the last guesses, in seconds, if that is a cost that `choose_lengths` was told."""
 
     def guess(
         self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths
@@ -84,11 +80,10 @@ class Guesses(Protocol):
 class EngineGuesses:
     """Guesses from tokens that the engine has seen. They cost little, so every request has them."""
 
-    def __init__(self, config: SpeculativeConfig, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock`: returns seconds."""
+    drafting_s = 0.0
+
+    def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
-        self._clock = clock
-        self.looked_s = 0.0
         self._guesses: dict[int, Guesses] = {}
         """By slot."""
         self._finished = FinishedOutputs(config.suffix_decoding_max_cached_requests)
@@ -97,7 +92,6 @@ class EngineGuesses:
         self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths
     ) -> dict[int, list[int]]:
         """See `GuessSource.guess`."""
-        began_s = self._clock()
         found: dict[int, list[int]] = {}
         longest = self._config.num_speculative_tokens
         received = running.received[slots]
@@ -115,7 +109,6 @@ class EngineGuesses:
             guess = guesses.propose(longest) if num_missing <= _MAX_INDEXED else []
             if guess:
                 found[slot] = guess
-        self.looked_s = self._clock() - began_s
         return found
 
     def forget(self, slot: int, num_prompt_tokens: int) -> None:

@@ -5,6 +5,7 @@ A step verifies those guesses that are expected to pay. Where guesses come from 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -18,20 +19,33 @@ from raycore.speculation.sources import EngineGuesses, Floats, GuessSource, Ints
 from raycore.speculation.step_times import StepTimes
 from raycore.speculative_config import SpeculativeConfig
 
-_LOOKING_SHARE = 0.02
+_LOOKING_SHARE = 0.01
 """Share of the time of steps without drafts that looking for guesses may take."""
 
 
 class Speculation:
     """The drafts of one rank's requests."""
 
-    def __init__(self, config: SpeculativeConfig, num_slots: int, source: GuessSource | None = None) -> None:
-        """`source`: makes the guesses. None: the engine does, as `config` says."""
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        num_slots: int,
+        source: GuessSource | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """
+        Args:
+            source: makes the guesses. None: the engine does, as `config` says.
+            clock: returns seconds.
+        """
+        self._clock = clock
         self._source = source or EngineGuesses(config)
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
         self._calibration = Calibration()
         self._plain, self._drafted = StepTimes(), StepTimes()
         self._num_steps = 0
+        self._looked_s = self._drafting_s = 0.0
+        """How long it took to look for the next step's guesses, and to make them if that has a cost of its own."""
         self._allowance_s = 0.0
         """How long guesses may be looked for in vain. While it is negative, nobody looks."""
         self._num_drafts = self._num_draft_tokens = 0
@@ -62,13 +76,15 @@ class Speculation:
         return DraftStats(self._num_drafts, self._num_draft_tokens, tuple(self._accepted.tolist()))
 
     def observe(self, num_tokens: int, has_drafts: bool, duration_s: float) -> None:
-        """Note how long a step took. `num_tokens`: the tokens that it computed."""
+        """Note how long a step took, with its planning. `num_tokens`: the tokens that it computed."""
+        duration_s -= self._drafting_s
         if has_drafts:
-            self._drafted.observe(self._num_steps, num_tokens, duration_s + self._source.looked_s)
+            self._drafted.observe(self._num_steps, num_tokens, duration_s)
         else:
+            duration_s -= self._looked_s
             self._plain.observe(self._num_steps, num_tokens, duration_s)
             self._calibration.relax()
-            self._allowance_s = min(self._source.looked_s, self._allowance_s + _LOOKING_SHARE * duration_s)
+            self._allowance_s = min(0.0, self._allowance_s + _LOOKING_SHARE * duration_s)
         self._num_steps += 1
 
     def propose(
@@ -82,16 +98,20 @@ class Speculation:
             budget: the maximum length of all drafts together.
             num_other: number of tokens that the step computes for other requests.
         """
+        self._looked_s = self._drafting_s = 0.0
         if self._allowance_s < 0 or budget <= 0 or not len(slots):
             return {}
+        began_s = self._clock()
         self._acceptance.compare(slots, running.tokens, running.received)
         choose = partial(self._choose_lengths, len(slots), num_other, budget)
         found = self._source.guess(slots, running, limits, choose)
         for slot, guess in found.items():
             self._acceptance.note(slot, int(running.received[slot]), guess)
         drafts = self._choose(found, dict(zip(slots.tolist(), limits.tolist(), strict=True)), choose)
+        self._drafting_s = self._source.drafting_s
+        self._looked_s = self._clock() - began_s - self._drafting_s
         if not drafts:
-            self._allowance_s -= self._source.looked_s
+            self._allowance_s -= self._looked_s
         return drafts
 
     def _choose(

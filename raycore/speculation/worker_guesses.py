@@ -26,9 +26,6 @@ _TRIAL_TOKENS = 2
 class WorkerGuesses:
     """Implements `GuessSource`."""
 
-    looked_s = 0.0
-    """`choose_lengths` is told how long it takes."""
-
     def __init__(
         self, drafter: DrafterConfig, take: TakeDrafts, clock: Callable[[], float] = time.perf_counter
     ) -> None:
@@ -44,6 +41,7 @@ class WorkerGuesses:
         self._times = StepTimes()
         """How long it takes to draft one token for each of some slots."""
         self._num_calls = 0
+        self.drafting_s = 0.0
         self._num_idle = 0
         """Number of decisions in a row not to draft."""
 
@@ -51,6 +49,7 @@ class WorkerGuesses:
         self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths
     ) -> dict[int, list[int]]:
         """See `GuessSource.guess`."""
+        self.drafting_s = 0.0
         limits = np.minimum(limits, self._max_model_len - running.received[slots])
         slots, limits = slots[limits > 0], np.minimum(limits[limits > 0], self._longest)
         if not len(slots):
@@ -75,7 +74,7 @@ class WorkerGuesses:
     def _draft(self, slots: Ints, lengths: Ints) -> dict[int, list[int]]:
         began_s = self._clock()
         drafts = self._take(slots.tolist(), lengths.tolist())
-        took_s = self._clock() - began_s
+        self.drafting_s = took_s = self._clock() - began_s
         self._num_calls += 1
         self._times.observe(self._num_calls, len(slots), took_s / int(lengths.max()))
         return {slot: draft for slot, draft in zip(slots.tolist(), drafts, strict=True) if draft}

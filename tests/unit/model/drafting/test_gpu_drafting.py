@@ -11,8 +11,8 @@ GPU = {"backend": "triton", "is_shared": False, "has_graphs": True}
 
 
 def test_a_draft_model() -> None:
-    check_whatever_comes(DraftModelRunner(**GPU), 2)
+    check_whatever_comes(DraftModelRunner(**GPU), 2, num_slots=2)
 
 
 def test_a_head(tmp_path: Path) -> None:
-    check_whatever_comes(Eagle3Runner(tmp_path / "head", {"draft_vocab_size": 40}, **GPU), 2)
+    check_whatever_comes(Eagle3Runner(tmp_path / "head", {"draft_vocab_size": 40}, **GPU), 2, num_slots=2)
