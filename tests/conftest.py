@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -36,9 +35,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    counts = Counter(item.nodeid for item in items)
-    if repeated := [each for each, count in counts.items() if count > 1]:
-        raise pytest.UsageError(f"several tests have the same id, so pytest-xdist would run one of them: {repeated}")
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 

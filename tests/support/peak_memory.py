@@ -6,7 +6,8 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile
+# torch.profiler's own class imports torch's compiler, which takes seconds
+from torch.autograd.profiler import profile
 
 
 def peak_bytes(function: Callable[[], Any]) -> int:
@@ -16,15 +17,14 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     """
     tracemalloc.start()
     try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with profile(profile_memory=True) as profiler:
             before, _ = tracemalloc.get_traced_memory()
             function()
             _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert profiler.profiler is not None
-    events: Any = profiler.profiler.kineto_results.events()  # pyright: ignore
-    deltas = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    results: Any = profiler.kineto_results
+    deltas = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
     current = most = 0
     for _, delta in sorted(deltas, key=lambda each: each[0]):
         current += delta
