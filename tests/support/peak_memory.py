@@ -15,9 +15,10 @@ def peak_bytes(function: Callable[[], Any]) -> int:
 
     The sum of two peaks, of torch's CPU allocator and of Python's, so it is a little high where they don't coincide.
     """
+    profiler = profile(profile_memory=True)
     tracemalloc.start()
     try:
-        with profile(profile_memory=True) as profiler:
+        with profiler:
             before, _ = tracemalloc.get_traced_memory()
             function()
             _, peak = tracemalloc.get_traced_memory()
