@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,9 @@ _WEIGHT = 0.2
 """Weight of a new duration in the average."""
 _MAX_CHANGE = 2.0
 """A duration counts as at most this multiple of the average, and at least its inverse: some steps are interrupted."""
+_LEAST_STEPS = 3
+"""Number of steps of similar size from which on their durations count. Among these, the shortest one does, because the
+others may have been interrupted, or have done something for the first time."""
 _LIFETIME = 2000
 """Number of steps after which an average that no step has confirmed is worth a quarter."""
 _LEAST_WORTH = 0.25
@@ -27,31 +32,35 @@ class StepTimes:
         self._durations_s: dict[int, float] = {}
         self._seen: dict[int, int] = {}
         """By group of sizes: the number of the last step."""
+        self._num_steps: dict[int, int] = defaultdict(int)
+        """By group of sizes."""
 
     def observe(self, step: int, num_tokens: int, duration_s: float) -> None:
         """Add a step's duration. `step`: its number."""
         # two groups for each doubling
         group = (num_tokens * num_tokens).bit_length()
-        average_s = self._durations_s.get(group)
-        if average_s is None:
-            self._tokens[group], self._durations_s[group] = float(num_tokens), duration_s
+        average_s = self._durations_s.get(group, duration_s)
+        if self._num_steps[group] < _LEAST_STEPS:
+            self._tokens[group], self._durations_s[group] = float(num_tokens), min(average_s, duration_s)
         else:
             bounded_s = min(max(duration_s, average_s / _MAX_CHANGE), average_s * _MAX_CHANGE)
             self._durations_s[group] = average_s + _WEIGHT * (bounded_s - average_s)
             self._tokens[group] += _WEIGHT * (num_tokens - self._tokens[group])
         self._seen[group] = step
+        self._num_steps[group] += 1
 
     def estimate(self, step: int, num_tokens: NDArray[np.int64], least_s: float = 0.0) -> NDArray[np.float64] | None:
-        """Return the durations in seconds that steps of these sizes would have now. None: no step has run.
+        """Return the durations in seconds that steps of these sizes would have now. None: too few steps have run.
 
         Args:
             step: the number of the next step.
             least_s: what a step takes at least. Steps of more tokens than have been seen take as long as those.
         """
-        if not self._tokens:
+        groups = sorted(group for group, number in self._num_steps.items() if number >= _LEAST_STEPS)
+        if not groups:
             return None
-        groups = sorted(self._tokens)
         worth = [max(_LEAST_WORTH, 1 - (step - self._seen[group]) / _LIFETIME) for group in groups]
         known_s = np.array([self._durations_s[group] for group in groups]) * worth
-        rising_s = np.maximum(np.maximum.accumulate(known_s), least_s)
+        # a step can't take longer than one with more tokens: what interrupts steps only makes averages too large
+        rising_s = np.maximum(np.minimum.accumulate(known_s[::-1])[::-1], least_s)
         return np.interp(num_tokens, [self._tokens[group] for group in groups], rising_s)

@@ -12,22 +12,31 @@ def estimate(times: StepTimes, *num_tokens: int, step: int = 0, least_s: float =
     return found.tolist()
 
 
-def test_nothing_is_known_at_first() -> None:
-    assert StepTimes().estimate(0, np.array([1])) is None
+def seen(*steps: tuple[int, float]) -> StepTimes:
+    """Each of these (number of tokens, duration) has been seen a few times."""
+    times = StepTimes()
+    for num_tokens, duration_s in steps:
+        for _ in range(3):
+            times.observe(0, num_tokens, duration_s)
+    return times
+
+
+def test_a_few_steps_have_to_be_seen_and_the_shortest_counts() -> None:
+    times = StepTimes()
+    for duration_s in (40.0, 1.0, 1.5):
+        assert times.estimate(0, np.array([1])) is None
+        times.observe(0, 4, duration_s)
+    assert estimate(times, 4) == [1.0]
 
 
 def test_sizes_between_those_that_ran_are_interpolated() -> None:
-    times = StepTimes()
-    times.observe(0, 4, 1.0)
-    times.observe(0, 16, 4.0)
+    times = seen((4, 1.0), (16, 4.0))
     assert estimate(times, 1, 4, 10, 16, 64) == [1.0, 1.0, 2.5, 4.0, 4.0]
 
 
 def test_steps_of_more_tokens_take_no_less() -> None:
-    times = StepTimes()
-    times.observe(0, 4, 3.0)
-    times.observe(0, 16, 2.0)
-    assert estimate(times, 4, 16) == [3.0, 3.0]
+    times = seen((4, 3.0), (16, 2.0))
+    assert estimate(times, 4, 16) == [2.0, 2.0]
     assert estimate(times, 4, 16, least_s=5.0) == [5.0, 5.0]
 
 
@@ -43,7 +52,6 @@ def test_the_average_follows_and_an_interrupted_step_counts_little() -> None:
 
 
 def test_what_has_not_been_seen_for_long_is_taken_to_be_faster() -> None:
-    times = StepTimes()
-    times.observe(0, 8, 1.0)
+    times = seen((8, 1.0))
     assert estimate(times, 8, step=1000) == [0.5]
     assert estimate(times, 8, step=10**6) == [0.25]
