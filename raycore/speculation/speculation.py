@@ -145,8 +145,12 @@ class Speculation:
         return choose_lengths(lengths, rates, num_decodes, plain_s, drafted_s, drafting_s, factor)
 
     def _durations(self, num_plain: int, sizes: NDArray[np.int64]) -> tuple[float, NDArray[np.float64]]:
-        """Return how long a step of `num_plain` tokens takes, and steps of these sizes with drafts, in seconds."""
-        known = self._plain.estimate(self._num_steps, np.array([num_plain]))
-        plain_s = 1.0 if known is None else float(known[0])
-        drafted_s = self._drafted.estimate(self._num_steps, sizes, plain_s)
-        return plain_s, np.full(len(sizes), plain_s) if drafted_s is None else drafted_s
+        """Return how long a step of `num_plain` tokens takes, and steps of these sizes with drafts, in seconds.
+
+        A step with drafts takes at least as long as one of as many other tokens. Prompts show how long that is.
+        """
+        plain_s = self._plain.estimate(self._num_steps, np.append(num_plain, sizes))
+        if plain_s is None:
+            plain_s = np.ones(1 + len(sizes))
+        drafted_s = self._drafted.estimate(self._num_steps, sizes)
+        return float(plain_s[0]), plain_s[1:] if drafted_s is None else np.maximum(plain_s[1:], drafted_s)

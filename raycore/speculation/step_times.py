@@ -49,12 +49,13 @@ class StepTimes:
         self._seen[group] = step
         self._num_steps[group] += 1
 
-    def estimate(self, step: int, num_tokens: NDArray[np.int64], least_s: float = 0.0) -> NDArray[np.float64] | None:
+    def estimate(self, step: int, num_tokens: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Return the durations in seconds that steps of these sizes would have now. None: too few steps have run.
+
+        Steps of more tokens than have been seen are taken to last as long as the largest of those.
 
         Args:
             step: the number of the next step.
-            least_s: what a step takes at least. Steps of more tokens than have been seen take as long as those.
         """
         groups = sorted(group for group, number in self._num_steps.items() if number >= _LEAST_STEPS)
         if not groups:
@@ -62,5 +63,5 @@ class StepTimes:
         worth = [max(_LEAST_WORTH, 1 - (step - self._seen[group]) / _LIFETIME) for group in groups]
         known_s = np.array([self._durations_s[group] for group in groups]) * worth
         # a step can't take longer than one with more tokens: what interrupts steps only makes averages too large
-        rising_s = np.maximum(np.minimum.accumulate(known_s[::-1])[::-1], least_s)
+        rising_s = np.minimum.accumulate(known_s[::-1])[::-1]
         return np.interp(num_tokens, [self._tokens[group] for group in groups], rising_s)

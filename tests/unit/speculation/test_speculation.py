@@ -115,6 +115,17 @@ def test_a_request_whose_guesses_become_right_gets_drafts_again() -> None:
     assert rank.propose(0) == {0: [1, 2, 3]}
 
 
+def test_prompts_show_what_drafts_will_cost() -> None:
+    """So no step has to try it."""
+    rank = Rank(4)
+    for _ in range(3):
+        rank.speculation.observe(4, False, 1.0)
+        rank.speculation.observe(512, False, 512.0)
+    for slot in range(4):
+        rank.add(slot, [*LOOP, 1, 2])
+    assert rank.propose(0, 1, 2, 3) == {}
+
+
 def test_looking_in_vain_takes_a_small_share_of_the_time() -> None:
     """A step takes a second."""
     rank = Rank(1, looked_s=0.1)

@@ -6,8 +6,8 @@ import pytest
 from raycore.speculation.step_times import StepTimes
 
 
-def estimate(times: StepTimes, *num_tokens: int, step: int = 0, least_s: float = 0.0) -> list[float]:
-    found = times.estimate(step, np.array(num_tokens), least_s)
+def estimate(times: StepTimes, *num_tokens: int, step: int = 0) -> list[float]:
+    found = times.estimate(step, np.array(num_tokens))
     assert found is not None
     return found.tolist()
 
@@ -37,7 +37,6 @@ def test_sizes_between_those_that_ran_are_interpolated() -> None:
 def test_steps_of_more_tokens_take_no_less() -> None:
     times = seen((4, 3.0), (16, 2.0))
     assert estimate(times, 4, 16) == [2.0, 2.0]
-    assert estimate(times, 4, 16, least_s=5.0) == [5.0, 5.0]
 
 
 def test_the_average_follows_and_an_interrupted_step_counts_little() -> None:
