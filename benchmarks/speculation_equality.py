@@ -60,7 +60,9 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, default=64, help="generated for each request")
     parser.add_argument(
         "--speculative-config",
-        default='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}',
+        default='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4, '
+        '"num_speculative_tokens_per_batch_size": [[1, 64, 5]]}',
+        help="the default drafts whether it pays or not",
     )
     args = parser.parse_args()
     print(f"{args.requests} requests, {args.num_tokens} tokens each, {args.speculative_config}")

@@ -119,9 +119,10 @@ class EngineOptions(VllmOptions, total=False):
     torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and max_iterations."""
     speculative_config: str | dict[str, Any] | None
     """Speculative decoding: a request's next tokens are guessed, and one step verifies several. Outputs stay the same.
-    Keys as in vLLM: method (ngram, suffix, draft_model or eagle3), num_speculative_tokens, model,
-    draft_tensor_parallel_size, max_model_len, prompt_lookup_min, prompt_lookup_max, and those that begin with
-    suffix_decoding_. Steps have guesses only while they pay."""
+    Keys as in vLLM: method (ngram, suffix, draft_model or eagle3), num_speculative_tokens,
+    num_speculative_tokens_per_batch_size, model, draft_tensor_parallel_size, max_model_len, prompt_lookup_min,
+    prompt_lookup_max, and those that begin with suffix_decoding_. Steps have guesses only while they pay, unless
+    num_speculative_tokens_per_batch_size says how many."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int

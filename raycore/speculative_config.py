@@ -18,6 +18,8 @@ MAX_SPECULATIVE_TOKENS = 64
 
 _DEFAULT_LOOKUP = 5
 _LookupSize = Annotated[int, Meta(ge=1, le=64)]
+_BatchSize = Annotated[int, Meta(ge=1)]
+_NumTokens = Annotated[int, Meta(ge=0)]
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,11 +47,23 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """suffix: maximum length of a guess, as a multiple of the match's length."""
     suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """suffix: a guess ends before its probability falls below this."""
+    num_speculative_tokens_per_batch_size: (
+        Annotated[list[tuple[_BatchSize, _BatchSize, _NumTokens]], Meta(min_length=1)] | None
+    ) = None
+    """(from, to, number): how many tokens are guessed for each request if a step has so many decodes, as long as
+    `num_speculative_tokens` allows. Between two ranges and after the last one, the range before counts. None: as many
+    as should pay by measured times."""
 
     @property
     def has_model(self) -> bool:
         """Whether workers compute the drafts, with a model."""
         return self.method in ("draft_model", "eagle3")
+
+    def fixed_length(self, num_decodes: int) -> int | None:
+        """Return how many tokens are guessed for each of so many decodes. None: as many as should pay."""
+        if self.num_speculative_tokens_per_batch_size is None:
+            return None
+        return max(entry for entry in self.num_speculative_tokens_per_batch_size if entry[0] <= num_decodes)[2]
 
 
 _ONE_WAY = "a draft is accepted exactly if it is the token that would have been sampled"
@@ -67,11 +81,6 @@ _WITHOUT_EFFECT: Mapping[str, VllmOption] = {
         VllmOption("draft_sample_method", ("greedy", "probabilistic"), _ONE_WAY),
         VllmOption("synthetic_acceptance_rates", (None,), _ONE_WAY),
         VllmOption("synthetic_acceptance_length", (None,), _ONE_WAY),
-        VllmOption(
-            "num_speculative_tokens_per_batch_size",
-            (None,),
-            "the number of drafts follows from measured step times and acceptance",
-        ),
         VllmOption("disable_padded_drafter_batch", _BOTH, "batches of drafts are never padded"),
         VllmOption("parallel_drafting", (False,), _ONE_BY_ONE),
         VllmOption("enforce_eager", _BOTH, "drafts are computed without CUDA graphs"),
@@ -114,6 +123,7 @@ def parse_speculative_config(value: str | dict[str, Any] | None) -> SpeculativeC
             f"prompt_lookup_max={config.prompt_lookup_max}"
         )
     _check_model(config)
+    _check_batch_sizes(config)
     return config
 
 
@@ -128,6 +138,18 @@ def _check_model(config: SpeculativeConfig) -> None:
                 f"speculative_config: {name}={getattr(config, name)!r} is for drafts from a model, and "
                 f"method={config.method!r} needs none: omit it"
             )
+
+
+def _check_batch_sizes(config: SpeculativeConfig) -> None:
+    last = 0
+    for index, (start, end, _) in enumerate(config.num_speculative_tokens_per_batch_size or ()):
+        if end < start or start <= last or (index == 0 and start > 1):
+            raise InvalidConfig(
+                f"speculative_config: num_speculative_tokens_per_batch_size="
+                f"{config.num_speculative_tokens_per_batch_size}: expected ranges of batch sizes from 1 on, in ascending "
+                f"order, none of which overlap: {start} to {end} is wrong"
+            )
+        last = end
 
 
 def _fill_in(given: dict[str, Any]) -> None:

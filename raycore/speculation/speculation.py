@@ -39,6 +39,7 @@ class Speculation:
             clock: returns seconds.
         """
         self._clock = clock
+        self._fixed_length = config.fixed_length
         self._source = source or EngineGuesses(config)
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
         self._calibration = Calibration()
@@ -99,7 +100,7 @@ class Speculation:
             num_other: number of tokens that the step computes for other requests.
         """
         self._looked_s = self._drafting_s = 0.0
-        if self._allowance_s < 0 or budget <= 0 or not len(slots):
+        if budget <= 0 or not len(slots) or (self._allowance_s < 0 and self._fixed_length(len(slots)) is None):
             return {}
         began_s = self._clock()
         self._acceptance.compare(slots, running.tokens, running.received)
@@ -136,21 +137,22 @@ class Speculation:
         lengths: Ints,
         drafting_s: Floats | None = None,
     ) -> Ints:
-        """Return how many tokens of each slot's guess are worth verifying, and making, if `drafting_s` is given."""
+        """Return how many tokens of each slot's guess are worth verifying, and making, if `drafting_s` is given.
+
+        Without `num_speculative_tokens_per_batch_size`, none are before it is known how long steps take without drafts.
+        """
+        fixed = self._fixed_length(num_decodes)
+        if fixed is not None:
+            fixed_lengths = np.minimum(lengths, fixed)
+            return np.clip(budget - (np.cumsum(fixed_lengths) - fixed_lengths), 0, fixed_lengths)
         num_plain = num_decodes + num_other
         sizes = num_plain + np.arange(1, min(int(lengths.sum()), budget) + 1)
-        plain_s, drafted_s = self._durations(num_plain, sizes)
-        rates = self._acceptance.rates(slots)
-        factor = self._calibration.factor
-        return choose_lengths(lengths, rates, num_decodes, plain_s, drafted_s, drafting_s, factor)
-
-    def _durations(self, num_plain: int, sizes: NDArray[np.int64]) -> tuple[float, NDArray[np.float64]]:
-        """Return how long a step of `num_plain` tokens takes, and steps of these sizes with drafts, in seconds.
-
-        A step with drafts takes at least as long as one of as many other tokens. Prompts show how long that is.
-        """
         plain_s = self._plain.estimate(self._num_steps, np.append(num_plain, sizes))
         if plain_s is None:
-            plain_s = np.ones(1 + len(sizes))
+            return np.zeros(len(lengths), np.int64)
+        # A step with drafts takes at least as long as one of as many other tokens. Prompts show how long that is.
         drafted_s = self._drafted.estimate(self._num_steps, sizes)
-        return float(plain_s[0]), plain_s[1:] if drafted_s is None else np.maximum(plain_s[1:], drafted_s)
+        drafted_s = plain_s[1:] if drafted_s is None else np.maximum(plain_s[1:], drafted_s)
+        rates = self._acceptance.rates(slots)
+        factor = self._calibration.factor
+        return choose_lengths(lengths, rates, num_decodes, float(plain_s[0]), drafted_s, drafting_s, factor)

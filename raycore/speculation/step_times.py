@@ -52,7 +52,8 @@ class StepTimes:
     def estimate(self, step: int, num_tokens: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Return the durations in seconds that steps of these sizes would have now. None: too few steps have run.
 
-        Steps of more tokens than have been seen are taken to last as long as the largest of those.
+        Steps of more tokens than have been seen are taken to last as long as the largest of those. The time of fewer
+        tokens is taken to be proportional to their number. Both make what hasn't been tried look cheap.
 
         Args:
             step: the number of the next step.
@@ -64,4 +65,4 @@ class StepTimes:
         known_s = np.array([self._durations_s[group] for group in groups]) * worth
         # a step can't take longer than one with more tokens: what interrupts steps only makes averages too large
         rising_s = np.minimum.accumulate(known_s[::-1])[::-1]
-        return np.interp(num_tokens, [self._tokens[group] for group in groups], rising_s)
+        return np.interp(num_tokens, [0.0, *(self._tokens[group] for group in groups)], [0.0, *rising_s])

@@ -86,7 +86,8 @@ class Checkpoints(NamedTuple):
             "eagle3": {"model": str(self.head)},
         }
         chosen = settings[method]
-        return chosen if chosen is None else {"method": method, "num_speculative_tokens": 3, **chosen}
+        always = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [(1, 4, 3)]}
+        return chosen if chosen is None else {"method": method, **always, **chosen}
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ids=["a shared draft model", "a draft model of one worker", "a head"],
 )
 def test_workers_draft(ray_cluster, checkpoints: dict[str, Path], name: str, settings: dict[str, Any]) -> None:
-    speculative = {"model": str(checkpoints[name]), "num_speculative_tokens": 4} | settings
+    always = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [(1, 1, 4)]}
+    speculative = {"model": str(checkpoints[name])} | always | settings
     options = {"tensor_parallel_size": 2, "num_threads": 1, "standby_delay_s": None, "max_model_len": 128}
     with LLM(checkpoints["target"], speculative_config=speculative, **options) as llm:
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -28,6 +28,10 @@ from raycore.speculative_config import SpeculativeConfig, parse_speculative_conf
             {"method": "suffix", "suffix_decoding_max_tree_depth": 8},
             SpeculativeConfig("suffix", 8, suffix_decoding_max_tree_depth=8),
         ),
+        (
+            '{"method": "suffix", "num_speculative_tokens_per_batch_size": [[1, 4, 3], [9, 16, 0]]}',
+            SpeculativeConfig("suffix", 24, num_speculative_tokens_per_batch_size=[(1, 4, 3), (9, 16, 0)]),
+        ),
         # values that change nothing
         (
             {"method": "ngram", "num_speculative_tokens": 1, "rejection_sample_method": "standard", "model": None},
@@ -52,6 +56,17 @@ def test_settings(value, expected) -> None:
             {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 4, "prompt_lookup_max": 3},
             "prompt_lookup_min=4 is above prompt_lookup_max=3",
         ),
+        *(
+            ({"method": "suffix", "num_speculative_tokens_per_batch_size": ranges}, message)
+            for ranges, message in (
+                ([[2, 4, 3]], "2 to 4 is wrong"),
+                ([[1, 4, 3], [4, 8, 2]], "4 to 8 is wrong"),
+                ([[1, 4, 3], [8, 6, 2]], "8 to 6 is wrong"),
+                ([[0, 4, 3]], ">= 1"),
+                ([[1, 4, -1]], ">= 0"),
+                ([], ">= 1"),
+            )
+        ),
         (
             {"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "block"},
             "rejection_sample_method='block': a draft is accepted exactly if",
@@ -62,3 +77,9 @@ def test_settings_that_are_refused(value, message) -> None:
     with pytest.raises(InvalidConfig, match="speculative_config") as caught:
         parse_speculative_config(value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("num_decodes", "length"), [(1, 3), (4, 3), (6, 3), (9, 1), (16, 1), (100, 1)])
+def test_a_batch_has_the_length_of_its_range(num_decodes: int, length: int) -> None:
+    config = SpeculativeConfig("suffix", 24, num_speculative_tokens_per_batch_size=[(1, 4, 3), (9, 16, 1)])
+    assert config.fixed_length(num_decodes) == length

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from drafting_checkpoints import (
     head_config,
@@ -19,20 +18,9 @@ from number_formats import BATCH_INVARIANT, REPEATABLE
 
 from raycore.demo import demo_model_path
 from raycore.messages import LoadView
-from raycore.speculation.speculation import Speculation
 
 LIMITS = {"max_num_seqs": 12, "max_num_batched_tokens": 96, "block_size": 8, "num_gpu_blocks_override": 200}
 NUM_TOKENS = 5
-
-
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft and verify as many tokens as fit into a step, whether it pays or not."""
-
-    def as_many_as_fit(self, num_decodes, num_other, budget, slots, lengths, drafting_s=None):
-        return np.clip(budget - (np.cumsum(lengths) - lengths), 0, lengths)
-
-    monkeypatch.setattr(Speculation, "_choose_lengths", as_many_as_fit)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +31,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def speculative(model: Path | str, **settings: Any) -> dict[str, Any]:
-    return {"speculative_config": {"model": str(model), "num_speculative_tokens": NUM_TOKENS} | settings}
+    """Drafts of as many tokens as fit into a step, whether they pay or not."""
+    always = {"num_speculative_tokens": NUM_TOKENS, "num_speculative_tokens_per_batch_size": [(1, 12, NUM_TOKENS)]}
+    return {"speculative_config": {"model": str(model)} | always | settings}
 
 
 def share_right(load: LoadView) -> float:
@@ -52,7 +42,7 @@ def share_right(load: LoadView) -> float:
 
 @pytest.mark.parametrize("blocks", [200, 13], ids=["enough blocks", "preemptions"])
 @pytest.mark.parametrize("options", BATCH_INVARIANT)
-def test_the_target_itself_is_always_right(always: None, options: dict[str, Any], blocks: int) -> None:
+def test_the_target_itself_is_always_right(options: dict[str, Any], blocks: int) -> None:
     options = LIMITS | options | {"num_gpu_blocks_override": blocks}
     expected, _ = run({}, **options)
     found, load = run({}, **options, **speculative(demo_model_path()))
@@ -63,7 +53,7 @@ def test_the_target_itself_is_always_right(always: None, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("options", REPEATABLE)
-def test_a_head_that_knows_nothing_changes_nothing(always: None, head: Path, options: dict[str, Any]) -> None:
+def test_a_head_that_knows_nothing_changes_nothing(head: Path, options: dict[str, Any]) -> None:
     options = LIMITS | options | {"num_gpu_blocks_override": 16}
     expected, _ = run({}, **options)
     aborted_at = {3: 5, 11: 1, 17: 9}
@@ -77,7 +67,7 @@ def test_a_head_that_knows_nothing_changes_nothing(always: None, head: Path, opt
     assert share_right(load) < 0.2
 
 
-def test_a_head_that_knows_the_target_is_right(always: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_knows_the_target_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, head = write_counting_target(tmp_path / "target"), write_counting_head(tmp_path / "head")
     monkeypatch.setattr("mixed_requests.KINDS", [{"temperature": 0}, {"temperature": 0, "logprobs": 2}])
     options = LIMITS | {"model": target, "dtype": "float32", "batch_invariant": True}
@@ -88,6 +78,6 @@ def test_a_head_that_knows_the_target_is_right(always: None, tmp_path: Path, mon
     assert share_right(load) > 0.9
 
 
-def test_longer_sequences_than_the_draft_model_can_have_no_drafts(always: None) -> None:
+def test_longer_sequences_than_the_draft_model_can_have_no_drafts() -> None:
     _, load = run({}, **LIMITS, dtype="float32", **speculative(demo_model_path(), max_model_len=8))
     assert load.drafts.num_draft_tokens == 0

@@ -68,7 +68,8 @@ def test_outputs_are_those_without_drafts(monkeypatch, options, blocks):
 def test_guesses_from_outputs_change_nothing(options, method):
     """The kinds with penalties and biases repeat themselves little, greedy ones a lot."""
     expected, _ = run({}, **options)
-    config = {"method": method, "num_speculative_tokens": 4}
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    config["num_speculative_tokens_per_batch_size"] = [(1, LIMITS["max_num_seqs"], 4)]
     if method == "ngram":
         config |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     found, load = run({}, speculative_config=config, **options)

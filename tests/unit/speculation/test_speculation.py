@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 
 from raycore.messages import DraftStats
 from raycore.speculation.speculation import Speculation
@@ -17,12 +19,14 @@ LOOP = [1, 2, 3, 4, 5, 6]
 class Rank:
     """The running tokens of some slots, and the durations of steps."""
 
-    def __init__(self, num_slots: int, seconds_for_draft: float = 0.0, looked_s: float = 0.0) -> None:
+    def __init__(self, num_slots: int, seconds_for_draft: float = 0.0, looked_s: float = 0.0, **settings: Any) -> None:
         """`looked_s`: how long it takes to look for guesses."""
-        config = SpeculativeConfig("ngram", 3, prompt_lookup_min=2, prompt_lookup_max=2)
+        config = SpeculativeConfig("ngram", 3, prompt_lookup_min=2, prompt_lookup_max=2, **settings)
         self.speculation = Speculation(config, num_slots, clock=count(step=looked_s).__next__)
         self.running = SimpleNamespace(tokens=np.zeros((num_slots, 8192), np.int32), received=np.zeros(num_slots, int))
         self.seconds_for_draft = seconds_for_draft
+        for _ in range(3):
+            self.speculation.observe(1, False, 1.0)
 
     def add(self, slot: int, tokens: list[int]) -> None:
         first = self.running.received[slot]
@@ -113,6 +117,38 @@ def test_a_request_whose_guesses_become_right_gets_drafts_again() -> None:
         rank.add(0, LOOP)
         rank.propose(0)
     assert rank.propose(0) == {0: [1, 2, 3]}
+
+
+@pytest.mark.parametrize("num_slots", [1, 8])
+def test_there_are_no_drafts_before_steps_without_them_have_been_timed(num_slots: int) -> None:
+    """Else all steps could have drafts from the first one on, and nothing would show that they don't pay."""
+    rank = Rank(num_slots)
+    rank.speculation = Speculation(SpeculativeConfig("ngram", 3, prompt_lookup_min=2, prompt_lookup_max=2), num_slots)
+    for slot in range(num_slots):
+        rank.add(slot, [*LOOP, 1, 2])
+    assert [bool(rank.propose(*range(num_slots))) for _ in range(5)] == [False, False, False, True, True]
+
+
+def test_a_fixed_number_of_tokens_is_guessed_whatever_it_costs() -> None:
+    rank = Rank(2, seconds_for_draft=100.0, num_speculative_tokens_per_batch_size=[(1, 1, 2), (2, 2, 0)])
+    for slot in range(2):
+        rank.add(slot, [*LOOP, 1, 2])
+    for _ in range(10):
+        assert rank.propose(0) == {0: [3, 4]}
+        assert rank.propose(0, budget=1) == {0: [3]}
+        assert rank.propose(0, 1) == {}
+
+
+def test_long_prompts_do_not_make_short_steps_look_slow() -> None:
+    rank = Rank(4)
+    rank.speculation = Speculation(SpeculativeConfig("ngram", 3, prompt_lookup_min=2, prompt_lookup_max=2), 4)
+    for _ in range(3):
+        rank.speculation.observe(512, False, 20.0)
+    rank.add(0, [*LOOP, 1, 2])
+    assert rank.propose(0) == {}
+    for _ in range(3):
+        rank.speculation.observe(1, False, 1.0)
+    assert rank.propose(0) == {0: [3, 4, 5]}
 
 
 def test_prompts_show_what_drafts_will_cost() -> None:

@@ -31,7 +31,12 @@ def test_a_few_steps_have_to_be_seen_and_the_shortest_counts() -> None:
 
 def test_sizes_between_those_that_ran_are_interpolated() -> None:
     times = seen((4, 1.0), (16, 4.0))
-    assert estimate(times, 1, 4, 10, 16, 64) == [1.0, 1.0, 2.5, 4.0, 4.0]
+    assert estimate(times, 4, 10, 16) == [1.0, 2.5, 4.0]
+
+
+def test_sizes_beyond_those_that_ran_look_cheap() -> None:
+    times = seen((4, 1.0), (16, 4.0))
+    assert estimate(times, 1, 2, 64) == [0.25, 0.5, 4.0]
 
 
 def test_steps_of_more_tokens_take_no_less() -> None:

@@ -91,6 +91,8 @@ def test_wrong_drafts_are_given_up_and_tried_again() -> None:
 
 def test_sequences_too_long_for_the_draft_model_have_no_drafts() -> None:
     speculation, workers, running = make(0.01, are_right=True)
+    run(speculation, running, 3)
+    workers.asked.clear()
     running.received[:] = [MAX_MODEL_LEN, MAX_MODEL_LEN - 2, MAX_MODEL_LEN + 5]
     speculation.propose(np.arange(NUM_SLOTS), running, np.full(NUM_SLOTS, 50), 500, 0)
     assert workers.asked == [([1], [2])]
