@@ -141,13 +141,12 @@ def _check_model(config: SpeculativeConfig) -> None:
 
 
 def _check_batch_sizes(config: SpeculativeConfig) -> None:
-    last = 0
-    for index, (start, end, _) in enumerate(config.num_speculative_tokens_per_batch_size or ()):
+    last, ranges = 0, config.num_speculative_tokens_per_batch_size
+    for index, (start, end, _) in enumerate(ranges or ()):
         if end < start or start <= last or (index == 0 and start > 1):
             raise InvalidConfig(
-                f"speculative_config: num_speculative_tokens_per_batch_size="
-                f"{config.num_speculative_tokens_per_batch_size}: expected ranges of batch sizes from 1 on, in ascending "
-                f"order, none of which overlap: {start} to {end} is wrong"
+                f"speculative_config: num_speculative_tokens_per_batch_size={ranges}: expected ranges of batch sizes "
+                f"from 1 on, in ascending order, none of which overlap: {start} to {end} is wrong"
             )
         last = end
 

@@ -143,8 +143,9 @@ class Speculation:
         """
         fixed = self._fixed_length(num_decodes)
         if fixed is not None:
-            fixed_lengths = np.minimum(lengths, fixed)
-            return np.clip(budget - (np.cumsum(fixed_lengths) - fixed_lengths), 0, fixed_lengths)
+            lengths = np.minimum(lengths, fixed)
+            left = budget - (np.cumsum(lengths) - lengths)
+            return np.minimum(lengths, np.maximum(left, 0))
         num_plain = num_decodes + num_other
         sizes = num_plain + np.arange(1, min(int(lengths.sum()), budget) + 1)
         plain_s = self._plain.estimate(self._num_steps, np.append(num_plain, sizes))
