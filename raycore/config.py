@@ -248,9 +248,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         bool | None,
         option(
             "Plan and start the next step while the device still computes the last one. On CPUs this costs more than "
-            "it saves. Ranks that share experts never do it. With several stages, as many steps as there are stages "
-            "are in flight, whatever this is.",
-            default="True with device=cuda, else False",
+            "it saves. Ranks that share experts never do it. With several stages, one more step than there are stages "
+            "is in flight.",
+            default="True with device=cuda or several stages, else False",
         ),
     ] = None
     max_concurrent_batches: Annotated[
@@ -258,7 +258,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         option(
             "Number of steps that a rank may start before it takes the first one's result. More than 1 is async "
             "scheduling.",
-            default="the number of stages; with one stage, 2 with async scheduling, else 1",
+            default="the number of stages; one more with async scheduling",
         ),
     ] = None
     scheduler_cls: Annotated[
@@ -577,12 +577,19 @@ class EngineConfig(msgspec.Struct, frozen=True):
             return 1
         if self.scheduler.max_concurrent_batches is not None:
             return self.scheduler.max_concurrent_batches
-        if self.parallel.pipeline_parallel_size > 1:
-            return self.parallel.pipeline_parallel_size
+        is_on, num_stages = self.scheduler.async_scheduling, self.parallel.pipeline_parallel_size
         if self.speculative_config is not None:
-            return 1
-        is_on = self.scheduler.async_scheduling
+            return num_stages
+        if num_stages > 1:
+            # while a stage computes the oldest step, the engine plans the one after those of the other stages
+            return num_stages + (is_on is not False)
         return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether plans tell the workers all tokens, because stages before the last one can't know which drafts were
+        right."""
+        return self.parallel.pipeline_parallel_size > 1 and self.speculative_config is not None
 
     @property
     def max_drafts(self) -> int:

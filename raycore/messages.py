@@ -130,7 +130,7 @@ class StepPlan(msgspec.Struct, array_like=True):
     new_block_ids: bytes = b""
     """int32[m]: the blocks."""
     tokens: StepTokens | None = None
-    """None: the workers know the tokens, because they have sampled them, and the step has no drafts."""
+    """None: the step has no drafts, and the workers know the tokens."""
 
     @property
     def num_step_tokens(self) -> int:

@@ -102,7 +102,7 @@ class EngineCore:
             config.cache,
             self.num_blocks,
             config.model.spec.vocab_size,
-            tells_tokens=config.parallel.pipeline_parallel_size > 1,
+            tells_tokens=config.tells_tokens,
             num_turns=_num_turns(config),
             speculation=self._speculation,
         )
@@ -449,8 +449,8 @@ class EngineCore:
 
 
 def _num_turns(config: EngineConfig) -> int:
-    """In how many steps decodes take turns."""
-    return config.max_steps_in_flight if config.parallel.pipeline_parallel_size > 1 else 1
+    """In how many steps decodes take turns: in one for each stage that computes at the same time."""
+    return min(config.max_steps_in_flight, config.parallel.pipeline_parallel_size)
 
 
 def run_loop(core: EngineCore, mailbox: Mailbox) -> None:

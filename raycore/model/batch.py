@@ -145,10 +145,14 @@ class SlotBatch:
     def receive(self, step: StepInputs, token_ids: NDArray[np.generic]) -> None:
         """Store the tokens that a step has sampled, except for requests that have lost their slots since."""
         slots, positions = step.sampled_slots, step.next_positions
-        is_current = self.generation[slots] == step.generations
+        is_current = self.is_current(step)
         if not is_current.all():
             slots, positions, token_ids = slots[is_current], positions[is_current], token_ids[is_current]
         self.token_ids[slots, positions] = token_ids
+
+    def is_current(self, step: StepInputs) -> NDArray[np.bool_]:
+        """[R]: for each token that the step samples, whether its request still has its slot."""
+        return self.generation[step.sampled_slots] == step.generations
 
     def drop_drafts(self, step: StepInputs, num_new: Ints) -> None:
         """Count the drafts of a step that were wrong neither as known nor as computed.

@@ -172,6 +172,18 @@ class DeviceBatch:
         """Set the tokens at these indexes in the flat table of tokens, on the device."""
         self._token_ids.index_copy_(0, places, token_ids.to(torch.int32))
 
+    def append_later(self, step: StepInputs, places_R: Tensor, token_ids_R: Tensor) -> None:
+        """Append tokens that another worker has sampled, except for requests that have lost their slots since.
+
+        Args:
+            places_R: the step's `StepTensors.next_places_R`.
+        """
+        is_current = self.host.is_current(step)
+        if not is_current.all():
+            rows = to_device(np.flatnonzero(is_current), self.device)
+            places_R, token_ids_R = places_R[rows], token_ids_R[rows]
+        self.write(places_R, token_ids_R)
+
     def receive(self, step: StepInputs, token_ids: NDArray[np.generic]) -> None:
         """Append a step's sampled tokens, which have arrived from the device, to the host's copy."""
         if not self.is_shared:

@@ -1,7 +1,7 @@
-"""Links: hidden states on their way from a stage of a pipeline to the next one.
+"""Links: tensors on their way from a stage of a pipeline to another one.
 
-A link has two ends, in two workers: one sends, the other receives. The sender may be two steps ahead of the receiver.
-`SharedMemoryLink` is for CPU workers on one node. It copies hidden states into one of two buffers, and the receiver
+A link has two ends, in two workers: one sends, the other receives. The sender may be a few steps, by default two, ahead
+of the receiver. `SharedMemoryLink` is for CPU workers on one node. It copies tensors into buffers, and the receiver
 copies them out. It has no thread. `TorchLink` is for everything else. `make_link()` chooses between the two.
 """
 
@@ -26,14 +26,14 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from raycore.model.peer_memory import HEADER_BYTES, LINE, share_memory, wait_until
 
 _SENDER, _RECEIVER = 0, 1
-_NUM_BUFFERS = 2
+_TWO_STEPS = 2
 _PAGE_BYTES = 4096
 _CLOSE_S = 2.0
 """How long, in seconds, an end that closes waits for the receiver. A stuck receiver must not hold up a shutdown."""
 
 _Action = Literal["take", "send"]
-_OTHER: dict[_Action, str] = {"take": "next", "send": "previous"}
-"""Which stage's worker has to do that."""
+_MISSED: dict[_Action, str] = {"take": "take what this one sent", "send": "send what this one waits for"}
+"""What the other worker didn't do."""
 
 
 class Link(Protocol):
@@ -42,19 +42,19 @@ class Link(Protocol):
     waited_s: float
     """How long, in seconds, this end has waited for the other one. A GPU's waiting is not included."""
 
-    def send(self, h_TD: Tensor) -> None:
-        """Send contiguous hidden states. Returns before the receiver has them. `h_TD` must not be changed afterwards.
+    def send(self, tensor: Tensor) -> None:
+        """Send a contiguous tensor. Returns before the receiver has it. The tensor must not be changed afterwards.
 
         Raises:
-            OSError: the receiver is more than two steps behind for too long, or gone.
+            OSError: the receiver is too many steps behind for too long, or gone.
         """
         ...
 
-    def receive_into(self, h_TD: Tensor) -> Tensor:
-        """Wait for the next hidden states, and store them in `h_TD`, which has their shape. Returns `h_TD`.
+    def receive_into(self, tensor: Tensor) -> Tensor:
+        """Wait for the next tensor, and store it in `tensor`, which has its shape and dtype. Returns `tensor`.
 
         Raises:
-            OSError: they don't come in time, or the sender is gone.
+            OSError: it doesn't come in time, or the sender is gone.
         """
         ...
 
@@ -72,15 +72,22 @@ class Link(Protocol):
 
 
 def make_link(
-    store: Store, *, sends: bool, device: torch.device, capacity_bytes: int, timeout_s: float
+    store: Store,
+    *,
+    sends: bool,
+    device: torch.device,
+    capacity_bytes: int,
+    timeout_s: float,
+    num_ahead: int = _TWO_STEPS,
 ) -> SharedMemoryLink | TorchLink:
     """Connect one end of a link to the other end, which shares `store`.
 
     Args:
         sends: whether this end sends.
-        capacity_bytes: the size of the hidden states of a large step. Larger ones are sent in pieces, so that the
-            sender waits for the receiver.
+        capacity_bytes: the size of a large step's tensor. Larger ones are sent in pieces, so that the sender waits for
+            the receiver.
         timeout_s: how long either end waits for the other, in seconds.
+        num_ahead: how many tensors the sender may be ahead of the receiver.
 
     Raises:
         torch.distributed.DistError: the other end didn't connect in time.
@@ -88,37 +95,37 @@ def make_link(
     rank = _SENDER if sends else _RECEIVER
     if device.type == "cpu":
         capacity_bytes = -(-capacity_bytes // _PAGE_BYTES) * _PAGE_BYTES
-        memory = share_memory(store, rank, 2, HEADER_BYTES + _NUM_BUFFERS * capacity_bytes)
+        memory = share_memory(store, rank, 2, HEADER_BYTES + num_ahead * capacity_bytes)
         if memory is not None:
-            return SharedMemoryLink(memory, timeout_s)
-    return TorchLink(store, rank, device, timeout_s)
+            return SharedMemoryLink(memory, timeout_s, num_ahead)
+    return TorchLink(store, rank, device, timeout_s, num_ahead)
 
 
 class SharedMemoryLink:
-    """A link over shared memory, which has a page of counters and two buffers.
+    """A link over shared memory, which has a page of counters, and buffers.
 
-    There are two counters: how many pieces have been written, and how many of these have been taken. A piece is the
-    hidden states of a step, or of a part of it if they are larger than a buffer.
+    There are two counters: how many pieces have been written, and how many of these have been taken. A piece is a
+    tensor, or a part of it if it is larger than a buffer.
     """
 
-    def __init__(self, memory: mmap.mmap, timeout_s: float) -> None:
+    def __init__(self, memory: mmap.mmap, timeout_s: float, num_buffers: int) -> None:
         self.waited_s = 0.0
         self._timeout_s = timeout_s
         self._counters = np.frombuffer(memory, np.int64, count=2 * LINE)[::LINE]
-        self._buffers = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES).view(_NUM_BUFFERS, -1)
+        self._buffers = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES).view(num_buffers, -1)
 
-    def send(self, h_TD: Tensor) -> None:
-        for piece in self._pieces(h_TD):
+    def send(self, tensor: Tensor) -> None:
+        for piece in self._pieces(tensor):
             self._wait(self._has_room, "take")
             self._buffer(_SENDER, piece).copy_(piece)
             self._counters[_SENDER] += 1
 
-    def receive_into(self, h_TD: Tensor) -> Tensor:
-        for piece in self._pieces(h_TD):
+    def receive_into(self, tensor: Tensor) -> Tensor:
+        for piece in self._pieces(tensor):
             self._wait(self._has_piece, "send")
             piece.copy_(self._buffer(_RECEIVER, piece))
             self._counters[_RECEIVER] += 1
-        return h_TD
+        return tensor
 
     def finish(self) -> None:
         self._wait(lambda: self._counters[_SENDER] == self._counters[_RECEIVER], "take")
@@ -126,15 +133,15 @@ class SharedMemoryLink:
     def close(self) -> None:
         """Do nothing: there is no connection to close, and the other end keeps the memory."""
 
-    def _pieces(self, h_TD: Tensor) -> tuple[Tensor, ...]:
-        return h_TD.view(-1).split(self._buffers.shape[1] // h_TD.element_size())
+    def _pieces(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        return tensor.view(-1).split(self._buffers.shape[1] // tensor.element_size())
 
     def _buffer(self, end: int, piece: Tensor) -> Tensor:
         """Return the buffer of the next piece of this end."""
-        return self._buffers[self._counters[end] % _NUM_BUFFERS].view(piece.dtype)[: len(piece)]
+        return self._buffers[self._counters[end] % len(self._buffers)].view(piece.dtype)[: len(piece)]
 
     def _has_room(self) -> bool:
-        return self._counters[_SENDER] - self._counters[_RECEIVER] < _NUM_BUFFERS
+        return self._counters[_SENDER] - self._counters[_RECEIVER] < len(self._buffers)
 
     def _has_piece(self) -> bool:
         return self._counters[_SENDER] > self._counters[_RECEIVER]
@@ -145,8 +152,7 @@ class SharedMemoryLink:
         started_s = time.monotonic()
         if not wait_until(is_ready, self._timeout_s):
             raise TimeoutError(
-                f"the {_OTHER[what]} stage's worker didn't {what} hidden states within {self._timeout_s:g} s: "
-                "it is stuck or gone"
+                f"the other stage's worker didn't {_MISSED[what]} within {self._timeout_s:g} s: it is stuck or gone"
             )
         self.waited_s += time.monotonic() - started_s
 
@@ -155,12 +161,15 @@ class TorchLink:
     """A link by torch.distributed: NCCL on GPUs, Gloo elsewhere.
 
     On GPUs, nothing makes the host wait: the GPU sends on a stream of its own, and computes the next step meanwhile. A
-    GPU that doesn't get its hidden states in time ends the process.
+    GPU that doesn't get its tensors in time ends the process.
     """
 
-    def __init__(self, store: Store, rank: int, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, rank: int, device: torch.device, timeout_s: float, num_ahead: int = _TWO_STEPS
+    ) -> None:
         """`rank`: 0 on the end that sends, 1 on the end that receives."""
         self.waited_s = 0.0
+        self._num_ahead = num_ahead
         self._peer = 1 - rank
         self._sending: deque[tuple[Any, Tensor]] = deque()
         """What is being sent, oldest first, with the tensors, which must live until they are sent."""
@@ -173,17 +182,17 @@ class TorchLink:
         else:
             self._group = torch.distributed.ProcessGroupGloo(store, rank, 2, timeout)
 
-    def send(self, h_TD: Tensor) -> None:
+    def send(self, tensor: Tensor) -> None:
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
-        if not self._is_gpu and len(self._sending) >= _NUM_BUFFERS:
+        if not self._is_gpu and len(self._sending) >= self._num_ahead:
             self._wait(self._sending.popleft()[0].wait, "take")
-        self._wait(lambda: self._sending.append((self._group.send([h_TD], self._peer, 0), h_TD)), "take")
+        self._wait(lambda: self._sending.append((self._group.send([tensor], self._peer, 0), tensor)), "take")
 
-    def receive_into(self, h_TD: Tensor) -> Tensor:
+    def receive_into(self, tensor: Tensor) -> Tensor:
         # on a GPU, this makes the stream wait, not the host
-        self._wait(lambda: self._group.recv([h_TD], self._peer, 0).wait(), "send")
-        return h_TD
+        self._wait(lambda: self._group.recv([tensor], self._peer, 0).wait(), "send")
+        return tensor
 
     def finish(self) -> None:
         while self._sending:
@@ -215,5 +224,5 @@ class TorchLink:
         try:
             wait()
         except RuntimeError as error:
-            raise ConnectionError(f"the {_OTHER[what]} stage's worker didn't {what} hidden states: {error}") from error
+            raise ConnectionError(f"the other stage's worker didn't {_MISSED[what]}: {error}") from error
         self.waited_s += time.monotonic() - started_s

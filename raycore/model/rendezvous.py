@@ -43,7 +43,7 @@ class Rendezvous:
         self._needs_store |= isinstance(group, TorchCollectives)
         return group
 
-    def link(self, name: str, *, sends: bool, capacity_bytes: int) -> Link:
+    def link(self, name: str, *, sends: bool, capacity_bytes: int, num_ahead: int = 2) -> Link:
         """Form the link `name` with one other worker. See `make_link`."""
         link = make_link(
             self._store_of(name),
@@ -51,6 +51,7 @@ class Rendezvous:
             device=self._device,
             capacity_bytes=capacity_bytes,
             timeout_s=self._timeout_s,
+            num_ahead=num_ahead,
         )
         self._needs_store |= isinstance(link, TorchLink)
         return link

@@ -26,6 +26,7 @@ from raycore.model.drafting.drafter import Drafter
 from raycore.model.experts import ExpertParallel
 from raycore.model.links import Link
 from raycore.model.operations import Operations
+from raycore.model.returned_tokens import TokenReceiver
 from raycore.model.rows import TILE_ROWS
 from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler, rows_at_a_time
@@ -131,6 +132,8 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         source: Link | None = None,
         sink: Link | None = None,
+        returned: TokenReceiver | None = None,
+        returns: Link | None = None,
         drafter: Drafter | None = None,
     ) -> None:
         """
@@ -143,12 +146,16 @@ class ModelRunner:
             graphs: runs padded steps of decodes. None: they run like others.
             source: brings hidden states from the stage before. None: there is none.
             sink: takes hidden states to the next stage. None: there is none.
+            returned: brings sampled tokens from the last stage. None: this stage doesn't need them, or plans have them.
+            returns: takes sampled tokens to the first stage. None: that doesn't need them.
             drafter: drafts tokens between steps. None: this worker doesn't.
         """
         self._drafter = drafter
         self._graphs = graphs
         self._source = source
         self._sink = sink
+        self._returned = returned
+        self._returns = returns
         self._decoder = decoder
         self._attention = attention
         self._batch = batch
@@ -168,6 +175,8 @@ class ModelRunner:
             yield self, {"_receive": "receive"}
         if self._sink is not None:
             yield self._sink, {"send": "send"}
+        if self._returned is not None:
+            yield self._returned, {"take_for": "receive_tokens"}
         yield self._batch, {"apply": "apply_plan", "advance": "prepare_inputs"}
         yield from self._decoder.parts()
         if self._drafter is not None:
@@ -183,6 +192,15 @@ class ModelRunner:
         if experts is not None:
             self._graphs = None
             self._batch.pad_no_more()
+
+    def finish(self) -> None:
+        """Take what other workers have sent to this one. Call this after the last step.
+
+        Raises:
+            OSError: a worker is stuck or gone.
+        """
+        if self._returned is not None:
+            self._returned.finish()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, as described in `StepPlan`, and return its result."""
@@ -208,7 +226,11 @@ class ModelRunner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._update_requests(plan)
         self._batch.apply(plan)
+        if self._returned is not None:
+            self._returned.take_for(plan)
         step, tensors = self._batch.advance(plan)
+        if self._returned is not None:
+            self._returned.note(step, tensors)
         launched = LaunchedStep(StepResult(plan.step), step, self._batch, drafter=self._drafter)
         if self._experts is not None:
             launched.result_so_far.is_anyone_busy = self._begin_together(self._experts, step)
@@ -339,4 +361,6 @@ class ModelRunner:
             launched.logprobs = sampled.logprobs
             launched.failed, launched.sampler = sampled.failed, self._sampler
         self._batch.append(tensors, token_ids_R)
+        if self._returns is not None:
+            self._returns.send(token_ids_R.to(torch.int32))
         launched.token_ids = Download([token_ids_R])

@@ -23,6 +23,8 @@ class WaitingQueue:
         self._heap: list[tuple[Urgency, Request]] = []
         self._num_discarded = 0
         """Aborted requests that are still in the heap."""
+        self.num_tokens = 0
+        """Number of tokens of all requests in the queue."""
 
     def __len__(self) -> int:
         return len(self._heap) - self._num_discarded
@@ -37,6 +39,7 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Add a new or preempted request."""
+        self.num_tokens += len(request.tokens)
         heapq.heappush(self._heap, (self.urgency(request), request))
 
     def peek(self) -> Request:
@@ -49,10 +52,12 @@ class WaitingQueue:
     def pop(self) -> Request:
         """Remove and return the most urgent request. The queue must not be empty."""
         request = self.peek()
+        self.num_tokens -= len(request.tokens)
         heapq.heappop(self._heap)
         return request
 
     def discard(self, request: Request) -> None:
         """Remove a request that was just aborted while it was in the queue."""
         assert request.is_aborted
+        self.num_tokens -= len(request.tokens)
         self._num_discarded += 1

@@ -14,8 +14,9 @@ request is preempted, its tokens in flight are lost. No client has seen them, an
 random numbers. Workers execute plans in order, so the blocks of a request that has left its slot can be reused at once,
 even while steps that use them are in flight.
 
-If steps in flight are in different stages of a pipeline, running decodes take turns: each step gets a share of them, so
-that all stages have work.
+If steps in flight are in different stages of a pipeline, running decodes take turns: each step gets a share of them and
+of prompts' tokens, so that all stages have work. A decode whose last token is still being computed waits for a later
+step, if there is anything else to compute.
 
 This module knows nothing of connections, time, or tensors.
 """
@@ -50,6 +51,12 @@ from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotT
 from raycore.scheduler.step_builder import Chunk, Drafts, InFlight, NewTokens, StepBuilder
 from raycore.speculation.speculation import Speculation
 
+_SHARES_OF_PROMPTS = 4
+"""Into how many parts for each stage the tokens of prompts are divided. Until the first part is through, the stages
+after the first one have nothing to do."""
+_LEAST_SHARE = 1 / 16
+"""The least part of prompts' tokens, as a share of `max_num_batched_tokens`. Steps of few tokens are inefficient."""
+
 _End = tuple[Request, str, int | str | None]
 """A request that ends, its finish reason and its stop reason, or why it failed."""
 
@@ -63,7 +70,7 @@ class Scheduler:
         tells_tokens: whether plans tell the workers which tokens they compute. A request then waits for its last token
             before the next one is planned.
         num_turns: the number of steps that running decodes take turns in. A step then has at most 1 of `num_turns`
-            equal parts of the running requests as decodes.
+            equal parts of the running requests as decodes. Prompts are divided among more steps, too.
         speculation: guesses the next tokens of decodes. None: nothing does.
     """
 
@@ -205,17 +212,9 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step. Returns None if there is nothing to compute until a result or a request arrives."""
-        step, has_preempted = self._fit_running()
-        if self._speculation is not None:
-            self._draft(step, self._speculation)
-        self._advance_decodes(step)
-        budget = self._config.max_num_batched_tokens - len(step.decodes.slots) - step.num_drafts
-        for chunk in step.chunks:
-            budget -= chunk.num_tokens
-            self._advance_chunk(chunk, step)
-        # a request that was just preempted could be admitted at once, and take back the blocks that it has lost
-        if not has_preempted:
-            self._admit_waiting(step, budget)
+        step = self._build_step()
+        if step.is_empty and self._num_turns > 1:
+            step = self._build_step(only_due=False)
         if step.is_empty:
             return None
         if self._num_turns > 1:
@@ -226,21 +225,52 @@ class Scheduler:
         self._in_flight.append(in_flight)
         return plan
 
-    def _fit_running(self) -> tuple[StepBuilder, bool]:
+    def _build_step(self, *, only_due: bool = True) -> StepBuilder:
+        """Build the next step. `only_due`: leave decodes out that would make stages wait."""
+        share = self._prompt_share()
+        step, has_preempted = self._fit_running(share, only_due=only_due)
+        if self._speculation is not None:
+            self._draft(step, self._speculation)
+        self._advance_decodes(step)
+        budget = min(share, self._config.max_num_batched_tokens - len(step.decodes.slots) - step.num_drafts)
+        for chunk in step.chunks:
+            budget -= chunk.num_tokens
+            self._advance_chunk(chunk, step)
+        # a request that was just preempted could be admitted at once, and take back the blocks that it has lost
+        if not has_preempted:
+            self._admit_waiting(step, budget)
+        return step
+
+    def _prompt_share(self) -> int:
+        """Return the maximum number of tokens of prompts in the next step."""
+        most = self._config.max_num_batched_tokens
+        if self._num_turns == 1:
+            return most
+        table = self._slots
+        num_pending = self._waiting.num_tokens + sum(
+            len(request.tokens) - int(table.computed[request.slot]) for request in self._prefills
+        )
+        return min(most, max(-(-num_pending // (_SHARES_OF_PROMPTS * self._num_turns)), int(most * _LEAST_SHARE), 1))
+
+    def _fit_running(self, share: int, *, only_due: bool) -> tuple[StepBuilder, bool]:
         """Begin the next step with the running requests. While there are too few free blocks for them, preempt
         requests.
+
+        Args:
+            share: maximum number of tokens of prompts.
+            only_due: see `_build_step`.
 
         Returns: the step, and whether a request was preempted.
         """
         has_preempted = False
         while True:
-            step = StepBuilder(self._next_decodes())
+            step = StepBuilder(self._next_decodes(only_due=only_due))
             slots = step.decodes.slots
             is_full = self._slots.computed[slots] >= self._blocks.capacity[slots]
             step.block_slots = slots[is_full.nonzero()[0]].tolist()
             needed = len(step.block_slots)
             if self._prefills:
-                step.chunks = self._running_chunks(self._config.max_num_batched_tokens - len(slots))
+                step.chunks = self._running_chunks(min(share, self._config.max_num_batched_tokens - len(slots)))
                 needed += sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
             if needed <= self._pool.num_free:
                 return step, has_preempted
@@ -251,10 +281,14 @@ class Scheduler:
         """Let running decodes take turns in so many steps from now on."""
         self._num_turns = num_turns
 
-    def _next_decodes(self) -> Batch:
+    def _next_decodes(self, *, only_due: bool) -> Batch:
         """Return the decodes whose turn it is: those that were planned the longest ago, up to a step's share."""
-        share = -(-self._slots.num_running // self._num_turns)
         decodes = self._slots.decodes()
+        if self._num_turns == 1:
+            return decodes
+        if only_due:
+            decodes = self._slots.due(decodes, self._num_steps - self._num_turns)
+        share = -(-self._slots.num_running // self._num_turns)
         return decodes if len(decodes.slots) <= share else self._slots.longest_waiting(decodes, share)
 
     def _running_chunks(self, budget: int) -> list[Chunk]:
@@ -495,6 +529,10 @@ class Scheduler:
         self._blocks.check_integrity()
         running = self._slots.running()
         assert len(running) + len(self._waiting) + len(self._held) == len(self._requests)
+        waiting = [
+            request for request in self._requests.values() if request.slot < 0 and request.seq_id not in self._held
+        ]
+        assert sum(len(request.tokens) for request in waiting) == self._waiting.num_tokens
         assert all(self._requests[request.seq_id] is request for request in running)
         assert {id(request) for request in self._prefills} == {
             id(request) for request in running if self._slots.phase[request.slot] == PREFILL

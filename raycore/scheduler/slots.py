@@ -150,6 +150,12 @@ class SlotTable:
             self._decodes = self.batch(np.flatnonzero(self.phase == DECODE))
         return self._decodes
 
+    def due(self, batch: Batch, step: int) -> Batch:
+        """Return the slots of `batch` whose last token has arrived, or was planned in `step` or before."""
+        slots = batch.slots
+        is_due = (self.last_step[slots] <= step) | (self.received[slots] > self.computed[slots])
+        return batch if is_due.all() else self.batch(slots[is_due])
+
     def longest_waiting(self, batch: Batch, num_slots: int) -> Batch:
         """Return the `num_slots` slots of `batch` whose last step is the longest ago, in ascending order."""
         in_turn = np.argsort(self.last_step[batch.slots], kind="stable")

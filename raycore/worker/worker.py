@@ -43,6 +43,7 @@ from raycore.model.layers import TensorParallel
 from raycore.model.links import Link
 from raycore.model.operations import Operations
 from raycore.model.rendezvous import Rendezvous
+from raycore.model.returned_tokens import TokenReceiver
 from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
@@ -117,6 +118,8 @@ class Worker(WorkerProtocol):
         """The workers of all ranks that share experts."""
         self._source: Link | None = None
         self._sink: Link | None = None
+        self._returns: Link | None = None
+        """Between the first and the last stage: takes sampled tokens back."""
         self._step_times = StepTimes(0.0, 0.0)
         self._backend = ComputeBackend("torch", self._device, config.model.batch_invariant)
         self._operations: Operations = self._backend.operations()
@@ -340,6 +343,7 @@ class Worker(WorkerProtocol):
     def initialize_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks` KV cache blocks, and create the model runner."""
         assert self._decoder is not None, "load_model() comes first"
+        self._end_runner()
         config, spec = self.config, self.config.model.spec
         block_size = config.cache.block_size
         max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
@@ -375,8 +379,21 @@ class Worker(WorkerProtocol):
             graphs=DecodeGraphs(CudaCapture()) if sizes else None,
             source=self._source,
             sink=self._sink,
+            returned=self._token_receiver(batch),
+            returns=self._returns if self.rank.is_last_stage else None,
             drafter=drafter,
         )
+
+    def _end_runner(self) -> None:
+        """Give up the model runner, if there is one, and the KV cache."""
+        if self._runner is not None:
+            self._runner.finish()
+        self._runner = None
+
+    def _token_receiver(self, batch: DeviceBatch) -> TokenReceiver | None:
+        if self._returns is None or self.rank.is_last_stage:
+            return None
+        return TokenReceiver(self._returns, batch, self.config.max_steps_in_flight)
 
     def _has_graphs(self) -> bool:
         """Whether steps of decodes run as CUDA graphs.
@@ -461,7 +478,7 @@ class Worker(WorkerProtocol):
         self._end_profile()  # it knows the parts of the runner and the decoder
         with host.freed_memory_returned():
             if "kv_cache" in tags:
-                self._runner = None
+                self._end_runner()
             if "weights" in tags:
                 assert self._runner is None, "the runner uses the weights"
                 self._give_up_weights(level)
@@ -628,10 +645,10 @@ class Worker(WorkerProtocol):
         self._ranks.leave()
         self._ranks = TensorParallel()
         self._leave_experts()
-        for part in (self._source, self._sink, self._workers):
+        for part in (self._source, self._sink, self._returns, self._workers):
             if part is not None:
                 part.close()
-        self._source = self._sink = self._workers = None
+        self._source = self._sink = self._returns = self._workers = None
 
     def _end_profile(self) -> None:
         """Write the profile that is running, if any. A failure must not keep the worker from stopping."""
@@ -646,7 +663,7 @@ class Worker(WorkerProtocol):
 
     def _waited_s(self) -> float:
         """Return how long this worker has waited for those of other stages."""
-        return sum(link.waited_s for link in (self._source, self._sink) if link is not None)
+        return sum(link.waited_s for link in (self._source, self._sink, self._returns) if link is not None)
 
     @property
     def _stage(self) -> Stage:
@@ -654,7 +671,7 @@ class Worker(WorkerProtocol):
         return self.config.stages()[self.rank.pp_rank]
 
     def _join_engine(self) -> None:
-        """Connect to the workers of this engine: to those of the same stage, and to one of the stages beside it."""
+        """Connect to the workers of this engine: to those of the same stage, and to one of each stage beside it."""
         rank = self.rank
         if rank.distributed_init is None:
             raise InvalidConfig(
@@ -674,6 +691,13 @@ class Worker(WorkerProtocol):
             self._source = self._link(workers, rank.pp_rank - 1, sends=False)
         if rank.pp_rank < rank.pp_size - 1:
             self._sink = self._link(workers, rank.pp_rank, sends=True)
+        if rank.pp_size > 1 and not self.config.tells_tokens and rank.pp_rank in (0, rank.pp_size - 1):
+            self._returns = workers.link(
+                f"tokens, {rank.tp_rank}",
+                sends=rank.is_last_stage,
+                capacity_bytes=self.config.scheduler.max_num_seqs * torch.int32.itemsize,
+                num_ahead=self.config.max_steps_in_flight,
+            )
         workers.part()
 
     def _link(self, workers: Rendezvous, stage: int, *, sends: bool) -> Link:

@@ -100,12 +100,10 @@ def workers(request, ray_cluster, checkpoints):
         ray_cluster.util.remove_placement_group(group)
 
 
-@pytest.mark.parametrize("overlaps", [False, True], ids=["one step at a time", "two steps in flight"])
+@pytest.mark.parametrize("overlaps", [False, True], ids=["one step in flight for each stage", "one more"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family, overlaps):
     path, expected = checkpoints[family]
-    if not overlaps and workers.shape["pipeline_parallel_size"] > 1:
-        pytest.skip("stages always have a step each")
     for caching, budget, blocks in COMBINATIONS if set(workers.shape.values()) == {1} else PAIRS:
         scheduling = {
             "enable_prefix_caching": caching,

@@ -235,7 +235,7 @@ def test_stages() -> None:
     for layers in ("1,3", [1, 3]):
         config = resolve(MODEL, pipeline_parallel_size=2, pipeline_layers=layers)
         assert [len(stage.layers) for stage in config.stages()] == [1, 3]
-    assert resolve(MODEL, pipeline_parallel_size=4, async_scheduling=True).max_steps_in_flight == 4
+    assert resolve(MODEL, pipeline_parallel_size=4).max_steps_in_flight == 5
 
 
 def test_frozen_and_the_same_in_every_process() -> None:
@@ -283,7 +283,8 @@ def test_the_two_options_for_steps_in_flight_must_agree(num_steps, is_async):
 def test_an_engine_with_drafts_runs_one_step_at_a_time_for_each_stage():
     drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
     assert resolve(MODEL, device="cuda", **drafts).max_steps_in_flight == 1
-    assert resolve(MODEL, pipeline_parallel_size=2, **drafts).max_steps_in_flight == 2
+    config = resolve(MODEL, pipeline_parallel_size=2, **drafts)
+    assert (config.max_steps_in_flight, config.tells_tokens) == (2, True)
     assert resolve(MODEL, async_scheduling=False, max_concurrent_batches=1, **drafts).max_steps_in_flight == 1
     for asked in ({"async_scheduling": True}, {"max_concurrent_batches": 2}):
         with pytest.raises(InvalidConfig, match=next(iter(asked))) as raised:

@@ -18,12 +18,14 @@ SHAPE = (5, 16)
 PAGE_BYTES = 4096
 
 
-def make_ends(timeout_s: float = 20.0, capacity_bytes: int = PAGE_BYTES) -> tuple[Link, Link]:
+def make_ends(timeout_s: float = 20.0, num_ahead: int = 2) -> tuple[Link, Link]:
     """The end that sends, and the one that receives."""
     store = HashStore()
 
     def make(sends: bool) -> Link:
-        return make_link(store, sends=sends, device=CPU, capacity_bytes=capacity_bytes, timeout_s=timeout_s)
+        return make_link(
+            store, sends=sends, device=CPU, capacity_bytes=PAGE_BYTES, timeout_s=timeout_s, num_ahead=num_ahead
+        )
 
     with ThreadPoolExecutor(2) as pool:
         sender, receiver = pool.map(make, [True, False])
@@ -60,9 +62,10 @@ def test_hidden_states_arrive_in_order(kind, dtype):
         end.close()
 
 
-def test_the_sender_may_be_two_steps_ahead(kind):
-    sender, receiver = make_ends()
-    sent = [torch.full(SHAPE, float(number)) for number in range(2)]
+@pytest.mark.parametrize("num_ahead", [2, 5])
+def test_the_sender_may_be_a_few_steps_ahead(kind, num_ahead):
+    sender, receiver = make_ends(num_ahead=num_ahead)
+    sent = [torch.full(SHAPE, float(number)) for number in range(num_ahead)]
     for h_TD in sent:
         sender.send(h_TD)  # nobody receives: a sender that waited would fail this test
     for h_TD in sent:
@@ -98,8 +101,8 @@ def test_a_stuck_receiver_does_not_keep_the_sender_from_closing(kind, monkeypatc
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda sender, receiver: receiver.receive_into(torch.empty(SHAPE)), "previous stage's .* send"),
-        (lambda sender, receiver: [sender.send(torch.zeros(SHAPE)) for _ in range(3)], "next stage's .* take"),
+        (lambda sender, receiver: receiver.receive_into(torch.empty(SHAPE)), "other stage's .* send"),
+        (lambda sender, receiver: [sender.send(torch.zeros(SHAPE)) for _ in range(3)], "other stage's .* take"),
     ],
     ids=["nobody sends", "nobody receives"],
 )
@@ -116,6 +119,6 @@ def test_the_death_of_the_other_end_is_noticed(monkeypatch):
     monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
     sender, receiver = make_ends()
     sender.close()
-    with pytest.raises(OSError, match="previous stage's"):
+    with pytest.raises(OSError, match="other stage's"):
         receiver.receive_into(torch.empty(SHAPE))
     receiver.close()

@@ -381,20 +381,46 @@ def test_requests_share_prefixes_only_with_those_of_their_salt() -> None:
     assert engine.started[len(salts)] == 16, "outputs are shared, too"
 
 
-def test_decodes_take_turns_in_the_steps_in_flight() -> None:
-    """As in a pipeline of three stages: each step in flight has a third, and nobody waits longer than others."""
-    engine = FakeEngineCore(depth=3, num_turns=3, tells_tokens=True, max_num_seqs=8, num_blocks=200)
+@pytest.mark.parametrize(("depth", "tells_tokens"), [(3, True), (4, False)])
+def test_decodes_take_turns_in_the_steps_in_flight(depth: int, *, tells_tokens: bool) -> None:
+    """As in a pipeline of three stages: each step has a third, and nobody waits longer than others."""
+    engine = FakeEngineCore(depth=depth, num_turns=3, tells_tokens=tells_tokens, max_num_seqs=8, num_blocks=200)
     for seq_id in range(8):
-        engine.submit([1, 2], max_tokens=30 if seq_id else 10)
+        engine.submit([1, 2], max_tokens=30 if seq_id else 16)
     for _ in range(40):
         engine.step()
-    decodes = [ints(plan.slots) for plan in engine.plans if not plan.num_tokens and not plan.new_requests]
-    steady = decodes[3:18]
+    last_start = max(index for index, plan in enumerate(engine.plans) if plan.new_requests)
+    steady = [ints(plan.slots) for plan in engine.plans[last_start + 2 : last_start + 14]]
     assert {len(slots) for slots in steady} <= {2, 3}
     for start in range(len(steady) - 2):
         together = [slot for slots in steady[start : start + 3] for slot in slots]
         assert sorted(together) == list(range(8)), "each once in three steps"
     engine.run()
+
+
+def test_stages_do_not_wait_for_tokens_while_there_are_prompts() -> None:
+    """With three stages, a decode planned in one of the next two steps would hold up all of them."""
+    engine = FakeEngineCore(depth=4, num_turns=3, max_num_seqs=24, max_num_batched_tokens=64, num_blocks=400)
+    for _ in range(24):
+        engine.submit([1, 2, 3, 4, 5, 6], max_tokens=8)
+    engine.run()
+    prompts = [plan for plan in engine.plans if plan.new_requests]
+    assert len(prompts) > 6, "they are divided among steps"
+    assert max(sum(ints(plan.num_tokens)) for plan in prompts) < 64
+    last: dict[int, int] = {}
+    for step, plan in enumerate(engine.plans[: len(prompts)]):
+        for slot in ints(plan.slots):
+            # consecutive chunks of a prompt may follow each other through the stages
+            is_chunk = ints(plan.num_tokens)[ints(plan.slots).index(slot)] > 1
+            assert is_chunk or step - last[slot] >= 3
+            last[slot] = step
+
+
+def test_a_lone_request_does_not_wait_for_its_turn() -> None:
+    engine = FakeEngineCore(depth=4, num_turns=3)
+    engine.submit([1], max_tokens=6)
+    plans = [engine.scheduler.schedule() for _ in range(4)]
+    assert [ints(plan.slots) for plan in plans if plan is not None] == [[0]] * 4
 
 
 def test_a_single_step_in_flight_has_all_decodes() -> None:

@@ -29,7 +29,7 @@ def engines(draw: st.DrawFn) -> FakeEngineCore:
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
         depth=depth,
         tells_tokens=tells_tokens,
-        num_turns=draw(st.sampled_from([1, depth])),
+        num_turns=draw(st.sampled_from([1, depth, max(1, depth - 1)])),
         num_right=num_right,
     )
 
