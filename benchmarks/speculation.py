@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", default=[str(demo_model_path())])
     parser.add_argument("--peer-python", metavar="PATH", help="the interpreter that has vLLM")
-    parser.add_argument("--speculative-config", default='{"method": "ngram", "num_speculative_tokens": 4}')
+    parser.add_argument("--speculative-config", default='{"method": "ngram", "num_speculative_tokens": 8}')
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--num-tokens", type=int, default=128, help="generated for each request")

@@ -229,7 +229,7 @@ class Scheduler:
         """Build the next step. `only_due`: leave decodes out that would make stages wait."""
         share = self._prompt_share()
         step, has_preempted = self._fit_running(share, only_due=only_due)
-        if self._speculation is not None:
+        if self._speculation is not None and self._speculation.is_looking:
             self._draft(step, self._speculation)
         self._advance_decodes(step)
         budget = min(share, self._config.max_num_batched_tokens - len(step.decodes.slots) - step.num_drafts)

@@ -23,6 +23,10 @@ class NgramGuesses:
         self._longest = config.prompt_lookup_max
         self._is_exact = config.prompt_lookup_min == config.prompt_lookup_max
 
+    def append(self, token: int) -> None:
+        """See `Guesses.append`."""
+        self._sequence.append(token)
+
     def extend(self, tokens: list[int]) -> None:
         """See `Guesses.extend`."""
         self._sequence.extend(tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +45,8 @@ class GuessSource(Protocol):
 
     drafting_s: float
     """How long it took to make the last guesses, in seconds, if that is a cost that `choose_lengths` was told."""
+    prompts_s: float
+    """How long it took to read the prompts of new requests before that, in seconds. Each is read once."""
 
     def guess(
         self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths
@@ -68,6 +71,10 @@ class Guesses(Protocol):
     tokens: list[int]
     """The request's tokens so far."""
 
+    def append(self, token: int) -> None:
+        """Append the request's next token."""
+        ...
+
     def extend(self, tokens: list[int]) -> None:
         """Append tokens of the request."""
         ...
@@ -82,8 +89,11 @@ class EngineGuesses:
 
     drafting_s = 0.0
 
-    def __init__(self, config: SpeculativeConfig) -> None:
+    def __init__(self, config: SpeculativeConfig, clock: Callable[[], float]) -> None:
+        """`clock`: returns seconds."""
         self._config = config
+        self._clock = clock
+        self.prompts_s = 0.0
         self._guesses: dict[int, Guesses] = {}
         """By slot."""
         self._finished = FinishedOutputs(config.suffix_decoding_max_cached_requests)
@@ -93,20 +103,19 @@ class EngineGuesses:
     ) -> dict[int, list[int]]:
         """See `GuessSource.guess`."""
         found: dict[int, list[int]] = {}
+        self.prompts_s = 0.0
         longest = self._config.num_speculative_tokens
         received = running.received[slots]
         last_ids = running.tokens[slots, received - 1].tolist()
         for slot, num_tokens, last_id in zip(slots.tolist(), received.tolist(), last_ids, strict=True):
             guesses = self._guesses.get(slot)
             if guesses is None:
-                guesses = self._guesses[slot] = self._new_guesses()
-            num_missing = num_tokens - len(guesses.tokens)
-            if num_missing == 1:  # almost always
-                guesses.extend([last_id])
+                guesses = self._begin(slot, running.tokens[slot, : min(num_tokens, _MAX_INDEXED)].tolist())
+            elif (num_known := len(guesses.tokens)) == num_tokens - 1:  # almost always
+                guesses.append(last_id)
             else:
-                first = num_tokens - num_missing
-                guesses.extend(running.tokens[slot, first : min(num_tokens, first + _MAX_INDEXED)].tolist())
-            guess = guesses.propose(longest) if num_missing <= _MAX_INDEXED else []
+                guesses.extend(running.tokens[slot, num_known : min(num_tokens, num_known + _MAX_INDEXED)].tolist())
+            guess = guesses.propose(longest) if len(guesses.tokens) == num_tokens else []
             if guess:
                 found[slot] = guess
         return found
@@ -117,7 +126,12 @@ class EngineGuesses:
         if isinstance(guesses, SuffixGuesses):
             guesses.end(num_prompt_tokens)
 
-    def _new_guesses(self) -> Guesses:
-        if self._config.method == "ngram":
-            return NgramGuesses(self._config)
-        return SuffixGuesses(self._config, self._finished)
+    def _begin(self, slot: int, tokens: list[int]) -> Guesses:
+        """Begin to guess a slot's tokens. `tokens`: those that it has, or the first ones."""
+        began_s = self._clock()
+        is_ngram = self._config.method == "ngram"
+        guesses = NgramGuesses(self._config) if is_ngram else SuffixGuesses(self._config, self._finished)
+        self._guesses[slot] = guesses
+        guesses.extend(tokens)
+        self.prompts_s += self._clock() - began_s
+        return guesses

@@ -19,8 +19,13 @@ from raycore.speculation.sources import EngineGuesses, Floats, GuessSource, Ints
 from raycore.speculation.step_times import StepTimes
 from raycore.speculative_config import SpeculativeConfig
 
+_PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
+"""After how many steps it is time to try again how long steps take without drafts, and with them. Steps without drafts
+are the measure of all others, and trying them is cheap."""
 _LOOKING_SHARE = 0.01
 """Share of the time of steps without drafts that looking for guesses may take."""
+_LONGEST_PAUSE = 64
+"""Maximum number of steps before which guesses aren't looked for."""
 
 
 class Speculation:
@@ -39,16 +44,21 @@ class Speculation:
             clock: returns seconds.
         """
         self._clock = clock
+        self._longest = config.num_speculative_tokens
         self._fixed_length = config.fixed_length
-        self._source = source or EngineGuesses(config)
+        self._is_fixed = config.num_speculative_tokens_per_batch_size is not None
+        self._source = source or EngineGuesses(config, clock)
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
         self._calibration = Calibration()
-        self._plain, self._drafted = StepTimes(), StepTimes()
+        self._plain = StepTimes(_PLAIN_LIFETIME)
+        self._drafted = StepTimes(_DRAFTED_LIFETIME, confirms_all=True)
         self._num_steps = 0
         self._looked_s = self._drafting_s = 0.0
         """How long it took to look for the next step's guesses, and to make them if that has a cost of its own."""
-        self._allowance_s = 0.0
-        """How long guesses may be looked for in vain. While it is negative, nobody looks."""
+        self._in_vain_s = 0.0
+        """`_looked_s` without the time for new prompts, if there are no drafts."""
+        self._pause = 0
+        """Number of steps before which guesses aren't looked for, because it took long to look for them in vain."""
         self._num_drafts = self._num_draft_tokens = 0
         self._accepted = np.zeros(config.num_speculative_tokens, np.int64)
         """By place in a draft: number of tokens that were right."""
@@ -78,20 +88,32 @@ class Speculation:
 
     def observe(self, num_tokens: int, has_drafts: bool, duration_s: float) -> None:
         """Note how long a step took, with its planning. `num_tokens`: the tokens that it computed."""
+        self._num_steps += 1
+        if self._pause and not has_drafts:
+            self._pause -= 1  # and nothing else, because short steps are to stay short
+            return
         duration_s -= self._drafting_s
         if has_drafts:
             self._drafted.observe(self._num_steps, num_tokens, duration_s)
         else:
             duration_s -= self._looked_s
+            if self._plain.knows(num_tokens):
+                self._pause = int(min(_LONGEST_PAUSE, self._in_vain_s / (_LOOKING_SHARE * duration_s)))
             self._plain.observe(self._num_steps, num_tokens, duration_s)
             self._calibration.relax()
-            self._allowance_s = min(0.0, self._allowance_s + _LOOKING_SHARE * duration_s)
-        self._num_steps += 1
+        self._looked_s = self._in_vain_s = self._drafting_s = 0.0
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether guesses are looked for before the next step."""
+        return self._pause == 0 or self._is_fixed
 
     def propose(
         self, slots: NDArray[np.int64], running: RunningTokens, limits: NDArray[np.int64], budget: int, num_other: int
     ) -> dict[int, list[int]]:
         """Return the drafts that the next step should verify, by slot. Slots without drafts are left out.
+
+        A step with more tokens of prompts than it could have drafts has none.
 
         Args:
             slots: [n]: the decodes of the step. All their tokens have been received.
@@ -99,8 +121,7 @@ class Speculation:
             budget: the maximum length of all drafts together.
             num_other: number of tokens that the step computes for other requests.
         """
-        self._looked_s = self._drafting_s = 0.0
-        if budget <= 0 or not len(slots) or (self._allowance_s < 0 and self._fixed_length(len(slots)) is None):
+        if not self.is_looking or budget <= 0 or not len(slots) or num_other > self._longest * len(slots):
             return {}
         began_s = self._clock()
         self._acceptance.compare(slots, running.tokens, running.received)
@@ -112,7 +133,7 @@ class Speculation:
         self._drafting_s = self._source.drafting_s
         self._looked_s = self._clock() - began_s - self._drafting_s
         if not drafts:
-            self._allowance_s -= self._looked_s
+            self._in_vain_s = self._looked_s - self._source.prompts_s
         return drafts
 
     def _choose(
@@ -151,9 +172,20 @@ class Speculation:
         plain_s = self._plain.estimate(self._num_steps, np.append(num_plain, sizes))
         if plain_s is None:
             return np.zeros(len(lengths), np.int64)
-        # A step with drafts takes at least as long as one of as many other tokens. Prompts show how long that is.
-        drafted_s = self._drafted.estimate(self._num_steps, sizes)
-        drafted_s = plain_s[1:] if drafted_s is None else np.maximum(plain_s[1:], drafted_s)
+        drafted_s = plain_s[1:] * self._slowdowns(sizes)
         rates = self._acceptance.rates(slots)
         factor = self._calibration.factor
         return choose_lengths(lengths, rates, num_decodes, float(plain_s[0]), drafted_s, drafting_s, factor)
+
+    def _slowdowns(self, sizes: Ints) -> Floats:
+        """Return how much longer steps of these sizes take if they have drafts, at least 1.
+
+        Prompts show how long steps of many tokens take. Where no drafts have been tried, they are taken to cost as much
+        more as in the nearest size.
+        """
+        tried, drafted_s = self._drafted.known(self._num_steps)
+        if not tried:
+            return np.ones(len(sizes))
+        plain_s = self._plain.estimate(self._num_steps, np.array(tried))
+        assert plain_s is not None, "there are no drafts before"
+        return np.maximum(1.0, np.interp(sizes, tried, np.array(drafted_s) / plain_s))

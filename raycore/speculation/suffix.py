@@ -57,6 +57,10 @@ class SuffixGuesses:
         self._sequence = Occurrences(_RUN)
         self.tokens = self._sequence.tokens
 
+    def append(self, token: int) -> None:
+        """See `Guesses.append`."""
+        self._sequence.append(token)
+
     def extend(self, tokens: list[int]) -> None:
         """See `Guesses.extend`."""
         self._sequence.extend(tokens)

@@ -21,6 +21,8 @@ TakeDrafts = Callable[[list[int], list[int]], list[list[int]]]
 _TRIAL_AFTER = 32
 """Number of decisions in a row not to draft, after which there is a trial."""
 _TRIAL_TOKENS = 2
+_LIFETIME = 2000
+"""Number of calls after which it is time to try again how long they take."""
 
 
 class WorkerGuesses:
@@ -38,10 +40,11 @@ class WorkerGuesses:
         self._max_model_len = drafter.max_model_len
         self._take = take
         self._clock = clock
-        self._times = StepTimes()
+        self._times = StepTimes(_LIFETIME)
         """How long it takes to draft one token for each of some slots."""
         self._num_calls = 0
         self.drafting_s = 0.0
+        self.prompts_s = 0.0
         self._num_idle = 0
         """Number of decisions in a row not to draft."""
 

@@ -101,7 +101,7 @@ def test_drafts_that_are_right_stay_although_they_cost_something() -> None:
         lengths.append(len(draft))
         rank.add(0, [LOOP[(position + i) % 6] for i in range(len(draft) + 1)])
         position += len(draft) + 1
-    assert set(lengths[20:]) == {3}
+    assert lengths[20:].count(3) > 175, "only now and then, it is tried what a step without drafts takes"
 
 
 def test_a_request_whose_guesses_become_right_gets_drafts_again() -> None:
@@ -172,6 +172,14 @@ def test_looking_in_vain_takes_a_small_share_of_the_time() -> None:
         rank.add(0, [token])
         assert rank.propose(0) == {}
     assert len(looks) in range(80, 110)
+
+
+def test_a_step_full_of_prompts_has_no_drafts() -> None:
+    rank = Rank(1)
+    rank.add(0, [*LOOP, 1, 2])
+    arguments = np.array([0]), rank.running, np.array([100]), 100
+    assert rank.speculation.propose(*arguments, num_other=4) == {}
+    assert rank.speculation.propose(*arguments, num_other=3) == {0: [3, 4, 5]}
 
 
 def test_drafts_that_turn_out_worse_than_expected_are_given_up() -> None:

@@ -5,6 +5,8 @@ import pytest
 
 from raycore.speculation.step_times import StepTimes
 
+LIFETIME = 2000
+
 
 def estimate(times: StepTimes, *num_tokens: int, step: int = 0) -> list[float]:
     found = times.estimate(step, np.array(num_tokens))
@@ -14,7 +16,7 @@ def estimate(times: StepTimes, *num_tokens: int, step: int = 0) -> list[float]:
 
 def seen(*steps: tuple[int, float]) -> StepTimes:
     """Each of these (number of tokens, duration) has been seen a few times."""
-    times = StepTimes()
+    times = StepTimes(LIFETIME)
     for num_tokens, duration_s in steps:
         for _ in range(3):
             times.observe(0, num_tokens, duration_s)
@@ -22,7 +24,7 @@ def seen(*steps: tuple[int, float]) -> StepTimes:
 
 
 def test_a_few_steps_have_to_be_seen_and_the_shortest_counts() -> None:
-    times = StepTimes()
+    times = StepTimes(LIFETIME)
     for duration_s in (40.0, 1.0, 1.5):
         assert times.estimate(0, np.array([1])) is None
         times.observe(0, 4, duration_s)
@@ -41,15 +43,22 @@ def test_sizes_beyond_those_that_ran_look_cheap() -> None:
 
 def test_steps_of_more_tokens_take_no_less() -> None:
     times = seen((4, 3.0), (16, 2.0))
-    assert estimate(times, 4, 16) == [2.0, 2.0]
+    assert estimate(times, 4, 16) == [2.5, 2.5]
+
+
+def test_of_contradicting_averages_that_of_more_steps_counts_more() -> None:
+    times = seen((4, 3.0), (8, 2.0))
+    for step in range(200):
+        times.observe(step, 16, 1.0)
+    assert estimate(times, 16, step=200)[0] == pytest.approx(1.0, abs=0.1)
 
 
 def test_the_average_follows_and_an_interrupted_step_counts_little() -> None:
-    times = StepTimes()
+    times = StepTimes(LIFETIME)
     for step in range(50):
         times.observe(step, 8, 1.0)
     times.observe(50, 8, 1000.0)
-    assert estimate(times, 8, step=50)[0] == pytest.approx(1.2)
+    assert estimate(times, 8, step=50)[0] == pytest.approx(1.1)
     for step in range(51, 100):
         times.observe(step, 8, 0.5)
     assert estimate(times, 8, step=100)[0] == pytest.approx(0.5, rel=0.01)
@@ -59,3 +68,19 @@ def test_what_has_not_been_seen_for_long_is_taken_to_be_faster() -> None:
     times = seen((8, 1.0))
     assert estimate(times, 8, step=1000) == [0.5]
     assert estimate(times, 8, step=10**6) == [0.25]
+
+
+def test_what_has_not_been_seen_for_long_does_not_make_smaller_steps_look_faster() -> None:
+    times = seen((8, 1.0), (64, 1.1))
+    for step in range(1000):
+        times.observe(step, 8, 1.0)
+    assert estimate(times, 8, 64, step=1000) == pytest.approx([1.0, 0.55], rel=0.01)
+
+
+def test_one_size_may_stand_for_all() -> None:
+    times = StepTimes(LIFETIME, confirms_all=True)
+    for step in (0, 1, 2, 1000):
+        times.observe(step, 8, 1.0)
+        times.observe(min(step, 2), 64, 2.0)
+    times.observe(1000, 8, 1.0)
+    assert estimate(times, 8, 64, step=1000) == [1.0, 2.0]

@@ -51,7 +51,7 @@ def make(token_s: float, *, are_right: bool) -> tuple[Speculation, Workers, Runn
     drafter = DrafterConfig("draft", SPEC, None, NUM_TOKENS, 1, MAX_MODEL_LEN)
     source = WorkerGuesses(drafter, workers.take, clock=lambda: workers.now_s)
     config = SpeculativeConfig("draft_model", NUM_TOKENS, "draft")
-    return Speculation(config, NUM_SLOTS, source), workers, running
+    return Speculation(config, NUM_SLOTS, source, clock=lambda: workers.now_s), workers, running
 
 
 def run(speculation: Speculation, running: Running, num_steps: int) -> int:
