@@ -23,7 +23,7 @@ class Rank:
         """`looked_s`: how long it takes to look for guesses."""
         config = SpeculativeConfig("ngram", 3, prompt_lookup_min=2, prompt_lookup_max=2, **settings)
         self.speculation = Speculation(config, num_slots, clock=count(step=looked_s).__next__)
-        self.running = SimpleNamespace(tokens=np.zeros((num_slots, 8192), np.int32), received=np.zeros(num_slots, int))
+        self.running = SimpleNamespace(tokens=np.zeros((num_slots, 20000), np.int32), received=np.zeros(num_slots, int))
         self.seconds_for_draft = seconds_for_draft
         for _ in range(3):
             self.speculation.observe(1, False, 1.0)
@@ -83,12 +83,12 @@ def test_drafts_that_cost_too_much_are_given_up_and_tried_again() -> None:
     rank = Rank(1, seconds_for_draft=1.0)
     rng = np.random.default_rng(0)
     drafted = []
-    for _ in range(1500):
+    for _ in range(4500):
         rank.add(0, [1, 2])
         drafted.append(bool(rank.propose(0)))
         rank.add(0, [3, int(rng.integers(10, 4000))])
     assert sum(drafted[1:300]) in range(1, 30)
-    assert any(drafted[-1000:]), "the machine may have changed"
+    assert any(drafted[300:]), "the machine may have changed"
 
 
 def test_drafts_that_are_right_stay_although_they_cost_something() -> None:
