@@ -33,7 +33,7 @@ PEER_ENVIRONMENT = {
 }
 
 COMMON = """
-import json, random, sys, time
+import json, random, sys, time, zlib
 run = json.loads(sys.argv[1])
 
 def make(LLM, speculative_config, **options):
@@ -63,9 +63,9 @@ def measure(SamplingParams, engines):
                 made = {name: generate(llm, prompts, params) for name, llm in engines.items()}
                 # the first one warms up
                 if repeat:
-                    same = sum(a == b for a, b in zip(*(tokens for tokens, _ in made.values())))
                     rates = {name: rate for name, (_, rate) in made.items()}
-                    found.append({"kind": kind, "batch": batch, "rates": rates, "same": same})
+                    outputs = {name: [zlib.crc32(str(ids).encode()) for ids in of] for name, (of, _) in made.items()}
+                    found.append({"kind": kind, "batch": batch, "repeat": repeat, "rates": rates, "outputs": outputs})
     print("@result " + json.dumps({"timings": found}), flush=True)
 """
 
@@ -151,20 +151,24 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
         for batch in args.batches:
             for engine, of_engine in timings.items():
                 chosen = [each for each in of_engine if (each["kind"], each["batch"]) == (kind, batch)]
-                rows.append([kind, str(batch), engine, *_cells(chosen, batch)])
+                rows.append([kind, str(batch), engine, *_cells(chosen)])
     print(table(rows), flush=True)
 
 
-def _cells(timings: list[dict[str, Any]], batch: int) -> list[str]:
+def _cells(timings: list[dict[str, Any]]) -> list[str]:
     """Return rates without and with speculation, their ratio, and the share of outputs that are the same."""
     rates = {name: [each["rates"][name] for each in timings if name in each["rates"]] for name in ("off", "on")}
-    is_paired = len(timings) == len(rates["on"])
-    if is_paired:
+    if len(timings) == len(rates["on"]):  # both in the same process, one after the other
         ratio = median([on / off for off, on in zip(rates["off"], rates["on"], strict=True)])
     else:
         ratio = median(rates["on"]) / median(rates["off"])
-    same = f"{sum(each['same'] for each in timings) / (batch * len(timings)):.3f}" if is_paired else ""
-    return [f"{median(rates['off']):.1f}", f"{median(rates['on']):.1f}", f"{ratio:.2f}", same]
+    outputs: dict[str, dict[int, list[int]]] = {"off": {}, "on": {}}
+    for each in timings:
+        for name, of_engine in each["outputs"].items():
+            outputs[name][each["repeat"]] = of_engine
+    pairs = [pair for repeat, off in outputs["off"].items() for pair in zip(off, outputs["on"][repeat], strict=True)]
+    same = sum(off == on for off, on in pairs) / len(pairs)
+    return [f"{median(rates['off']):.1f}", f"{median(rates['on']):.1f}", f"{ratio:.2f}", f"{same:.3f}"]
 
 
 def _run(
