@@ -24,6 +24,15 @@ MARK = "@result "
 """Marks the lines of a child's output that hold its report. Other output is ignored."""
 
 
+PEER_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""Settings of vLLM: its cache's size in GiB, and no downloads."""
+
+
 def report(**fields: Any) -> None:
     """In a child: report `fields`."""
     print(MARK + json.dumps(fields), flush=True)

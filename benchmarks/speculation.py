@@ -20,18 +20,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from common import median, peer_on_all_cores, run_child, table, this_python
+from common import PEER_ENVIRONMENT, median, peer_on_all_cores, run_child, table, this_python
 
 from raycore.demo import demo_model_path
 
 KINDS = ("repeating", "other")
-PEER_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "2",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-
 COMMON = """
 import json, random, sys, time, zlib
 run = json.loads(sys.argv[1])
