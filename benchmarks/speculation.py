@@ -1,7 +1,7 @@
 """Output tokens per second with and without speculation, and beside vLLM's CPU build.
 
-Prompts are of two kinds. *Repeating* ones are continued by repeating what they end with: of random prompts, with
-tokens that the model has generated greedily after them, those after which it goes on in a loop. *Other* prompts are
+Prompts are of two kinds. *Repeating* ones are continued by repeating what they end with: random prompts after which the
+model, greedily, gets into a loop, with the tokens that it generates up to the loop's second round. *Other* prompts are
 random, and the model samples at temperature 1.
 
 In each process of raycore, an engine with speculation and one without take turns, timing by timing, on the same
@@ -25,6 +25,8 @@ from common import PEER_ENVIRONMENT, median, peer_on_all_cores, run_child, table
 from raycore.demo import demo_model_path
 
 KINDS = ("repeating", "other")
+_MOST_BEFORE_LOOP = 96
+"""Maximum number of generated tokens in a repeating prompt."""
 COMMON = """
 import json, random, sys, time, zlib
 run = json.loads(sys.argv[1])
@@ -53,7 +55,8 @@ def measure(SamplingParams, engines):
                 prompts = random_prompts(f"{batch} {repeat}", batch)
                 if kind == "repeating":
                     prompts = [run["repeating"][(repeat + i) % len(run["repeating"])] for i in range(batch)]
-                made = {name: generate(llm, prompts, params) for name, llm in engines.items()}
+                in_turn = sorted(engines, reverse=repeat % 2 == 1)
+                made = {name: generate(engines[name], prompts, params) for name in in_turn}
                 # the first one warms up
                 if repeat:
                     rates = {name: rate for name, (_, rate) in made.items()}
@@ -67,18 +70,26 @@ SELECT = (
     + """
 from raycore import LLM, SamplingParams
 
-def is_loop(tokens):
-    own = run["num_tokens"]
-    return any(tokens[own:] == tokens[own - period : -period] for period in range(1, 33))
+def up_to_loop(tokens):
+    # the tokens up to the second round of the loop that goes on to the end, or None
+    for period in range(1, 33):
+        start = len(tokens)
+        while start > period and tokens[start - 1] == tokens[start - 1 - period]:
+            start -= 1
+        end = start + period
+        if end <= run["most_before_loop"]:
+            return tokens[:end]
 
 found = []
-params = SamplingParams(temperature=0, max_tokens=2 * run["num_tokens"], ignore_eos=True)
+num_tokens = run["most_before_loop"] + run["num_tokens"]
+params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 with make(LLM, None, standby_delay_s=None) as llm:
     for seed in range(30):
         candidates = random_prompts(f"candidates {seed}", 64)
-        tokens, _ = generate(llm, candidates, params)
-        pairs = zip(candidates, tokens)
-        found += [prompt + own[: run["num_tokens"]] for prompt, own in pairs if is_loop(own)]
+        for prompt, tokens in zip(candidates, generate(llm, candidates, params)[0]):
+            before = up_to_loop(tokens)
+            if before is not None:
+                found.append(prompt + before)
         if len(found) >= max(run["batches"]):
             break
 print("@result " + json.dumps({"repeating": found}), flush=True)
@@ -172,7 +183,8 @@ def _run(
         "checkpoint": checkpoint,
         "dtype": args.dtype,
         "vocab_size": config["vocab_size"],
-        "max_model_len": 32 + 2 * args.num_tokens,
+        "max_model_len": 32 + _MOST_BEFORE_LOOP + args.num_tokens,
+        "most_before_loop": _MOST_BEFORE_LOOP,
         "num_tokens": args.num_tokens,
         "speculative_config": json.loads(args.speculative_config),
         "kinds": args.kinds,
