@@ -104,6 +104,8 @@ def workers(request, ray_cluster, checkpoints):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family, overlaps):
     path, expected = checkpoints[family]
+    if not overlaps and workers.shape["pipeline_parallel_size"] > 1 and family != next(iter(FAMILIES)):
+        pytest.skip("one family shows it")
     for caching, budget, blocks in COMBINATIONS if set(workers.shape.values()) == {1} else PAIRS:
         scheduling = {
             "enable_prefix_caching": caching,
