@@ -98,7 +98,8 @@ class Speculation:
         else:
             duration_s -= self._looked_s
             if self._plain.knows(num_tokens):
-                self._pause = int(min(_LONGEST_PAUSE, self._in_vain_s / (_LOOKING_SHARE * duration_s)))
+                steps = self._in_vain_s / max(1e-9, _LOOKING_SHARE * duration_s)
+                self._pause = int(min(_LONGEST_PAUSE, max(0.0, steps)))
             self._plain.observe(self._num_steps, num_tokens, duration_s)
             self._calibration.relax()
         self._looked_s = self._in_vain_s = self._drafting_s = 0.0

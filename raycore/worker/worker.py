@@ -393,7 +393,7 @@ class Worker(WorkerProtocol):
     def _token_receiver(self, batch: DeviceBatch) -> TokenReceiver | None:
         if self._returns is None or self.rank.is_last_stage:
             return None
-        return TokenReceiver(self._returns, batch, self.config.max_steps_in_flight)
+        return TokenReceiver(self._returns, batch, self._most_steps_in_flight)
 
     def _has_graphs(self) -> bool:
         """Whether steps of decodes run as CUDA graphs.
@@ -696,9 +696,14 @@ class Worker(WorkerProtocol):
                 f"tokens, {rank.tp_rank}",
                 sends=rank.is_last_stage,
                 capacity_bytes=self.config.scheduler.max_num_seqs * torch.int32.itemsize,
-                num_ahead=self.config.max_steps_in_flight,
+                num_ahead=self._most_steps_in_flight,
             )
         workers.part()
+
+    @property
+    def _most_steps_in_flight(self) -> int:
+        """An upper bound that holds although ranks that share experts may begin to run several steps, once alone."""
+        return max(self.config.max_steps_in_flight, self.rank.pp_size + 1)
 
     def _link(self, workers: Rendezvous, stage: int, *, sends: bool) -> Link:
         """Return this worker's end of the link from `stage` to the next one."""
