@@ -1,8 +1,8 @@
 """Output tokens per second with and without speculation, and beside vLLM's CPU build.
 
 Prompts are of two kinds. *Repeating* ones are continued by repeating what they end with: random prompts after which the
-model, greedily, gets into a loop, with the tokens that it generates up to the loop's second round. *Other* prompts are
-random, and the model samples at temperature 1.
+model, greedily, gets into a loop, with the tokens that it generates up to the end of the loop's second round, and at
+least 8 of the loop. *Other* prompts are random, and the model samples at temperature 1.
 
 In each process of raycore, an engine with speculation and one without take turns, timing by timing, on the same
 prompts. The table has medians of the tokens per second, and the median of the ratios. vLLM runs in processes of its
@@ -71,12 +71,12 @@ SELECT = (
 from raycore import LLM, SamplingParams
 
 def up_to_loop(tokens):
-    # the tokens up to the second round of the loop that goes on to the end, or None
+    # the tokens up to the end of the second round of the loop that goes on to the end, or None
     for period in range(1, 33):
         start = len(tokens)
         while start > period and tokens[start - 1] == tokens[start - 1 - period]:
             start -= 1
-        end = start + period
+        end = start + period + max(period, 8)
         if end <= run["most_before_loop"]:
             return tokens[:end]
 

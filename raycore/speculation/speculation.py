@@ -24,7 +24,7 @@ _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
 are the measure of all others, and trying them is cheap."""
 _LOOKING_SHARE = 0.01
 """Share of the time of steps without drafts that looking for guesses may take."""
-_LONGEST_PAUSE = 64
+_LONGEST_PAUSE = 32
 """Maximum number of steps before which guesses aren't looked for."""
 
 
