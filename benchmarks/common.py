@@ -30,7 +30,7 @@ PEER_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
-"""Settings of vLLM: its cache's size in GiB, and no downloads."""
+"""Settings of vLLM: 2 GiB for its cache, and neither downloads nor reports."""
 
 
 def report(**fields: Any) -> None:

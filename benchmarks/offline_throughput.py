@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import median, peer_on_all_cores, run_child, table, this_python
+from common import PEER_ENVIRONMENT, median, peer_on_all_cores, run_child, table, this_python
 
 from raycore.node.resources import usable_cores
 
@@ -78,13 +78,6 @@ if __name__ == "__main__":
     measure(LLM, SamplingParams, disable_log_stats=True)
 """
 )
-
-PEER_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "2",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from common import PEER_ENVIRONMENT
 from openai_scenarios import Api
 
 from raycore import AsyncLLM
@@ -26,12 +27,7 @@ MAX_MODEL_LEN = 1000
 STOP_TIMEOUT_S = 30.0
 LOOK_S = 0.5
 
-PEER_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+_PEER_ENVIRONMENT = PEER_ENVIRONMENT | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 
 @contextmanager
@@ -71,7 +67,7 @@ def vllm_server(python: str, start_timeout_s: float) -> Iterator[Api]:
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 [python, "-m", "vllm.entrypoints.openai.api_server", *arguments],
-                env={**os.environ, **PEER_ENVIRONMENT},
+                env={**os.environ, **_PEER_ENVIRONMENT},
                 stdout=sink,
                 stderr=subprocess.STDOUT,
             )

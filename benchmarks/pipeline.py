@@ -120,8 +120,10 @@ def main() -> None:
 def _prompts(batch: int, args: argparse.Namespace) -> list[list[list[int]]]:
     """Return the prompts of each timing. The first one warms up."""
     rnd, vocab_size = random.Random(batch), load_model_spec(Path(args.checkpoint)).vocab_size
-    one = lambda: [rnd.randrange(_FIRST_ID, vocab_size) for _ in range(args.prompt)]  # noqa: E731
-    return [[one() for _ in range(batch)] for _ in range(args.repeats + 1)]
+    return [
+        [[rnd.randrange(_FIRST_ID, vocab_size) for _ in range(args.prompt)] for _ in range(batch)]
+        for _ in range(args.repeats + 1)
+    ]
 
 
 def _measure_peer(args: argparse.Namespace) -> list[dict[str, Any]]:

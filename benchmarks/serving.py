@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import MARK, median, peer_on_all_cores, table, this_python
+from common import MARK, PEER_ENVIRONMENT, median, peer_on_all_cores, table, this_python
 
 from raycore.demo import demo_model_path
 
@@ -42,12 +42,7 @@ NAME = "model"
 MOST_GROWTH = 1.05
 """Memory at the end of a load relative to its middle, above which it counts as a leak."""
 
-PEER_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+_PEER_ENVIRONMENT = PEER_ENVIRONMENT | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 _MEASURES = ["tokens/s", "TTFT p50", "p99", "TPOT p50", "p99"]
 _START_TIMEOUT_S = 900.0
@@ -123,8 +118,8 @@ def _engines(args: argparse.Namespace) -> Iterator[Engine]:
         if args.peer_python:
             vllm = str(Path(args.peer_python).parent / "vllm")
             peers = [vllm, "serve", *options, "--dtype", args.peer_dtype or args.dtype, "--disable-log-stats"]
-            yield Engine("vLLM", dp, peers, PEER_ENVIRONMENT)
-            on_all_cores = PEER_ENVIRONMENT | peer_on_all_cores(args.peer_python, dp)
+            yield Engine("vLLM", dp, peers, _PEER_ENVIRONMENT)
+            on_all_cores = _PEER_ENVIRONMENT | peer_on_all_cores(args.peer_python, dp)
             yield Engine("vLLM, all cores", dp, peers, on_all_cores)
 
 

@@ -27,6 +27,7 @@ from raycore.demo import demo_model_path
 KINDS = ("repeating", "other")
 _MOST_BEFORE_LOOP = 96
 """Maximum number of generated tokens in a repeating prompt."""
+
 COMMON = """
 import json, random, sys, time, zlib
 run = json.loads(sys.argv[1])
@@ -61,7 +62,7 @@ def measure(SamplingParams, engines):
                 if repeat:
                     rates = {name: rate for name, (_, rate) in made.items()}
                     outputs = {name: [zlib.crc32(str(ids).encode()) for ids in of] for name, (of, _) in made.items()}
-                    found.append({"kind": kind, "batch": batch, "repeat": repeat, "rates": rates, "outputs": outputs})
+                    found.append({"kind": kind, "batch": batch, "rates": rates, "outputs": outputs})
     print("@result " + json.dumps({"timings": found}), flush=True)
 """
 
@@ -166,12 +167,9 @@ def _cells(timings: list[dict[str, Any]]) -> list[str]:
         ratio = median([on / off for off, on in zip(rates["off"], rates["on"], strict=True)])
     else:
         ratio = median(rates["on"]) / median(rates["off"])
-    outputs: dict[str, dict[int, list[int]]] = {"off": {}, "on": {}}
-    for each in timings:
-        for name, of_engine in each["outputs"].items():
-            outputs[name][each["repeat"]] = of_engine
-    pairs = [pair for repeat, off in outputs["off"].items() for pair in zip(off, outputs["on"][repeat], strict=True)]
-    same = sum(off == on for off, on in pairs) / len(pairs)
+    # both engines have the same prompts in the same order
+    off, on = ([ids for each in timings for ids in each["outputs"].get(name, ())] for name in ("off", "on"))
+    same = sum(a == b for a, b in zip(off, on, strict=True)) / len(off)
     return [f"{median(rates['off']):.1f}", f"{median(rates['on']):.1f}", f"{ratio:.2f}", f"{same:.3f}"]
 
 

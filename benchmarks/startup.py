@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from common import median, run_child, table, this_python
+from common import PEER_ENVIRONMENT, median, run_child, table, this_python
 
 from raycore.demo import demo_model_path
 
@@ -45,12 +45,7 @@ if __name__ == "__main__":
     asyncio.run(main())
 """
 
-PEER_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+_PEER_ENVIRONMENT = PEER_ENVIRONMENT | {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 def main() -> None:
@@ -69,7 +64,7 @@ def main() -> None:
         for _ in range(args.runs):
             ours.append(_seconds(this_python(), OURS, args.model, ranks, {}))
             if args.peer_python:
-                peer.append(_seconds(args.peer_python, PEER, args.model, ranks, PEER_ENVIRONMENT))
+                peer.append(_seconds(args.peer_python, PEER, args.model, ranks, _PEER_ENVIRONMENT))
         ratio = median(ours) / median(peer) if peer else float("nan")
         verdict = "-" if not peer else "held" if ratio <= MOST_OF_PEER else "MISSED"
         rows.append([ranks, f"{median(ours):.2f}", f"{median(peer):.2f}" if peer else "-", f"{ratio:.2f}", verdict])
