@@ -581,7 +581,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         if self.speculative_config is not None:
             return num_stages
         if num_stages > 1:
-            # while a stage computes the oldest step, the engine plans the one after those of the other stages
+            # each stage computes a step, and one more is planned, so that no stage waits for a plan
             return num_stages + (is_on is not False)
         return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
 

@@ -1,8 +1,8 @@
 """Links: tensors on their way from a stage of a pipeline to another one.
 
-A link has two ends, in two workers: one sends, the other receives. The sender may be a few steps, by default two, ahead
-of the receiver. `SharedMemoryLink` is for CPU workers on one node. It copies tensors into buffers, and the receiver
-copies them out. It has no thread. `TorchLink` is for everything else. `make_link()` chooses between the two.
+A link has two ends, in two workers: one sends, the other receives. The sender may be a few tensors ahead of the
+receiver. `SharedMemoryLink` is for CPU workers on one node. It copies tensors into buffers, and the receiver copies
+them out. It has no thread. `TorchLink` is for everything else. `make_link()` chooses between the two.
 """
 
 # parts of torch are partially typed:
@@ -26,7 +26,8 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from raycore.model.peer_memory import HEADER_BYTES, LINE, share_memory, wait_until
 
 _SENDER, _RECEIVER = 0, 1
-_TWO_STEPS = 2
+DEFAULT_AHEAD = 2
+"""How many tensors a sender may be ahead of its receiver, unless a link says otherwise."""
 _PAGE_BYTES = 4096
 _CLOSE_S = 2.0
 """How long, in seconds, an end that closes waits for the receiver. A stuck receiver must not hold up a shutdown."""
@@ -78,7 +79,7 @@ def make_link(
     device: torch.device,
     capacity_bytes: int,
     timeout_s: float,
-    num_ahead: int = _TWO_STEPS,
+    num_ahead: int = DEFAULT_AHEAD,
 ) -> SharedMemoryLink | TorchLink:
     """Connect one end of a link to the other end, which shares `store`.
 
@@ -164,9 +165,7 @@ class TorchLink:
     GPU that doesn't get its tensors in time ends the process.
     """
 
-    def __init__(
-        self, store: Store, rank: int, device: torch.device, timeout_s: float, num_ahead: int = _TWO_STEPS
-    ) -> None:
+    def __init__(self, store: Store, rank: int, device: torch.device, timeout_s: float, num_ahead: int) -> None:
         """`rank`: 0 on the end that sends, 1 on the end that receives."""
         self.waited_s = 0.0
         self._num_ahead = num_ahead

@@ -11,7 +11,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from raycore.model.collectives import Collectives, TorchCollectives, make_collectives
-from raycore.model.links import Link, TorchLink, make_link
+from raycore.model.links import DEFAULT_AHEAD, Link, TorchLink, make_link
 
 
 class Rendezvous:
@@ -43,7 +43,7 @@ class Rendezvous:
         self._needs_store |= isinstance(group, TorchCollectives)
         return group
 
-    def link(self, name: str, *, sends: bool, capacity_bytes: int, num_ahead: int = 2) -> Link:
+    def link(self, name: str, *, sends: bool, capacity_bytes: int, num_ahead: int = DEFAULT_AHEAD) -> Link:
         """Form the link `name` with one other worker. See `make_link`."""
         link = make_link(
             self._store_of(name),

@@ -25,15 +25,15 @@ class TokenReceiver:
     def __init__(self, link: Link, batch: DeviceBatch, max_steps: int) -> None:
         """
         Args:
-            max_steps: the maximum number of steps in flight. When another one begins, the oldest one's tokens have been
-                sent.
+            max_steps: the maximum number of steps in flight. So when a step begins, the tokens of the one `max_steps`
+                before it have been sent.
         """
         self._link = link
         self._batch = batch
         self._max_steps = max_steps
         self._awaited: deque[tuple[StepInputs, Tensor]] = deque()
         """The steps whose tokens haven't been taken, oldest first, and where the tokens belong."""
-        self._num_steps = self._num_taken = 0
+        self._num_steps = 0
         self._last_step = np.full(len(batch.num_prompt), _NONE, np.int64)
         """By slot: the number of the last step that samples a token of its present request."""
 
@@ -46,7 +46,7 @@ class TokenReceiver:
         for request in plan.new_requests:
             self._last_step[request.slot] = _NONE
         last_needed = self._last_step[np.frombuffer(plan.slots, np.int32)].max(initial=_NONE)
-        self._take(max(int(last_needed) + 1, self._num_steps + 1 - self._max_steps))
+        self._take_up_to(max(int(last_needed), self._num_steps - self._max_steps))
 
     def note(self, step: StepInputs, tensors: StepTensors) -> None:
         """Note which tokens the step samples. Later calls take them."""
@@ -60,13 +60,12 @@ class TokenReceiver:
         Raises:
             OSError: as in `take_for()`.
         """
-        self._take(self._num_steps)
+        self._take_up_to(self._num_steps - 1)
 
-    def _take(self, num_steps: int) -> None:
-        """Take the tokens of the first `num_steps` steps since the start."""
-        while self._num_taken < num_steps:
+    def _take_up_to(self, last: int) -> None:
+        """Take the tokens of the steps up to number `last`."""
+        while self._num_steps - len(self._awaited) <= last:
             step, places_R = self._awaited.popleft()
-            self._num_taken += 1
             if len(step.sampled):
                 token_ids_R = torch.empty(len(step.sampled), dtype=torch.int32, device=places_R.device)
                 self._batch.append_later(step, places_R, self._link.receive_into(token_ids_R))

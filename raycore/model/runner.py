@@ -132,8 +132,8 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         source: Link | None = None,
         sink: Link | None = None,
-        returned: TokenReceiver | None = None,
-        returns: Link | None = None,
+        token_source: TokenReceiver | None = None,
+        token_sink: Link | None = None,
         drafter: Drafter | None = None,
     ) -> None:
         """
@@ -146,16 +146,17 @@ class ModelRunner:
             graphs: runs padded steps of decodes. None: they run like others.
             source: brings hidden states from the stage before. None: there is none.
             sink: takes hidden states to the next stage. None: there is none.
-            returned: brings sampled tokens from the last stage. None: this stage doesn't need them, or plans have them.
-            returns: takes sampled tokens to the first stage. None: that doesn't need them.
+            token_source: on the first stage, brings the tokens that the last one has sampled. None: plans have them, or
+                this stage doesn't need them.
+            token_sink: on the last stage, takes sampled tokens to the first one. None: nobody needs them.
             drafter: drafts tokens between steps. None: this worker doesn't.
         """
         self._drafter = drafter
         self._graphs = graphs
         self._source = source
         self._sink = sink
-        self._returned = returned
-        self._returns = returns
+        self._token_source = token_source
+        self._token_sink = token_sink
         self._decoder = decoder
         self._attention = attention
         self._batch = batch
@@ -175,8 +176,8 @@ class ModelRunner:
             yield self, {"_receive": "receive"}
         if self._sink is not None:
             yield self._sink, {"send": "send"}
-        if self._returned is not None:
-            yield self._returned, {"take_for": "receive_tokens"}
+        if self._token_source is not None:
+            yield self._token_source, {"take_for": "receive_tokens"}
         yield self._batch, {"apply": "apply_plan", "advance": "prepare_inputs"}
         yield from self._decoder.parts()
         if self._drafter is not None:
@@ -199,8 +200,8 @@ class ModelRunner:
         Raises:
             OSError: a worker is stuck or gone.
         """
-        if self._returned is not None:
-            self._returned.finish()
+        if self._token_source is not None:
+            self._token_source.finish()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, as described in `StepPlan`, and return its result."""
@@ -226,11 +227,11 @@ class ModelRunner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._update_requests(plan)
         self._batch.apply(plan)
-        if self._returned is not None:
-            self._returned.take_for(plan)
+        if self._token_source is not None:
+            self._token_source.take_for(plan)
         step, tensors = self._batch.advance(plan)
-        if self._returned is not None:
-            self._returned.note(step, tensors)
+        if self._token_source is not None:
+            self._token_source.note(step, tensors)
         launched = LaunchedStep(StepResult(plan.step), step, self._batch, drafter=self._drafter)
         if self._experts is not None:
             launched.result_so_far.is_anyone_busy = self._begin_together(self._experts, step)
@@ -361,6 +362,6 @@ class ModelRunner:
             launched.logprobs = sampled.logprobs
             launched.failed, launched.sampler = sampled.failed, self._sampler
         self._batch.append(tensors, token_ids_R)
-        if self._returns is not None:
-            self._returns.send(token_ids_R.to(torch.int32))
+        if self._token_sink is not None:
+            self._token_sink.send(token_ids_R.to(torch.int32))
         launched.token_ids = Download([token_ids_R])

@@ -52,10 +52,10 @@ from raycore.scheduler.step_builder import Chunk, Drafts, InFlight, NewTokens, S
 from raycore.speculation.speculation import Speculation
 
 _SHARES_OF_PROMPTS = 4
-"""Into how many parts for each stage the tokens of prompts are divided. Until the first part is through, the stages
-after the first one have nothing to do."""
+"""With n turns, a step gets at most one of 4 n parts of all prompts' tokens, because the later stages of a pipeline
+have nothing to do while the first one computes the first part."""
 _LEAST_SHARE = 1 / 16
-"""The least part of prompts' tokens, as a share of `max_num_batched_tokens`. Steps of few tokens are inefficient."""
+"""But this share of `max_num_batched_tokens` is never divided, because steps of few tokens are inefficient."""
 
 _End = tuple[Request, str, int | str | None]
 """A request that ends, its finish reason and its stop reason, or why it failed."""
@@ -70,7 +70,7 @@ class Scheduler:
         tells_tokens: whether plans tell the workers which tokens they compute. A request then waits for its last token
             before the next one is planned.
         num_turns: the number of steps that running decodes take turns in. A step then has at most 1 of `num_turns`
-            equal parts of the running requests as decodes. Prompts are divided among more steps, too.
+            equal parts of the running requests as decodes, and a share of the prompts' tokens.
         speculation: guesses the next tokens of decodes. None: nothing does.
     """
 
@@ -226,7 +226,7 @@ class Scheduler:
         return plan
 
     def _build_step(self, *, only_due: bool = True) -> StepBuilder:
-        """Build the next step. `only_due`: leave decodes out that would make stages wait."""
+        """Build the next step. `only_due`: leave out decodes whose last tokens are still being computed by stages."""
         share = self._prompt_share()
         step, has_preempted = self._fit_running(share, only_due=only_due)
         if self._speculation is not None and self._speculation.is_looking:

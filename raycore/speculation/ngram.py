@@ -18,22 +18,13 @@ class NgramGuesses:
     """Guesses of one request."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        self._sequence = Occurrences(config.prompt_lookup_min)
-        self.tokens = self._sequence.tokens
+        self.sequence = Occurrences(config.prompt_lookup_min)
         self._longest = config.prompt_lookup_max
         self._is_exact = config.prompt_lookup_min == config.prompt_lookup_max
 
-    def append(self, token: int) -> None:
-        """See `Guesses.append`."""
-        self._sequence.append(token)
-
-    def extend(self, tokens: list[int]) -> None:
-        """See `Guesses.extend`."""
-        self._sequence.extend(tokens)
-
     def propose(self, num_tokens: int) -> list[int]:
         """See `Guesses.propose`."""
-        sequence = self._sequence
+        sequence = self.sequence
         if not sequence.has_repeated:
             return []
         num_compared = 1 if self._is_exact else _MAX_COMPARED

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.speculation.ngram import NgramGuesses
+from raycore.speculation.occurrences import Occurrences
 from raycore.speculation.suffix import FinishedOutputs, SuffixGuesses
 from raycore.speculative_config import SpeculativeConfig
 
@@ -68,16 +69,8 @@ class GuessSource(Protocol):
 class Guesses(Protocol):
     """Guesses of one request's next tokens."""
 
-    tokens: list[int]
-    """The request's tokens so far."""
-
-    def append(self, token: int) -> None:
-        """Append the request's next token."""
-        ...
-
-    def extend(self, tokens: list[int]) -> None:
-        """Append tokens of the request."""
-        ...
+    sequence: Occurrences
+    """The request's tokens so far. Its new ones are appended here."""
 
     def propose(self, num_tokens: int) -> list[int]:
         """Return a guess of up to `num_tokens` tokens."""
@@ -111,11 +104,12 @@ class EngineGuesses:
             guesses = self._guesses.get(slot)
             if guesses is None:
                 guesses = self._begin(slot, running.tokens[slot, : min(num_tokens, _MAX_INDEXED)].tolist())
-            elif (num_known := len(guesses.tokens)) == num_tokens - 1:  # almost always
-                guesses.append(last_id)
+            elif (num_known := len(guesses.sequence.tokens)) == num_tokens - 1:  # almost always
+                guesses.sequence.append(last_id)
             else:
-                guesses.extend(running.tokens[slot, num_known : min(num_tokens, num_known + _MAX_INDEXED)].tolist())
-            guess = guesses.propose(longest) if len(guesses.tokens) == num_tokens else []
+                end = min(num_tokens, num_known + _MAX_INDEXED)
+                guesses.sequence.extend(running.tokens[slot, num_known:end].tolist())
+            guess = guesses.propose(longest) if len(guesses.sequence.tokens) == num_tokens else []
             if guess:
                 found[slot] = guess
         return found
@@ -132,6 +126,6 @@ class EngineGuesses:
         is_ngram = self._config.method == "ngram"
         guesses = NgramGuesses(self._config) if is_ngram else SuffixGuesses(self._config, self._finished)
         self._guesses[slot] = guesses
-        guesses.extend(tokens)
+        guesses.sequence.extend(tokens)
         self.prompts_s += self._clock() - began_s
         return guesses

@@ -20,12 +20,13 @@ from raycore.speculation.step_times import StepTimes
 from raycore.speculative_config import SpeculativeConfig
 
 _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
-"""After how many steps it is time to try again how long steps take without drafts, and with them. Steps without drafts
-are the measure of all others, and trying them is cheap."""
+"""Lifetimes (see `StepTimes`) of the durations of steps without drafts, and with them. Drafts are judged by the former,
+and trying those costs little."""
 _LOOKING_SHARE = 0.01
-"""Share of the time of steps without drafts that looking for guesses may take."""
+"""Share of the time of steps without drafts that looking for guesses in vain should take."""
 _LONGEST_PAUSE = 32
-"""Maximum number of steps before which guesses aren't looked for."""
+"""Maximum number of steps in a row before which guesses aren't looked for. With long looks or short steps, looking then
+takes more than its share."""
 
 
 class Speculation:
@@ -44,9 +45,7 @@ class Speculation:
             clock: returns seconds.
         """
         self._clock = clock
-        self._longest = config.num_speculative_tokens
-        self._fixed_length = config.fixed_length
-        self._is_fixed = config.num_speculative_tokens_per_batch_size is not None
+        self._config = config
         self._source = source or EngineGuesses(config, clock)
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
         self._calibration = Calibration()
@@ -107,7 +106,7 @@ class Speculation:
     @property
     def is_looking(self) -> bool:
         """Whether guesses are looked for before the next step."""
-        return self._pause == 0 or self._is_fixed
+        return self._pause == 0 or self._config.num_speculative_tokens_per_batch_size is not None
 
     def propose(
         self, slots: NDArray[np.int64], running: RunningTokens, limits: NDArray[np.int64], budget: int, num_other: int
@@ -122,7 +121,8 @@ class Speculation:
             budget: the maximum length of all drafts together.
             num_other: number of tokens that the step computes for other requests.
         """
-        if not self.is_looking or budget <= 0 or not len(slots) or num_other > self._longest * len(slots):
+        is_full = num_other > self._config.num_speculative_tokens * len(slots)
+        if not self.is_looking or is_full or budget <= 0 or not len(slots):
             return {}
         began_s = self._clock()
         self._acceptance.compare(slots, running.tokens, running.received)
@@ -163,7 +163,7 @@ class Speculation:
 
         Without `num_speculative_tokens_per_batch_size`, none are before it is known how long steps take without drafts.
         """
-        fixed = self._fixed_length(num_decodes)
+        fixed = self._config.fixed_length(num_decodes)
         if fixed is not None:
             lengths = np.minimum(lengths, fixed)
             left = budget - (np.cumsum(lengths) - lengths)

@@ -15,8 +15,9 @@ _LEAST_STEPS = 3
 """Number of steps of similar size from which on their durations count. Among these, the shortest one does, because the
 others may have been interrupted, or have done something for the first time."""
 _LEAST_WORTH = 0.25
+"""The share of an average that is left of it, however long no step has confirmed it."""
 _MAX_WEIGHT = 100
-"""An average of so many steps or more counts fully where averages contradict each other: more tokens take longer."""
+"""More tokens take longer. Where averages contradict this, they are weighted by their number of steps, up to this."""
 
 
 class StepTimes:
@@ -29,7 +30,8 @@ class StepTimes:
     def __init__(self, lifetime: int, *, confirms_all: bool = False) -> None:
         """
         Args:
-            lifetime: number of steps after which an average that no step has confirmed is worth little.
+            lifetime: an average loses 1 / `lifetime` of its worth in each step that doesn't confirm it, down to a
+                quarter.
             confirms_all: whether a step confirms the averages of all sizes, not only that of its own.
         """
         self._lifetime = lifetime
@@ -39,9 +41,8 @@ class StepTimes:
         self._durations_s: dict[int, float] = {}
         self._seen: dict[int, int] = {}
         """By group of sizes: the number of the last step."""
-        self._last_step = 0
         self._num_steps: dict[int, int] = defaultdict(int)
-        """By group of sizes."""
+        """By group of sizes: how many steps have run."""
 
     def knows(self, num_tokens: int) -> bool:
         """Whether a few steps of about this size have run."""
@@ -58,7 +59,7 @@ class StepTimes:
             weight = _WEIGHT_IF_LONGER if bounded_s > average_s else _WEIGHT
             self._durations_s[group] = average_s + weight * (bounded_s - average_s)
             self._tokens[group] += weight * (num_tokens - self._tokens[group])
-        self._seen[group] = self._last_step = step
+        self._seen[group] = step
         self._num_steps[group] += 1
 
     def known(self, step: int) -> tuple[list[float], list[float]]:
@@ -68,7 +69,8 @@ class StepTimes:
             step: the number of the next step.
         """
         groups = sorted(group for group, number in self._num_steps.items() if number >= _LEAST_STEPS)
-        seen = [self._last_step if self._confirms_all else self._seen[group] for group in groups]
+        last = max(self._seen.values(), default=0)
+        seen = [last if self._confirms_all else self._seen[group] for group in groups]
         worth = [max(_LEAST_WORTH, 1 - (step - each) / self._lifetime) for each in seen]
         weights = [each * min(_MAX_WEIGHT, self._num_steps[group]) for each, group in zip(worth, groups, strict=True)]
         durations_s = _rising([self._durations_s[group] for group in groups], weights)

@@ -54,24 +54,15 @@ class SuffixGuesses:
     def __init__(self, config: SpeculativeConfig, finished: FinishedOutputs) -> None:
         self._config = config
         self._finished = finished
-        self._sequence = Occurrences(_RUN)
-        self.tokens = self._sequence.tokens
-
-    def append(self, token: int) -> None:
-        """See `Guesses.append`."""
-        self._sequence.append(token)
-
-    def extend(self, tokens: list[int]) -> None:
-        """See `Guesses.extend`."""
-        self._sequence.extend(tokens)
+        self.sequence = Occurrences(_RUN)
 
     def end(self, num_prompt_tokens: int) -> None:
         """Note that the request has finished."""
-        self._finished.add(self.tokens[num_prompt_tokens:])
+        self._finished.add(self.sequence.tokens[num_prompt_tokens:])
 
     def propose(self, num_tokens: int) -> list[int]:
         """See `Guesses.propose`."""
-        own, depth = self._sequence, self._config.suffix_decoding_max_tree_depth
+        own, depth = self.sequence, self._config.suffix_decoding_max_tree_depth
         suffix = own.tokens[-depth:]
         found = [(own, own.match(end, suffix, depth)) for end in islice(own.last(), _MAX_COMPARED)]
         for sequence in self._finished.sequences():

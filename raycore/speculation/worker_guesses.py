@@ -22,7 +22,7 @@ _TRIAL_AFTER = 32
 """Number of decisions in a row not to draft, after which there is a trial."""
 _TRIAL_TOKENS = 2
 _LIFETIME = 2000
-"""Number of calls after which it is time to try again how long they take."""
+"""After about so many calls, it is tried again how long drafting takes for other numbers of slots."""
 
 
 class WorkerGuesses:

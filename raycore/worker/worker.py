@@ -118,8 +118,8 @@ class Worker(WorkerProtocol):
         """The workers of all ranks that share experts."""
         self._source: Link | None = None
         self._sink: Link | None = None
-        self._returns: Link | None = None
-        """Between the first and the last stage: takes sampled tokens back."""
+        self._token_link: Link | None = None
+        """Between the last stage and the first one: takes sampled tokens there."""
         self._step_times = StepTimes(0.0, 0.0)
         self._backend = ComputeBackend("torch", self._device, config.model.batch_invariant)
         self._operations: Operations = self._backend.operations()
@@ -379,8 +379,8 @@ class Worker(WorkerProtocol):
             graphs=DecodeGraphs(CudaCapture()) if sizes else None,
             source=self._source,
             sink=self._sink,
-            returned=self._token_receiver(batch),
-            returns=self._returns if self.rank.is_last_stage else None,
+            token_source=self._token_receiver(batch),
+            token_sink=self._token_link if self.rank.is_last_stage else None,
             drafter=drafter,
         )
 
@@ -391,9 +391,9 @@ class Worker(WorkerProtocol):
         self._runner = None
 
     def _token_receiver(self, batch: DeviceBatch) -> TokenReceiver | None:
-        if self._returns is None or self.rank.is_last_stage:
+        if self._token_link is None or self.rank.is_last_stage:
             return None
-        return TokenReceiver(self._returns, batch, self._most_steps_in_flight)
+        return TokenReceiver(self._token_link, batch, self._most_steps_in_flight)
 
     def _has_graphs(self) -> bool:
         """Whether steps of decodes run as CUDA graphs.
@@ -645,10 +645,10 @@ class Worker(WorkerProtocol):
         self._ranks.leave()
         self._ranks = TensorParallel()
         self._leave_experts()
-        for part in (self._source, self._sink, self._returns, self._workers):
+        for part in (self._source, self._sink, self._token_link, self._workers):
             if part is not None:
                 part.close()
-        self._source = self._sink = self._returns = self._workers = None
+        self._source = self._sink = self._token_link = self._workers = None
 
     def _end_profile(self) -> None:
         """Write the profile that is running, if any. A failure must not keep the worker from stopping."""
@@ -663,7 +663,7 @@ class Worker(WorkerProtocol):
 
     def _waited_s(self) -> float:
         """Return how long this worker has waited for those of other stages."""
-        return sum(link.waited_s for link in (self._source, self._sink, self._returns) if link is not None)
+        return sum(link.waited_s for link in (self._source, self._sink, self._token_link) if link is not None)
 
     @property
     def _stage(self) -> Stage:
@@ -692,7 +692,7 @@ class Worker(WorkerProtocol):
         if rank.pp_rank < rank.pp_size - 1:
             self._sink = self._link(workers, rank.pp_rank, sends=True)
         if rank.pp_size > 1 and not self.config.tells_tokens and rank.pp_rank in (0, rank.pp_size - 1):
-            self._returns = workers.link(
+            self._token_link = workers.link(
                 f"tokens, {rank.tp_rank}",
                 sends=rank.is_last_stage,
                 capacity_bytes=self.config.scheduler.max_num_seqs * torch.int32.itemsize,
@@ -702,7 +702,7 @@ class Worker(WorkerProtocol):
 
     @property
     def _most_steps_in_flight(self) -> int:
-        """An upper bound that holds although ranks that share experts may begin to run several steps, once alone."""
+        """How many steps may be in flight, now or once this rank no longer shares experts."""
         return max(self.config.max_steps_in_flight, self.rank.pp_size + 1)
 
     def _link(self, workers: Rendezvous, stage: int, *, sends: bool) -> Link:

@@ -67,7 +67,7 @@ def test_every_worker_sees_its_own_gpu(tp: int, pp: int) -> None:
     num_ranks = 4 // (tp * pp)
     shape = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": num_ranks}
     with LLM(demo_model_path(), worker_cls=CpuWorker, device="cuda", **shape, **LIMITS) as llm:
-        assert llm.config.max_steps_in_flight == (2 if pp == 1 else pp + 1)
+        assert llm.config.max_steps_in_flight == pp + 1
         seen = [info.gpu_ids for info in llm.engine_infos]
         assert [len(ids) for ids in seen] == [tp * pp] * num_ranks
         assert sorted(gpu for ids in seen for gpu in ids) == ["0", "1", "2", "3"]

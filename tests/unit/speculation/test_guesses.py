@@ -11,14 +11,14 @@ NONE = FinishedOutputs(0)
 
 def ngram(tokens: list[int], least: int, most: int, num_tokens: int = 3) -> list[int]:
     guesses = NgramGuesses(SpeculativeConfig("ngram", num_tokens, prompt_lookup_min=least, prompt_lookup_max=most))
-    guesses.extend(tokens)
+    guesses.sequence.extend(tokens)
     return guesses.propose(num_tokens)
 
 
 def suffix(tokens: list[int], finished: FinishedOutputs = NONE, num_tokens: int = 8, **settings: float) -> list[int]:
     settings = {f"suffix_decoding_{name}": value for name, value in settings.items()}
     guesses = SuffixGuesses(SpeculativeConfig("suffix", num_tokens, **settings), finished)  # type: ignore[arg-type]
-    guesses.extend(tokens)
+    guesses.sequence.extend(tokens)
     return guesses.propose(num_tokens)
 
 
@@ -63,7 +63,7 @@ def test_a_guess_is_as_long_as_its_match() -> None:
 def test_guesses_come_from_finished_outputs_too() -> None:
     finished = FinishedOutputs(100)
     done = SuffixGuesses(SpeculativeConfig("suffix", 8), finished)
-    done.extend([9, 9, 1, 2, 3, 4, 5])
+    done.sequence.extend([9, 9, 1, 2, 3, 4, 5])
     done.end(num_prompt_tokens=2)
     assert suffix([7, 1, 2, 3], finished) == [4, 5]
     assert suffix([9, 9], finished) == [], "the prompt isn't an output"
