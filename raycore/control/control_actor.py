@@ -25,10 +25,10 @@ _SILENCE_S = 10.0
 class EngineControl:
     """A mailbox between one engine's program and other processes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, status: bytes) -> None:
         self._name = name
+        self._status = status
         self._changed = threading.Condition()
-        self._status: bytes | None = None
         self._ids = itertools.count()
         self._commands: dict[int, bytes] = {}
         """Commands that the program has yet to take, by number, oldest first."""
@@ -77,8 +77,8 @@ class EngineControl:
     # ---- called by other processes
 
     @endpoint("status")
-    def status(self) -> tuple[bytes | None, bool]:
-        """(the last encoded `EngineStatus`, None if none was published yet; whether the program polls for commands)."""
+    def status(self) -> tuple[bytes, bool]:
+        """(the last encoded `EngineStatus`; whether the program polls for commands)."""
         return self._status, not self._is_silent()
 
     @endpoint("command")

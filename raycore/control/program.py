@@ -85,20 +85,20 @@ class ControlThread:
             delay_s, complain = _RETRY_S, logger.debug
 
     def _serve(self) -> None:
+        status = self._read_status()
         actor = ENGINE_CONTROL.options(
             name=f"{ACTOR_PREFIX}{self._name}",
             namespace=NAMESPACE,
             # on this node, so that a node failure that ends this process ends the actor too
             scheduling_strategy=on_node(node_id()),
-        ).remote(f"raycore_{self._name}_control")
+        ).remote(f"raycore_{self._name}_control", msgspec.msgpack.encode(status))
         try:
             self._pid = actor.pid.remote().future()
-            self._exchange(actor)
+            self._exchange(actor, status)
         finally:
             self._end(actor)
 
-    def _exchange(self, actor: EngineControl) -> None:
-        published: EngineStatus | None = None
+    def _exchange(self, actor: EngineControl, published: EngineStatus) -> None:
         poll = self._ask(actor)
         while not self._stopping.is_set():
             status = self._read_status()

@@ -98,11 +98,9 @@ class RemoteEngine:
         """The status that the engine's program last published, and whether the program still polls for commands.
 
         Raises:
-            ControlError: the engine has ended, or hasn't published a status yet.
+            ControlError: the engine has ended.
         """
         data, is_answering = self._get(self._actor.status.remote())
-        if data is None:
-            raise ControlError(f"engine {self._name} has just started and hasn't published its status yet")
         return msgspec.msgpack.decode(data, type=EngineStatus), is_answering
 
     def scale(self, data_parallel_size: int, drain_timeout_s: float | None) -> None:

@@ -28,12 +28,14 @@ def wait_until_reachable(llm: LLM | AsyncLLM) -> None:
     deadline_s = time.monotonic() + _REACHABLE_TIMEOUT_S
     while True:
         try:
-            RemoteEngine(llm.name).status()
-            return
+            engine = RemoteEngine(llm.name)
+            break
         except ControlError as error:
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"engine {llm.name} can't be reached: {error}") from error
         time.sleep(0.05)
+    # from the moment that others can find the engine, it has a status
+    engine.status()
 
 
 def control_pid(name: str) -> int | None:

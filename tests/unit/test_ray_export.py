@@ -1,0 +1,92 @@
+"""What a `RayExport` records through Ray."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from raycore.metrics import ray_export
+from raycore.metrics.counts import RankCounts
+from raycore.metrics.ray_export import RayExport
+from raycore.metrics.view import MetricsView
+from raycore.status import RankStatus
+
+
+class FakeMetric:
+    def __init__(self, name: str, text: str, keys: tuple[str, ...]) -> None:
+        assert text
+        self.name, self.keys = name, keys
+        self.told: list[tuple[float, dict[str, str]]] = []
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        assert tuple(tags) == self.keys
+        self.told.append((value, tags))
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        assert value > 0, "Ray refuses it"
+        self.set(value, tags)
+
+
+@pytest.fixture
+def recorded(monkeypatch) -> dict[str, FakeMetric]:
+    """What is recorded through Ray, by name."""
+    metrics: dict[str, FakeMetric] = {}
+
+    def make(name: str, *args) -> FakeMetric:
+        assert name not in metrics
+        return metrics.setdefault(name, FakeMetric(name, *args))
+
+    monkeypatch.setattr(ray_export, "_node_exports", lambda: True)
+    monkeypatch.setattr(ray_export, "is_connected", lambda: True)
+    monkeypatch.setattr("ray.util.metrics.Gauge", make)
+    monkeypatch.setattr("ray.util.metrics.Counter", make)
+    return metrics
+
+
+def view(num_running: int = 0, num_output: int = 0, num_ranks: int = 1) -> MetricsView:
+    counts = {dp_rank: RankCounts.empty(100) for dp_rank in range(num_ranks)}
+    counts[0].num_output_tokens = num_output
+    ranks = [RankStatus(dp_rank, "serving", [], num_running=num_running) for dp_rank in range(num_ranks)]
+    return MetricsView(ranks, counts, [], 0)
+
+
+def test_only_what_changes_is_recorded(recorded):
+    now = view(num_running=2, num_output=10)
+    export = RayExport("e", lambda: now)
+    tags = {"engine_name": "e", "engine": "0"}
+    export.report()
+    assert recorded["raycore_num_requests_running"].told == [(2.0, tags)]
+    assert recorded["raycore_generation_tokens"].told == [(10.0, tags)]
+    assert "raycore_num_preemptions" not in recorded
+    export.report()
+    now = view(num_running=2, num_output=15)
+    export.report()
+    assert recorded["raycore_num_requests_running"].told == [(2.0, tags)]
+    assert recorded["raycore_generation_tokens"].told[1:] == [(5.0, tags)]
+
+
+def test_a_rank_that_has_gone_has_nothing_left(recorded):
+    now = view(num_running=2, num_ranks=2)
+    export = RayExport("e", lambda: now)
+    export.report()
+    now = replace(now, ranks=now.ranks[:1])
+    for _ in range(2):
+        export.report()
+    of_gone = [value for value, tags in recorded["raycore_num_requests_running"].told if tags["engine"] == "1"]
+    assert of_gone == [2.0, 0.0]
+
+
+def test_another_rank_by_the_same_number_counts_from_zero(recorded):
+    now = view(num_output=10)
+    export = RayExport("e", lambda: now)
+    for num_output in (10, 0, 3):
+        now = view(num_output=num_output)
+        export.report()
+    assert [value for value, _ in recorded["raycore_generation_tokens"].told] == [10.0, 3.0]
+
+
+def test_where_ray_exports_nothing_nothing_is_recorded(recorded, monkeypatch):
+    monkeypatch.setattr(ray_export, "_node_exports", lambda: False)
+    RayExport("e", lambda: view(num_running=2)).report()
+    assert recorded == {}
