@@ -48,7 +48,8 @@ from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.request import Request, RequestLimits
 from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotTable
-from raycore.scheduler.step_builder import Chunk, Drafts, InFlight, NewTokens, StepBuilder
+from raycore.scheduler.step_builder import Chunk, InFlight, NewTokens, StepBuilder
+from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
 
 _SHARES_OF_PROMPTS = 4
@@ -348,26 +349,22 @@ class Scheduler:
         # a draft may take a request to its last token but one, after which the last one is sampled
         limits = step.decodes.max_tokens - table.computed[slots] - 2
         drafts = speculation.propose(slots, table, limits, budget, num_other)
-        if drafts:
+        if len(drafts):
             needed = len(step.block_slots) + sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
             # leave each running request a block to grow
             drafts = self._fitting(drafts, self._pool.num_free - needed - table.num_running)
-        if drafts:
-            step.drafts = Drafts.of(drafts)
+        if len(drafts):
+            step.drafts = drafts
 
-    def _fitting(self, drafts: dict[int, list[int]], num_blocks: int) -> dict[int, list[int]]:
+    def _fitting(self, drafts: Drafts, num_blocks: int) -> Drafts:
         """Shorten drafts so that they take at most `num_blocks` more blocks. The last token's block doesn't count."""
-        fitting: dict[int, list[int]] = {}
-        for slot, draft in drafts.items():
-            num_tokens = int(self._slots.computed[slot]) + 1
-            room = max(int(self._blocks.capacity[slot]) - num_tokens, -num_tokens % self._block_size)
-            missing = max(0, -((room - len(draft)) // self._block_size))
-            if missing > num_blocks:
-                draft, missing = draft[:room], 0
-            num_blocks -= missing
-            if draft:
-                fitting[slot] = draft
-        return fitting
+        num_tokens = self._slots.computed[drafts.slots] + 1
+        room = np.maximum(self._blocks.capacity[drafts.slots] - num_tokens, -num_tokens % self._block_size)
+        missing = np.maximum(0, -((room - drafts.lengths) // self._block_size))
+        fits = np.cumsum(missing) <= num_blocks
+        if fits.all():
+            return drafts
+        return drafts.shortened(np.where(fits, drafts.lengths, np.minimum(drafts.lengths, room)))
 
     def _advance_drafts(self, step: StepBuilder, drafts: Drafts) -> None:
         """Plan the drafts. The last tokens before them have been planned."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +12,7 @@ from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import Batch, SlotTable
+from raycore.speculation.drafts import NO_DRAFTS, Drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,41 +25,13 @@ class Chunk:
     """Whether the chunk includes the request's last known token, so that the step samples a new token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """Guesses of the tokens that follow the last ones of some decodes, which a step verifies."""
-
-    slots: NDArray[np.int64]
-    """[m], ascending."""
-    lengths: NDArray[np.int64]
-    """[m]: how many tokens each slot's draft has, at least 1."""
-    token_ids: NDArray[np.int32]
-    """The drafts, one after the other."""
-
-    @staticmethod
-    def of(drafts: Mapping[int, Sequence[int]]) -> Drafts:
-        """Return drafts that are given by slot."""
-        slots = sorted(drafts)
-        lengths = np.array([len(drafts[slot]) for slot in slots], np.int64)
-        token_ids = np.fromiter(chain.from_iterable(drafts[slot] for slot in slots), np.int32, int(lengths.sum()))
-        return Drafts(np.array(slots, np.int64), lengths, token_ids)
-
-    @property
-    def places(self) -> NDArray[np.int64]:
-        """The place of each token in its draft, from 0 on."""
-        return np.arange(len(self.token_ids)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
-
-
-_NO_DRAFTS = Drafts.of({})
-
-
 @dataclass(slots=True)
 class StepBuilder:
     """Collects what the next step computes. `finish` then makes the plan."""
 
     decodes: Batch
     drafts: Drafts | None = None
-    """Of some of `decodes`."""
+    """Of some of `decodes`, each of at least one token. The step verifies them."""
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     new_requests: list[NewRequest] = field(default_factory=list[NewRequest])
     started: list[tuple[Request, int]] = field(default_factory=list[tuple[Request, int]])
@@ -74,7 +45,7 @@ class StepBuilder:
     @property
     def num_drafts(self) -> int:
         """Number of tokens in all drafts."""
-        return 0 if self.drafts is None else len(self.drafts.token_ids)
+        return 0 if self.drafts is None else int(self.drafts.lengths.sum())
 
     @property
     def is_empty(self) -> bool:
@@ -102,7 +73,7 @@ class StepBuilder:
             plan.new_block_ids = np.array(self.block_ids, np.int32).tobytes()
         if tells_tokens or self.drafts is not None:
             plan.tokens = self._tokens_of(batch.slots, num_tokens, num_sampled, table)
-        drafted = slice(self._num_before_drafts, self._num_before_drafts + len((self.drafts or _NO_DRAFTS).slots))
+        drafted = slice(self._num_before_drafts, self._num_before_drafts + len((self.drafts or NO_DRAFTS).slots))
         return plan, InFlight(step, batch, table.num_departures, self.started, self.drafts, drafted)
 
     def _mixed_batch(self, table: SlotTable) -> tuple[Batch, bytes, NDArray[np.int32]]:
@@ -116,7 +87,7 @@ class StepBuilder:
         chunk_slots = np.array([chunk.request.slot for chunk in chunks], np.int64)
         chunk_tokens = np.array([chunk.num_tokens for chunk in chunks], np.int32)
         is_final = np.array([chunk.is_final for chunk in chunks], np.int32)
-        decodes, drafts = self.decodes.slots, self.drafts or _NO_DRAFTS
+        decodes, drafts = self.decodes.slots, self.drafts or NO_DRAFTS
         if len(drafts.slots):
             decodes = np.delete(decodes, np.searchsorted(decodes, drafts.slots))
         ones, with_drafts = np.ones(len(decodes), np.int32), 1 + drafts.lengths.astype(np.int32)

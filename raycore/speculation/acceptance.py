@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from raycore.speculation.drafts import Drafts, Ints
 
 _WEIGHT = 0.15
 """Weight of a compared token in its request's rate."""
@@ -39,10 +39,11 @@ class Acceptance:
         self._lengths[slot] = 0
         self._rates[slot] = self._shared_rate
 
-    def note(self, slot: int, place: int, guess: list[int]) -> None:
-        """Store a slot's guess of the tokens from position `place` on."""
-        self._guesses[slot, : len(guess)] = guess
-        self._lengths[slot], self._places[slot] = len(guess), place
+    def note(self, guesses: Drafts, places: Ints) -> None:
+        """Store guesses. `places`: [m]: the position in its sequence of each guess's first token."""
+        slots = guesses.slots
+        self._guesses[slots, : guesses.padded_ids.shape[1]] = guesses.padded_ids
+        self._lengths[slots], self._places[slots] = guesses.lengths, places
 
     def rates(self, slots: Ints) -> NDArray[np.float64]:
         """Return the rates of these slots."""

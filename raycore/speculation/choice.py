@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_LEAST_GAIN = 1.1
+LEAST_GAIN = 1.1
 """How much faster a step with guesses has to be, in tokens per second. Where nothing repeats, requests seem to now and
 then, and estimates are never exact."""
 
@@ -51,6 +51,6 @@ def choose_lengths(
         total_s = total_s + drafting_s[np.maximum.accumulate(places[best_first])]
     speeds = num_tokens / total_s
     best = int(np.argmax(speeds)) if len(speeds) else 0
-    if not len(speeds) or speeds[best] * plain_s < _LEAST_GAIN * num_decodes:
+    if not len(speeds) or speeds[best] * plain_s < LEAST_GAIN * num_decodes:
         return np.zeros(len(lengths), np.int64)
     return np.bincount(owners[best_first[: best + 1]], minlength=len(lengths))

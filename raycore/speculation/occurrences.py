@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 
@@ -30,33 +29,15 @@ class Occurrences:
         self._earlier: list[int] = [0]
         """By the position after a run: the position after the occurrence before. 0: there is none."""
 
-    def append(self, token: int) -> None:
-        """Append a token. The same as `extend`, faster."""
-        known, latest = self.tokens, self._latest
-        known.append(token)
-        end = len(known)
-        run = tuple(known[-self._length :])
-        self._earlier.append(latest.get(run, 0))
-        latest[run] = end
-
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens."""
         known, length, latest, earlier = self.tokens, self._length, self._latest, self._earlier
-        tokens = iter(tokens)
-        # the first runs of the sequence are shorter
-        for token in islice(tokens, max(0, length - 1 - len(known))):
-            self.append(token)
-        first = len(known) - length + 1
         known += tokens
-        recent = known[first:] if first >= 0 else []
-        for end, run in enumerate(zip(*(recent[i:] for i in range(length)), strict=False), first + length):
+        for end in range(len(earlier), len(known) + 1):
+            # the first runs of the sequence are shorter
+            run = tuple(known[max(0, end - length) : end])
             earlier.append(latest.get(run, 0))
             latest[run] = end
-
-    @property
-    def has_repeated(self) -> bool:
-        """Whether the last run of this sequence has occurred before."""
-        return self._earlier[-1] > 0
 
     def last(self) -> Iterator[int]:
         """Yield the positions after earlier occurrences of the last run of this sequence, the latest first."""

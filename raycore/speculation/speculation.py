@@ -10,13 +10,15 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raycore.messages import DraftStats
 from raycore.speculation.acceptance import Acceptance, Calibration
-from raycore.speculation.choice import choose_lengths
-from raycore.speculation.sources import EngineGuesses, Floats, GuessSource, Ints, RunningTokens
+from raycore.speculation.choice import LEAST_GAIN, choose_lengths
+from raycore.speculation.drafts import NO_DRAFTS, Drafts, Ints
+from raycore.speculation.ngram import NgramGuesses
+from raycore.speculation.sources import Floats, GuessSource, RunningTokens
 from raycore.speculation.step_times import StepTimes
+from raycore.speculation.suffix import SuffixGuesses
 from raycore.speculative_config import SpeculativeConfig
 
 _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
@@ -46,18 +48,21 @@ class Speculation:
         """
         self._clock = clock
         self._config = config
-        self._source = source or EngineGuesses(config, clock)
+        self._source = source or _engine_guesses(config, clock)
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
         self._calibration = Calibration()
         self._plain = StepTimes(_PLAIN_LIFETIME)
         self._drafted = StepTimes(_DRAFTED_LIFETIME, confirms_all=True)
+        self._looks = StepTimes(_PLAIN_LIFETIME)
+        """How long it takes to look for guesses in vain, by the number of slots, without the time for new prompts."""
         self._num_steps = 0
         self._looked_s = self._drafting_s = 0.0
         """How long it took to look for the next step's guesses, and to make them if that has a cost of its own."""
-        self._in_vain_s = 0.0
-        """`_looked_s` without the time for new prompts, if there are no drafts."""
-        self._pause = 0
-        """Number of steps before which guesses aren't looked for, because it took long to look for them in vain."""
+        self._num_in_vain = 0
+        """Number of slots for which guesses have just been looked for in vain."""
+        self._pause = self._pause_of_each = 0.0
+        """Number of steps before which guesses aren't looked for, because it took long to look for them in vain. And by
+        how much a request that leaves shortens it, because it makes room for one that hasn't been looked at."""
         self._num_drafts = self._num_draft_tokens = 0
         self._accepted = np.zeros(config.num_speculative_tokens, np.int64)
         """By place in a draft: number of tokens that were right."""
@@ -66,6 +71,7 @@ class Speculation:
         """Note that a request has left its slot. `num_prompt_tokens`: of its tokens, the rest is output."""
         self._source.forget(slot, num_prompt_tokens)
         self._acceptance.forget(slot)
+        self._pause -= self._pause_of_each
 
     def count(self, slots: Ints, lengths: Ints, num_accepted: Ints) -> None:
         """Count drafts that a step has verified.
@@ -88,7 +94,7 @@ class Speculation:
     def observe(self, num_tokens: int, has_drafts: bool, duration_s: float) -> None:
         """Note how long a step took, with its planning. `num_tokens`: the tokens that it computed."""
         self._num_steps += 1
-        if self._pause and not has_drafts:
+        if not (self.is_looking or has_drafts):
             self._pause -= 1  # and nothing else, because short steps are to stay short
             return
         duration_s -= self._drafting_s
@@ -96,59 +102,57 @@ class Speculation:
             self._drafted.observe(self._num_steps, num_tokens, duration_s)
         else:
             duration_s -= self._looked_s
-            if self._plain.knows(num_tokens):
-                steps = self._in_vain_s / max(1e-9, _LOOKING_SHARE * duration_s)
-                self._pause = int(min(_LONGEST_PAUSE, max(0.0, steps)))
+            if self._num_in_vain and self._plain.knows(num_tokens):
+                self._begin_pause(self._num_in_vain, duration_s)
             self._plain.observe(self._num_steps, num_tokens, duration_s)
             self._calibration.relax()
-        self._looked_s = self._in_vain_s = self._drafting_s = 0.0
+        self._looked_s = self._drafting_s = 0.0
+        self._num_in_vain = 0
+
+    def _begin_pause(self, num_slots: int, duration_s: float) -> None:
+        """Look for no guesses for a while, because it was in vain. `duration_s`: of a step without it."""
+        look_s = self._looks.estimate(self._num_steps, np.array([num_slots]))
+        steps = 0.0 if look_s is None else float(look_s[0]) / max(1e-9, _LOOKING_SHARE * duration_s)
+        self._pause = min(_LONGEST_PAUSE, steps)
+        self._pause_of_each = self._pause / num_slots
 
     @property
     def is_looking(self) -> bool:
         """Whether guesses are looked for before the next step."""
-        return self._pause == 0 or self._config.num_speculative_tokens_per_batch_size is not None
+        return self._pause < 1 or self._config.num_speculative_tokens_per_batch_size is not None
 
-    def propose(
-        self, slots: NDArray[np.int64], running: RunningTokens, limits: NDArray[np.int64], budget: int, num_other: int
-    ) -> dict[int, list[int]]:
-        """Return the drafts that the next step should verify, by slot. Slots without drafts are left out.
+    def propose(self, slots: Ints, running: RunningTokens, limits: Ints, budget: int, num_other: int) -> Drafts:
+        """Return the drafts that the next step should verify.
 
         A step with more tokens of prompts than it could have drafts has none.
 
         Args:
-            slots: [n]: the decodes of the step. All their tokens have been received.
+            slots: [n], ascending: the decodes of the step. All their tokens have been received.
             limits: [n]: the maximum length of each slot's draft.
             budget: the maximum length of all drafts together.
             num_other: number of tokens that the step computes for other requests.
         """
-        is_full = num_other > self._config.num_speculative_tokens * len(slots)
-        if not self.is_looking or is_full or budget <= 0 or not len(slots):
-            return {}
+        num_decodes = len(slots)
+        is_full = num_other > self._config.num_speculative_tokens * num_decodes
+        has_room = limits > 0
+        if not self.is_looking or is_full or budget <= 0 or not has_room.any():
+            return NO_DRAFTS
         began_s = self._clock()
+        slots, limits = slots[has_room], limits[has_room]
         self._acceptance.compare(slots, running.tokens, running.received)
-        choose = partial(self._choose_lengths, len(slots), num_other, budget)
+        choose = partial(self._choose_lengths, num_decodes, num_other, budget)
         found = self._source.guess(slots, running, limits, choose)
-        for slot, guess in found.items():
-            self._acceptance.note(slot, int(running.received[slot]), guess)
-        drafts = self._choose(found, dict(zip(slots.tolist(), limits.tolist(), strict=True)), choose)
+        drafts = NO_DRAFTS
+        if len(found):
+            self._acceptance.note(found, running.received[found.slots])
+            possible = np.minimum(limits[np.searchsorted(slots, found.slots)], found.lengths)
+            drafts = found.shortened(choose(found.slots, possible))
         self._drafting_s = self._source.drafting_s
         self._looked_s = self._clock() - began_s - self._drafting_s
-        if not drafts:
-            self._in_vain_s = self._looked_s - self._source.prompts_s
+        if not len(drafts):
+            self._num_in_vain = len(slots)
+            self._looks.observe(self._num_steps, len(slots), self._looked_s - self._source.prompts_s)
         return drafts
-
-    def _choose(
-        self, found: dict[int, list[int]], limits: dict[int, int], choose_lengths: Callable[[Ints, Ints], Ints]
-    ) -> dict[int, list[int]]:
-        """Return the beginnings of the guesses that are worth verifying. `limits`: their maximum lengths, by slot."""
-        slots = np.array([slot for slot in found if limits[slot] > 0], np.int64)
-        if not len(slots):
-            return {}
-        lengths = np.array([min(len(found[slot]), limits[slot]) for slot in slots.tolist()])
-        chosen = choose_lengths(slots, lengths)
-        return {
-            slot: found[slot][:length] for slot, length in zip(slots.tolist(), chosen.tolist(), strict=True) if length
-        }
 
     def _choose_lengths(
         self,
@@ -168,25 +172,25 @@ class Speculation:
             lengths = np.minimum(lengths, fixed)
             left = budget - (np.cumsum(lengths) - lengths)
             return np.minimum(lengths, np.maximum(left, 0))
+        factor = self._calibration.factor
+        if factor * self._acceptance.expected(slots, lengths) < (LEAST_GAIN - 1) * num_decodes:
+            return np.zeros(len(lengths), np.int64)  # even if guesses cost nothing
         num_plain = num_decodes + num_other
-        sizes = num_plain + np.arange(1, min(int(lengths.sum()), budget) + 1)
-        plain_s = self._plain.estimate(self._num_steps, np.append(num_plain, sizes))
+        tried, tried_s = self._drafted.known(self._num_steps)
+        sizes = num_plain + np.arange(min(int(lengths.sum()), budget) + 1)
+        plain_s = self._plain.estimate(self._num_steps, np.append(sizes, tried))
         if plain_s is None:
             return np.zeros(len(lengths), np.int64)
-        drafted_s = plain_s[1:] * self._slowdowns(sizes)
+        drafted_s = plain_s[1 : len(sizes)]
+        if tried:
+            # Prompts show how long steps of many tokens take, and drafts make them longer, where they were tried. Where
+            # they weren't, they are taken to cost as much more as in the nearest size.
+            slowdowns = np.interp(sizes[1:], tried, tried_s / plain_s[len(sizes) :])
+            drafted_s = drafted_s * np.maximum(1.0, slowdowns)
         rates = self._acceptance.rates(slots)
-        factor = self._calibration.factor
         return choose_lengths(lengths, rates, num_decodes, float(plain_s[0]), drafted_s, drafting_s, factor)
 
-    def _slowdowns(self, sizes: Ints) -> Floats:
-        """Return how much longer steps of these sizes take if they have drafts, at least 1.
 
-        Prompts show how long steps of many tokens take. Where no drafts have been tried, they are taken to cost as much
-        more as in the nearest size.
-        """
-        tried, drafted_s = self._drafted.known(self._num_steps)
-        if not tried:
-            return np.ones(len(sizes))
-        plain_s = self._plain.estimate(self._num_steps, np.array(tried))
-        assert plain_s is not None, "there are no drafts before"
-        return np.maximum(1.0, np.interp(sizes, tried, np.array(drafted_s) / plain_s))
+def _engine_guesses(config: SpeculativeConfig, clock: Callable[[], float]) -> GuessSource:
+    """Return what makes guesses from the tokens that the engine has seen."""
+    return NgramGuesses(config) if config.method == "ngram" else SuffixGuesses(config, clock)

@@ -7,10 +7,12 @@ finished outputs. Source: Oliaro et al., SuffixDecoding, 2024 (arXiv:2411.04975)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
+from raycore.speculation.drafts import Drafts, Ints
 from raycore.speculation.occurrences import Match, Occurrences
+from raycore.speculation.sources import ChooseLengths, RunningTokens
 from raycore.speculative_config import SpeculativeConfig
 
 _RUN = 2
@@ -19,6 +21,8 @@ _MAX_COMPARED = 32
 """Number of earlier occurrences that are compared in a sequence."""
 _MAX_CACHED_TOKENS = 1 << 18
 """Finished outputs beyond this many tokens are forgotten: the index takes about 200 bytes for each."""
+_MAX_INDEXED = 1024
+"""Number of tokens of a request that are indexed before a step. A longer prompt takes several steps, without drafts."""
 _BETWEEN = -1
 """Separates outputs. It is never a token."""
 
@@ -49,29 +53,57 @@ class FinishedOutputs:
 
 
 class SuffixGuesses:
-    """Guesses of one request."""
+    """Implements `GuessSource`."""
 
-    def __init__(self, config: SpeculativeConfig, finished: FinishedOutputs) -> None:
+    drafting_s = 0.0
+
+    def __init__(self, config: SpeculativeConfig, clock: Callable[[], float]) -> None:
+        """`clock`: returns seconds."""
         self._config = config
-        self._finished = finished
-        self.sequence = Occurrences(_RUN)
+        self._clock = clock
+        self.prompts_s = 0.0
+        self._sequences: dict[int, Occurrences] = {}
+        """The tokens of the running requests, by slot."""
+        self.finished = FinishedOutputs(config.suffix_decoding_max_cached_requests)
 
-    def end(self, num_prompt_tokens: int) -> None:
-        """Note that the request has finished."""
-        self._finished.add(self.sequence.tokens[num_prompt_tokens:])
+    def guess(self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths) -> Drafts:
+        """See `GuessSource.guess`."""
+        self.prompts_s = 0.0
+        found: dict[int, list[int]] = {}
+        for slot, num_tokens in zip(slots.tolist(), running.received[slots].tolist(), strict=True):
+            sequence = self._sequences.get(slot) or self._begin(slot)
+            num_known = len(sequence.tokens)
+            began_s = self._clock()
+            sequence.extend(running.tokens[slot, num_known : min(num_tokens, num_known + _MAX_INDEXED)].tolist())
+            if not num_known:
+                self.prompts_s += self._clock() - began_s
+            guess = self._propose(sequence) if len(sequence.tokens) == num_tokens else []
+            if guess:
+                found[slot] = guess
+        return Drafts.of(list(found), list(found.values()))
 
-    def propose(self, num_tokens: int) -> list[int]:
-        """See `Guesses.propose`."""
-        own, depth = self.sequence, self._config.suffix_decoding_max_tree_depth
+    def forget(self, slot: int, num_prompt_tokens: int) -> None:
+        """See `GuessSource.forget`."""
+        sequence = self._sequences.pop(slot, None)
+        if sequence is not None:
+            self.finished.add(sequence.tokens[num_prompt_tokens:])
+
+    def _begin(self, slot: int) -> Occurrences:
+        return self._sequences.setdefault(slot, Occurrences(_RUN))
+
+    def _propose(self, own: Occurrences) -> list[int]:
+        """Return a guess of the tokens that follow the sequence `own`."""
+        depth = self._config.suffix_decoding_max_tree_depth
         suffix = own.tokens[-depth:]
         found = [(own, own.match(end, suffix, depth)) for end in islice(own.last(), _MAX_COMPARED)]
-        for sequence in self._finished.sequences():
+        for sequence in self.finished.sequences():
             ends = islice(sequence.of(tuple(suffix[-_RUN:])), _MAX_COMPARED)
             found += [(sequence, sequence.match(end, suffix, depth)) for end in ends]
         if not found:
             return []
         length = max(match.length for _, match in found)
-        limit = min(num_tokens, int(length * self._config.suffix_decoding_max_spec_factor), depth - length)
+        factor, most = self._config.suffix_decoding_max_spec_factor, self._config.num_speculative_tokens
+        limit = min(most, int(length * factor), depth - length)
         return _likeliest(
             [_continuation(sequence, match, limit) for sequence, match in found if match.length == length],
             self._config.suffix_decoding_min_token_prob,

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from raycore.drafter_config import DrafterConfig
-from raycore.speculation.sources import ChooseLengths, Floats, Ints, RunningTokens
+from raycore.speculation.drafts import NO_DRAFTS, Drafts, Ints
+from raycore.speculation.sources import ChooseLengths, Floats, RunningTokens
 from raycore.speculation.step_times import StepTimes
 
 TakeDrafts = Callable[[list[int], list[int]], list[list[int]]]
@@ -48,20 +49,18 @@ class WorkerGuesses:
         self._num_idle = 0
         """Number of decisions in a row not to draft."""
 
-    def guess(
-        self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths
-    ) -> dict[int, list[int]]:
+    def guess(self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths) -> Drafts:
         """See `GuessSource.guess`."""
         self.drafting_s = 0.0
         limits = np.minimum(limits, self._max_model_len - running.received[slots])
         slots, limits = slots[limits > 0], np.minimum(limits[limits > 0], self._longest)
         if not len(slots):
-            return {}
+            return NO_DRAFTS
         lengths = choose_lengths(slots, limits, self._drafting_s(len(slots)))
         if not lengths.any():
             self._num_idle += 1
             if self._num_idle < _TRIAL_AFTER:
-                return {}
+                return NO_DRAFTS
             lengths = np.minimum(limits, _TRIAL_TOKENS)
         self._num_idle = 0
         return self._draft(slots[lengths > 0], lengths[lengths > 0])
@@ -74,10 +73,11 @@ class WorkerGuesses:
         token_s = 0.0 if known_s is None else float(known_s[0])
         return token_s * np.arange(1.0, self._longest + 1)
 
-    def _draft(self, slots: Ints, lengths: Ints) -> dict[int, list[int]]:
+    def _draft(self, slots: Ints, lengths: Ints) -> Drafts:
         began_s = self._clock()
         drafts = self._take(slots.tolist(), lengths.tolist())
         self.drafting_s = took_s = self._clock() - began_s
         self._num_calls += 1
         self._times.observe(self._num_calls, len(slots), took_s / int(lengths.max()))
-        return {slot: draft for slot, draft in zip(slots.tolist(), drafts, strict=True) if draft}
+        found = Drafts.of(slots.tolist(), drafts)
+        return found.shortened(found.lengths)

@@ -18,6 +18,7 @@ from raycore.config import CacheConfig, SchedulerConfig
 from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.scheduler import Scheduler
+from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
 from raycore.speculative_config import SpeculativeConfig
 
@@ -64,7 +65,7 @@ class Clairvoyant(Speculation):
             if length > 0:
                 drafts[slot] = self._draft(slot, running, length)
                 budget -= length
-        return drafts
+        return Drafts.of(list(drafts), list(drafts.values()))
 
     def _draft(self, slot: int, running, length: int) -> list[int]:
         context = running.tokens[slot, : running.received[slot]].tolist()

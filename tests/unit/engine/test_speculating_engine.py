@@ -11,6 +11,7 @@ from mixed_requests import TOKENS, make_requests, run
 from number_formats import REPEATABLE
 
 from raycore.engine import core as engine_core
+from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
 
 LIMITS = {"max_num_seqs": 12, "max_num_batched_tokens": 96, "block_size": 8}
@@ -35,7 +36,7 @@ class Prophet(Speculation):
             if tokens:
                 drafts[slot] = tokens
                 budget -= len(tokens)
-        return drafts
+        return Drafts.of(list(drafts), list(drafts.values()))
 
     def _next_tokens(self, slot: int, running) -> list[int]:
         seq_id = int(running.seq_id[slot])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from raycore.speculation.acceptance import Acceptance, Calibration
+from raycore.speculation.drafts import Drafts
 
 SLOTS = np.array([0, 1, 2])
 
@@ -20,8 +21,7 @@ def compare(acceptance: Acceptance, came: list[list[int]]) -> list[float]:
 def test_rates_follow_how_much_of_the_guesses_came() -> None:
     acceptance = Acceptance(3, 4)
     before = acceptance.rates(SLOTS)[0]
-    for slot in range(3):
-        acceptance.note(slot, 5, [1, 2, 3, 4])
+    acceptance.note(Drafts.of([0, 1, 2], 3 * [[1, 2, 3, 4]]), np.full(3, 5))
     right, half, wrong = compare(acceptance, [[1, 2, 3, 4, 9], [1, 2, 9], [9]])
     assert wrong < half < before < right
     assert compare(acceptance, [[1], [1], [1]]) == [right, half, wrong], "a guess is compared once"
@@ -29,21 +29,21 @@ def test_rates_follow_how_much_of_the_guesses_came() -> None:
 
 def test_what_has_not_come_yet_is_not_wrong() -> None:
     acceptance = Acceptance(3, 4)
-    acceptance.note(0, 5, [1, 2, 3, 4])
+    acceptance.note(Drafts.of([0], [[1, 2, 3, 4]]), np.array([5]))
     before = acceptance.rates(SLOTS)[0]
     assert compare(acceptance, [[1], [], []])[0] > before
 
 
 def test_a_guess_beside_the_longest_sequence() -> None:
     acceptance = Acceptance(1, 4)
-    acceptance.note(0, 10, [1, 2, 3, 4])
+    acceptance.note(Drafts.of([0], [[1, 2, 3, 4]]), np.array([10]))
     acceptance.compare(np.array([0]), np.ones((1, 12), np.int32), np.array([12]))
 
 
 def test_a_new_request_begins_with_the_rate_of_those_before() -> None:
     acceptance = Acceptance(3, 4)
     for _ in range(100):
-        acceptance.note(0, 5, [1, 2, 3, 4])
+        acceptance.note(Drafts.of([0], [[1, 2, 3, 4]]), np.array([5]))
         compare(acceptance, [[9], [], []])
     assert acceptance.rates(SLOTS)[1] == pytest.approx(0.7)
     acceptance.forget(1)

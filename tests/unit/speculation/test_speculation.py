@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Iterable
+from itertools import chain, count, repeat
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from drafts_by_slot import by_slot
 
 from raycore.messages import DraftStats
+from raycore.speculation.drafts import NO_DRAFTS, Drafts
 from raycore.speculation.speculation import Speculation
 from raycore.speculative_config import SpeculativeConfig
 
@@ -19,12 +22,21 @@ LOOP = [1, 2, 3, 4, 5, 6]
 class Rank:
     """The running tokens of some slots, and the durations of steps."""
 
-    def __init__(self, num_slots: int, seconds_for_draft: float = 0.0, looked_s: float = 0.0, **settings: Any) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        seconds_for_draft: float = 0.0,
+        looked_s: float = 0.0,
+        method: Literal["ngram", "suffix"] = "ngram",
+        **settings: Any,
+    ) -> None:
         """`looked_s`: how long it takes to look for guesses."""
-        config = SpeculativeConfig("ngram", 3, prompt_lookup_min=2, prompt_lookup_max=2, **settings)
+        config = SpeculativeConfig(method, 3, prompt_lookup_min=2, prompt_lookup_max=2, **settings)
         self.speculation = Speculation(config, num_slots, clock=count(step=looked_s).__next__)
         self.running = SimpleNamespace(tokens=np.zeros((num_slots, 20000), np.int32), received=np.zeros(num_slots, int))
         self.seconds_for_draft = seconds_for_draft
+        self.look_s = 0.0
+        """How long the last look for guesses took, where that is set."""
         for _ in range(3):
             self.speculation.observe(1, False, 1.0)
 
@@ -36,9 +48,11 @@ class Rank:
     def propose(self, *slots: int, limit: int = 100, budget: int = 100) -> dict[int, list[int]]:
         limits = np.full(len(slots), limit)
         drafts = self.speculation.propose(np.array(slots), self.running, limits, budget, num_other=0)
-        num_drafts = sum(map(len, drafts.values()))
-        self.speculation.observe(len(slots) + num_drafts, bool(drafts), 1 + num_drafts * self.seconds_for_draft)
-        return drafts
+        num_drafts = len(drafts.token_ids)
+        duration_s = 1 + self.look_s + num_drafts * self.seconds_for_draft
+        self.look_s = 0.0
+        self.speculation.observe(len(slots) + num_drafts, num_drafts > 0, duration_s)
+        return by_slot(drafts)
 
 
 def test_requests_that_repeat_themselves_get_drafts() -> None:
@@ -73,7 +87,7 @@ def test_a_slots_next_request_is_another_one() -> None:
 
 
 def test_a_long_prompt_is_indexed_over_several_steps() -> None:
-    rank = Rank(1)
+    rank = Rank(1, method="suffix")
     rank.add(0, [*range(3000), 1000, 1001])
     assert [bool(rank.propose(0)) for _ in range(4)] == [False, False, True, True]
 
@@ -174,12 +188,70 @@ def test_looking_in_vain_takes_a_small_share_of_the_time() -> None:
     assert len(looks) in range(80, 110)
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def looking_rank(num_slots: int, looks_s: Iterable[float]) -> tuple[Rank, list[int]]:
+    """Requests that never repeat themselves. Looking for guesses takes `looks_s`.
+
+    Returns: the rank, and the numbers of slots at each look.
+    """
+    rank, clock, durations_s, looks = Rank(num_slots), Clock(), iter(looks_s), list[int]()
+    rank.speculation._clock = clock
+
+    def guess(slots, *_args: Any) -> Drafts:
+        looks.append(len(slots))
+        rank.look_s = next(durations_s)
+        clock.now_s += rank.look_s
+        return NO_DRAFTS
+
+    rank.speculation._source.guess = guess  # type: ignore[method-assign]
+    for slot in range(num_slots):
+        rank.add(slot, [slot])
+    for _ in range(3):
+        rank.speculation.observe(num_slots, False, 1.0)
+    return rank, looks
+
+
+def test_a_look_that_is_interrupted_makes_no_long_pause() -> None:
+    rank, looks = looking_rank(4, chain(repeat(0.01, 10), [5.0], repeat(0.01)))
+    for _ in range(40):
+        rank.propose(0, 1, 2, 3)
+    assert len(looks) > 25
+
+
+def test_a_pause_gets_shorter_when_requests_leave() -> None:
+    """All of them have been looked at in vain, but not those that come."""
+    rank, looks = looking_rank(4, repeat(0.3))
+    while rank.speculation.is_looking:
+        rank.propose(0, 1, 2, 3)
+    for slot in range(3):
+        rank.speculation.forget(slot, num_prompt_tokens=1)
+    num_before, num_steps = len(looks), 0
+    while len(looks) == num_before:
+        rank.propose(0, 1, 2, 3)
+        num_steps += 1
+    assert num_steps in range(5, 10), "a quarter of 30 is left"
+
+
+def test_requests_without_room_for_drafts_are_not_looked_at() -> None:
+    rank, looks = looking_rank(2, repeat(0.0))
+    rank.propose(0, 1, limit=0)
+    rank.speculation.propose(np.array([0, 1]), rank.running, np.array([0, 3]), 100, 0)
+    assert looks == [1]
+
+
 def test_a_step_full_of_prompts_has_no_drafts() -> None:
     rank = Rank(1)
     rank.add(0, [*LOOP, 1, 2])
     arguments = np.array([0]), rank.running, np.array([100]), 100
-    assert rank.speculation.propose(*arguments, num_other=4) == {}
-    assert rank.speculation.propose(*arguments, num_other=3) == {0: [3, 4, 5]}
+    assert by_slot(rank.speculation.propose(*arguments, num_other=4)) == {}
+    assert by_slot(rank.speculation.propose(*arguments, num_other=3)) == {0: [3, 4, 5]}
 
 
 def test_drafts_that_turn_out_worse_than_expected_are_given_up() -> None:

@@ -59,7 +59,7 @@ def run(speculation: Speculation, running: Running, num_steps: int) -> int:
     slots, num_verified = np.arange(NUM_SLOTS), 0
     for _ in range(num_steps):
         drafts = speculation.propose(slots, running, np.full(NUM_SLOTS, 50), 500, 0)
-        num_drafts = sum(map(len, drafts.values()))
+        num_drafts = int(drafts.lengths.sum())
         num_verified += num_drafts
         speculation.observe(NUM_SLOTS + num_drafts, num_drafts > 0, 1.0)
         running.received += 1
