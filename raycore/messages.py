@@ -183,7 +183,7 @@ class DraftStats(msgspec.Struct, frozen=True, array_like=True):
     """Number of drafted tokens that were right, by their place in the draft."""
 
 
-NO_DRAFTS = DraftStats()
+NO_DRAFT_STATS = DraftStats()
 
 
 class LoadView(msgspec.Struct, frozen=True, array_like=True):
@@ -201,7 +201,7 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that the lookups found."""
     num_deferred: int = 0
     """Requests among `num_waiting` that wait for their grammars to be compiled."""
-    drafts: DraftStats = NO_DRAFTS
+    drafts: DraftStats = NO_DRAFT_STATS
 
 
 NO_LOAD = LoadView(0, 0, 0.0)

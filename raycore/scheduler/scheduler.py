@@ -35,7 +35,7 @@ from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.prefix_cache import PrefixCache
 from raycore.messages import (
-    NO_DRAFTS,
+    NO_DRAFT_STATS,
     EngineRequest,
     FinishedRequest,
     LoadView,
@@ -183,7 +183,7 @@ class Scheduler:
             self._num_queried_tokens,
             self._num_cached_tokens,
             len(self._held),
-            NO_DRAFTS if self._speculation is None else self._speculation.stats,
+            NO_DRAFT_STATS if self._speculation is None else self._speculation.stats,
         )
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:

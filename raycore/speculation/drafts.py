@@ -57,7 +57,8 @@ class Drafts:
 
 
 def _is_filled(padded_ids: NDArray[np.int32], lengths: Ints) -> NDArray[np.bool_]:
-    return lengths[:, None] > np.arange(padded_ids.shape[1])
+    width: int = padded_ids.shape[1]
+    return np.arange(width) < lengths[:, None]
 
 
 NO_DRAFTS = Drafts.of([], [])

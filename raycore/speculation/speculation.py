@@ -24,9 +24,11 @@ from raycore.speculative_config import SpeculativeConfig
 _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
 """Lifetimes (see `StepTimes`) of the durations of steps without drafts, and with them. Drafts are judged by the former,
 and trying those costs little."""
-_LOOKING_SHARE = 0.01
+_LOOKING_SHARE = 0.005
 """Share of the time of steps without drafts that looking for guesses in vain should take."""
-_LONGEST_PAUSE = 32
+_LOOK_WEIGHT = 0.1
+"""Weight of a new duration in the average time of such a look."""
+_LONGEST_PAUSE = 64
 """Maximum number of steps in a row before which guesses aren't looked for. With long looks or short steps, looking then
 takes more than its share."""
 
@@ -53,19 +55,20 @@ class Speculation:
         self._calibration = Calibration()
         self._plain = StepTimes(_PLAIN_LIFETIME)
         self._drafted = StepTimes(_DRAFTED_LIFETIME, confirms_all=True)
-        self._looks = StepTimes(_PLAIN_LIFETIME)
-        """How long it takes to look for guesses in vain, by the number of slots, without the time for new prompts."""
+        self._look_s: float | None = None
+        """How long it takes to look for guesses in vain, on average, without the time for new prompts."""
         self._num_steps = 0
         self._looked_s = self._drafting_s = 0.0
         """How long it took to look for the next step's guesses, and to make them if that has a cost of its own."""
-        self._num_in_vain = 0
-        """Number of slots for which guesses have just been looked for in vain."""
+        self._num_in_vain, self._in_vain_s = 0, 0.0
+        """Number of slots for which guesses have just been looked for in vain, and how long that took."""
         self._pause = self._pause_of_each = 0.0
         """Number of steps before which guesses aren't looked for, because it took long to look for them in vain. And by
         how much a request that leaves shortens it, because it makes room for one that hasn't been looked at."""
-        self._num_drafts = self._num_draft_tokens = 0
         self._accepted = np.zeros(config.num_speculative_tokens, np.int64)
         """By place in a draft: number of tokens that were right."""
+        self.stats = DraftStats(0, 0, tuple(self._accepted.tolist()))
+        """What has become of the drafts so far."""
 
     def forget(self, slot: int, num_prompt_tokens: int) -> None:
         """Note that a request has left its slot. `num_prompt_tokens`: of its tokens, the rest is output."""
@@ -81,15 +84,10 @@ class Speculation:
             lengths: [n]: the number of tokens in each draft.
             num_accepted: [n]: how many of them were right.
         """
-        self._num_drafts += len(lengths)
-        self._num_draft_tokens += int(lengths.sum())
         self._calibration.observe(self._acceptance.expected(slots, lengths), int(num_accepted.sum()))
         self._accepted += (num_accepted[:, None] > np.arange(len(self._accepted))).sum(axis=0)
-
-    @property
-    def stats(self) -> DraftStats:
-        """What has become of the drafts so far."""
-        return DraftStats(self._num_drafts, self._num_draft_tokens, tuple(self._accepted.tolist()))
+        num_drafts, num_tokens = self.stats.num_drafts + len(lengths), self.stats.num_draft_tokens + int(lengths.sum())
+        self.stats = DraftStats(num_drafts, num_tokens, tuple(self._accepted.tolist()))
 
     def observe(self, num_tokens: int, has_drafts: bool, duration_s: float) -> None:
         """Note how long a step took, with its planning. `num_tokens`: the tokens that it computed."""
@@ -97,24 +95,29 @@ class Speculation:
         if not (self.is_looking or has_drafts):
             self._pause -= 1  # and nothing else, because short steps are to stay short
             return
+        began_s = self._clock()
         duration_s -= self._drafting_s
         if has_drafts:
             self._drafted.observe(self._num_steps, num_tokens, duration_s)
         else:
             duration_s -= self._looked_s
-            if self._num_in_vain and self._plain.knows(num_tokens):
-                self._begin_pause(self._num_in_vain, duration_s)
             self._plain.observe(self._num_steps, num_tokens, duration_s)
             self._calibration.relax()
+            if self._num_in_vain and self._plain.knows(num_tokens):
+                self._begin_pause(self._in_vain_s + self._clock() - began_s, duration_s)
         self._looked_s = self._drafting_s = 0.0
         self._num_in_vain = 0
 
-    def _begin_pause(self, num_slots: int, duration_s: float) -> None:
-        """Look for no guesses for a while, because it was in vain. `duration_s`: of a step without it."""
-        look_s = self._looks.estimate(self._num_steps, np.array([num_slots]))
-        steps = 0.0 if look_s is None else float(look_s[0]) / max(1e-9, _LOOKING_SHARE * duration_s)
-        self._pause = min(_LONGEST_PAUSE, steps)
-        self._pause_of_each = self._pause / num_slots
+    def _begin_pause(self, look_s: float, duration_s: float) -> None:
+        """Look for no guesses for a while, because it was in vain and took `look_s`.
+
+        `duration_s`: how long a step takes without that.
+        """
+        average_s = self._look_s or look_s
+        # other threads may interrupt a look
+        self._look_s = average_s + _LOOK_WEIGHT * (min(look_s, 2 * average_s) - average_s)
+        self._pause = min(_LONGEST_PAUSE, self._look_s / max(1e-9, _LOOKING_SHARE * duration_s))
+        self._pause_of_each = self._pause / self._num_in_vain
 
     @property
     def is_looking(self) -> bool:
@@ -151,7 +154,7 @@ class Speculation:
         self._looked_s = self._clock() - began_s - self._drafting_s
         if not len(drafts):
             self._num_in_vain = len(slots)
-            self._looks.observe(self._num_steps, len(slots), self._looked_s - self._source.prompts_s)
+            self._in_vain_s = self._looked_s - self._source.prompts_s
         return drafts
 
     def _choose_lengths(
