@@ -9,7 +9,7 @@ up are fused). Experts are in `moe_weights`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ import torch
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.moe_spec import ExpertShare
+from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows, Rows
 from raycore.checkpoint.stages import Stage
 from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.fill import CheckpointFill, RandomFill, scale_name
@@ -219,20 +220,6 @@ def one_thread_per_operation() -> Generator[int]:
         torch.set_num_threads(num_threads)
 
 
-@dataclass
-class _Rows:
-    """The rows of a projection that a rank holds."""
-
-    name: str
-    total: int
-    start: int
-    num: int
-
-    @property
-    def part(self) -> slice:
-        return slice(self.start, self.start + self.num)
-
-
 class RankLayout:
     """Allocates a rank's weights and has `fill` fill them, possibly after a method has returned."""
 
@@ -262,16 +249,7 @@ class RankLayout:
         self._fill = fill
         self._moe = None if experts is None else MoeLayout(spec, experts, dtype, device, fill, has_tensor)
         self._vocab_rows = -(-spec.vocab_size // tp_size)
-        num_q = spec.num_heads // tp_size * spec.head_dim
-        num_kv = spec.kv_heads_per_rank(tp_size) * spec.head_dim
-        # With more ranks than key-value heads, neighboring ranks hold the same head.
-        kv_start = tp_rank * spec.num_kv_heads // tp_size * spec.head_dim
-        num_ff = spec.intermediate_size // tp_size
-        self._q = _Rows("self_attn.q_proj", spec.num_heads * spec.head_dim, tp_rank * num_q, num_q)
-        self._k = _Rows("self_attn.k_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv)
-        self._v = _Rows("self_attn.v_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv)
-        self._gate = _Rows("mlp.gate_proj", spec.intermediate_size, tp_rank * num_ff, num_ff)
-        self._up = _Rows("mlp.up_proj", spec.intermediate_size, tp_rank * num_ff, num_ff)
+        self._rows = RankRows.of(spec, tp_rank, tp_size)
 
     @property
     def vocab_start(self) -> int:
@@ -303,34 +281,33 @@ class RankLayout:
             num_inputs: of the query, key and value projections. None: the hidden size.
         """
         spec, hidden = self._spec, self._spec.hidden_size
-        qkv = [self._q, self._k, self._v]
-        is_first = self._tp_rank == 0
+        qkv, is_first = self._rows.qkv, self._tp_rank == 0
         return LayerWeights(
             input_norm_D=self.vector(f"{prefix}input_layernorm.weight", hidden),
             qkv_OD=self._fused_rows(prefix, qkv, num_inputs),
             qkv_bias_O=self._fused_bias(prefix, qkv) if spec.qkv_bias else None,
             q_norm_H=self.vector(f"{prefix}self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
             k_norm_H=self.vector(f"{prefix}self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            o_DO=self._columns(f"{prefix}self_attn.o_proj.weight", self._q),
+            o_DO=self._columns(f"{prefix}{O_PROJ}.weight", self._rows.q),
             o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and is_first else None,
             post_norm_D=self.vector(f"{prefix}post_attention_layernorm.weight", hidden),
             feed_forward=self._feed_forward(index, prefix),
         )
 
     def _feed_forward(self, index: int, prefix: str) -> MlpWeights | MoeWeights:
-        spec, gate_up, is_first = self._spec, [self._gate, self._up], self._tp_rank == 0
+        spec, gate_up, is_first = self._spec, self._rows.gate_up, self._tp_rank == 0
         if self._moe is not None and spec.moe is not None and spec.moe.sparse_layers[index]:
             return self._moe.layer(prefix)
         return MlpWeights(
             gate_up_FD=self._fused_rows(prefix, gate_up),
             gate_up_bias=self._fused_bias(prefix, gate_up) if spec.mlp_bias else None,
-            down_DF=self._columns(f"{prefix}mlp.down_proj.weight", self._gate),
+            down_DF=self._columns(f"{prefix}{DOWN_PROJ}.weight", self._rows.gate),
             down_bias=self.vector(f"{prefix}mlp.down_proj.bias", spec.hidden_size)
             if spec.mlp_bias and is_first
             else None,
         )
 
-    def _fused_rows(self, prefix: str, parts: list[_Rows], num_inputs: int | None = None) -> Weight:
+    def _fused_rows(self, prefix: str, parts: Sequence[Rows], num_inputs: int | None = None) -> Weight:
         hidden = num_inputs or self._spec.hidden_size
         names = [f"{prefix}{part.name}.weight" for part in parts]
         out_RD = self._empty_weight(names, sum(part.num for part in parts), hidden)
@@ -340,7 +317,7 @@ class RankLayout:
             offset += part.num
         return out_RD
 
-    def _fused_bias(self, prefix: str, parts: list[_Rows]) -> torch.Tensor:
+    def _fused_bias(self, prefix: str, parts: Sequence[Rows]) -> torch.Tensor:
         out_R = self._empty(sum(part.num for part in parts))
         offset = 0
         for part in parts:
@@ -349,7 +326,7 @@ class RankLayout:
             offset += part.num
         return out_R
 
-    def _columns(self, name: str, inputs: _Rows) -> Weight:
+    def _columns(self, name: str, inputs: Rows) -> Weight:
         """Return the columns of the projection `name` whose inputs are the outputs of the rows `inputs`."""
         out_DR = self._empty_weight([name], self._spec.hidden_size, inputs.num)
         self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), (slice(None), inputs.part))

@@ -1,0 +1,70 @@
+"""Which rows of a decoder layer's projections a tensor-parallel rank holds. Does not import torch.
+
+A projection's weight has a row for each output. The output projections `O_PROJ` and `DOWN_PROJ` are divided by columns
+instead: a rank has the columns for its rows of the projections whose outputs they read.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DOWN_PROJ", "O_PROJ", "RankRows", "Rows"]
+
+from typing import NamedTuple
+
+from raycore.checkpoint.model_spec import ModelSpec
+
+O_PROJ = "self_attn.o_proj"
+"""Reads the outputs of `RankRows.q`."""
+DOWN_PROJ = "mlp.down_proj"
+"""Reads the outputs of `RankRows.gate`."""
+
+
+class Rows(NamedTuple):
+    """The rows of a projection that a rank holds."""
+
+    name: str
+    """The projection's name within its layer, such as `self_attn.q_proj`."""
+    total: int
+    """Number of rows on all ranks together."""
+    start: int
+    num: int
+
+    @property
+    def part(self) -> slice:
+        """The rank's rows among all of them."""
+        return slice(self.start, self.start + self.num)
+
+
+class RankRows(NamedTuple):
+    """A rank's rows of the projections that are divided by rows. They are the same for all layers."""
+
+    q: Rows
+    k: Rows
+    v: Rows
+    gate: Rows
+    up: Rows
+
+    @staticmethod
+    def of(spec: ModelSpec, tp_rank: int, tp_size: int) -> RankRows:
+        """Return the rows of one of `tp_size` ranks, a number that `spec.check_tensor_parallel` has accepted."""
+        num_q = spec.num_heads // tp_size * spec.head_dim
+        num_kv = spec.kv_heads_per_rank(tp_size) * spec.head_dim
+        # With more ranks than key-value heads, neighboring ranks hold the same head.
+        kv_start = tp_rank * spec.num_kv_heads // tp_size * spec.head_dim
+        num_ff = spec.intermediate_size // tp_size
+        return RankRows(
+            q=Rows("self_attn.q_proj", spec.num_heads * spec.head_dim, tp_rank * num_q, num_q),
+            k=Rows("self_attn.k_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
+            v=Rows("self_attn.v_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
+            gate=Rows("mlp.gate_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
+            up=Rows("mlp.up_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
+        )
+
+    @property
+    def qkv(self) -> tuple[Rows, ...]:
+        """The projections in the fused layer of attention's inputs, in order."""
+        return self.q, self.k, self.v
+
+    @property
+    def gate_up(self) -> tuple[Rows, ...]:
+        """The projections in the fused layer of a feed-forward layer's inputs, in order."""
+        return self.gate, self.up
