@@ -6,6 +6,7 @@
     ├── InvalidInput (ValueError)       an invalid value from the caller; the message names it
     │   ├── InvalidConfig                 an engine or server option
     │   ├── InvalidRequest                a prompt or a sampling parameter
+    │   │   ├── InvalidAdapter              a LoRA adapter: its options, tensors, files
     │   │   └── RequestTooLarge             the request can never fit, even on an idle engine
     │   └── InvalidCheckpoint             a checkpoint: architecture, tensors, files
     ├── InitializationError             the engine failed to start; the cause is chained
@@ -27,6 +28,7 @@ __all__ = [
     "ControlError",
     "EngineDeadError",
     "InitializationError",
+    "InvalidAdapter",
     "InvalidCheckpoint",
     "InvalidConfig",
     "InvalidInput",
@@ -67,6 +69,10 @@ class InvalidRequest(InvalidInput):
 
 class RequestTooLarge(InvalidRequest):
     """A request that exceeds the engine's limits and could never run, even on an idle engine."""
+
+
+class InvalidAdapter(InvalidRequest):
+    """A LoRA adapter that is missing, damaged, not made for the model, or of a kind that isn't supported."""
 
 
 class InvalidCheckpoint(InvalidInput):

@@ -10,6 +10,9 @@ import msgspec
 
 from raycore.errors import InvalidCheckpoint
 
+_MAX_SHOWN = 300
+"""Characters of a value in an error message."""
+
 
 class JsonFields:
     """The fields of one JSON object. The methods raise InvalidCheckpoint if a value isn't as the method requires.
@@ -18,7 +21,7 @@ class JsonFields:
     """
 
     def __init__(self, source: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
-        self._source = source
+        self.source = source
         self.values = values
         self._defaults = defaults or {}
 
@@ -31,17 +34,19 @@ class JsonFields:
             raise InvalidCheckpoint(f"{path} can't be read: {error.strerror}") from error
         except msgspec.DecodeError as error:
             raise InvalidCheckpoint(f"{path} isn't valid JSON: {error}") from error
+        except RecursionError as error:
+            raise InvalidCheckpoint(f"{path} is nested too deeply") from error
         if not isinstance(values, dict):
             raise InvalidCheckpoint(f"{path} holds a {type(values).__name__}, not a JSON object")
         return cls(str(path), cast("dict[str, Any]", values))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> JsonFields:
         """Return this object with default values for keys that are absent."""
-        return JsonFields(self._source, self.values, defaults)
+        return JsonFields(self.source, self.values, defaults)
 
     def converted(self, convert: Callable[[dict[str, Any]], dict[str, Any]]) -> JsonFields:
         """Return the object that `convert` makes of a copy of the values, with the same name and defaults."""
-        return JsonFields(self._source, convert(dict(self.values)), self._defaults)
+        return JsonFields(self.source, convert(dict(self.values)), self._defaults)
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -55,7 +60,7 @@ class JsonFields:
         value = self.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.error(key, "an object")
-        return JsonFields(f"{self._source}, {key}", cast("dict[str, Any]", value or {}))
+        return JsonFields(f"{self.source}, {key}", cast("dict[str, Any]", value or {}))
 
     def int_(self, key: str, low: int = 1) -> int:
         """Return the integer at `key`, which is required and must be at least `low`."""
@@ -97,6 +102,18 @@ class JsonFields:
 
     def error(self, key: str, expected: str) -> InvalidCheckpoint:
         """Return an error that names the value at `key`, and `expected` as what was expected instead."""
-        if self.get(key) is None:
-            return InvalidCheckpoint(f"{self._source}: {key} is missing: expected {expected}")
-        return InvalidCheckpoint(f"{self._source}: {key}={self.get(key)!r}: expected {expected}")
+        found = self.get(key)
+        shown = " is missing" if found is None else f"={shortened(found)}"
+        return InvalidCheckpoint(f"{self.source}: {_cut(key)}{shown}: expected {expected}")
+
+
+def shortened(value: object) -> str:
+    """Return a value as Python writes it, cut to what an error message can hold."""
+    try:
+        return _cut(repr(value))
+    except RecursionError:
+        return f"a deeply nested {type(value).__name__}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text)} characters)"
