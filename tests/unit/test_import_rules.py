@@ -36,6 +36,7 @@ SHARED = {
     "node",
     "text",
     "checkpoint",
+    "lora",
     "display",
     "notebook",
     "ray_api",

@@ -1,0 +1,50 @@
+"""Which LoRA adapter a request uses. The class and its fields are vLLM's."""
+
+from __future__ import annotations
+
+__all__ = ["LoRARequest"]
+
+from collections.abc import Callable
+
+import msgspec
+
+from raycore.checkpoint.json_fields import shortened
+from raycore.errors import InvalidRequest
+from raycore.sampling_params import MAX_INT
+
+
+class LoRARequest(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that a request uses. The same adapter has the same name and number in all requests.
+
+    Raises:
+        InvalidRequest: from the constructor, if a value is invalid. The message names it.
+    """
+
+    lora_name: str
+    """The adapter's name, which isn't empty."""
+    lora_int_id: int
+    """The adapter's number, from 1 on."""
+    lora_path: str
+    """The adapter's directory, with `adapter_config.json` and `adapter_model.safetensors`."""
+    load_inplace: bool = False
+    """Whether to read the directory again if an adapter with this number is loaded already."""
+
+    def __post_init__(self) -> None:
+        _check("lora_name", self.lora_name, _is_text, "a string of Unicode characters that isn't empty")
+        _check("lora_int_id", self.lora_int_id, _is_id, f"an integer from 1 to {MAX_INT}")
+        _check("lora_path", self.lora_path, _is_text, "a string of Unicode characters that isn't empty")
+        _check("load_inplace", self.load_inplace, lambda value: isinstance(value, bool), "True or False")
+
+
+def _check(name: str, value: object, is_valid: Callable[[object], bool], expected: str) -> None:
+    if not is_valid(value):
+        raise InvalidRequest(f"{name}={shortened(value)}: expected {expected}")
+
+
+def _is_text(value: object) -> bool:
+    # half of a surrogate pair can't be sent
+    return isinstance(value, str) and value != "" and not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_INT
