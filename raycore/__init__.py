@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raycore.errors import (
         EngineDeadError,
         InitializationError,
+        InvalidAdapter,
         InvalidCheckpoint,
         InvalidConfig,
         InvalidRequest,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         RequestTooLarge,
     )
     from raycore.llm import LLM, AsyncLLM
+    from raycore.lora.request import LoRARequest
     from raycore.outputs import CompletionOutput, Logprob, RequestOutput
     from raycore.sampling_params import SamplingParams
     from raycore.status import RankStatus
@@ -45,6 +47,7 @@ _HOMES = {
     "LLM": "raycore.llm",
     "AsyncLLM": "raycore.llm",
     "SamplingParams": "raycore.sampling_params",
+    "LoRARequest": "raycore.lora.request",
     "StructuredOutputsParams": "raycore.structured_outputs",
     "RequestOutput": "raycore.outputs",
     "CompletionOutput": "raycore.outputs",
@@ -53,6 +56,7 @@ _HOMES = {
     "RaycoreError": "raycore.errors",
     "EngineDeadError": "raycore.errors",
     "InitializationError": "raycore.errors",
+    "InvalidAdapter": "raycore.errors",
     "InvalidCheckpoint": "raycore.errors",
     "InvalidConfig": "raycore.errors",
     "InvalidRequest": "raycore.errors",
@@ -67,9 +71,11 @@ __all__ = [
     "CompletionOutput",
     "EngineDeadError",
     "InitializationError",
+    "InvalidAdapter",
     "InvalidCheckpoint",
     "InvalidConfig",
     "InvalidRequest",
+    "LoRARequest",
     "Logprob",
     "PlacementShortage",
     "RankStatus",

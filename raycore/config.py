@@ -509,6 +509,29 @@ class RecoveryConfig(msgspec.Struct, frozen=True):
     ] = 60.0
 
 
+class LoRAConfig(msgspec.Struct, frozen=True):
+    """Which LoRA adapters requests may use."""
+
+    enable_lora: Annotated[
+        bool, option("Let requests use LoRA adapters (lora_request). The other options of adapters need this one.")
+    ] = False
+    max_loras: Annotated[int, Meta(ge=1, le=1024), option("Maximum number of different adapters in a step.")] = 1
+    max_lora_rank: Annotated[int, Meta(ge=1, le=1024), option("Maximum rank of an adapter.")] = 16
+    max_cpu_loras: Annotated[
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        option(
+            "Number of adapters that a worker holds. If another one is needed, the one that hasn't been used for the "
+            "longest time makes room.",
+            default="max_loras",
+        ),
+    ] = None
+
+    @property
+    def num_places(self) -> int:
+        """Number of adapters that a worker holds."""
+        return self.max_cpu_loras or self.max_loras
+
+
 class EngineConfig(msgspec.Struct, frozen=True):
     """The configuration that an engine, its workers and its clients share."""
 
@@ -518,6 +541,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     parallel: ParallelConfig
     executor: ExecutorConfig
     recovery: RecoveryConfig = RecoveryConfig()
+    lora: LoRAConfig = LoRAConfig()
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         option(
@@ -669,6 +693,7 @@ _PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
     (SchedulerConfig, "Scheduler"),
     (ExecutorConfig, "Workers"),
     (RecoveryConfig, "Recovery"),
+    (LoRAConfig, "LoRA adapters"),
 )
 
 ENGINE_OPTIONS = {each.name: each for part, group in _PARTS for each in options_of(part, group)}
@@ -726,6 +751,7 @@ def resolve(
         parallel=parallel,
         executor=_part(ExecutorConfig, chosen, backend=backend),
         recovery=_part(RecoveryConfig, chosen),
+        lora=_lora(chosen),
         drafter=drafter,
         plugins=plugins,
     )
@@ -758,6 +784,16 @@ def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> 
         raise InvalidConfig(
             f"quantization='fp8', but {path} ({spec.architecture}) has experts, which aren't computed in fp8: omit it"
         )
+
+
+def _lora(chosen: dict[str, Any]) -> LoRAConfig:
+    lora = _part(LoRAConfig, chosen)
+    if lora.enable_lora and lora.num_places < lora.max_loras:
+        raise InvalidConfig(
+            f"max_cpu_loras={lora.max_cpu_loras} is less than max_loras={lora.max_loras}: workers must hold a step's "
+            "adapters"
+        )
+    return lora
 
 
 def _check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> None:

@@ -18,9 +18,10 @@ from raycore.display.progress_bars import request_bar
 
 from raycore.activity import PauseMode
 from raycore.client.collector import Collector
-from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts
+from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts, with_adapters
 from raycore.client.updates import Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS
+from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
 from raycore.options import with_options
 from raycore.outputs import RequestOutput
@@ -56,6 +57,7 @@ class LLM(RunningEngine):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Continue one or more prompts. Returns when all are finished.
 
@@ -66,6 +68,7 @@ class LLM(RunningEngine):
             sampling_params: one for all prompts, or one per prompt. None: `get_default_sampling_params()`.
             use_tqdm: show a progress bar with tokens per second.
             priority: one per prompt; lower values run first. Needs `scheduling_policy="priority"`.
+            lora_request: an adapter for all prompts, or one per prompt, where None means none. Needs `enable_lora`.
 
         Returns: one output per prompt, in order.
 
@@ -76,10 +79,14 @@ class LLM(RunningEngine):
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
         parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer)
-        return self._run(parsed, sampling_params, use_tqdm, priority)
+        return self._run(with_adapters(parsed, lora_request), sampling_params, use_tqdm, priority)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
 
@@ -91,7 +98,7 @@ class LLM(RunningEngine):
             RequestFailed: the request failed, but the engine didn't.
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
-        parsed = parse_prompts([prompt], self._client.tokenizer)
+        parsed = with_adapters(parse_prompts([prompt], self._client.tokenizer), lora_request)
         params = sampling_params or self.get_default_sampling_params()
         came: SimpleQueue[list[Update]] = SimpleQueue()
         request_ids = [uuid.uuid4().hex]
@@ -121,6 +128,7 @@ class LLM(RunningEngine):
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, rendered with the model's chat template.
 
@@ -142,7 +150,8 @@ class LLM(RunningEngine):
             for conversation in conversations
         ]
         # special tokens are part of the template's text
-        return self._run(parse_prompts(texts, tokenizer, add_special_tokens=False), sampling_params, use_tqdm, None)
+        parsed = with_adapters(parse_prompts(texts, tokenizer, add_special_tokens=False), lora_request)
+        return self._run(parsed, sampling_params, use_tqdm, None)
 
     # ---- calls on all ranks
 
@@ -416,6 +425,7 @@ class AsyncLLM(RunningEngine):
         *,
         stream: bool = True,
         data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
 
@@ -428,6 +438,7 @@ class AsyncLLM(RunningEngine):
             stream: False yields only the final output, which costs less.
             data_parallel_rank: the rank that gets the request. None: raycore chooses one by load and cached prefixes.
                 Another rank gets the request if the given one is being replaced or is lost.
+            lora_request: the adapter that the request uses. Needs `enable_lora`.
 
         Raises:
             InvalidRequest: the prompt or a parameter is unusable. Raised at the first step of the iteration.
@@ -436,7 +447,13 @@ class AsyncLLM(RunningEngine):
         """
         params = sampling_params or self.get_default_sampling_params()
         return self._streams.generate(
-            prompt, params, request_id, priority, stream=stream, data_parallel_rank=data_parallel_rank
+            prompt,
+            params,
+            request_id,
+            priority,
+            stream=stream,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
         )
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from raycore.lora.request import LoRARequest
 from raycore.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+NO_ADAPTER = -1
+"""In the place of an adapter's place."""
 _CLIENT_SHIFT = 40
 
 _SeqIdsT = TypeVar("_SeqIdsT", int, "NDArray[np.int64]")
@@ -62,6 +65,8 @@ class EngineRequest(msgspec.Struct, array_like=True):
     once."""
     cache_salt: str | None = None
     """The request shares cached prefixes only with requests of the same salt."""
+    lora: LoRARequest | None = None
+    """The adapter that the request uses."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -92,6 +97,8 @@ class NewRequest(msgspec.Struct, array_like=True):
     seed: int
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
+    adapter: int = NO_ADAPTER
+    """The place of the LoRA adapter that the request uses, among those that the worker holds."""
 
 
 class StepTokens(msgspec.Struct, array_like=True):

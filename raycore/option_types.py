@@ -54,11 +54,7 @@ class VllmOptions(TypedDict, total=False):
     long_prefill_token_threshold_adaptive: object
     num_lookahead_slots: object
     speculative_model: object
-    enable_lora: object
     lora_modules: object
-    max_loras: object
-    max_lora_rank: object
-    max_cpu_loras: object
     enable_prompt_embeds: object
     limit_mm_per_prompt: object
     mm_processor_kwargs: object
@@ -239,3 +235,12 @@ class EngineOptions(VllmOptions, total=False):
     placement_timeout_s: float
     """Seconds to wait for resources that others in the cluster use, when an engine starts or a rank has lost its node.
     scale() waits 10 seconds whatever this is. See also wait_for_nodes_s. Default: 60."""
+    enable_lora: bool
+    """Let requests use LoRA adapters (lora_request). The other options of adapters need this one. Default: False."""
+    max_loras: int
+    """Maximum number of different adapters in a step. Default: 1."""
+    max_lora_rank: int
+    """Maximum rank of an adapter. Default: 16."""
+    max_cpu_loras: int | None
+    """Number of adapters that a worker holds. If another one is needed, the one that hasn't been used for the longest
+    time makes room. Default: max_loras."""

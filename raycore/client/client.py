@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.inputs import ParsedPrompt, checked_request_id, priorities_for_each
 from raycore.client.rank_connections import RankConnection, RankConnections, Sent, call_utility
 from raycore.client.request_table import News, RequestTable
@@ -66,6 +67,7 @@ class EngineClient:
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         if config.model.prepare_structured_outputs:
             self._grammars.prepare()  # while the ranks start
+        self._adapters = AdapterChecks(spec, config.lora)
         self._failure: BaseException | None = None
         self._is_abandoned = False
         self._is_draining = False
@@ -118,6 +120,8 @@ class EngineClient:
         params = [snapshots[id(param)] for param in params]
         for prompt, param in zip(prompts, params, strict=True):
             self.check(prompt, param)
+            if prompt.lora is not None:
+                self._adapters.check(prompt.lora)
             self.check_structured_outputs(param)
         # before the lock is taken: tokenization with the lock held would delay the outputs of all ranks
         bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]

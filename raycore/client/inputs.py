@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, cast
 
+from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.lora.request import LoRARequest
 from raycore.sampling_params import SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
 
@@ -30,6 +32,8 @@ class ParsedPrompt:
     token_ids: list[int]
     cache_salt: str | None = None
     """Cached prefixes are shared only among requests with the same salt."""
+    lora: LoRARequest | None = None
+    """The adapter that the request uses."""
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -171,6 +175,26 @@ def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int]
     if len(priorities) != count:
         raise InvalidRequest(f"{len(priorities)} priorities for {count} prompts: give one for each")
     return priorities
+
+
+def with_adapters(
+    prompts: list[ParsedPrompt], lora_request: LoRARequest | Sequence[LoRARequest | None] | None
+) -> list[ParsedPrompt]:
+    """Set the adapter of each prompt: one for all, or one for each.
+
+    Raises:
+        InvalidRequest: `lora_request` is neither, or isn't valid.
+    """
+    given: Any = lora_request  # users may pass anything
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    each: list[Any] = list(cast(Sequence[Any], given)) if is_list else [given] * len(prompts)
+    if len(each) != len(prompts):
+        raise InvalidRequest(f"lora_request has {len(each)} entries for {len(prompts)} prompts: give one for each")
+    for prompt, adapter in zip(prompts, each, strict=True):
+        if adapter is not None and not isinstance(adapter, LoRARequest):
+            raise InvalidRequest(f"lora_request={shortened(adapter)} isn't a LoRARequest")
+        prompt.lora = adapter
+    return prompts
 
 
 def params_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:

@@ -42,6 +42,7 @@ class _Underway:
     sequences: list[EngineRequest]
     """One for each of the request's `n` sequences."""
     cache_salt: str | None = None
+    """The same for requests that can share cached prefixes: their salt, and their adapter."""
     wanted_rank: int | None = None
     """The rank that the caller asked for, if any. While that rank isn't in service, another rank gets the request."""
     dp_rank: int | None = None
@@ -153,6 +154,7 @@ class RequestTable:
             priority=priority,
             flush_interval_s=flush_interval_s,
             cache_salt=prompt.cache_salt,
+            lora=prompt.lora,
         )
         # The prompt's log probabilities are the same for all sequences. Only the first one computes them, so that the
         # others can take the prompt from the prefix cache.
@@ -161,7 +163,8 @@ class RequestTable:
             msgspec.structs.replace(first, seq_id=seq_id, params=later, seed=self._seed(params, index, seq_id))
             for index, seq_id in enumerate(seq_ids[1:], start=1)
         ]
-        self._underway[request_id] = _Underway(sink, [first, *others], prompt.cache_salt, wanted_rank)
+        shares = prompt.cache_salt if prompt.lora is None else f"{prompt.lora.lora_path} {prompt.cache_salt or ''}"
+        self._underway[request_id] = _Underway(sink, [first, *others], shares, wanted_rank)
         self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream)
 
     def dispatch_new(self, request_ids: Iterable[str]) -> Submissions:

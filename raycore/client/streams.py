@@ -14,9 +14,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from raycore.client.inputs import ParsedPrompt, Prompt, checked_request_id, parse_prompts
+from raycore.client.inputs import ParsedPrompt, Prompt, checked_request_id, parse_prompts, with_adapters
 from raycore.client.updates import Sink, Update, coalescing_s
 from raycore.errors import InvalidRequest
+from raycore.lora.request import LoRARequest
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
@@ -63,6 +64,7 @@ class Streams:
         *,
         stream: bool = True,
         data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `AsyncLLM.generate`."""
         streams = self._of_this_loop()
@@ -73,7 +75,7 @@ class Streams:
         if request_id in streams:
             raise InvalidRequest(f"request_id={request_id!r} is already in use")
         self._client.submit(
-            parse_prompts([prompt], self._client.tokenizer),
+            with_adapters(parse_prompts([prompt], self._client.tokenizer), lora_request),
             [params],
             streams.put,
             stream=stream,

@@ -17,6 +17,7 @@ import msgspec
 
 from raycore.activity import RUNNING, Activity
 from raycore.config import EngineConfig
+from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.grammars import GrammarsUnderWay
@@ -51,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
 """Maximum time in seconds that an idle loop sleeps. A command or a failure wakes the loop at once."""
-_GRAMMARS_WAIT_S = 0.002
+_PREPARING_WAIT_S = 0.002
 """Maximum time in seconds that the loop sleeps while requests wait for their grammars and no other request has work."""
 
 
@@ -105,8 +106,10 @@ class EngineCore:
             tells_tokens=config.tells_tokens,
             num_turns=_num_turns(config),
             speculation=self._speculation,
+            max_adapters=config.lora.max_loras if config.lora.enable_lora else 0,
         )
         self._grammars = GrammarsUnderWay(executor)
+        self._adapters = AdaptersInUse(executor, config.lora.num_places) if config.lora.enable_lora else None
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
         """(plan, pending result, time of planning) of each step in flight, oldest first."""
         self._arrived_s: dict[int, float] = {}
@@ -141,10 +144,14 @@ class EngineCore:
         Raises:
             InvalidRequest: the request is invalid or could never run. Other requests are not affected.
         """
-        asked = request.params.structured_outputs
-        self.scheduler.submit(request, is_held=asked is not None)
+        asked, adapter = request.params.structured_outputs, request.lora
+        if adapter is not None and self._adapters is None:
+            raise InvalidRequest(f"lora_request={adapter.lora_name!r} needs an engine with enable_lora=True")
+        self.scheduler.submit(request, is_held=asked is not None or adapter is not None)
         if asked is not None:
             self._grammars.add(request.seq_id, asked)
+        if adapter is not None and self._adapters is not None:
+            self._adapters.add(request.seq_id, adapter)
         self._arrived_s[request.seq_id] = time.monotonic()
 
     def abort(self, seq_ids: list[int]) -> None:
@@ -152,19 +159,37 @@ class EngineCore:
         self.scheduler.abort(seq_ids)
         for seq_id in seq_ids:
             self._grammars.drop(seq_id)
+            self._drop_adapter(seq_id)
             self._arrived_s.pop(seq_id, None)
 
     def abort_client(self, client: int) -> None:
         """Abort all requests of the client with the index `client`. They produce no more outputs."""
         self.abort(self.scheduler.seq_ids_of(client))
 
-    def release_prepared(self) -> None:
-        """Let the scheduler start requests whose grammars are ready or took too long. Call this before each step."""
-        self.scheduler.release(self._grammars.take_done())
+    def release_prepared(self) -> dict[int, str]:
+        """Let the scheduler start requests whose grammars are ready or took too long, and whose adapters are ready.
+
+        Call this before each step. Returns why requests were dropped, by seq_id, because their adapters can't be used.
+        """
+        prepared = self._grammars.take_done()
+        if self._adapters is None:
+            self.scheduler.release(prepared)
+            return {}
+        ready, failed = self._adapters.take_done()
+        for seq_id, adapter in ready.items():
+            self.scheduler.give_adapter(seq_id, adapter.place, adapter.version)
+        self.scheduler.release(seq_id for seq_id in prepared if seq_id not in self._adapters and seq_id not in failed)
+        self.scheduler.release(seq_id for seq_id in ready if seq_id not in self._grammars and seq_id not in prepared)
+        self.abort(list(failed))
+        return failed
 
     def idle_wait_s(self) -> float:
-        """The maximum time in seconds that the loop may sleep without work. Shorter while grammars are compiled."""
-        return _GRAMMARS_WAIT_S if self._grammars else IDLE_WAIT_S
+        """The maximum time in seconds that the loop may sleep without work. Shorter while requests are prepared."""
+        return _PREPARING_WAIT_S if self._grammars or self._adapters else IDLE_WAIT_S
+
+    def _drop_adapter(self, seq_id: int) -> None:
+        if self._adapters is not None:
+            self._adapters.drop(seq_id)
 
     def step(self) -> StepOutputs | None:
         """Start the next step if there is one. Then wait for the oldest step in flight, and return its outputs.
@@ -218,6 +243,9 @@ class EngineCore:
         outputs.duration_s = time.monotonic() - planned_s
         if self._speculation is not None:
             self._speculation.observe(plan.num_step_tokens, plan.has_drafts, outputs.duration_s)
+        if self._adapters is not None:
+            for end in outputs.finished:
+                self._adapters.drop(end.seq_id)
         outputs.queued = [(seq_id, planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
         return outputs
 
@@ -463,7 +491,7 @@ def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
         commands = mailbox.take(0.0 if core.has_work() else core.idle_wait_s())
         for command in commands:
             apply_command(command, core, mailbox)
-        core.release_prepared()
+        release_prepared(core, mailbox)
         outputs = core.step()
         if outputs is not None:
             mailbox.publish(outputs, core.load())
@@ -471,6 +499,12 @@ def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
             mailbox.note_load(core.load())
         if mailbox.changes and not core.has_work() and make_changes(core, mailbox):
             return
+
+
+def release_prepared(core: EngineCore, mailbox: Mailbox) -> None:
+    """Let requests start whose grammars and adapters are ready. Tells the clients of those that can't start."""
+    for seq_id, why in core.release_prepared().items():
+        mailbox.refuse(seq_id, why, "failed")
 
 
 def make_changes(core: EngineCore, mailbox: Mailbox) -> bool:

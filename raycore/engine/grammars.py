@@ -33,6 +33,10 @@ class GrammarsUnderWay:
     def __bool__(self) -> bool:
         return bool(self._deadlines_s)
 
+    def __contains__(self, seq_id: int) -> bool:
+        """Whether a request waits for its grammar."""
+        return seq_id in self._deadlines_s
+
     def add(self, seq_id: int, asked: StructuredOutputsParams) -> None:
         """Have the workers compile `asked`, the constraint of the request `seq_id`."""
         self._new[seq_id] = asked

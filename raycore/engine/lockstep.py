@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from raycore.engine.core import EngineCore, apply_command, make_changes
+from raycore.engine.core import EngineCore, apply_command, make_changes, release_prepared
 from raycore.engine.mailbox import Mailbox, StartWave
 from raycore.engine.waves import Waves
 from raycore.errors import RpcTimeout
@@ -42,7 +42,7 @@ def run_lockstep_loop(
                 _start_wave(waves, command)
             else:
                 apply_command(command, core, mailbox)
-        core.release_prepared()
+        release_prepared(core, mailbox)
         if core.has_work():
             wave = waves.has_work()
             if wave is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raycore.messages import NewRequest, StepPlan
+from raycore.messages import NO_ADAPTER, NewRequest, StepPlan
 
 Ints = NDArray[np.int64]
 
@@ -76,6 +76,8 @@ class SlotBatch:
         self.num_prompt = np.zeros(num_slots, np.int64)
         self.generation = np.zeros(num_slots, np.int64)
         """How many requests the slot has had. A token that was sampled for an earlier one is dropped."""
+        self.adapter = np.full(num_slots, NO_ADAPTER, np.int64)
+        """The place of the LoRA adapter that the slot's request uses."""
         self.block_tables = np.zeros((num_slots, -(-(max_model_len + 1) // block_size)), np.int32)
         self._num_blocks = np.zeros(num_slots, np.int64)
         self._indexes = np.arange(num_slots)
@@ -185,6 +187,7 @@ class SlotBatch:
         self.num_computed[slot] = request.num_computed_tokens
         self.num_prompt[slot] = request.num_prompt_tokens
         self.generation[slot] += 1
+        self.adapter[slot] = request.adapter
         self._num_blocks[slot] = len(block_ids)
 
     def _append_blocks(self, slots: NDArray[np.int32], block_ids: NDArray[np.int32]) -> Ints:

@@ -8,6 +8,7 @@ hidden size, O fused query, key and value rows, N heads, H elements of a head, V
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -18,12 +19,14 @@ from raycore.checkpoint.stages import Stage
 from raycore.model.attention.spec import Attention
 from raycore.model.experts import ExpertRanks, SplitExperts
 from raycore.model.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
-from raycore.model.layers import TensorParallel
+from raycore.model.layers import Linear, TensorParallel
+from raycore.model.lora import Adapters, FusedName
 from raycore.model.operations import Operations
 from raycore.model.rope import interleave, separate
 from raycore.model.routed_experts import ExpertWeights
 from raycore.model.weights.fp8_weight import Fp8Weight, Weight
 from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.model.weights.lora_weights import LoraWeights
 from raycore.model.weights.moe_weights import MoeWeights
 from raycore.profile_session import Parts
 
@@ -43,6 +46,7 @@ class Decoder:
         operations: Operations,
         experts: ExpertRanks | None = None,
         stage: Stage | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Build the layers from `weights`. Removes each layer from `weights` once it is built.
 
@@ -50,6 +54,7 @@ class Decoder:
             experts: the ranks that share the experts. None: the tensor-parallel ranks, each with a part of every
                 expert.
             stage: which part of the model `weights` are. None: the whole model.
+            adapters: LoRA adapters, which change what linear layers return. None: there are none.
         """
         self._ranks = ranks
         self._operations = operations
@@ -84,7 +89,7 @@ class Decoder:
             own = weights.layers.pop(0)
             self.qk_norms_NH.append(qk_norm(spec, own, ranks.size, operations.device))
             is_last = layer == spec.num_layers - 1
-            made = Layer(place, spec, own, ranks, experts, operations, is_last=is_last)
+            made = Layer(place, spec, own, ranks, experts, operations, adapters, is_last=is_last)
             self._layers.append(made)
             if isinstance(made.feed_forward, SparseFeedForward):
                 self.sparse_layers.append(made.feed_forward)
@@ -223,12 +228,14 @@ class Layer:
         ranks: TensorParallel,
         experts: ExpertRanks,
         operations: Operations,
+        adapters: Adapters | None = None,
         *,
         is_last: bool,
     ) -> None:
         """
         Args:
             place: the layer's index among those of the stage.
+            adapters: see `Decoder`.
             is_last: whether it is the model's last layer.
         """
         self._place = place
@@ -239,8 +246,9 @@ class Layer:
         self._num_rotated = self._num_q + spec.kv_heads_per_rank(ranks.size)
         for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
             _reorder_heads_(rows_OX, self._num_rotated, spec.head_dim, interleave)
-        self._qkv = operations.linear(weights.qkv_OD, weights.qkv_bias_O)
-        self._o = operations.linear(weights.o_DO, weights.o_bias, ranks)
+        self._adapters = adapters
+        self._qkv = self._adapted(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv")
+        self._o = self._adapted(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
         self._post_norm = operations.rms_norm(weights.post_norm_D, spec.rms_norm_eps)
         self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, operations)
 
@@ -293,10 +301,16 @@ class Layer:
     ) -> FeedForward:
         own = weights.feed_forward
         if isinstance(own, MlpWeights):
-            gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias)
-            return DenseFeedForward(gate_up, operations.linear(own.down_DF, own.down_bias, ranks))
+            around = None if self._adapters is None else partial(self._adapted, name="gate_up")
+            gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias, around)
+            down = self._adapted(operations.linear(own.down_DF, own.down_bias, ranks), "down", ranks)
+            return DenseFeedForward(gate_up, down)
         assert spec.moe is not None
         return SparseFeedForward(spec.moe, own, experts, self._is_last, operations)
+
+    def _adapted(self, linear: Linear, name: FusedName, ranks: TensorParallel | None = None) -> Linear:
+        """Return a linear layer with what adapters add to it. `ranks`: those over which its input is split."""
+        return linear if self._adapters is None else self._adapters.around(linear, self._place, name, ranks)
 
 
 def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:
@@ -309,6 +323,16 @@ def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:
     assert isinstance(feed_forward, DenseFeedForward)
     gate_up, down = feed_forward.gate_up, feed_forward.down
     return MlpWeights(gate_up.weight, gate_up.bias, down.weight, down.bias)
+
+
+def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int) -> None:
+    """Bring what an adapter adds to queries and keys in the order in which layers have them. They share its memory."""
+    num_rotated = spec.num_heads // tp_size + spec.kv_heads_per_rank(tp_size)
+    for layer in adapter.layers:
+        for part in () if layer.qkv is None else layer.qkv.parts:
+            if part.first_output < num_rotated * spec.head_dim:
+                rows_OR = part.b_RO.t()
+                _reorder_heads_(rows_OR, len(rows_OR) // spec.head_dim, spec.head_dim, interleave)
 
 
 def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,10 +39,12 @@ class NativeOperations(TorchOperations):
         linear = _PanelLinear(weight_OI, bias_O)
         return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
 
-    def gated_linear(self, gate_up_OI: Weight, bias_O: Tensor | None = None) -> GatedLinear:
+    def gated_linear(
+        self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
+    ) -> GatedLinear:
         assert isinstance(gate_up_OI, Tensor), "CPUs don't multiply in fp8"
-        if not _is_native(gate_up_OI) or gate_up_OI.shape[0] % (2 * _PANEL):
-            return super().gated_linear(gate_up_OI, bias_O)
+        if around is not None or not _is_native(gate_up_OI) or gate_up_OI.shape[0] % (2 * _PANEL):
+            return super().gated_linear(gate_up_OI, bias_O, around)
         return _GatedPanelLinear(gate_up_OI, bias_O)
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:

@@ -81,8 +81,13 @@ class Operations(Protocol):
         """Return the norm `x / sqrt(mean(x²) + eps) · weight`."""
         ...
 
-    def gated_linear(self, gate_up_OI: Weight, bias_O: Tensor | None = None) -> GatedLinear:
-        """Return a gated layer. `gate_up_OI` has the rows of the gate, then those of up."""
+    def gated_linear(
+        self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
+    ) -> GatedLinear:
+        """Return a gated layer. `gate_up_OI` has the rows of the gate, then those of up.
+
+        `around`: returns the linear layer of gate and up with what is around it.
+        """
         ...
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
@@ -162,8 +167,11 @@ class TorchOperations:
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
         return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant)
 
-    def gated_linear(self, gate_up_OI: Weight, bias_O: Tensor | None = None) -> GatedLinear:
-        return _GatedLinear(self.linear(gate_up_OI, bias_O), self.silu_and_mul)
+    def gated_linear(
+        self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
+    ) -> GatedLinear:
+        gate_up = self.linear(gate_up_OI, bias_O)
+        return _GatedLinear(gate_up if around is None else around(gate_up), self.silu_and_mul)
 
     def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
         """Return `silu(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""

@@ -25,6 +25,7 @@ from raycore.model.device_batch import DeviceBatch, StepTensors
 from raycore.model.drafting.drafter import Drafter
 from raycore.model.experts import ExpertParallel
 from raycore.model.links import Link
+from raycore.model.lora import AdapterRows
 from raycore.model.operations import Operations
 from raycore.model.returned_tokens import TokenReceiver
 from raycore.model.rows import TILE_ROWS
@@ -135,6 +136,7 @@ class ModelRunner:
         token_source: TokenReceiver | None = None,
         token_sink: Link | None = None,
         drafter: Drafter | None = None,
+        adapter_rows: AdapterRows | None = None,
     ) -> None:
         """
         Args:
@@ -150,7 +152,9 @@ class ModelRunner:
                 this stage doesn't need them.
             token_sink: on the last stage, takes sampled tokens to the first one. None: nobody needs them.
             drafter: drafts tokens between steps. None: this worker doesn't.
+            adapter_rows: where the decoder's layers look which rows are for which LoRA adapter. None: there are none.
         """
+        self._adapter_rows = adapter_rows
         self._drafter = drafter
         self._graphs = graphs
         self._source = source
@@ -286,9 +290,17 @@ class ModelRunner:
             inputs = self._batch.token_ids_of(tensors) if received is None else received
             return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt, taps)
 
-        if self._graphs is not None and tensors.is_padded:
+        uses_adapters = self._note_adapters(step)
+        if self._graphs is not None and tensors.is_padded and not uses_adapters:
             return self._graphs.run(len(tensors.slots_T), compute)[: len(step.sampled)]
         return compute()
+
+    def _note_adapters(self, step: StepInputs) -> bool:
+        """Tell the layers which rows are for which adapter. Returns whether any is."""
+        if self._adapter_rows is None:
+            return False
+        self._adapter_rows.begin_step(self._batch.host.adapter[step.token_slots], step.sampled_rows)
+        return not self._adapter_rows.is_empty
 
     def _receive(self, source: Link, tensors: StepTensors) -> Tensor:
         """Return the hidden states [T, D] of the stage before."""

@@ -31,6 +31,7 @@ class SchedulerProtocol(Protocol):
         tells_tokens: bool = False,
         num_turns: int = 1,
         speculation: Speculation | None = None,
+        max_adapters: int = 0,
     ) -> None:
         """Create a scheduler without requests.
 
@@ -40,6 +41,7 @@ class SchedulerProtocol(Protocol):
             tells_tokens: plans say which tokens they compute (`StepPlan.tokens`), because not every worker samples.
             num_turns: number of steps that decodes take turns in, so that all stages of a pipeline have work.
             speculation: guesses the next tokens of decodes. None: nothing does. A scheduler may ignore it.
+            max_adapters: maximum number of different LoRA adapters that running requests use.
         """
         ...
 
@@ -53,6 +55,15 @@ class SchedulerProtocol(Protocol):
 
     def release(self, seq_ids: Iterable[int]) -> None:
         """Let requests that were held be scheduled. Called before each step, often without requests."""
+        ...
+
+    def give_adapter(self, seq_id: int, place: int, version: int) -> None:
+        """Note where the workers hold the LoRA adapter of a request that is held.
+
+        Args:
+            place: goes into `NewRequest.adapter`.
+            version: cached prefixes are only shared by requests whose adapters have the same version.
+        """
         ...
 
     def abort(self, seq_ids: Iterable[int]) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.errors import InvalidRequest, RequestTooLarge
-from raycore.kvcache.prefix_cache import ROOT_DIGEST, root_digest
-from raycore.messages import EngineInfo, EngineRequest, NewRequest
+from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, root_digest
+from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, NewRequest
 from raycore.sampling_params import SamplingParams
 
 
@@ -41,6 +41,8 @@ class Request:
     constrained output is complete."""
     root_digest: bytes = ROOT_DIGEST
     """Parent digest of the request's first block; see `raycore.kvcache.prefix_cache`."""
+    adapter: int = NO_ADAPTER
+    """The place of the LoRA adapter that the request uses, among those that the workers hold."""
     slot: int = -1
     """-1 while the request waits."""
     was_started: bool = False
@@ -75,6 +77,11 @@ class Request:
             return "stop", None if is_eos else token_id
         return ("length", None) if num_tokens >= self.max_tokens else None
 
+    def set_adapter(self, place: int, version: int) -> None:
+        """Use the adapter that the workers hold at `place`. Prefixes are shared only with the same version of it."""
+        self.adapter = place
+        self.root_digest = adapter_digest(self.root_digest, version)
+
     def for_workers(self, num_computed_tokens: int, block_ids: NDArray[np.int32]) -> NewRequest:
         """Return the message that tells the workers about the request when it gets its slot."""
         return NewRequest(
@@ -87,6 +94,7 @@ class Request:
             seed=self.seed,
             eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self.bad_words_token_ids,
+            adapter=self.adapter,
         )
 
 

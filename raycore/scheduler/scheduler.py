@@ -23,7 +23,7 @@ This module knows nothing of connections, time, or tensors.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 
 import numpy as np
@@ -35,6 +35,7 @@ from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.prefix_cache import PrefixCache
 from raycore.messages import (
+    NO_ADAPTER,
     NO_DRAFT_STATS,
     EngineRequest,
     FinishedRequest,
@@ -73,6 +74,7 @@ class Scheduler:
         num_turns: the number of steps that running decodes take turns in. A step then has at most 1 of `num_turns`
             equal parts of the running requests as decodes, and a share of the prompts' tokens.
         speculation: guesses the next tokens of decodes. None: nothing does.
+        max_adapters: maximum number of different LoRA adapters that running requests use.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Scheduler:
         tells_tokens: bool = False,
         num_turns: int = 1,
         speculation: Speculation | None = None,
+        max_adapters: int = 0,
     ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
@@ -102,6 +105,11 @@ class Scheduler:
         self._held: dict[int, Request] = {}
         """Requests, by seq_id, that were submitted with `is_held` and are not in the waiting queue yet."""
         self._requests: dict[int, Request] = {}
+        self._max_adapters = max_adapters
+        self._adapters: Counter[int] = Counter()
+        """By place: number of running requests that use the adapter there."""
+        self._without_adapter: list[int] = []
+        """The seq_ids of the requests in `_held` that wait for one of `max_adapters`. In order of urgency."""
         self._prefills: list[Request] = []
         """The running requests in the phase PREFILL (see `slots`), in the order in which they got their slots."""
         self._in_flight: deque[InFlight] = deque()
@@ -139,6 +147,10 @@ class Scheduler:
         """Add requests that were held back to the waiting queue, ordered as if they had not been held."""
         for seq_id in seq_ids:
             self._waiting.push(self._held.pop(seq_id))
+
+    def give_adapter(self, seq_id: int, place: int, version: int) -> None:
+        """Note where the workers hold the adapter of a request that is held back, and which version of it."""
+        self._held[seq_id].set_adapter(place, version)
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End requests without further output. Unknown seq_ids are ignored."""
@@ -393,6 +405,10 @@ class Scheduler:
         """Admit waiting requests, the most urgent first, until the budget, the slots or the blocks run out."""
         while budget and len(self._waiting) and self._slots.num_free:
             request = self._waiting.peek()
+            if not self._may_use_adapter(request):
+                self._held[request.seq_id] = self._waiting.pop()
+                self._without_adapter.append(request.seq_id)
+                continue
             if self._refused == (request, self._pool.num_free):
                 return
             cached = self._prefixes.find(request) if self._prefixes is not None else []
@@ -402,6 +418,16 @@ class Scheduler:
             self._waiting.pop()
             chunk = self._start(request, cached, budget, step)
             budget -= chunk.num_tokens
+
+    def _may_use_adapter(self, request: Request) -> bool:
+        """Whether a request may begin without there being too many adapters.
+
+        While another request waits for that, none with an adapter may begin, so that none waits forever.
+        """
+        if request.adapter == NO_ADAPTER:
+            return True
+        has_room = request.adapter in self._adapters or len(self._adapters) < self._max_adapters
+        return has_room and not self._without_adapter
 
     def _has_blocks_for(self, request: Request, cached: list[int]) -> bool:
         """Whether there are blocks for all known tokens of `request`, in addition to what running requests will need.
@@ -419,6 +445,8 @@ class Scheduler:
         num_cached = len(cached) * self._block_size
         chunk = self._chunk(request, num_cached, len(request.tokens), budget)
         self._slots.enter(request, num_cached)
+        if request.adapter != NO_ADAPTER:
+            self._adapters[request.adapter] += 1
         self._blocks.begin(request.slot, cached)
         self._prefills.append(request)
         request.num_published_blocks = len(cached)
@@ -450,6 +478,16 @@ class Scheduler:
             self._speculation.forget(slot, request.num_prompt_tokens)
         self._blocks.end(slot)
         self._freed_slots.append(slot)
+        if request.adapter != NO_ADAPTER:
+            self._leave_adapter(request.adapter)
+
+    def _leave_adapter(self, place: int) -> None:
+        """Note that a request no longer runs with the adapter at `place`. Let those begin that waited for it."""
+        self._adapters[place] -= 1
+        if not self._adapters[place]:
+            del self._adapters[place]
+            waiting, self._without_adapter = self._without_adapter, []
+            self.release(seq_id for seq_id in waiting if seq_id in self._held)
 
     # ---- update
 

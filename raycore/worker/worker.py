@@ -12,7 +12,7 @@ import raycore.worker.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -22,25 +22,28 @@ import numpy as np
 import torch
 
 from raycore.activity import TAGS, MemoryTag
+from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.sharded_state import Shard, check_saved_state, checked_pattern, copy_other_files
 from raycore.checkpoint.stages import Stage
 from raycore.class_paths import import_class
 from raycore.config import DType, EngineConfig, SchedulerConfig
-from raycore.errors import InvalidConfig, InvalidInput, InvalidRequest
+from raycore.errors import InvalidConfig, InvalidInput, InvalidRequest, RaycoreError
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.kernels import library as kernels
+from raycore.lora.request import LoRARequest
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.spec import AttentionSpec, HeadShape
 from raycore.model.batch import SlotBatch
 from raycore.model.compute_threads import ComputeThreads
 from raycore.model.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
-from raycore.model.decoder import Decoder
+from raycore.model.decoder import Decoder, reorder_adapter_
 from raycore.model.device_batch import DeviceBatch
 from raycore.model.experts import ExpertParallel
 from raycore.model.layers import TensorParallel
 from raycore.model.links import Link
+from raycore.model.lora import Adapters, can_be_native
 from raycore.model.operations import Operations
 from raycore.model.rendezvous import Rendezvous
 from raycore.model.returned_tokens import TokenReceiver
@@ -56,6 +59,7 @@ from raycore.model.weights.loader import (
     load_decoder_weights,
     random_decoder_weights,
 )
+from raycore.model.weights.lora_weights import LoraWeights, largest_lora_bytes, load_lora_weights
 from raycore.model.weights.offload import OffloadedTensors, tensors_of
 from raycore.model.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.node import resources as host
@@ -132,6 +136,11 @@ class Worker(WorkerProtocol):
         self._offloaded: OffloadedTensors | None = None
         """The weights while they are in the host's memory."""
         self._runner: ModelRunner | None = None
+        self._adapters: Adapters | None = None
+        """None without `enable_lora`."""
+        self._readings: dict[int, Future[LoraWeights]] = {}
+        """Adapters that are being read, by the place that they will get."""
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="raycore-adapters")
         self._profile: WorkerProfile | None = None
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
@@ -170,6 +179,14 @@ class Worker(WorkerProtocol):
         if config.parallel.is_lockstep and not self.rank.is_new:
             self._join_experts()
         self._drafting = self._make_drafting()
+        if config.lora.enable_lora:
+            is_native = self._backend.name == "native" and can_be_native(spec, self.rank.tp_size)
+            self._adapters = Adapters(
+                self._device,
+                config.lora.num_places,
+                is_native=is_native,
+                batch_invariant=config.model.batch_invariant,
+            )
 
     def _make_drafting(self) -> DraftWorker | None:
         """Return this worker's part in drafting. If one worker is enough, that is the one that reports steps."""
@@ -193,9 +210,12 @@ class Worker(WorkerProtocol):
         self._operations = self._backend.operations()
         with torch.inference_mode():
             self._decoder = _decoder_class(model.spec)(
-                model.spec, weights, self._ranks, self._operations, self._experts, self._stage
+                model.spec, weights, self._ranks, self._operations, self._experts, self._stage, self._adapters
             )
-            is_fixed = model.batch_invariant and self._operations.depends_on_threads
+            depends_on_threads = self._operations.depends_on_threads or (
+                self._adapters is not None and not self._adapters.rows.is_native
+            )
+            is_fixed = model.batch_invariant and depends_on_threads
             self._threads = ComputeThreads(self._max_threads, is_fixed=is_fixed)
             if model.batch_invariant:
                 self._check_tiles(self._decoder)
@@ -291,7 +311,8 @@ class Worker(WorkerProtocol):
         if self._device.type == "cuda":
             return self._available_on_gpu()
         share = self.config.cache.gpu_memory_utilization
-        per_worker = host.available_memory_bytes() // self.rank.num_local_workers - self._step_bytes(self.config)
+        per_worker = host.available_memory_bytes() // self.rank.num_local_workers
+        per_worker -= self._step_bytes(self.config) + self._adapter_bytes
         available = min(int(per_worker * share * _DEFAULT_CPU_SHARE), _MAX_DEFAULT_CACHE_BYTES)
         if available < self.bytes_per_block():
             raise InvalidConfig(
@@ -322,7 +343,7 @@ class Worker(WorkerProtocol):
         use = MemoryUse(
             total=total,
             share=self.config.cache.gpu_memory_utilization,
-            weights=weights,
+            weights=weights + self._adapter_bytes,
             step=step,
             graphs=_GRAPH_BYTES if self._has_graphs() else 0,
             others=total - free - weights,
@@ -330,6 +351,15 @@ class Worker(WorkerProtocol):
         if use.left < self.bytes_per_block():
             raise InvalidConfig(f"not enough memory for the KV cache on {self._device}:\n{use.table()}")
         return use.left
+
+    @property
+    def _adapter_bytes(self) -> int:
+        """The memory that all LoRA adapters may take."""
+        config, lora = self.config, self.config.lora
+        if not lora.enable_lora:
+            return 0
+        layers, tp_size = len(self._stage.layers), self.rank.tp_size
+        return lora.num_places * largest_lora_bytes(config.model.spec, layers, tp_size, lora.max_lora_rank, self._dtype)
 
     def bytes_per_block(self) -> int:
         """Return how many bytes one KV cache block takes on this worker."""
@@ -382,6 +412,7 @@ class Worker(WorkerProtocol):
             token_source=self._token_receiver(batch),
             token_sink=self._token_link if self.rank.is_last_stage else None,
             drafter=drafter,
+            adapter_rows=None if self._adapters is None else self._adapters.rows,
         )
 
     def _end_runner(self) -> None:
@@ -597,6 +628,40 @@ class Worker(WorkerProtocol):
         for seq_id in [seq_id for seq_id, future in self._grammars_under_way.items() if future.done()]:
             del self._grammars_under_way[seq_id]
         return list(self._grammars_under_way)
+
+    def prepare_adapters(self, asked: Mapping[int, LoRARequest]) -> tuple[list[int], dict[int, str]]:
+        """Start to read adapters on a background thread. Steps can run meanwhile.
+
+        Args:
+            asked: adapters, by the place that each will get. No request uses what is there now.
+
+        Returns:
+            The places of the adapters that are still being read, from this call and earlier ones, and by place, why
+            some can't be used.
+        """
+        assert self._adapters is not None, "enable_lora=True comes first"
+        for place, adapter in asked.items():
+            self._readings[place] = self._reader.submit(self._read_adapter, adapter)
+        failed: dict[int, str] = {}
+        for place in [place for place, reading in self._readings.items() if reading.done()]:
+            reading = self._readings.pop(place)
+            error = reading.exception()
+            if error is None:
+                self._adapters.hold(place, reading.result())
+            else:
+                failed[place] = str(error) if isinstance(error, RaycoreError) else f"{type(error).__name__}: {error}"
+        return list(self._readings), failed
+
+    def _read_adapter(self, adapter: LoRARequest) -> LoraWeights:
+        """Read this worker's share of an adapter."""
+        spec, rank = self.config.model.spec, self.rank
+        path = Path(adapter.lora_path)
+        lora = LoraSpec.read(path, spec, self.config.lora.max_lora_rank)
+        weights = load_lora_weights(
+            spec, lora, path, self._stage, rank.tp_rank, rank.tp_size, self._dtype, self._device
+        )
+        reorder_adapter_(weights, spec, rank.tp_size)
+        return weights
 
     def check_health(self) -> None:
         """Raise an error if the device no longer works."""

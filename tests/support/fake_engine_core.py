@@ -216,6 +216,7 @@ class FakeEngineCore:
         tells_tokens: bool = False,
         num_turns: int = 1,
         num_right: list[int] | None = None,
+        max_adapters: int = 0,
     ) -> None:
         """`num_right`: how many tokens of each draft are right, in turn. None: there are no drafts."""
         self.max_model_len = max_model_len
@@ -228,6 +229,7 @@ class FakeEngineCore:
             tells_tokens=tells_tokens,
             num_turns=num_turns,
             speculation=None if num_right is None else Clairvoyant(num_right, self.requests),
+            max_adapters=max_adapters,
         )
         self.runner = FakeModelRunner(num_blocks, block_size, 0 if num_right is None else MAX_DRAFTS)
         self.depth = depth
@@ -241,13 +243,21 @@ class FakeEngineCore:
         self.aborted: set[int] = set()
         self.plans: list[StepPlan] = []
 
-    def submit(self, prompt: list[int], *, seq_id: int | None = None, **options: object) -> int:
-        """Submit a request; what isn't an option of `EngineRequest` is a sampling parameter."""
+    def submit(
+        self, prompt: list[int], *, seq_id: int | None = None, adapter: tuple[int, int] | None = None, **options: object
+    ) -> int:
+        """Submit a request; what isn't an option of `EngineRequest` is a sampling parameter.
+
+        `adapter`: the place and the version of the request's adapter.
+        """
         seq_id = len(self.requests) if seq_id is None else seq_id
         own = {name: options.pop(name) for name in list(options) if name in EngineRequest.__struct_fields__}
         params = SamplingParams(temperature=1.0, **options)  # type: ignore[arg-type]
         request = EngineRequest(seq_id, f"r{seq_id}", prompt, params, **{"seed": 7, **own})  # type: ignore[arg-type]
-        self.scheduler.submit(request)
+        self.scheduler.submit(request, is_held=adapter is not None)
+        if adapter is not None:
+            self.scheduler.give_adapter(seq_id, *adapter)
+            self.scheduler.release([seq_id])
         self.requests[seq_id] = request
         self.tokens[seq_id] = []
         return seq_id

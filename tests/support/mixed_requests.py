@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.engine.core import EngineCore
 from raycore.executor.inline import InlineExecutor
+from raycore.lora.request import LoRARequest
 from raycore.messages import EngineRequest, LoadView
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
@@ -47,12 +49,18 @@ def make_requests() -> list[EngineRequest]:
     ]
 
 
-def run(aborted_at: dict[int, int], model: str | Path | None = None, **options: Any) -> tuple[dict[int, Any], LoadView]:
+def run(
+    aborted_at: dict[int, int],
+    model: str | Path | None = None,
+    adapters: Sequence[LoRARequest | None] = (None,),
+    **options: Any,
+) -> tuple[dict[int, Any], LoadView]:
     """What each request comes to, by seq_id, and the engine's load at the end.
 
     Args:
         aborted_at: by seq_id, the number of tokens after which a request is aborted.
         model: None: the demo model.
+        adapters: those of the requests, in turn.
     """
     config = resolve(model or demo_model_path(), num_threads=1, max_model_len=256, **options)
     core = EngineCore(config, InlineExecutor(config, RankIdentity(0, 1)))
@@ -63,9 +71,10 @@ def run(aborted_at: dict[int, int], model: str | Path | None = None, **options: 
     }
     most_in_flight = 0
     for request in requests:
+        request.lora = adapters[request.seq_id % len(adapters)]
         core.submit(request)
-    while core.has_work() or core._grammars:
-        core.release_prepared()
+    while core.has_work() or core._grammars or core._adapters:
+        assert not core.release_prepared()
         step = core.step()
         most_in_flight = max(most_in_flight, len(core._in_flight) + (step is not None))
         if step is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 from configs import SPEC
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from raycore.checkpoint.model_spec import ModelSpec
+from raycore.demo import demo_model_path
 
 GRID = 64
 """Elements of the matrices are multiples of 1 / GRID."""
@@ -60,3 +62,20 @@ def adapted_modules(model: PeftModel) -> dict[tuple[int, str], Any]:
             layer, _, projection = name.removeprefix("base_model.model.model.layers.").partition(".")
             found[int(layer), projection] = module
     return found
+
+
+def save_demo_adapter(directory: Path, seed: int, **options: Any) -> tuple[Path, Path]:
+    """Write a random adapter for the demo model.
+
+    Returns: the adapter's directory, and that of the model with the adapter merged into its weights.
+    """
+    model = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32)
+    torch.manual_seed(seed)
+    defaults = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": False}
+    adapted = get_peft_model(model, LoraConfig(**(defaults | options)))
+    adapter, merged = directory / f"adapter {seed}", directory / f"merged {seed}"
+    adapted.save_pretrained(str(adapter))
+    adapted.merge_and_unload().save_pretrained(str(merged))
+    for file in Path(demo_model_path()).glob("*token*"):
+        shutil.copy(file, merged)
+    return adapter, merged

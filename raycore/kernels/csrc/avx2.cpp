@@ -3,6 +3,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 #include "panel_linear.h"
 #include "rowwise.h"
 #include "sampling.h"

@@ -3,6 +3,7 @@
 #define RAYCORE_BF16_PAIRS  // GCC 12 does not define its own macros for this pragma
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,f16c,amx-tile,amx-bf16")
 #include "linear.h"
+#include "lora.h"
 #include "panel_linear.h"
 #include "rowwise.h"
 #include "sampling.h"

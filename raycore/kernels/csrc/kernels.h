@@ -81,6 +81,26 @@ struct PanelLinearArgs {
   bool is_gated;         // a panel of gates, then a panel of what they gate, and so on; `out` is silu(gate) · gated
 };
 
+// What a LoRA adapter adds to a linear layer, whose parts it changes one by one.
+struct LoraAdapter {
+  const void* a;     // [num_rows, I]: those of all parts, one below the other; null if it leaves the layer as it is
+  int64_t num_rows;
+  struct Part {
+    const void* b;  // [rank, num_outputs]
+    int64_t first_row, rank, first_output, num_outputs;
+  } parts[3];  // those that lack have no outputs
+};
+
+struct LoraArgs {
+  const LoraAdapter* adapters;  // by place
+  const int64_t* places;        // [R]: of each row's adapter; equal ones are adjacent
+  const void* x;                // [R, I], rows `x_stride` apart
+  void* products;               // [R, width]: A x
+  const int64_t* rows;          // [R]: the row of y that gets B (A x)
+  void* y;                      // [T, O], rows `y_stride` apart
+  int64_t num_rows, num_inputs, width, x_stride, y_stride;
+};
+
 struct PickArgs {
   const void* logits;  // [R, V], rows `stride` apart
   int64_t* out;        // [R]
@@ -132,6 +152,8 @@ struct Kernels {
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
   void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);
   void (*logprobs[kNumDTypes])(const LogprobsArgs&, const Threads&);
+  void (*lora_shrink[kNumDTypes])(const LoraArgs&, const Threads&);
+  void (*lora_expand[kNumDTypes])(const LoraArgs&, const Threads&);
   // for the types of the rows and of the weight; null for a weight of another type, unless the rows are float32
   void (*panel_linear[kNumDTypes][kNumDTypes])(const PanelLinearArgs&, const Threads&);
 };

@@ -2,6 +2,7 @@
 #define RAYCORE_WIDTH 4
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 #include "panel_linear.h"
 #include "rowwise.h"
 #include "sampling.h"

@@ -310,6 +310,50 @@ void add_panel_linear(StackValue* stack, uint64_t, uint64_t) {
   panel_linear(x, packed, bias, residual, residual.size(1), residual.data(), false);
 }
 
+void expect_adapters(const Tensor& places, const Tensor& adapters) {
+  const int32_t int64 = torch_functions.aoti_torch_dtype_int64();
+  expect(adapters.dim() == 2 && adapters.size(1) == sizeof(LoraAdapter) / sizeof(int64_t) &&
+             adapters.is_contiguous() && adapters.torch_dtype() == int64,
+         "contiguous adapters [places, 17] in int64");
+  expect(places.dim() == 1 && places.is_contiguous() && places.torch_dtype() == int64,
+         "contiguous places [R] in int64");
+  for (int64_t row = 0; row < places.size(0); row++)
+    expect(uint64_t(places.data<int64_t>()[row]) < uint64_t(adapters.size(0)), "places of adapters");
+}
+
+// A x for each row and its adapter's A, [R, width]. What is beyond the number of rows of A isn't set.
+void lora_shrink(StackValue* stack, uint64_t, uint64_t) {
+  Tensor x(stack[0]), places(stack[1]), adapters(stack[2]);
+  const int64_t width = stack[3];
+  expect(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % 2 == 0, "x [R, I] with contiguous rows and an even I");
+  expect(places.size(0) == x.size(0), "a place for each row");
+  expect_adapters(places, adapters);
+  Tensor out = empty(x.size(0), width, x.torch_dtype());
+  kernels->lora_shrink[x.dtype()]({adapters.data<LoraAdapter>(), places.data<int64_t>(), x.data(), out.data(), nullptr,
+                                   nullptr, x.size(0), x.size(1), width, x.stride(0), 0},
+                                  threads());
+  stack[0] = out.release();
+}
+
+// Adds B (A x) to rows of y.
+void lora_expand(StackValue* stack, uint64_t, uint64_t) {
+  Tensor y(stack[0]), products(stack[1]), rows(stack[2]), places(stack[3]), adapters(stack[4]);
+  expect(y.dim() == 2 && y.stride(1) == 1, "y [T, O] with contiguous rows");
+  expect(products.dim() == 2 && products.is_contiguous() && products.dtype() == y.dtype(),
+         "contiguous products [R, width] of the dtype of y");
+  expect(rows.dim() == 1 && rows.size(0) == products.size(0) && rows.is_contiguous() &&
+             rows.torch_dtype() == torch_functions.aoti_torch_dtype_int64(),
+         "contiguous rows [R] in int64");
+  expect(places.size(0) == products.size(0), "a place for each row");
+  expect_adapters(places, adapters);
+  for (int64_t row = 0; row < rows.size(0); row++)
+    expect(uint64_t(rows.data<int64_t>()[row]) < uint64_t(y.size(0)), "rows of y");
+  kernels->lora_expand[y.dtype()]({adapters.data<LoraAdapter>(), places.data<int64_t>(), nullptr, products.data(),
+                                   rows.data<int64_t>(), y.data(), products.size(0), 0, products.size(1), 0,
+                                   y.stride(0)},
+                                  threads());
+}
+
 struct Op {
   const char* name;
   const char* schema;
@@ -326,6 +370,9 @@ const Op kOps[] = {
     {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", gated_panel_linear},
     {"add_panel_linear", "add_panel_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
      add_panel_linear},
+    {"lora_shrink", "lora_shrink(Tensor x, Tensor places, Tensor adapters, int width) -> Tensor", lora_shrink},
+    {"lora_expand",
+     "lora_expand(Tensor(a!) y, Tensor products, Tensor rows, Tensor places, Tensor adapters) -> ()", lora_expand},
     {"logprobs", "logprobs(Tensor logits, Tensor token_ids, int num_likely) -> (Tensor, Tensor, Tensor, Tensor)",
      logprobs},
     {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", draw},

@@ -100,6 +100,17 @@ inline void store(Float16* to, Floats x) {
 }
 #endif
 
+inline float to_float(float x) {
+  return x;
+}
+inline float to_float(BFloat16 x) {
+  return bits_of<float>(uint32_t(x.bits) << 16);
+}
+inline float to_float(Float16 x) {
+  const Float16 numbers[kWidth] = {x};
+  return load(numbers)[0];
+}
+
 // The first `count` numbers, and zeros.
 template <typename T>
 inline Floats load_first(const T* from, int64_t count) {

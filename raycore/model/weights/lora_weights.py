@@ -3,7 +3,7 @@
 A rank computes `(x · Aᵀ) · Bᵀ` for its inputs x of a linear layer, and adds it to the layer's outputs. A layer that is
 divided by rows (`qkv`, `gate_up`) has all its inputs on every rank, so a rank has all of A and its rows of B. A layer
 that is divided by columns (`o`, `down`) has a part of its inputs on each rank, so a rank has its columns of A and all
-of B. The sum over ranks that such a layer computes anyway then includes the adapter.
+of B, and the ranks add up `x · Aᵀ`.
 
 Shape suffixes: R rank of an adapter, or the sum of several, I this rank's inputs, O this rank's outputs.
 """
@@ -35,11 +35,11 @@ class LoraPart:
     """Number of these rows."""
     first_output: int
     """The first of this part's outputs among those of the fused layer on this rank."""
-    b_OR: Tensor
-    """[outputs of the projection on this rank, `rank`], already multiplied by the scaling.
+    b_RO: Tensor
+    """Bᵀ, [`rank`, outputs of the projection on this rank], already multiplied by the scaling. Contiguous.
 
     The outputs are in the checkpoint's order. A decoder that has reordered the heads of queries and keys in its own
-    weights has to reorder these rows, too."""
+    weights has to reorder these columns, too."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,14 @@ def load_lora_weights(
         raise InvalidAdapter(f"the adapter has changed since its description was read: {error}") from error
 
 
+def largest_lora_bytes(spec: ModelSpec, num_layers: int, tp_size: int, max_rank: int, dtype: torch.dtype) -> int:
+    """Return how many bytes a rank's part of an adapter takes that changes all projections of `num_layers` layers."""
+    rows, hidden = RankRows.of(spec, 0, tp_size), spec.hidden_size
+    inputs = len(rows.qkv) * hidden + rows.q.num + len(rows.gate_up) * hidden + rows.gate.num
+    outputs = sum(each.num for each in (*rows.qkv, *rows.gate_up)) + 2 * hidden
+    return num_layers * max_rank * (inputs + outputs) * dtype.itemsize
+
+
 class _Loader:
     def __init__(
         self,
@@ -151,4 +159,4 @@ class _Loader:
 
     def _b(self, module: LoraModule, outputs: Rows) -> Tensor:
         b_OR = self._reader.view(module.b_name, (outputs.total, module.rank), (outputs.part,))
-        return (b_OR.float() * module.scaling).to(self._device, self._dtype)
+        return (b_OR.float() * module.scaling).t().contiguous().to(self._device, self._dtype)

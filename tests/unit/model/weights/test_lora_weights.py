@@ -19,7 +19,7 @@ from raycore.checkpoint.rank_rows import RankRows
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidAdapter
 from raycore.model.weights.loader import random_decoder_weights
-from raycore.model.weights.lora_weights import LoraLinear, LoraWeights, load_lora_weights
+from raycore.model.weights.lora_weights import LoraLinear, LoraWeights, largest_lora_bytes, load_lora_weights
 
 CPU = torch.device("cpu")
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -57,8 +57,8 @@ def delta(linear: LoraLinear | None, num_outputs: int, num_inputs: int) -> torch
     """What the adapter adds to a rank's weight of a fused layer."""
     delta_OI = torch.zeros(num_outputs, num_inputs)
     for part in linear.parts if linear else ():
-        rows = slice(part.first_output, part.first_output + len(part.b_OR))
-        delta_OI[rows] += part.b_OR @ linear.a_RI[part.first_row : part.first_row + part.rank]
+        rows = slice(part.first_output, part.first_output + part.b_RO.shape[1])
+        delta_OI[rows] += part.b_RO.t() @ linear.a_RI[part.first_row : part.first_row + part.rank]
     return delta_OI
 
 
@@ -113,7 +113,7 @@ def test_parts_fit_the_ranks_own_weights(adapter: tuple[Path, PeftModel], tp_siz
                     assert linear.a_RI.is_contiguous()
                     last = linear.parts[-1]
                     assert last.first_row + last.rank == len(linear.a_RI)
-                    assert last.first_output + len(last.b_OR) <= len(weight_OI)
+                    assert last.first_output + last.b_RO.shape[1] <= len(weight_OI)
 
 
 def test_parts_are_in_the_order_of_the_fused_layer(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_parts_are_in_the_order_of_the_fused_layer(tmp_path: Path) -> None:
     qkv = load(tmp_path, tp_rank=1, tp_size=2).layers[0].qkv
     assert qkv is not None
     assert [(part.first_row, part.rank, part.first_output) for part in qkv.parts] == [(0, 3, 0), (3, 4, 24)]
-    assert [part.b_OR.shape for part in qkv.parts] == [(16, 3), (8, 4)]
+    assert [part.b_RO.shape for part in qkv.parts] == [(3, 16), (4, 8)]
 
 
 def test_a_stage_gets_its_own_layers(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_stage_gets_its_own_layers(tmp_path: Path) -> None:
         assert layer.down is not None
         assert expected.down is not None
         assert torch.equal(layer.down.a_RI, expected.down.a_RI)
-        assert torch.equal(layer.down.parts[0].b_OR, expected.down.parts[0].b_OR)
+        assert torch.equal(layer.down.parts[0].b_RO, expected.down.parts[0].b_RO)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
@@ -146,7 +146,7 @@ def test_matrices_are_scaled_in_float32_and_then_rounded(tmp_path: Path, stored:
     assert down is not None
     prefix = "base_model.model.model.layers.1.mlp.down_proj"
     assert torch.equal(down.a_RI, tensors[f"{prefix}.lora_A.weight"].bfloat16())
-    assert torch.equal(down.parts[0].b_OR, (tensors[f"{prefix}.lora_B.weight"].float() * (3 / 7)).bfloat16())
+    assert torch.equal(down.parts[0].b_RO.t(), (tensors[f"{prefix}.lora_B.weight"].float() * (3 / 7)).bfloat16())
 
 
 def test_an_adapter_that_changes_after_it_was_read_is_refused(tmp_path: Path) -> None:
@@ -165,3 +165,12 @@ def test_heads_need_not_add_up_to_the_hidden_size(tmp_path: Path) -> None:
     ranks = [load(tmp_path, tp_rank, 2, spec=spec) for tp_rank in range(2)]
     for name, found in put_together(ranks, 1, spec).items():
         assert torch.equal(found, modules[1, name].get_delta_weight("default")), name
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_no_adapter_takes_more_than_the_largest_one(tmp_path: Path, tp_size: int) -> None:
+    save_adapter(tmp_path, r=5)
+    weights = load(tmp_path, 0, tp_size)
+    linears = [each for layer in weights.layers for each in (layer.qkv, layer.o, layer.gate_up, layer.down) if each]
+    num_bytes = sum(each.a_RI.nbytes + sum(part.b_RO.nbytes for part in each.parts) for each in linears)
+    assert num_bytes == largest_lora_bytes(SPEC, SPEC.num_layers, tp_size, 5, torch.float32)

@@ -1,0 +1,38 @@
+"""Checks the adapters of requests where the requests are submitted, before anything else gets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raycore.checkpoint.lora_spec import LoraSpec
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.config import LoRAConfig
+from raycore.errors import InvalidRequest
+from raycore.lora.request import LoRARequest
+
+_MAX_KNOWN = 4096
+"""Number of adapters that are known to be valid. They aren't checked again."""
+
+
+class AdapterChecks:
+    """The adapters that a client has checked. Thread-safe."""
+
+    def __init__(self, spec: ModelSpec, config: LoRAConfig) -> None:
+        self._spec = spec
+        self._config = config
+        self._known: dict[LoRARequest, None] = {}
+
+    def check(self, adapter: LoRARequest) -> None:
+        """Check that the engine can use an adapter. Reads its config.json and the names of its tensors, once.
+
+        Raises:
+            InvalidRequest: it can't. The message says why.
+        """
+        if not self._config.enable_lora:
+            raise InvalidRequest(f"lora_request={adapter.lora_name!r} needs an engine with enable_lora=True")
+        if adapter in self._known:
+            return
+        LoraSpec.read(Path(adapter.lora_path), self._spec, self._config.max_lora_rank)
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known[adapter] = None

@@ -1,0 +1,82 @@
+"""LoRA adapters on several workers: with tensor parallelism, and with stages and data-parallel ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft_adapters import save_demo_adapter
+from transformers import AutoModelForCausalLM
+
+from raycore import LLM, InvalidRequest, RequestFailed, SamplingParams
+from raycore.demo import demo_model_path
+from raycore.lora.request import LoRARequest
+
+NUM_TOKENS = 10
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+PROMPTS = [[20, 31, 42, 53], [60, 12, 17, 90, 44], [33, 33, 70]]
+LIMITS = {"dtype": "float32", "max_model_len": 128, "num_threads": 1, "standby_delay_s": None}
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[LoRARequest | None, list[list[int]]]]:
+    """Adapters, also none, and what transformers generates with them merged into the weights."""
+    directory = tmp_path_factory.mktemp("adapters")
+    made = [save_demo_adapter(directory, seed) for seed in (1, 2)]
+    requests = [LoRARequest(path.name, seed, str(path)) for seed, (path, _) in enumerate(made, start=1)]
+    return [(None, reference(demo_model_path()))] + [
+        (request, reference(merged)) for request, (_, merged) in zip(requests, made, strict=True)
+    ]
+
+
+def reference(model: Path | str) -> list[list[int]]:
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    continued = [list(ids) for ids in PROMPTS]
+    with torch.inference_mode():
+        for ids in continued * NUM_TOKENS:
+            ids.append(int(network(torch.tensor([ids])).logits[0, -1].argmax()))
+    return [ids[-NUM_TOKENS:] for ids in continued]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"tensor_parallel_size": 2, "max_loras": 2}, {"pipeline_parallel_size": 2, "data_parallel_size": 2}],
+    ids=["tp2", "pp2-dp2"],
+)
+def test_the_tokens_are_those_of_merged_weights(ray_cluster, adapters, sizes: dict[str, Any], tmp_path: Path) -> None:
+    with LLM(demo_model_path(), enable_lora=True, max_cpu_loras=2, **sizes, **LIMITS) as llm:
+        prompts = [ids for _ in adapters for ids in PROMPTS]
+        chosen = [adapter for adapter, _ in adapters for _ in PROMPTS]
+        for _ in range(2):
+            outputs = llm.generate(prompts, PARAMS, use_tqdm=False, lora_request=chosen)
+            found = [output.outputs[0].token_ids for output in outputs]
+            assert found == [ids for _, expected in adapters for ids in expected]
+
+        # what is wrong with an adapter is said at once, or by the workers, and nobody else notices
+        adapter = adapters[1][0]
+        assert adapter is not None
+        copied = tmp_path / "copy"
+        shutil.copytree(adapter.lora_path, copied)
+        with pytest.raises(InvalidRequest, match="adapter_config"):
+            llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, lora_request=LoRARequest("none", 8, str(tmp_path)))
+        changed = LoRARequest("copy", 9, str(copied))
+        llm._client._adapters.check(changed)
+        weights = copied / "adapter_model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        with pytest.raises(RequestFailed, match=r"adapter_model\.safetensors"):
+            llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, lora_request=changed)
+        (output,) = llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, lora_request=adapter)
+        assert output.outputs[0].token_ids == adapters[1][1][0]
+
+
+def test_an_engine_without_adapters_refuses_them(ray_cluster, adapters) -> None:
+    adapter = adapters[1][0]
+    with LLM(demo_model_path(), **LIMITS) as llm:
+        with pytest.raises(InvalidRequest, match="needs an engine with enable_lora=True"):
+            llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, lora_request=adapter)
+        for given, message in (("adapter", "isn't a LoRARequest"), ([adapter], "1 entries for 3 prompts")):
+            with pytest.raises(InvalidRequest, match=message):
+                llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=given)  # type: ignore[arg-type]

@@ -1,0 +1,107 @@
+"""What the native kernels add for adapters is what torch's products add, on every instruction set of this processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies
+from kernels import assert_near, needs_kernels, randn
+
+from raycore.kernels import library
+from raycore.messages import NO_ADAPTER
+from raycore.model.layers import PlainLinear
+from raycore.model.lora import AdaptedLinear, AdapterRows
+from raycore.model.weights.lora_weights import LoraLinear, LoraPart
+
+pytestmark = needs_kernels
+CPU = torch.device("cpu")
+SETTINGS = hypothesis.settings(
+    max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture(params=["avx2", "avx512", "avx512_bf16", "amx", "neon"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    if library.choose(request.param) is None:
+        pytest.skip("this processor hasn't got these instructions")
+    yield
+    library.choose("auto")
+
+
+def make_adapter(seed: int, num_inputs: int, sizes: list[int], dtype: torch.dtype) -> LoraLinear:
+    """An adapter that changes some parts of a layer, with a rank of its own for each."""
+    rng = np.random.default_rng(seed)
+    ranks = (rng.integers(1, 20, len(sizes)) * (rng.random(len(sizes)) < 0.7)).tolist()
+    firsts = np.cumsum([0, *ranks]).tolist(), np.cumsum([0, *sizes]).tolist()
+    parts = tuple(
+        LoraPart(firsts[0][i], rank, firsts[1][i], (randn(seed + i, rank, sizes[i]) / 8).to(dtype))
+        for i, rank in enumerate(ranks)
+        if rank
+    )
+    return LoraLinear((randn(seed + 9, sum(ranks), num_inputs) / 8).to(dtype), parts)
+
+
+def make_layer(
+    rows: AdapterRows, adapters: dict[int, LoraLinear], num_inputs: int, num_outputs: int, dtype: torch.dtype
+) -> AdaptedLinear:
+    layer = AdaptedLinear(PlainLinear(torch.zeros(num_outputs, num_inputs, dtype=dtype), None), rows, 6)
+    layer.use({place: own for place, own in adapters.items() if own.parts})
+    return layer
+
+
+@SETTINGS
+@hypothesis.given(
+    dtype=strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    seed=strategies.integers(0, 1 << 20),
+    places=strategies.lists(strategies.integers(NO_ADAPTER, 5), min_size=1, max_size=50),
+    half_inputs=strategies.integers(1, 100),
+    sizes=strategies.lists(strategies.sampled_from([1, 7, 16, 48, 128, 600]), min_size=1, max_size=3),
+)
+def test_each_row_gets_what_its_adapter_adds(kernels, dtype, seed, places, half_inputs, sizes) -> None:
+    num_inputs, num_outputs = 2 * half_inputs, sum(sizes)
+    adapters = {place: make_adapter(seed + 100 * place, num_inputs, sizes, dtype) for place in (0, 1, 3, 4, 5)}
+    rows = AdapterRows(CPU, is_native=True)
+    rows.begin_step(np.array(places), np.arange(len(places)))
+    x = randn(seed, len(places), num_inputs).to(dtype)
+    found = make_layer(rows, adapters, num_inputs, num_outputs, dtype)(x)
+    expected, scale = torch.zeros(len(places), num_outputs).double(), torch.zeros(len(places), num_outputs).double()
+    for row, place in enumerate(places):
+        own = adapters.get(place)
+        for part in () if own is None else own.parts:
+            a = own.a_RI[part.first_row : part.first_row + part.rank].double()
+            columns = slice(part.first_output, part.first_output + part.b_RO.shape[1])
+            expected[row, columns] = x[row].double() @ a.t() @ part.b_RO.double()
+            # A x is rounded, too
+            scale[row, columns] = 3 * (x[row].double().abs() @ a.t().abs()) @ part.b_RO.double().abs()
+    assert_near(found, expected, scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bits_of_a_row_do_not_depend_on_others(kernels, dtype: torch.dtype) -> None:
+    adapters = {place: make_adapter(place, 130, [200, 70, 48], dtype) for place in range(3)}
+    places = np.array([0, 1, 1, 2, 1, 1, NO_ADAPTER, 1, 0, 1, 1])
+    rows = AdapterRows(CPU, is_native=True, batch_invariant=True)
+    layer = make_layer(rows, adapters, 130, 318, dtype)
+    x = randn(0, len(places), 130).to(dtype)
+    rows.begin_step(places, np.arange(len(places)))
+    together = layer(x)
+    for row in range(len(places)):
+        rows.begin_step(places[row : row + 1], np.arange(1))
+        assert torch.equal(layer(x[row : row + 1])[0], together[row])
+
+
+def test_what_would_be_read_out_of_bounds_is_refused() -> None:
+    adapters = torch.zeros(2, 17, dtype=torch.int64)
+    x, places = torch.zeros(3, 4), torch.tensor([0, 1, 1])
+    with pytest.raises(RuntimeError, match="places of adapters"):
+        torch.ops.raycore.lora_shrink(x, places + 1, adapters, 4)
+    with pytest.raises(RuntimeError, match="a place for each row"):
+        torch.ops.raycore.lora_shrink(x, places[:2], adapters, 4)
+    with pytest.raises(RuntimeError, match=r"adapters \[places, 17\]"):
+        torch.ops.raycore.lora_shrink(x, places, adapters[:, :16], 4)
+    with pytest.raises(RuntimeError, match="rows of y"):
+        torch.ops.raycore.lora_expand(x, x, torch.tensor([0, 1, 3]), places, adapters)
