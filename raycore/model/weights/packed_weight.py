@@ -59,8 +59,9 @@ class PackedWeight:
         zeros_OG, scales_OG = self.zeros_OG.float(), self.scales_OG.float()
         if self.groups_I is None:
             return integers_OI.sub_(zeros_OG).mul_(scales_OG).to(dtype)
-        zeros_OI = zeros_OG if zeros_OG.shape[1] == 1 else zeros_OG[:, self.groups_I]
-        return integers_OI.sub_(zeros_OI).mul_(scales_OG[:, self.groups_I]).to(dtype)
+        # index_select() takes a quarter of the time of indexing
+        zeros_OI = zeros_OG if zeros_OG.shape[1] == 1 else zeros_OG.index_select(1, self.groups_I)
+        return integers_OI.sub_(zeros_OI).mul_(scales_OG.index_select(1, self.groups_I)).to(dtype)
 
     def dequantized_blocks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yield all rows, some at a time: which ones, and their numbers."""

@@ -233,7 +233,7 @@ class _Awq(_Transposed):
 
     def _in_order(self, integers_NO: Tensor) -> Tensor:
         words_NV8 = integers_NO.view(len(integers_NO), -1, len(_AWQ_ORDER))
-        return words_NV8[:, :, list(_AWQ_ORDER)].view(integers_NO.shape)
+        return words_NV8.index_select(2, torch.tensor(_AWQ_ORDER)).view(integers_NO.shape)
 
 
 _LAYOUTS: dict[str, type[_Part]] = {"packed": _Packed, "int8": _Int8, "gptq": _Gptq, "awq": _Awq}
