@@ -28,6 +28,7 @@ _ORDERED = ("group", "dynamic", True)
 """Values of `actorder` with which weight_g_idx has the group of each input. `dynamic` and True are old names."""
 _IN_ORDER = (None, False, "weight", "static")
 """Values of `actorder` with which neighboring inputs form a group."""
+_ROTATED = "weights that are rotated or otherwise transformed"
 
 Layout = Literal["float8", "int8", "packed", "gptq", "awq"]
 """How a weight is stored. The first three are compressed-tensors'.
@@ -110,13 +111,10 @@ def parse_quantization(config: JsonFields) -> Quantization | None:
 
 def _compressed_tensors(fields: JsonFields) -> Quantization:
     _require(fields, "format", *_FORMATS, _MIXED)
-    for key, feature in (
-        ("kv_cache_scheme", "quantized KV caches"),
-        ("sparsity_config", "sparse weights"),
-        ("transform_config", "weights that are rotated or otherwise transformed"),
-    ):
-        if fields.get(key) and not (key == "sparsity_config" and fields.child(key).get("format") == "dense"):
-            raise fields.error(key, f"no value: {feature} aren't supported")
+    _refuse(fields, "kv_cache_scheme", "quantized KV caches")
+    _refuse(fields, "transform_config", _ROTATED)
+    if fields.child("sparsity_config").get("format") != "dense":
+        _refuse(fields, "sparsity_config", "sparse weights")
     groups = fields.child("config_groups")
     if not groups.values:
         raise fields.error("config_groups", "an object with a scheme of quantization")
@@ -175,6 +173,7 @@ def _check_fp8(weights: JsonFields, activations: JsonFields) -> None:
 
 
 def _gptq(fields: JsonFields) -> Quantization:
+    _refuse_options_of_gptqmodel(fields)
     key = "format" if fields.get("checkpoint_format") is None else "checkpoint_format"
     _require(fields, key, None, "gptq", "gptq_v2")
     _require(fields, "is_marlin_format", None, False)
@@ -200,11 +199,17 @@ def _gptq_scheme(fields: JsonFields, zero_offset: int) -> WeightScheme:
 
 
 def _awq(fields: JsonFields) -> Quantization:
+    _refuse_options_of_gptqmodel(fields)
     key = next((key for key in ("version", "checkpoint_format", "format") if fields.get(key) is not None), "version")
     if str(fields.get(key) or "gemm").lower() != "gemm":
         raise fields.error(key, "'gemm'")
     _require(fields, "w_bit" if "w_bit" in fields else "bits", 4)
     return Quantization("awq", [("Linear", WeightScheme("awq", 4, _group_size(fields), False))])
+
+
+def _refuse_options_of_gptqmodel(fields: JsonFields) -> None:
+    _refuse(fields, "rotation", _ROTATED)
+    _refuse(fields, "activation", "quantized activations")
 
 
 def _group_size(fields: JsonFields) -> int | None:
@@ -231,6 +236,11 @@ def _fits(target: str, layer: str) -> bool:
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), layer) is not None
     return target in (layer, "Embedding" if layer.endswith("embed_tokens") else "Linear")
+
+
+def _refuse(fields: JsonFields, key: str, feature: str) -> None:
+    if fields.get(key):
+        raise fields.error(key, f"no value: {feature} aren't supported")
 
 
 def _require(fields: JsonFields, key: str, *expected: object) -> None:

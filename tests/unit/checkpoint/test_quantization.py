@@ -155,6 +155,8 @@ AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
         (GPTQ | {"checkpoint_format": "marlin"}, ["checkpoint_format='marlin': expected 'gptq' or 'gptq_v2'"]),
         (GPTQ | {"is_marlin_format": True}, ["is_marlin_format=True"]),
         (GPTQ | {"pack_dtype": "int16"}, ["pack_dtype='int16': expected 'int32'"]),
+        (GPTQ | {"rotation": "hadamard"}, ["rotation='hadamard': expected no value"]),
+        (GPTQ | {"activation": {"bits": 4}}, ["activation={'bits': 4}", "quantized activations"]),
         (AWQ | {"version": "gemv"}, ["version='gemv': expected 'gemm'"]),
         (AWQ | {"bits": 8}, ["bits=8: expected 4"]),
     ],
