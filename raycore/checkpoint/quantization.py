@@ -113,6 +113,7 @@ def _compressed_tensors(fields: JsonFields) -> Quantization:
     _require(fields, "format", *_FORMATS, _MIXED)
     _refuse(fields, "kv_cache_scheme", "quantized KV caches")
     _refuse(fields, "transform_config", _ROTATED)
+    _refuse(fields, "moe_sparsity_config", "sparse experts")
     if fields.child("sparsity_config").get("format") != "dense":
         _refuse(fields, "sparsity_config", "sparse weights")
     groups = fields.child("config_groups")

@@ -133,6 +133,7 @@ AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
         ({"format": "nvfp4-pack-quantized"}, ["format='nvfp4-pack-quantized'"]),
         ({"kv_cache_scheme": {"num_bits": 8}}, ["kv_cache_scheme={'num_bits': 8}", "KV caches"]),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, ["sparsity_config", "sparse-24-bitmask"]),
+        ({"moe_sparsity_config": {"layers": {}}}, ["moe_sparsity_config", "sparse experts"]),
         ({"transform_config": {"config_groups": {"R1": {}}}}, ["transform_config", "R1"]),
         ({"config_groups": {}}, ["config_groups"]),
         ({"ignore": ["re:("]}, ["ignore=['re:(']", "regular expression"]),
