@@ -152,8 +152,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they "
             "are computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more. Not "
             "for mixture-of-experts models, and not with batch_invariant. Embeddings and the head keep the data type. "
-            "Checkpoints that compressed-tensors has written in fp8 need no option; where fp8 can't be used, as on "
-            "CPUs, their weights are converted to the data type.",
+            "Quantized checkpoints need no option: weights in fp8 are kept, or converted to the data type where fp8 "
+            "can't be used, as on CPUs; weights in integers are converted.",
             flags=("-q", "--quantization"),
         ),
     ] = None

@@ -220,7 +220,7 @@ class LLM(RunningEngine):
             max_size: the number of bytes at which a worker begins another file. None: one file for each worker.
 
         Raises:
-            InvalidConfig: the pattern can't be used, or the checkpoint's weights are in fp8.
+            InvalidConfig: the pattern can't be used, or the checkpoint's weights are quantized.
             WorkerFailed: a file can't be written.
         """
         self._calls.save_sharded_state(path, pattern, max_size)

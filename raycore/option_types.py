@@ -95,9 +95,9 @@ class EngineOptions(VllmOptions, total=False):
     quantization: Literal["fp8"] | None
     """fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they are
     computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more. Not for mixture-of-
-    experts models, and not with batch_invariant. Embeddings and the head keep the data type. Checkpoints that
-    compressed-tensors has written in fp8 need no option; where fp8 can't be used, as on CPUs, their weights are
-    converted to the data type."""
+    experts models, and not with batch_invariant. Embeddings and the head keep the data type. Quantized checkpoints need
+    no option: weights in fp8 are kept, or converted to the data type where fp8 can't be used, as on CPUs; weights in
+    integers are converted."""
     batch_invariant: bool
     """Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of
     preemption. Slower. Default: False."""

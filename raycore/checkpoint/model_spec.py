@@ -26,7 +26,7 @@ from raycore.checkpoint.architectures import (
 )
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.moe_spec import MoeSpec, parse_moe
-from raycore.checkpoint.quantization import stores_fp8
+from raycore.checkpoint.quantization import Quantization, parse_quantization
 from raycore.checkpoint.rope_scaling import RopeScaling, parse_rope
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 
@@ -68,8 +68,13 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of dense layers."""
     decoder: str | None = None
     """The decoder's class, as `package.module.Class`. None: raycore's own."""
-    stores_fp8: bool = False
-    """Whether linear layers' weights are stored in fp8, with scales. `dtype` is that of the other tensors."""
+    quantization: Quantization | None = None
+    """Which weights are stored quantized, and how. `dtype` is that of the other tensors. None: no weights are."""
+
+    @property
+    def stores_fp8(self) -> bool:
+        """Whether weights of linear layers are stored in fp8, with scales."""
+        return self.quantization is not None and self.quantization.stores_fp8
 
     @property
     def max_length(self) -> int:
@@ -249,7 +254,7 @@ def _model_spec(architecture: str, family: Family, config: JsonFields, generatio
         eos_token_ids=_token_ids(generation, "eos_token_id") or _token_ids(config, "eos_token_id"),
         generation_defaults={key: generation.get(key) for key in _GENERATION_KEYS if generation.get(key) is not None},
         moe=parse_moe(architecture, config),
-        stores_fp8=stores_fp8(config),
+        quantization=parse_quantization(config),
     )
 
 

@@ -1,56 +1,254 @@
-"""What a checkpoint's config.json says of quantized weights.
+"""What a checkpoint's config.json says of quantized weights: which layers are quantized, and how each is stored.
 
-raycore reads one scheme, which compressed-tensors writes: weights in 8-bit floating point (float8_e4m3fn) with a scale
-per row or per tensor, for activations that are quantized per token while they are computed.
+The formats are those of compressed-tensors, GPTQ and AWQ. Their configurations differ, but each of them says for a
+layer's name which `WeightScheme` it has. This module doesn't import torch or read weights;
+`raycore.model.weights.quantized` reads them.
 """
 
 from __future__ import annotations
+
+__all__ = ["Quantization", "WeightScheme", "parse_quantization"]
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
 
 from raycore.checkpoint.json_fields import JsonFields
 
 _KEYS = ("quantization_config", "compression_config")
 """The second is the name in files of older versions of compressed-tensors."""
-_FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
+_CLASSES = ("Linear", "Embedding")
+"""The classes of layers that a target of compressed-tensors may name."""
+_FORMATS = ("float-quantized", "int-quantized", "pack-quantized")
+_MIXED = "mixed-precision"
+"""The format of a file whose groups each have a format of their own."""
+_ORDERED = ("group", "dynamic", True)
+"""Values of `actorder` with which weight_g_idx has the group of each input. `dynamic` and True are old names."""
+_IN_ORDER = (None, False, "weight", "static")
+"""Values of `actorder` with which neighboring inputs form a group."""
+_ROTATED = "weights that are rotated or otherwise transformed"
+
+Layout = Literal["float8", "int8", "packed", "gptq", "awq"]
+"""How a weight is stored. The first three are compressed-tensors'.
+
+float8: float8_e4m3fn, and int8: int8, both with scales.
+packed: int32 words along the inputs, the first input in the lowest bits.
+gptq: the same words, but transposed.
+awq: int32 words along the outputs, in an order of their own, also transposed.
+"""
 
 
-def stores_fp8(config: JsonFields) -> bool:
-    """Return whether weights of linear layers are stored in fp8.
+class WeightScheme(msgspec.Struct, frozen=True):
+    """How the weight of one linear layer is stored."""
+
+    layout: Layout
+    bits: int
+    group_size: int | None = None
+    """Number of inputs that share a scale, for each output. None: all of them do."""
+    symmetric: bool = True
+    """Whether the middle one of the integers stands for zero. Otherwise, zero points are stored. GPTQ and AWQ store
+    them in any case."""
+    is_ordered: bool = False
+    """Whether the checkpoint must have the group of each input. Otherwise, neighboring inputs form a group."""
+    zero_offset: int = 0
+    """What must be added to stored zero points."""
+
+    @property
+    def marker(self) -> str:
+        """The tensor that a layer has if it is stored like this. Its name follows that of the layer."""
+        names = {"packed": "weight_packed", "gptq": "qweight", "awq": "qweight"}
+        return names.get(self.layout, "weight_scale")
+
+
+class Quantization(msgspec.Struct, frozen=True):
+    """Which layers of a checkpoint are quantized, and how."""
+
+    method: str
+    """quant_method of config.json."""
+    targets: list[tuple[str, WeightScheme | None]]
+    """Names of layers, `re:` and a regular expression that the beginning of a name matches, or a class of layers. The
+    first target that fits a layer has its scheme. None: the layer isn't quantized."""
+    ignore: list[str] = []
+    """Targets that aren't quantized, although others fit them."""
+
+    def scheme_of(self, layer: str) -> WeightScheme | None:
+        """Return how the layer with this name is stored, for example `lm_head`. None: it isn't quantized.
+
+        For GPTQ and AWQ, config.json doesn't say that all layers with a scheme are quantized. Their tensors do.
+        """
+        if any(_fits(target, layer) for target in self.ignore):
+            return None
+        return next((scheme for target, scheme in self.targets if _fits(target, layer)), None)
+
+    @property
+    def stores_fp8(self) -> bool:
+        """Whether there are weights in fp8."""
+        return any(scheme is not None and scheme.layout == "float8" for _, scheme in self.targets)
+
+    @property
+    def stores_integers(self) -> bool:
+        """Whether there are weights in integers of 4 or 8 bits."""
+        return any(scheme is not None and scheme.layout != "float8" for _, scheme in self.targets)
+
+
+def parse_quantization(config: JsonFields) -> Quantization | None:
+    """Return what config.json says of quantized weights, or None if there are none.
 
     Raises:
         InvalidCheckpoint: weights are quantized in a way that raycore doesn't read. The message names what the file
             says.
     """
-    keys = [key for key in _KEYS if config.get(key) is not None]
-    for key in keys:
-        _check(config.child(key))
-    return bool(keys)
+    key = next((key for key in _KEYS if config.get(key) is not None), None)
+    if key is None:
+        return None
+    fields = config.child(key)
+    parsers = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq}
+    _require(fields, "quant_method", *parsers)
+    return parsers[fields.get("quant_method")](fields)
 
 
-def _check(quantization: JsonFields) -> None:
-    _require(quantization, "quant_method", "compressed-tensors")
-    _require(quantization, "format", "float-quantized")
-    if quantization.get("kv_cache_scheme") is not None:
-        raise quantization.error("kv_cache_scheme", "no value: quantized KV caches aren't supported")
-    groups = quantization.child("config_groups")
+def _compressed_tensors(fields: JsonFields) -> Quantization:
+    _require(fields, "format", *_FORMATS, _MIXED)
+    _refuse(fields, "kv_cache_scheme", "quantized KV caches")
+    _refuse(fields, "transform_config", _ROTATED)
+    _refuse(fields, "moe_sparsity_config", "sparse experts")
+    if fields.child("sparsity_config").get("format") != "dense":
+        _refuse(fields, "sparsity_config", "sparse weights")
+    groups = fields.child("config_groups")
     if not groups.values:
-        raise quantization.error("config_groups", "an object with a scheme of quantization")
+        raise fields.error("config_groups", "an object with a scheme of quantization")
+    schemes: dict[str, WeightScheme | None] = {}
     for name in groups.values:
-        _check_group(groups.child(name))
+        group = groups.child(name)
+        if not group.list_("targets"):
+            raise group.error("targets", "a list of layers")
+        scheme = _group_scheme(group, fields if group.get("format") is None else group)
+        schemes |= dict.fromkeys(_targets(group, "targets"), scheme)
+    # as the tool has it: layers' names come before expressions, and those before classes
+    order = sorted(schemes, key=lambda target: (target in _CLASSES, target.startswith("re:"), target))
+    return Quantization(
+        "compressed-tensors", [(target, schemes[target]) for target in order], _targets(fields, "ignore")
+    )
 
 
-def _check_group(group: JsonFields) -> None:
-    weights, activations = group.child("weights"), group.child("input_activations")
-    for key, expected in _FLOAT8.items():
-        _require(weights, key, expected)
-        _require(activations, key, expected)
+def _group_scheme(group: JsonFields, formatted: JsonFields) -> WeightScheme:
+    """Return the scheme of a config group. `formatted`: what has the group's format."""
+    _require(formatted, "format", *_FORMATS)
+    if group.get("output_activations") is not None:
+        raise group.error("output_activations", "no value: only the inputs of linear layers may be quantized")
+    weights, layout = group.child("weights"), formatted.get("format")
+    _require(weights, "dynamic", None, False)
+    if layout == "float-quantized":
+        _check_fp8(weights, group.child("input_activations"))
+        return WeightScheme("float8", 8)
+    if group.get("input_activations") is not None:
+        _require(group.child("input_activations"), "dynamic", True)
+    _require(weights, "type", "int")
+    _require(weights, "strategy", "group", "channel", "tensor")
+    _require(weights, "actorder", *_IN_ORDER, *_ORDERED)
+    strategy, is_ordered = weights.get("strategy"), weights.get("actorder") in _ORDERED
+    group_size = weights.int_("group_size") if strategy == "group" else None
+    if is_ordered and group_size is None:
+        raise weights.error("strategy", "'group', because actorder orders groups")
+    if layout == "int-quantized":
+        _require(weights, "num_bits", 8)
+        _require(weights, "symmetric", True)
+        return WeightScheme("int8", 8, group_size, is_ordered=is_ordered)
+    _require(weights, "num_bits", 4, 8)
+    symmetric = weights.bool_("symmetric", default=True)
+    if not symmetric and strategy == "tensor":
+        raise weights.error("strategy", "'group' or 'channel' with symmetric=false")
+    return WeightScheme("packed", weights.get("num_bits"), group_size, symmetric, is_ordered)
+
+
+def _check_fp8(weights: JsonFields, activations: JsonFields) -> None:
+    for fields in (weights, activations):
+        _require(fields, "num_bits", 8)
+        _require(fields, "type", "float")
+        _require(fields, "symmetric", True)
     _require(weights, "strategy", "channel", "tensor")
     _require(activations, "dynamic", True)
     _require(activations, "strategy", "token")
-    if group.get("output_activations") is not None:
-        raise group.error("output_activations", "no value: only the inputs of linear layers may be quantized")
+
+
+def _gptq(fields: JsonFields) -> Quantization:
+    _refuse_options_of_gptqmodel(fields)
+    key = "format" if fields.get("checkpoint_format") is None else "checkpoint_format"
+    _require(fields, key, None, "gptq", "gptq_v2")
+    _require(fields, "is_marlin_format", None, False)
+    _require(fields, "pack_dtype", None, "int32")
+    zero_offset = 0 if fields.get(key) == "gptq_v2" else 1
+    default = _gptq_scheme(fields, zero_offset)
+    targets: list[tuple[str, WeightScheme | None]] = []
+    changes = fields.child("dynamic")
+    for pattern in changes.values:
+        expression = f"re:{pattern.removeprefix('+:').removeprefix('-:')}"
+        _check_target(fields, "dynamic", expression)
+        changed = None
+        if not pattern.startswith("-:"):
+            changed = _gptq_scheme(changes.child(pattern).with_defaults(fields.values), zero_offset)
+        targets.append((expression, changed))
+    return Quantization("gptq", [*targets, ("Linear", default)])
+
+
+def _gptq_scheme(fields: JsonFields, zero_offset: int) -> WeightScheme:
+    _require(fields, "bits", 4, 8)
+    is_ordered = fields.bool_("desc_act")
+    return WeightScheme("gptq", fields.get("bits"), _group_size(fields), False, is_ordered, zero_offset)
+
+
+def _awq(fields: JsonFields) -> Quantization:
+    _refuse_options_of_gptqmodel(fields)
+    key = next((key for key in ("version", "checkpoint_format", "format") if fields.get(key) is not None), "version")
+    if str(fields.get(key) or "gemm").lower() != "gemm":
+        raise fields.error(key, "'gemm'")
+    _require(fields, "w_bit" if "w_bit" in fields else "bits", 4)
+    return Quantization("awq", [("Linear", WeightScheme("awq", 4, _group_size(fields), False))])
+
+
+def _refuse_options_of_gptqmodel(fields: JsonFields) -> None:
+    _refuse(fields, "rotation", _ROTATED)
+    _refuse(fields, "activation", "quantized activations")
+
+
+def _group_size(fields: JsonFields) -> int | None:
+    key = "group_size" if "q_group_size" not in fields else "q_group_size"
+    return None if fields.get(key) == -1 else fields.int_(key)
+
+
+def _targets(fields: JsonFields, key: str) -> list[str]:
+    targets = [str(target) for target in fields.list_(key) or []]
+    for target in targets:
+        _check_target(fields, key, target)
+    return targets
+
+
+def _check_target(fields: JsonFields, key: str, target: str) -> None:
+    if target.startswith("re:"):
+        try:
+            re.compile(target.removeprefix("re:"))
+        except re.error as error:
+            raise fields.error(key, f"regular expressions, and {target!r} isn't one: {error}") from error
+
+
+def _fits(target: str, layer: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), layer) is not None
+    return target in (layer, "Embedding" if layer.endswith("embed_tokens") else "Linear")
+
+
+def _refuse(fields: JsonFields, key: str, feature: str) -> None:
+    if fields.get(key):
+        raise fields.error(key, f"no value: {feature} aren't supported")
 
 
 def _require(fields: JsonFields, key: str, *expected: object) -> None:
     if fields.get(key) not in expected:
-        names = " or ".join(str(value).lower() if isinstance(value, bool) else repr(value) for value in expected)
-        raise fields.error(key, f"{names}, because only fp8 weights of compressed-tensors are supported")
+        raise fields.error(key, _alternatives(expected))
+
+
+def _alternatives(values: Iterable[object]) -> str:
+    names = [str(value).lower() if isinstance(value, bool) else repr(value) for value in values if value is not None]
+    return " or ".join(names)

@@ -62,8 +62,8 @@ class EngineCalls:
     ) -> None:
         """See `LLM.save_sharded_state`."""
         config = self._config.with_num_ranks(max(1, len(self._supervisor.watches())))
-        if config.model.spec.stores_fp8:
-            raise InvalidConfig(f"{config.model.model} has weights in fp8, which save_sharded_state() can't write")
+        if config.model.spec.quantization is not None:
+            raise InvalidConfig(f"{config.model.model} has quantized weights, which save_sharded_state() can't write")
         arguments = os.path.abspath(Path(path).expanduser()), checked_pattern(pattern, config.division), max_size
         # ranks that share no experts all have the same weights
         num_ranks = None if config.parallel.enable_expert_parallel else 1

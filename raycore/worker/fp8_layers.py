@@ -18,11 +18,18 @@ logger = logging.getLogger(__name__)
 def choose_fp8(model: ModelConfig, tp_size: int, device: torch.device) -> Fp8Layers:
     """Return the linear layers that get fp8 weights on one of `tp_size` ranks.
 
-    A checkpoint's fp8 weights are converted, with a warning, where products in fp8 can't be used.
+    A checkpoint's fp8 weights are converted, with a warning, where products in fp8 can't be used, and its integers are
+    converted in any case.
 
     Raises:
         InvalidConfig: `quantization="fp8"` can't be used here.
     """
+    stored = model.spec.quantization
+    if stored is not None and stored.stores_integers:
+        logger.warning(
+            "the checkpoint's integer weights (quant_method=%r) are converted, and take twice the memory or more",
+            stored.method,
+        )
     if model.quantization is None and not model.spec.stores_fp8:
         return "none"
     reason = fp8_linear.unsupported_reason(device) or _unsupported_model(model, tp_size)

@@ -258,12 +258,12 @@ class Worker(WorkerProtocol):
         Returns: the paths of the files with weights.
 
         Raises:
-            InvalidConfig: the pattern can't be used, or the checkpoint's weights are in fp8.
+            InvalidConfig: the pattern can't be used, or the checkpoint's weights are quantized.
             OSError: a file can't be written.
         """
         model, directory = self.config.model, Path(path)
-        if model.spec.stores_fp8:
-            raise InvalidConfig(f"{model.model} has weights in fp8, which save_sharded_state() can't write")
+        if model.spec.quantization is not None:
+            raise InvalidConfig(f"{model.model} has quantized weights, which save_sharded_state() can't write")
         division = self.config.division
         pattern = checked_pattern(pattern, division)
         directory.mkdir(parents=True, exist_ok=True)

@@ -56,6 +56,10 @@ class CheckpointReader:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of_tensor
 
+    def describe(self, name: str) -> str:
+        """Return what errors call the tensor `name`, which the checkpoint has."""
+        return f"tensor {name} of {self._file_of_tensor[name]}"
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole tensor `name`."""
         return tuple(self._slice(name).get_shape())
@@ -105,16 +109,13 @@ class CheckpointReader:
         found = self._slice(name)
         if tuple(found.get_shape()) != expected_shape:
             raise InvalidCheckpoint(
-                f"tensor {name} of {self._file_of_tensor[name]} has shape {tuple(found.get_shape())}, but config.json "
+                f"{self.describe(name)} has shape {tuple(found.get_shape())}, but config.json "
                 f"implies {expected_shape}: the weights and config.json are of different models"
             )
         view: torch.Tensor = found[part]
         if view.dtype not in dtypes:
             names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-            raise InvalidCheckpoint(
-                f"tensor {name} of {self._file_of_tensor[name]} is stored as {view.dtype}: "
-                f"expected {' or '.join(names)}"
-            )
+            raise InvalidCheckpoint(f"{self.describe(name)} is stored as {view.dtype}: expected {' or '.join(names)}")
         return view
 
     def _find_tensors(self) -> dict[str, Path]:

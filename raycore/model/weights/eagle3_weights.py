@@ -70,7 +70,7 @@ def load_eagle3_weights(
         prefix = next((each for each in _LAYER_PREFIXES if f"{each}hidden_norm.weight" in reader), _LAYER_PREFIXES[0])
         weights = fill_weights(
             _allocate(spec, head, tp_rank, tp_size, dtype, device, prefix, reader.__contains__),
-            CheckpointFill(reader, staging),
+            CheckpointFill(reader, staging, spec.quantization),
             None,
             None if staging is None else NUM_READERS,
         )

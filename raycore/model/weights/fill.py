@@ -12,44 +12,67 @@ import zlib
 import torch
 from torch import Tensor
 
+from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.model.weights.fp8_weight import FP8, Fp8Weight, Weight
 from raycore.model.weights.moe_weights import Part
+from raycore.model.weights.quantized import read_packed, stored_scheme
 from raycore.model.weights.staging import Staging
 
 _DUMMY_STDDEV = 0.02
 
 
-def scale_name(name: str) -> str:
-    """Return the name of the tensor with the scales of the quantized tensor `name`, as compressed-tensors has it."""
-    return f"{name}_scale"
-
-
 class CheckpointFill:
-    """Fills weights from a checkpoint's files. May be called by several threads."""
+    """Fills weights from a checkpoint's files. May be called by several threads.
 
-    def __init__(self, reader: CheckpointReader, staging: Staging | None) -> None:
-        """`staging`: brings tensors to the weights' device. None: the device is the CPU."""
+    Quantized weights become numbers while they are read, except for those in fp8 whose place is in fp8, too.
+    """
+
+    def __init__(self, reader: CheckpointReader, staging: Staging | None, quantization: Quantization | None) -> None:
+        """Make a fill.
+
+        Args:
+            staging: brings tensors to the weights' device. None: the device is the CPU.
+            quantization: which weights are stored in which scheme. None: none are quantized.
+        """
         self._reader = reader
         self._staging = staging
+        self._quantization = quantization
 
     def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
-        is_fp8 = scale_name(name) in self._reader
+        scheme = stored_scheme(self._quantization, self._reader.__contains__, name)
+        if scheme is not None and scheme.layout != "float8":
+            self._dequantize(out, name, scheme, expected_shape, part)
+            return
+        is_fp8 = scheme is not None
         stored = self._reader.view(name, expected_shape, part, (FP8,) if is_fp8 else READABLE)
-        scales_R = self._row_scales(name, expected_shape[0], part[0]) if is_fp8 else None
+        self._store(out, stored, self._row_scales(name, expected_shape[0], part[0]) if is_fp8 else None)
 
+    def _dequantize(
+        self, out: Weight, name: str, scheme: WeightScheme, expected_shape: tuple[int, ...], part: Part
+    ) -> None:
+        num_outputs, num_inputs = expected_shape
+        outputs, inputs = (*part, slice(None))[:2]
+        assert isinstance(outputs, slice)
+        assert isinstance(inputs, slice)
+        weight = read_packed(self._reader, name, scheme, (num_outputs, num_inputs), outputs, inputs)
+        dtype = out.dtype if isinstance(out, Tensor) else torch.float32
+        for rows, numbers in weight.dequantized_blocks(dtype):
+            self._store(out[rows], numbers, None)
+
+    def _store(self, out: Weight, numbers: Tensor, scales_R: Tensor | None) -> None:
         def store_rows(rows: slice, numbers: Tensor) -> None:
             store(out[rows], numbers, None if scales_R is None else scales_R[rows])
 
         if self._staging is None:
-            store_rows(slice(None), stored)
+            store_rows(slice(None), numbers)
         else:
-            self._staging.send(stored, store_rows)
+            self._staging.send(numbers, store_rows)
 
     def _row_scales(self, name: str, num_rows: int, rows: int | slice) -> Tensor:
         """Return the float32 scales of rows of the quantized tensor `name`, which has `num_rows` rows."""
-        name = scale_name(name)
+        name = f"{name}_scale"
         shape = self._reader.shape(name)
         if math.prod(shape) not in (1, num_rows):
             raise InvalidCheckpoint(

@@ -24,9 +24,10 @@ from raycore.checkpoint.moe_spec import ExpertShare
 from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows, Rows
 from raycore.checkpoint.stages import Stage
 from raycore.model.weights.checkpoint_reader import CheckpointReader
-from raycore.model.weights.fill import CheckpointFill, RandomFill, scale_name
+from raycore.model.weights.fill import CheckpointFill, RandomFill
 from raycore.model.weights.fp8_weight import Fp8Weight, Weight
 from raycore.model.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
+from raycore.model.weights.quantized import stored_scheme
 from raycore.model.weights.staging import NUM_READERS, Staging
 
 Progress = Callable[[int, int], None]
@@ -119,7 +120,7 @@ def load_decoder_weights(
     with CheckpointReader(path) as reader:
         stage = stage or Stage.whole(spec)
         layout = partial(RankLayout, spec, stage, tp_rank, tp_size, dtype, device, fp8, experts, reader.__contains__)
-        fill = CheckpointFill(reader, staging)
+        fill = CheckpointFill(reader, staging, spec.quantization)
         num_threads = None if staging is None else NUM_READERS
         weights = fill_weights(lambda fill: layout(fill).decoder(), fill, progress, num_threads)
     if staging is not None:
@@ -357,10 +358,14 @@ class RankLayout:
 
     def _empty_weight(self, names: list[str], num_rows: int, num_columns: int) -> Weight:
         """Allocate the weight of a linear layer that consists of the checkpoint's tensors `names`."""
-        is_stored = self._fp8 == "stored" and all(self._has_tensor(scale_name(name)) for name in names)
+        is_stored = self._fp8 == "stored" and all(self._stores_fp8(name) for name in names)
         if self._fp8 == "all" or is_stored:
             return Fp8Weight.empty(num_rows, num_columns, self._device)
         return self._empty(num_rows, num_columns)
+
+    def _stores_fp8(self, name: str) -> bool:
+        scheme = stored_scheme(self._spec.quantization, self._has_tensor, name)
+        return scheme is not None and scheme.layout == "float8"
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -215,7 +215,10 @@ def test_generation_defaults_are_what_the_file_gives(tmp_path: Path) -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, ["architectures=['GPT2LMHeadModel']", "Qwen3ForCausalLM"]),
         ({"architectures": None}, ["architectures is missing", "LlamaForCausalLM"]),
         ({"hidden_act": "gelu"}, ["hidden_act='gelu'", "'silu'"]),
-        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq", "compressed-tensors"]),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            ["quantization_config", "awq", "compressed-tensors"],
+        ),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor=0.5"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "type='dynamic'", "yarn"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "rope_type='longrope'"]),

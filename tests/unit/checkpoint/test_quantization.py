@@ -1,4 +1,4 @@
-"""Of quantized checkpoints, those in fp8 by compressed-tensors are read. The errors name what others say."""
+"""Which layers of a checkpoint are quantized, and how. The errors name what raycore doesn't read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from raycore.checkpoint.json_fields import JsonFields
-from raycore.checkpoint.quantization import stores_fp8
+from raycore.checkpoint.quantization import Quantization, WeightScheme, parse_quantization
 from raycore.errors import InvalidCheckpoint
 
 WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
 ACTIVATIONS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+GROUPS = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
 
 
 def config(
@@ -37,30 +40,130 @@ def config(
     return JsonFields("config.json", {key: quantization | changed})
 
 
+def parsed(**quantization: Any) -> Quantization:
+    found = parse_quantization(JsonFields("config.json", {"quantization_config": quantization}))
+    assert found is not None
+    return found
+
+
 def test_fp8_is_found() -> None:
-    assert not stores_fp8(JsonFields("config.json", {}))
-    assert not stores_fp8(JsonFields("config.json", {"quantization_config": None}))
-    assert stores_fp8(config())
-    assert stores_fp8(config(weights={"strategy": "tensor"}))
-    assert stores_fp8(config(key="compression_config"))
+    assert parse_quantization(JsonFields("config.json", {})) is None
+    assert parse_quantization(JsonFields("config.json", {"quantization_config": None})) is None
+    for fields in (config(), config(weights={"strategy": "tensor"}), config(key="compression_config")):
+        found = parse_quantization(fields)
+        assert found is not None
+        assert found.stores_fp8
+        assert not found.stores_integers
+        assert found.scheme_of("model.layers.3.mlp.up_proj") == WeightScheme("float8", 8)
+        assert found.scheme_of("lm_head") is None
+
+
+@pytest.mark.parametrize(
+    ("layer", "scheme"),
+    [
+        ("model.layers.0.mlp.up_proj", WeightScheme("int8", 8)),
+        ("model.layers.0.mlp.down_proj", WeightScheme("packed", 4, 32, symmetric=False)),
+        ("model.layers.1.mlp.down_proj", WeightScheme("int8", 8)),
+        ("model.layers.0.self_attn.q_proj", WeightScheme("packed", 4, 32, symmetric=False)),
+        ("model.layers.0.self_attn.o_proj", None),
+        ("model.layers.0.block_sparse_moe.gate", None),
+        ("lm_head", WeightScheme("int8", 8)),
+        ("model.embed_tokens", None),
+    ],
+)
+def test_a_layer_has_the_scheme_of_the_target_that_fits_it_best(layer: str, scheme: WeightScheme | None) -> None:
+    """Names come before expressions, and expressions before classes, whatever the order of the groups."""
+    found = parsed(
+        quant_method="compressed-tensors",
+        format="mixed-precision",
+        config_groups={
+            "group_0": {"format": "int-quantized", "targets": ["Linear"], "weights": INT8},
+            "group_1": {
+                "format": "pack-quantized",
+                "targets": ["re:.*self_attn", "model.layers.0.mlp.down_proj"],
+                "weights": GROUPS,
+            },
+        },
+        ignore=["model.layers.0.self_attn.o_proj", "re:.*gate$"],
+    )
+    assert found.scheme_of(layer) == scheme
+
+
+def test_embeddings_are_quantized_if_they_are_a_target() -> None:
+    group = {"targets": ["Embedding"], "weights": INT8}
+    found = parsed(quant_method="compressed-tensors", format="int-quantized", config_groups={"group_0": group})
+    assert found.scheme_of("model.embed_tokens") == WeightScheme("int8", 8)
+    assert found.scheme_of("lm_head") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "scheme"),
+    [
+        ({}, WeightScheme("gptq", 4, 128, False, False, zero_offset=1)),
+        ({"checkpoint_format": "gptq"}, WeightScheme("gptq", 4, 128, False, False, zero_offset=1)),
+        ({"checkpoint_format": "gptq_v2"}, WeightScheme("gptq", 4, 128, False, False, zero_offset=0)),
+        ({"desc_act": True, "bits": 8}, WeightScheme("gptq", 8, 128, False, True, zero_offset=1)),
+        ({"group_size": -1, "sym": False}, WeightScheme("gptq", 4, None, False, False, zero_offset=1)),
+        ({"dynamic": {"-:.*up_proj": {}}}, None),
+        ({"dynamic": {"+:.*up_proj": {"bits": 8}, ".*": {}}}, WeightScheme("gptq", 8, 128, False, False, 1)),
+    ],
+)
+def test_gptq_has_one_scheme_and_exceptions(fields: dict[str, Any], scheme: WeightScheme | None) -> None:
+    found = parsed(**{"quant_method": "gptq", "bits": 4, "group_size": 128} | fields)
+    assert found.scheme_of("model.layers.7.mlp.up_proj") == scheme
+
+
+def test_awq_is_found() -> None:
+    assert parsed(quant_method="awq", bits=4, group_size=128, version="GEMM", zero_point=True).scheme_of(
+        "model.layers.0.mlp.up_proj"
+    ) == WeightScheme("awq", 4, 128, False)
+
+
+PACKED = {"format": "pack-quantized"}
+GPTQ = {"quant_method": "gptq", "format": None, "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
 
 
 @pytest.mark.parametrize(
     ("changed", "fragments"),
     [
-        ({"quant_method": "gptq"}, ["quantization_config: quant_method='gptq'", "'compressed-tensors'"]),
-        ({"format": "pack-quantized"}, ["format='pack-quantized'", "'float-quantized'"]),
+        ({"quant_method": "bitsandbytes"}, ["quantization_config: quant_method='bitsandbytes'", "'gptq'", "'awq'"]),
+        ({"quant_method": "fp8"}, ["quantization_config: quant_method='fp8'", "'compressed-tensors'"]),
+        ({"format": "marlin-24"}, ["format='marlin-24'", "'float-quantized'", "'pack-quantized'"]),
+        ({"format": "nvfp4-pack-quantized"}, ["format='nvfp4-pack-quantized'"]),
         ({"kv_cache_scheme": {"num_bits": 8}}, ["kv_cache_scheme={'num_bits': 8}", "KV caches"]),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, ["sparsity_config", "sparse-24-bitmask"]),
+        ({"moe_sparsity_config": {"layers": {}}}, ["moe_sparsity_config", "sparse experts"]),
+        ({"transform_config": {"config_groups": {"R1": {}}}}, ["transform_config", "R1"]),
         ({"config_groups": {}}, ["config_groups"]),
+        ({"ignore": ["re:("]}, ["ignore=['re:(']", "regular expression"]),
         ({"weights": {"num_bits": 4}}, ["group_0, weights: num_bits=4: expected 8"]),
         ({"weights": {"type": "int"}}, ["weights: type='int': expected 'float'"]),
         ({"weights": {"strategy": "block"}}, ["weights: strategy='block': expected 'channel' or 'tensor'"]),
         ({"activations": {"dynamic": False}}, ["input_activations: dynamic=False: expected true"]),
         ({"activations": {"strategy": "tensor"}}, ["input_activations: strategy='tensor': expected 'token'"]),
+        ({**PACKED, "weights": GROUPS | {"num_bits": 3}}, ["weights: num_bits=3: expected 4 or 8"]),
+        ({**PACKED, "weights": GROUPS | {"type": "float"}}, ["weights: type='float': expected 'int'"]),
+        ({**PACKED, "weights": GROUPS | {"strategy": "block"}}, ["weights: strategy='block'", "'group'"]),
+        ({**PACKED, "weights": GROUPS | {"strategy": "tensor"}}, ["weights: strategy='tensor'", "symmetric=false"]),
+        ({**PACKED, "weights": GROUPS | {"group_size": None}}, ["weights: group_size is missing"]),
+        ({**PACKED, "weights": GROUPS | {"actorder": "columns"}}, ["weights: actorder='columns'"]),
+        ({**PACKED, "weights": GROUPS, "activations": {"dynamic": False}}, ["input_activations: dynamic=False"]),
+        ({"format": "int-quantized", "weights": GROUPS}, ["weights: num_bits=4: expected 8"]),
+        ({"format": "int-quantized", "weights": INT8 | {"symmetric": False}}, ["weights: symmetric=False"]),
+        (GPTQ | {"bits": 3}, ["bits=3: expected 4 or 8"]),
+        (GPTQ | {"group_size": 0}, ["group_size=0"]),
+        (GPTQ | {"checkpoint_format": "marlin"}, ["checkpoint_format='marlin': expected 'gptq' or 'gptq_v2'"]),
+        (GPTQ | {"is_marlin_format": True}, ["is_marlin_format=True"]),
+        (GPTQ | {"pack_dtype": "int16"}, ["pack_dtype='int16': expected 'int32'"]),
+        (GPTQ | {"rotation": "hadamard"}, ["rotation='hadamard': expected no value"]),
+        (GPTQ | {"activation": {"bits": 4}}, ["activation={'bits': 4}", "quantized activations"]),
+        (AWQ | {"version": "gemv"}, ["version='gemv': expected 'gemm'"]),
+        (AWQ | {"bits": 8}, ["bits=8: expected 4"]),
     ],
 )
 def test_other_schemes_are_named(changed: dict[str, Any], fragments: list[str]) -> None:
     with pytest.raises(InvalidCheckpoint) as raised:
-        stores_fp8(config(**changed))
+        parse_quantization(config(**changed))
     for fragment in ("config.json", *fragments):
         assert fragment in str(raised.value)

@@ -35,12 +35,14 @@ STORED = {
         "format": "float-quantized",
         "config_groups": {
             "group_0": {
+                "targets": ["Linear"],
                 "weights": {**NUMBERS, "strategy": "channel"},
                 "input_activations": {**NUMBERS, "strategy": "token", "dynamic": True},
             }
         },
     }
 }
+INTEGERS = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "num_experts": 3,
@@ -112,3 +114,19 @@ def test_stored_weights_are_converted_where_fp8_cannot_be_used(
     with caplog.at_level(logging.WARNING):
         assert choose_fp8(config(tmp_path, STORED | shape, **options).model, 1, torch.device(device)) == "none"
     assert reason in caplog.text
+
+
+def test_integers_are_converted_everywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for device in ("cpu", "cuda:0"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert choose_fp8(config(tmp_path, INTEGERS).model, 1, torch.device(device)) == "none"
+        assert "integer weights (quant_method='gptq') are converted" in caplog.text
+    assert choose_fp8(config(tmp_path, INTEGERS, quantization="fp8").model, 1, GPU) == "all"
+
+
+@pytest.mark.parametrize("stored", [STORED, INTEGERS])
+def test_quantized_weights_are_not_saved_as_sharded_state(tmp_path: Path, stored: dict[str, object]) -> None:
+    worker = Worker(config(tmp_path, stored), WorkerRank(0, 0, 1, 0, 1))
+    with pytest.raises(InvalidConfig, match=r"quantized weights, which save_sharded_state\(\) can't write"):
+        worker.save_sharded_state(str(tmp_path / "saved"))

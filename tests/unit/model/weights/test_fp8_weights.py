@@ -13,6 +13,7 @@ from small_model import SPEC as QWEN
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.fp8_weight import FP8, Fp8Weight, quantize_rows
 from raycore.model.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
@@ -20,7 +21,8 @@ from raycore.model.weights.moe_weights import MoeWeights
 from raycore.model.weights.staging import Staging
 
 CPU = torch.device("cpu")
-SPEC = msgspec.structs.replace(QWEN, num_layers=1, layer_windows=[None], stores_fp8=True)
+FP8_LAYERS = Quantization("compressed-tensors", [("Linear", WeightScheme("float8", 8))], ["lm_head"])
+SPEC = msgspec.structs.replace(QWEN, num_layers=1, layer_windows=[None], quantization=FP8_LAYERS)
 MIXTRAL = msgspec.structs.replace(
     SPEC,
     architecture="MixtralForCausalLM",

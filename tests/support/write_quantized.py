@@ -1,0 +1,369 @@
+"""Writes the small quantized checkpoints in tests/support/quantized, each with a tool that people use.
+
+Run it once for each tool, in an environment of its own with transformers and the tool, and give it the tool's name:
+
+    pip install compressed-tensors==0.20.0 loguru                 compressed-tensors
+    pip install compressed-tensors==0.12.2 loguru                 ordered-groups
+    pip install gptqmodel==7.7.0                                  gptqmodel
+    unzip the wheel of auto-gptq 0.7.1, put it on PYTHONPATH      auto-gptq
+    unzip the wheel of autoawq 0.2.7.post3, put it on PYTHONPATH  autoawq
+
+auto-gptq and autoawq don't work with today's transformers, so only their packing code is imported. Every checkpoint is
+a directory with config.json, model.safetensors, and dequantized.safetensors: the same model's quantized weights as the
+tool dequantizes them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig
+
+DIRECTORY = Path(__file__).parent / "quantized"
+VOCAB_SIZE = 64
+SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    # so that numbers aren't almost zero
+    "initializer_range": 0.2,
+}
+
+
+def random_llama(dtype: torch.dtype, **changed: int) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE | changed)).to(dtype).eval()
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name != "lm_head"}
+
+
+def finish(path: Path, dequantized: dict[str, Tensor]) -> None:
+    """Write the tool's own numbers, and leave nothing but what tests need."""
+    save_file({name: tensor.contiguous() for name, tensor in dequantized.items()}, path / "dequantized.safetensors")
+    for file in path.iterdir():
+        if file.name not in ("config.json", "model.safetensors", "dequantized.safetensors"):
+            file.unlink()
+    print(path.name, sum(file.stat().st_size for file in path.iterdir()))
+
+
+def emptied(name: str) -> Path:
+    path = DIRECTORY / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+# compressed-tensors
+
+
+def weights(num_bits: int, **more: Any) -> dict[str, Any]:
+    return {"num_bits": num_bits, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False, **more}
+
+
+def group(targets: list[str], weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"targets": targets, "weights": weights, "input_activations": activations}
+
+
+TOKENS = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
+FLOAT = {"type": "float"}
+COMPRESSED: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "int8": ([group(["Linear"], weights(8), TOKENS | {"type": "int"})], ["lm_head"]),
+    "fp8": ([group(["Linear"], weights(8, **FLOAT), TOKENS | FLOAT)], ["lm_head"]),
+    "fp8-tensor": ([group(["Linear"], weights(8, **FLOAT, strategy="tensor"), TOKENS | FLOAT)], ["lm_head"]),
+    "packed-4": ([group(["Linear"], weights(4, strategy="group", group_size=32))], ["lm_head"]),
+    "packed-4-asymmetric": (
+        [group(["Linear"], weights(4, strategy="group", group_size=16, symmetric=False))],
+        ["lm_head"],
+    ),
+    "packed-4-rows": ([group(["Linear"], weights(4, symmetric=False))], ["lm_head"]),
+    "packed-8": ([group(["Linear"], weights(8))], ["lm_head"]),
+    "mixed": (
+        [
+            group(["re:.*self_attn.(q|k|v)_proj$", "lm_head"], weights(8, strategy="group", group_size=32)),
+            group(["Linear"], weights(8), TOKENS | {"type": "int"}),
+            group(["model.layers.0.mlp.gate_proj"], weights(4, strategy="group", group_size=8)),
+        ],
+        ["re:.*up_proj$", "model.layers.0.self_attn.v_proj"],
+    ),
+}
+
+
+def write_compressed_tensors() -> None:
+    for name, (groups, ignore) in COMPRESSED.items():
+        model = random_llama(torch.bfloat16)
+        path = emptied(f"compressed-tensors-{name}")
+        compressor = quantize(model, groups, ignore)
+        model.save_pretrained(path)
+        compressor.update_config(str(path))
+        compressor.decompress_model(model)
+        finish(path, {f"{name}.weight": layer.weight.data for name, layer in quantized_layers(model).items()})
+    write_experts()
+
+
+def quantize(model: nn.Module, groups: list[dict[str, Any]], ignore: list[str]) -> Any:
+    """Quantize the model as the tool does it, without calibration, and return its compressor."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    config = {f"group_{index}": each for index, each in enumerate(groups)}
+    apply_quantization_config(model, QuantizationConfig(config_groups=config, ignore=ignore))
+    for layer in quantized_layers(model).values():
+        args = layer.quantization_scheme.weights
+        grouped = {
+            "tensor": layer.weight.reshape(1, 1, -1),
+            "channel": layer.weight.unsqueeze(1),
+            "group": layer.weight.unflatten(1, (-1, args.group_size or 1)),
+        }[args.strategy]
+        scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), args)
+        layer.weight_scale.data.copy_(scale.view(layer.weight_scale.shape))
+        if getattr(layer, "weight_zero_point", None) is not None:
+            layer.weight_zero_point.data.copy_(zero.view(layer.weight_zero_point.shape))
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    return compressor
+
+
+def quantized_layers(model: nn.Module) -> dict[str, Any]:
+    return {name: layer for name, layer in model.named_modules() if hasattr(layer, "quantization_scheme")}
+
+
+def write_experts() -> None:
+    """transformers stacks the experts of a layer, which the tool doesn't quantize. So this is only a tree of layers."""
+    config = MixtralConfig(**SHAPE | {"intermediate_size": 32}, num_local_experts=2, num_experts_per_tok=1)
+    shapes = {name: (32, 16 if name[0] in "kv" else 32) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    layers = {f"self_attn.{name}": shape for name, shape in shapes.items()} | {"block_sparse_moe.gate": (32, 2)}
+    for expert in range(2):
+        layers |= {f"block_sparse_moe.experts.{expert}.{name}": (32, 32) for name in ("w1", "w2", "w3")}
+    torch.manual_seed(0)
+    model = nn.Module()
+    for name, (num_inputs, num_outputs) in layers.items():
+        add_layer(model, f"model.layers.0.{name}", nn.Linear(num_inputs, num_outputs, bias=False))
+    add_layer(model, "model.embed_tokens", nn.Embedding(VOCAB_SIZE, 32))
+    add_layer(model, "lm_head", nn.Linear(32, VOCAB_SIZE, bias=False))
+    for name in ("model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm"):
+        add_layer(model, name, nn.RMSNorm(32))
+    model.to(torch.bfloat16)
+    path = emptied("compressed-tensors-experts")
+    groups = [group(["Linear"], weights(4, strategy="group", group_size=16))]
+    compressor = quantize(model, groups, ["re:.*gate$", "lm_head"])
+    save_file(model.state_dict(), path / "model.safetensors", {"format": "pt"})
+    config.architectures = ["MixtralForCausalLM"]
+    config.save_pretrained(path)
+    compressor.update_config(str(path))
+    compressor.decompress_model(model)
+    finish(path, {f"{name}.weight": layer.weight.data for name, layer in quantized_layers(model).items()})
+
+
+def add_layer(model: nn.Module, name: str, layer: nn.Module) -> None:
+    *parents, last = name.split(".")
+    for parent in parents:
+        if not hasattr(model, parent):
+            model.add_module(parent, nn.Module())
+        model = model.get_submodule(parent)
+    model.add_module(last, layer)
+
+
+def write_ordered_groups() -> None:
+    """Newer versions of compressed-tensors can't write weight_g_idx."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    size = 16
+    args = QuantizationArgs(**weights(4, strategy="group", group_size=size, actorder="group"))
+    model = random_llama(torch.bfloat16)
+    stored = dict(model.state_dict())
+    dequantized: dict[str, Tensor] = {}
+    compressor = BaseCompressor.load_from_registry("pack-quantized")
+    for name in linear_layers(model):
+        weight = stored.pop(f"{name}.weight")
+        num_inputs = weight.shape[1]
+        order = torch.randperm(num_inputs)
+        g_idx = torch.empty(num_inputs, dtype=torch.int32)
+        g_idx[order] = (torch.arange(num_inputs) // size).int()
+        grouped = weight[:, order].unflatten(1, (-1, size))
+        scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), args)
+        packed = compressor.compress_weight(weight, scale, args, zero, g_idx)
+        tensors = {**packed, "weight_scale": scale, "weight_g_idx": g_idx}
+        stored |= {f"{name}.{key}": tensor.contiguous() for key, tensor in tensors.items()}
+        dequantized[f"{name}.weight"] = compressor.decompress_weight(tensors, args)
+    path = emptied("compressed-tensors-packed-4-ordered")
+    save_file(stored, path / "model.safetensors", {"format": "pt"})
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": args.model_dump(mode="json")}},
+        "ignore": ["lm_head"],
+    }
+    write_config(path, model, config)
+    finish(path, dequantized)
+
+
+def write_config(path: Path, model: LlamaForCausalLM, quantization: dict[str, Any]) -> None:
+    model.config.save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLM"], "quantization_config": quantization}
+    (path / "config.json").write_text(json.dumps(config, indent=2))
+
+
+# GPTQ and AWQ
+
+GPTQ = {
+    "gptq-4": {"bits": 4, "group_size": 32},
+    "gptq-4-ordered-v2": {"bits": 4, "group_size": 16, "desc_act": True, "sym": False, "format": "gptq_v2"},
+    "gptq-8-ordered": {"bits": 8, "group_size": 16, "desc_act": True},
+    "gptq-mixed": {
+        "bits": 4,
+        "group_size": -1,
+        "act_group_aware": False,
+        "dynamic": {"-:.*down_proj": {}, "+:.*up_proj": {"bits": 8, "group_size": 32}},
+    },
+    "gptqmodel-awq": {"bits": 4, "group_size": 16, "sym": False, "quant_method": "awq", "format": "gemm"},
+}
+
+
+def write_gptqmodel() -> None:
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "4")
+    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = models.WordLevel({f"t{token}": token for token in range(VOCAB_SIZE)}, unk_token="t0")
+    special = {f"{kind}_token": f"t{token}" for token, kind in enumerate(("unk", "bos", "eos", "pad"))}
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(4, VOCAB_SIZE, (32, 48), generator=generator).tolist()
+    data = [{"input_ids": prompt, "attention_mask": [1] * len(prompt)} for prompt in prompts]
+    for name, options in GPTQ.items():
+        # for AWQ, the tool needs multiples of 64 outputs
+        wide = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 8, "head_dim": 8}
+        with tempfile.TemporaryDirectory() as plain:
+            random_llama(torch.float16, **(wide if name.endswith("awq") else {})).save_pretrained(plain)
+            PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), **special).save_pretrained(plain)
+            path = emptied(name)
+            model = GPTQModel.load(plain, QuantizeConfig(**({"desc_act": False, "sym": True} | options), device="cpu"))
+            model.quantize(data, batch_size=8)
+            model.save(path)
+            method = "AWQ" if name.endswith("awq") else "GPTQ"
+            loaded = GPTQModel.load(str(path), backend=BACKEND[f"{method}_TORCH"], device="cpu", dtype=torch.float16)
+            layers = {name: layer for name, layer in loaded.model.named_modules() if hasattr(layer, "qweight")}
+            if method == "AWQ":
+                from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+
+                numbers = {
+                    name: dequantize_gemm(layer.qweight, layer.qzeros, layer.scales, 4, layer.group_size)
+                    for name, layer in layers.items()
+                }
+            else:
+                numbers = {name: layer.dequantize_weight() for name, layer in layers.items()}
+            finish(path, {f"{name}.weight": tensor.t() for name, tensor in numbers.items()})
+
+
+def write_layers(
+    name: str, quantization: dict[str, Any], quantized: Callable[[nn.Linear], tuple[dict[str, Tensor], Tensor]]
+) -> None:
+    """Write a checkpoint whose layers' tensors, and their weights as the tool dequantizes them, `quantized` returns."""
+    # auto-gptq can't pack fewer than 32 outputs, so all projections of attention have 32
+    model = random_llama(torch.float16, num_key_value_heads=8)
+    stored, dequantized = dict(model.state_dict()), {}
+    for layer_name, layer in linear_layers(model).items():
+        del stored[f"{layer_name}.weight"]
+        tensors, dequantized[f"{layer_name}.weight"] = quantized(layer)
+        stored |= {f"{layer_name}.{key}": tensor.contiguous() for key, tensor in tensors.items()}
+    path = emptied(name)
+    save_file(stored, path / "model.safetensors", {"format": "pt"})
+    write_config(path, model, quantization)
+    finish(path, dequantized)
+
+
+def import_alone(package: str, *names: str) -> list[types.ModuleType]:
+    """Import modules without running the `__init__` files of the packages that they are in."""
+    root = importlib.util.find_spec(package)
+    assert root is not None
+    assert root.submodule_search_locations is not None
+    (location,) = root.submodule_search_locations
+    parts = [name.split(".") for name in names]
+    for parent in {".".join(part[:depth]) for part in parts for depth in range(1, len(part))}:
+        module = types.ModuleType(parent)
+        module.__path__ = [str(Path(location, *parent.split(".")[1:]))]
+        sys.modules[parent] = module
+    return [importlib.import_module(name) for name in names]
+
+
+def group_parameters(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Scales and zero points, [O, G], with which a group's numbers are spread over 0 to 15."""
+    grouped = weight.float().unflatten(1, (-1, size))
+    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+    scales = ((high - low) / 15).half()
+    return scales, (-low / scales.float()).round().clamp(1, 15)
+
+
+def write_auto_gptq() -> None:
+    (module,) = import_alone("auto_gptq", "auto_gptq.nn_modules.qlinear.qlinear_cuda_old")
+
+    def quantized(layer: nn.Linear) -> tuple[dict[str, Tensor], Tensor]:
+        num_outputs, num_inputs = layer.weight.shape
+        packed = module.QuantLinear(4, 16, num_inputs, num_outputs, bias=False)
+        packed.pack(layer, *group_parameters(layer.weight.data, 16), None)
+        return packed.state_dict(), packed(torch.eye(num_inputs, dtype=torch.float16)).t()
+
+    write_layers(
+        "auto-gptq-4-asymmetric",
+        {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": False},
+        quantized,
+    )
+
+
+def write_autoawq() -> None:
+    gemm, packing = import_alone("awq", "awq.modules.linear.gemm", "awq.utils.packing_utils")
+
+    def quantized(layer: nn.Linear) -> tuple[dict[str, Tensor], Tensor]:
+        scales, zeros = (each.t().contiguous() for each in group_parameters(layer.weight.data, 16))
+        packed = gemm.WQLinear_GEMM.from_linear(layer, 4, 16, scales=scales, zeros=zeros)
+        return packed.state_dict(), packing.dequantize_gemm(packed.qweight, packed.qzeros, packed.scales, 4, 16).t()
+
+    write_layers(
+        "autoawq-4",
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": 16,
+            "version": "gemm",
+            "zero_point": True,
+            "modules_to_not_convert": None,
+        },
+        quantized,
+    )
+
+
+WRITERS = {
+    "compressed-tensors": write_compressed_tensors,
+    "ordered-groups": write_ordered_groups,
+    "gptqmodel": write_gptqmodel,
+    "auto-gptq": write_auto_gptq,
+    "autoawq": write_autoawq,
+}
+
+if __name__ == "__main__":
+    WRITERS[sys.argv[1]]()
