@@ -30,6 +30,11 @@ class AdapterChecks:
         """
         if not self._config.enable_lora:
             raise InvalidRequest(f"lora_request={adapter.lora_name!r} needs an engine with enable_lora=True")
+        if adapter.load_inplace:
+            raise InvalidRequest(
+                f"lora_request={adapter.lora_name!r}: load_inplace=True isn't supported. Give an adapter that has "
+                "changed another name or number"
+            )
         if adapter in self._known:
             return
         LoraSpec.read(Path(adapter.lora_path), self._spec, self._config.max_lora_rank)

@@ -140,9 +140,10 @@ class AdaptedLinear(AroundLinear):
         self._adapters: dict[int, LoraLinear] = {}
         self._width = 1
         """The largest number of rows of an adapter's A."""
-        self._num_places = num_places
-        self._table = torch.empty(0)
-        """int64[places, 17]: the adapters, as the native kernels read them."""
+        self._table = np.zeros((num_places, 2 + 5 * _MAX_PARTS), np.int64)
+        """[places, 17]: the adapters, as the native kernels read them."""
+        self._shared_table = torch.as_tensor(self._table)
+        """The same memory."""
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         y_TO = self._linear(x_TI)
@@ -152,18 +153,20 @@ class AdaptedLinear(AroundLinear):
         y_TO = self._linear.add_to(residual_TO, x_TI)
         return y_TO if self._rows.is_empty else self._add_(y_TO, x_TI)
 
-    def use(self, adapters: dict[int, LoraLinear]) -> None:
-        """Use these adapters, by place, instead of those before."""
-        self._adapters = adapters
-        self._width = max((len(own.a_RI) for own in adapters.values()), default=1)
-        table = np.zeros((self._num_places, 2 + 5 * _MAX_PARTS), np.int64)
-        for place, own in adapters.items():
-            table[place, :2] = own.a_RI.data_ptr(), len(own.a_RI)
-            for index, part in enumerate(own.parts):
-                num_outputs = part.b_RO.shape[1]
-                fields = part.b_RO.data_ptr(), part.first_row, part.rank, part.first_output, num_outputs
-                table[place, 2 + 5 * index :][:5] = fields
-        self._table = torch.as_tensor(table)
+    def put(self, place: int, own: LoraLinear | None) -> None:
+        """Put an adapter in a place, instead of the one that is there. None: the adapter there adds nothing."""
+        self._adapters.pop(place, None)
+        row = self._table[place]
+        row[:] = 0
+        if own is None:
+            return
+        self._adapters[place] = own
+        self._width = max(self._width, len(own.a_RI))
+        row[:2] = own.a_RI.data_ptr(), len(own.a_RI)
+        for index, part in enumerate(own.parts):
+            num_outputs = part.b_RO.shape[1]
+            fields = part.b_RO.data_ptr(), part.first_row, part.rank, part.first_output, num_outputs
+            row[2 + 5 * index :][:5] = fields
 
     def _add_(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         rows = self._rows.of(len(x_TI))
@@ -177,9 +180,9 @@ class AdaptedLinear(AroundLinear):
 
     def _add_few_(self, y_TO: Tensor, x_TI: Tensor, few: _FewRows) -> None:
         x_nI = x_TI.index_select(0, few.rows_n)
-        a_nR = torch.ops.raycore.lora_shrink.default(x_nI, few.places_n, self._table, self._width)
+        a_nR = torch.ops.raycore.lora_shrink.default(x_nI, few.places_n, self._shared_table, self._width)
         a_nR = self._ranks.all_reduce_(a_nR)
-        torch.ops.raycore.lora_expand.default(y_TO, a_nR, few.rows_n, few.places_n, self._table)
+        torch.ops.raycore.lora_expand.default(y_TO, a_nR, few.rows_n, few.places_n, self._shared_table)
 
     def _add_group_(self, y_TO: Tensor, x_TI: Tensor, rows: Tensor | None, own: LoraLinear) -> None:
         x_nI = x_TI if rows is None else x_TI.index_select(0, rows)
@@ -214,15 +217,12 @@ class Adapters:
             ranks: see `AdaptedLinear`.
         """
         made = self._layers[layer, name] = AdaptedLinear(linear, self.rows, self._num_places, ranks)
-        self._install(made, layer, name)
+        for place, adapter in self._held.items():
+            made.put(place, getattr(adapter.layers[layer], name))
         return made
 
     def hold(self, place: int, adapter: LoraWeights) -> None:
         """Put an adapter in a place, instead of the one that is there. No step may be running."""
         self._held[place] = adapter
         for (layer, name), made in self._layers.items():
-            self._install(made, layer, name)
-
-    def _install(self, made: AdaptedLinear, layer: int, name: FusedName) -> None:
-        found = {place: getattr(adapter.layers[layer], name) for place, adapter in self._held.items()}
-        made.use({place: own for place, own in found.items() if own is not None})
+            made.put(place, getattr(adapter.layers[layer], name))

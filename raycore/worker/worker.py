@@ -209,8 +209,10 @@ class Worker(WorkerProtocol):
         model = self.config.model
         self._operations = self._backend.operations()
         with torch.inference_mode():
+            # a plugin's decoder may know nothing of adapters
+            adapted = {} if self._adapters is None else {"adapters": self._adapters}
             self._decoder = _decoder_class(model.spec)(
-                model.spec, weights, self._ranks, self._operations, self._experts, self._stage, self._adapters
+                model.spec, weights, self._ranks, self._operations, self._experts, self._stage, **adapted
             )
             depends_on_threads = self._operations.depends_on_threads or (
                 self._adapters is not None and not self._adapters.rows.is_native

@@ -8,7 +8,7 @@ Run it once for each tool, in an environment of its own with transformers and th
     unzip the wheel of auto-gptq 0.7.1, put it on PYTHONPATH      auto-gptq
     unzip the wheel of autoawq 0.2.7.post3, put it on PYTHONPATH  autoawq
 
-auto-gptq and autoawq don't work with today's transformers, so only their packing code is imported. Every checkpoint is
+Of auto-gptq and autoawq, only the packing code is imported, and the scales are this script's. Every checkpoint is
 a directory with config.json, model.safetensors, and dequantized.safetensors: the same model's quantized weights as the
 tool dequantizes them.
 """

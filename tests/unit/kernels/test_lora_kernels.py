@@ -49,7 +49,8 @@ def make_layer(
     rows: AdapterRows, adapters: dict[int, LoraLinear], num_inputs: int, num_outputs: int, dtype: torch.dtype
 ) -> AdaptedLinear:
     layer = AdaptedLinear(PlainLinear(torch.zeros(num_outputs, num_inputs, dtype=dtype), None), rows, 6)
-    layer.use({place: own for place, own in adapters.items() if own.parts})
+    for place, own in adapters.items():
+        layer.put(place, own if own.parts else None)
     return layer
 
 
