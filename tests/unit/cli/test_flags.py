@@ -144,7 +144,7 @@ def test_a_value_that_cannot_work_is_refused_at_once(flags, message, capsys):
 def test_flags_of_vllm_without_effect_are_taken(started, command):
     flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code"]
     flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "--kv-cache-dtype", "auto", "-O3"]
-    flags += ["--no-enable-lora", "--enable-chunked-prefill", "--disable-log-stats", "--no-calculate-kv-scales"]
+    flags += ["--no-enable-prompt-embeds", "--enable-chunked-prefill", "--disable-log-stats", "--no-calculate-kv-scales"]
     assert main([*command["serve"], *flags]) == 1
     assert set(started) == {"model", "use_tqdm_on_load"}
 
@@ -155,8 +155,8 @@ def test_flags_of_vllm_without_effect_are_taken(started, command):
         (["--trust-remote-code"], "trust_remote_code=True: code from checkpoints is never run"),
         (["--decode-context-parallel-size", "2"], "context parallelism isn't supported"),
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': the KV cache can't be quantized"),
-        (["--enable-lora"], "enable_lora=True: LoRA adapters aren't supported"),
-        (["--lora-modules", "a=b", "c=d"], "LoRA adapters aren't supported"),
+        (["--enable-prompt-embeds"], "enable_prompt_embeds=True: prompt embeddings aren't supported"),
+        (["--lora-modules", "a=b", "c=d"], "the server doesn't offer adapters as models yet"),
         (["--ssl-keyfile", "key.pem"], "TLS isn't supported"),
     ],
 )
