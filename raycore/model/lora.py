@@ -47,6 +47,8 @@ class _FewRows:
 
     rows_n: Tensor
     places_n: Tensor
+    is_every: bool
+    """Whether these are all rows, in order."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,10 @@ class AdapterRows:
         is_many = counts >= (1 << 62 if self._batch_invariant else _MANY_ROWS)
         is_few = ~is_many if self.is_native else np.zeros_like(is_many)
         few_rows = rows[np.repeat(is_few, counts)]
-        few = None if not len(few_rows) else _FewRows(self._tensor(few_rows), self._tensor(places[few_rows]))
+        few = None
+        if len(few_rows):
+            is_every = np.array_equal(few_rows, np.arange(len(places)))
+            few = _FewRows(self._tensor(few_rows), self._tensor(places[few_rows]), is_every)
         groups: list[_Group] = []
         for place, first, count in zip(found[~is_few].tolist(), firsts[~is_few], counts[~is_few], strict=True):
             of_adapter = rows[first : first + count]
@@ -179,7 +184,7 @@ class AdaptedLinear(AroundLinear):
         return y_TO
 
     def _add_few_(self, y_TO: Tensor, x_TI: Tensor, few: _FewRows) -> None:
-        x_nI = x_TI.index_select(0, few.rows_n)
+        x_nI = x_TI if few.is_every else x_TI.index_select(0, few.rows_n)
         a_nR = torch.ops.raycore.lora_shrink.default(x_nI, few.places_n, self._shared_table, self._width)
         a_nR = self._ranks.all_reduce_(a_nR)
         torch.ops.raycore.lora_expand.default(y_TO, a_nR, few.rows_n, few.places_n, self._shared_table)

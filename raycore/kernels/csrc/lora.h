@@ -14,9 +14,9 @@ namespace {
 
 using namespace raycore;
 
-constexpr int64_t kLoraRows = 4;           // adjacent rows of one adapter that are computed together
-constexpr int64_t kLoraRowsOfA = 16;       // of a task
-constexpr int64_t kLoraOutputs = 512;      // of a task
+constexpr int64_t kLoraRows = 4;        // adjacent rows of one adapter that are computed together
+constexpr int64_t kLoraRowsOfA = 16;    // of a task
+constexpr int64_t kLoraOutputs = 4096;  // of a task: the processor fetches long stretches of B's rows ahead
 
 // Calls function(adapter, first_row, num_rows) for each block of adjacent rows with the same adapter.
 template <typename Function>
