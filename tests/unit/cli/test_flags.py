@@ -144,7 +144,12 @@ def test_a_value_that_cannot_work_is_refused_at_once(flags, message, capsys):
 def test_flags_of_vllm_without_effect_are_taken(started, command):
     flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code"]
     flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "--kv-cache-dtype", "auto", "-O3"]
-    flags += ["--no-enable-prompt-embeds", "--enable-chunked-prefill", "--disable-log-stats", "--no-calculate-kv-scales"]
+    flags += [
+        "--no-enable-prompt-embeds",
+        "--enable-chunked-prefill",
+        "--disable-log-stats",
+        "--no-calculate-kv-scales",
+    ]
     assert main([*command["serve"], *flags]) == 1
     assert set(started) == {"model", "use_tqdm_on_load"}
 
