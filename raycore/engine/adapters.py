@@ -62,9 +62,8 @@ class AdaptersInUse:
         return seq_id in self._waiting
 
     def add(self, seq_id: int, adapter: LoRARequest) -> None:
-        """Have the workers read the adapter of a request, if they don't hold it."""
+        """Let a request wait for its adapter. If the workers don't hold it, the next `take_done()` has them read it."""
         self._asked[seq_id] = self._waiting[seq_id] = adapter
-        self._give_place(seq_id, adapter)
 
     def drop(self, seq_id: int) -> None:
         """Note that a request has ended. Unknown seq_ids are ignored."""

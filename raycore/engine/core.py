@@ -53,7 +53,8 @@ logger = logging.getLogger(__name__)
 IDLE_WAIT_S = 1.0
 """Maximum time in seconds that an idle loop sleeps. A command or a failure wakes the loop at once."""
 _PREPARING_WAIT_S = 0.002
-"""Maximum time in seconds that the loop sleeps while requests wait for their grammars and no other request has work."""
+"""Maximum time in seconds that the loop sleeps while requests wait for their grammars or adapters, and no other request
+has work."""
 
 
 class EngineCore:
@@ -243,9 +244,8 @@ class EngineCore:
         outputs.duration_s = time.monotonic() - planned_s
         if self._speculation is not None:
             self._speculation.observe(plan.num_step_tokens, plan.has_drafts, outputs.duration_s)
-        if self._adapters is not None:
-            for end in outputs.finished:
-                self._adapters.drop(end.seq_id)
+        for end in outputs.finished:
+            self._drop_adapter(end.seq_id)
         outputs.queued = [(seq_id, planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
         return outputs
 

@@ -27,8 +27,7 @@ FusedName = Literal["qkv", "o", "gate_up", "down"]
 """A linear layer of a decoder layer, as this engine fuses them."""
 
 _MANY_ROWS = 32
-"""From so many rows of an adapter on, torch's products are faster than the native kernels, which read the weights once
-for every four rows."""
+"""From so many rows of an adapter on, torch multiplies: the native kernels read weights once for every four rows."""
 _MAX_PARTS = 3
 
 

@@ -26,10 +26,12 @@ SETTINGS = hypothesis.settings(
 
 @pytest.fixture(params=["avx2", "avx512", "avx512_bf16", "amx", "neon"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = library.load()
+    assert before is not None
     if library.choose(request.param) is None:
         pytest.skip("this processor hasn't got these instructions")
     yield
-    library.choose("auto")
+    library.choose(before)
 
 
 def make_adapter(seed: int, num_inputs: int, sizes: list[int], dtype: torch.dtype) -> LoraLinear:
