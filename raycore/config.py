@@ -147,13 +147,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     quantization: Annotated[
-        Literal["fp8"] | None,
+        Literal["fp8", "int8"] | None,
         option(
             "fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they "
-            "are computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more. Not "
-            "for mixture-of-experts models, and not with batch_invariant. Embeddings and the head keep the data type. "
-            "Quantized checkpoints need no option: weights in fp8 are kept, or converted to the data type where fp8 "
-            "can't be used, as on CPUs; weights in integers are converted.",
+            "are computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more, and "
+            "can't be used with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. "
+            "Neither is for mixture-of-experts models. Embeddings and the head keep the data type. "
+            "Quantized checkpoints need no option: weights are kept as they are where the device computes with them "
+            "(fp8 on GPUs, integers on CPUs), and converted to the data type elsewhere.",
             flags=("-q", "--quantization"),
         ),
     ] = None
@@ -771,18 +772,21 @@ def _check_load_format(config: EngineConfig) -> None:
 
 
 def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> None:
-    if chosen.get("quantization") is None:
+    wanted = chosen.get("quantization")
+    if wanted is None:
         return
-    if chosen.get("device") == "cpu":
-        raise InvalidConfig("quantization='fp8' needs a GPU, and device='cpu': omit quantization, or use device='cuda'")
-    if chosen.get("batch_invariant"):
+    if wanted == "fp8" and chosen.get("device") == "cpu":
+        raise InvalidConfig("quantization='fp8' needs a GPU, and device='cpu': use quantization='int8'")
+    if wanted == "int8" and chosen.get("device") == "cuda":
+        raise InvalidConfig("quantization='int8' needs a CPU, and device='cuda': use quantization='fp8'")
+    if wanted == "fp8" and chosen.get("batch_invariant"):
         raise InvalidConfig(
             "quantization='fp8' can't be used with batch_invariant=True, because the kernel that multiplies in fp8 "
             "depends on the number of tokens: omit one of them"
         )
     if spec.moe is not None:
         raise InvalidConfig(
-            f"quantization='fp8', but {path} ({spec.architecture}) has experts, which aren't computed in fp8: omit it"
+            f"quantization={wanted!r}, but {path} ({spec.architecture}) has experts, which aren't quantized: omit it"
         )
 
 

@@ -92,12 +92,13 @@ class EngineOptions(VllmOptions, total=False):
     sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes. Default: auto."""
     model_loader_extra_config: str | dict[str, Any] | None
     """With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern."""
-    quantization: Literal["fp8"] | None
+    quantization: Literal["fp8", "int8"] | None
     """fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they are
-    computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more. Not for mixture-of-
-    experts models, and not with batch_invariant. Embeddings and the head keep the data type. Quantized checkpoints need
-    no option: weights in fp8 are kept, or converted to the data type where fp8 can't be used, as on CPUs; weights in
-    integers are converted."""
+    computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more, and can't be used
+    with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. Neither is for mixture-of-
+    experts models. Embeddings and the head keep the data type. Quantized checkpoints need no option: weights are kept
+    as they are where the device computes with them (fp8 on GPUs, integers on CPUs), and converted to the data type
+    elsewhere."""
     batch_invariant: bool
     """Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of
     preemption. Slower. Default: False."""

@@ -30,6 +30,9 @@ _IN_ORDER = (None, False, "weight", "static")
 """Values of `actorder` with which neighboring inputs form a group."""
 _ROTATED = "weights that are rotated or otherwise transformed"
 
+RowBits = Literal[8, 16]
+"""Number of bits to which the numbers of a linear layer's input are rounded."""
+
 Layout = Literal["float8", "int8", "packed", "gptq", "awq"]
 """How a weight is stored. The first three are compressed-tensors'.
 
@@ -54,6 +57,8 @@ class WeightScheme(msgspec.Struct, frozen=True):
     """Whether the checkpoint must have the group of each input. Otherwise, neighboring inputs form a group."""
     zero_offset: int = 0
     """What must be added to stored zero points."""
+    row_bits: RowBits = 16
+    """8: the weights were made for inputs that are rounded to 8 bits, each row with a scale of its own."""
 
     @property
     def marker(self) -> str:
@@ -143,8 +148,11 @@ def _group_scheme(group: JsonFields, formatted: JsonFields) -> WeightScheme:
     if layout == "float-quantized":
         _check_fp8(weights, group.child("input_activations"))
         return WeightScheme("float8", 8)
+    inputs = group.child("input_activations")
     if group.get("input_activations") is not None:
-        _require(group.child("input_activations"), "dynamic", True)
+        _require(inputs, "dynamic", True)
+    is_short = (inputs.get("type"), inputs.get("num_bits")) == ("int", 8) and inputs.bool_("symmetric", default=True)
+    row_bits = 8 if is_short else 16
     _require(weights, "type", "int")
     _require(weights, "strategy", "group", "channel", "tensor")
     _require(weights, "actorder", *_IN_ORDER, *_ORDERED)
@@ -155,12 +163,12 @@ def _group_scheme(group: JsonFields, formatted: JsonFields) -> WeightScheme:
     if layout == "int-quantized":
         _require(weights, "num_bits", 8)
         _require(weights, "symmetric", True)
-        return WeightScheme("int8", 8, group_size, is_ordered=is_ordered)
+        return WeightScheme("int8", 8, group_size, is_ordered=is_ordered, row_bits=row_bits)
     _require(weights, "num_bits", 4, 8)
     symmetric = weights.bool_("symmetric", default=True)
     if not symmetric and strategy == "tensor":
         raise weights.error("strategy", "'group' or 'channel' with symmetric=false")
-    return WeightScheme("packed", weights.get("num_bits"), group_size, symmetric, is_ordered)
+    return WeightScheme("packed", weights.get("num_bits"), group_size, symmetric, is_ordered, row_bits=row_bits)
 
 
 def _check_fp8(weights: JsonFields, activations: JsonFields) -> None:

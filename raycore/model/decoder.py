@@ -24,10 +24,12 @@ from raycore.model.lora import Adapters, FusedName
 from raycore.model.operations import Operations
 from raycore.model.rope import interleave, separate
 from raycore.model.routed_experts import ExpertWeights
-from raycore.model.weights.fp8_weight import Fp8Weight, Weight
+from raycore.model.weights.fp8_weight import Fp8Weight
+from raycore.model.weights.integer_weight import IntegerWeight
 from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights
 from raycore.model.weights.lora_weights import LoraWeights
 from raycore.model.weights.moe_weights import MoeWeights
+from raycore.model.weights.weight import Weight
 from raycore.profile_session import Parts
 
 Taps = Mapping[int, Callable[[Tensor], None]]
@@ -174,7 +176,7 @@ class Decoder:
         head_VD = None
         if self.stage.is_last:
             head_VD = self._embed_VD if self._is_tied else self._lm_head.weight
-        assert not isinstance(head_VD, Fp8Weight), "the head isn't computed in fp8"
+        assert not isinstance(head_VD, Fp8Weight | IntegerWeight), "the head isn't quantized"
         return DecoderWeights(
             embed_VD=self._embed_VD,
             lm_head_VD=head_VD,
@@ -274,7 +276,7 @@ class Layer:
         `qk_norm_NH`: the layer's entry of `Decoder.qk_norms_NH`.
         """
         qkv_OD, qkv_bias_O = self._qkv.weight, self._qkv.bias
-        assert isinstance(qkv_OD, Tensor), "models with experts aren't computed in fp8"
+        assert isinstance(qkv_OD, Tensor), "models with experts aren't quantized"
         qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
         for rows_OX in _row_tensors(qkv_OD, qkv_bias_O):
             _reorder_heads_(rows_OX, self._num_rotated, self._head_dim, separate)
@@ -341,6 +343,8 @@ def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
     if isinstance(weight_OI, Fp8Weight):
         # the rows are only moved, and not all devices move fp8
         return [weight_OI.values_OI.view(torch.uint8), weight_OI.scales_O, *biases]
+    if isinstance(weight_OI, IntegerWeight):
+        return [weight_OI.words_OW, weight_OI.scales_OG, weight_OI.zeros_OG, *biases]
     return [weight_OI, *biases]
 
 

@@ -14,15 +14,17 @@ from raycore.model.operations import Norm, TorchOperations
 from raycore.model.routed_experts import ExpertWeights, RoutedExperts
 from raycore.model.sampling.picking import DrawLimits
 from raycore.model.transfers import to_device
-from raycore.model.weights.fp8_weight import Fp8Weight, Weight
+from raycore.model.weights.fp8_weight import Fp8Weight
+from raycore.model.weights.integer_weight import IntegerWeight
 from raycore.model.weights.moe_weights import MoeWeights
+from raycore.model.weights.weight import Weight
 
 
 class GpuOperations(TorchOperations):
     """Triton kernels compute norms, activations and experts, and pick tokens. None of them waits for the GPU."""
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
-        if isinstance(weight_OI, Fp8Weight) or not self._batch_invariant:
+        if isinstance(weight_OI, Fp8Weight | IntegerWeight) or not self._batch_invariant:
             return super().linear(weight_OI, bias_O, ranks)
         made = _InvariantLinear(weight_OI.to(self.device), None if bias_O is None else bias_O.to(self.device))
         return ReducedLinear(made, ranks) if ranks is not None and ranks.size > 1 else made

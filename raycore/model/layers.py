@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from raycore.model.collectives import Collectives
 from raycore.model.rows import Tiles, keeps_places, on_one_thread
-from raycore.model.weights.fp8_weight import Weight
+from raycore.model.weights.weight import Weight
 
 _PACK_FROM_ELEMENTS = 1 << 19
 """Float32 weights with fewer elements than this aren't packed.

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from raycore.kernels import library as kernels
+from raycore.model.integer_linear import GatedIntegerLinear, IntegerLinear
 from raycore.model.layers import Linear, ReducedLinear, TensorParallel, can_pack
 from raycore.model.operations import GatedLinear, Norm, TorchOperations
+from raycore.model.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side
 from raycore.model.sampling.logprobs import Logprobs, logprobs
 from raycore.model.sampling.picking import DrawLimits
-from raycore.model.weights.fp8_weight import Weight
+from raycore.model.weights.fp8_weight import Fp8Weight
+from raycore.model.weights.integer_weight import IntegerWeight
+from raycore.model.weights.weight import Weight
 
 _MAX_LIKELY = 64
 """Of so many tokens, the native kernel computes log probabilities."""
-_PANEL = 16
-"""Outputs of a linear layer whose weights are packed together."""
 _FEW_ROWS = 4
 """So many rows are computed while the weight is streamed once."""
 
@@ -33,18 +35,25 @@ class NativeOperations(TorchOperations):
         super().__init__(torch.device("cpu"), batch_invariant=batch_invariant)
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
-        assert isinstance(weight_OI, Tensor), "CPUs don't multiply in fp8"
-        if not _is_native(weight_OI):
+        assert not isinstance(weight_OI, Fp8Weight), "CPUs don't multiply in fp8"
+        if isinstance(weight_OI, IntegerWeight):
+            linear = IntegerLinear(weight_OI, bias_O)
+        elif _is_native(weight_OI):
+            linear = _PanelLinear(weight_OI, bias_O)
+        else:
             return super().linear(weight_OI, bias_O, ranks)
-        linear = _PanelLinear(weight_OI, bias_O)
         return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
 
     def gated_linear(
         self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
     ) -> GatedLinear:
-        assert isinstance(gate_up_OI, Tensor), "CPUs don't multiply in fp8"
-        if around is not None or not _is_native(gate_up_OI) or gate_up_OI.shape[0] % (2 * _PANEL):
+        assert not isinstance(gate_up_OI, Fp8Weight), "CPUs don't multiply in fp8"
+        if around is not None or gate_up_OI.shape[0] % (2 * PANEL_OUTPUTS):
             return super().gated_linear(gate_up_OI, bias_O, around)
+        if isinstance(gate_up_OI, IntegerWeight):
+            return GatedIntegerLinear(gate_up_OI, bias_O)
+        if not _is_native(gate_up_OI):
+            return super().gated_linear(gate_up_OI, bias_O)
         return _GatedPanelLinear(gate_up_OI, bias_O)
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
@@ -102,7 +111,7 @@ def _unpack(packed_OI: Tensor) -> Tensor:
     A panel has the numbers of all its outputs for an input together; in bfloat16, for two inputs.
     """
     together = 2 if packed_OI.dtype == torch.bfloat16 else 1
-    panels = packed_OI.view(-1, packed_OI.shape[1] // together, _PANEL, together)
+    panels = packed_OI.view(-1, packed_OI.shape[1] // together, PANEL_OUTPUTS, together)
     return panels.transpose(1, 2).reshape(packed_OI.shape)
 
 
@@ -138,30 +147,20 @@ class _GatedPanelLinear:
 
     def __init__(self, gate_up_OI: Tensor, bias_O: Tensor | None) -> None:
         self._dtype = gate_up_OI.dtype
-        self._packed_OI = _pack(_side_by_side(gate_up_OI))
-        self._bias_O = gate_up_OI.new_empty(0) if bias_O is None else _side_by_side(bias_O)
+        self._packed_OI = _pack(side_by_side(gate_up_OI))
+        self._bias_O = gate_up_OI.new_empty(0) if bias_O is None else side_by_side(bias_O)
         self._gated_panel_linear = torch.ops.raycore.gated_panel_linear.default
 
     @property
     def weight(self) -> Tensor:
-        return _one_after_the_other(_unpack(self._packed_OI)).to(self._dtype)
+        return one_after_the_other(_unpack(self._packed_OI)).to(self._dtype)
 
     @property
     def bias(self) -> Tensor | None:
-        return _one_after_the_other(self._bias_O) if self._bias_O.numel() else None
+        return one_after_the_other(self._bias_O) if self._bias_O.numel() else None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._gated_panel_linear(x_TI, self._packed_OI, self._bias_O)
-
-
-def _side_by_side(gate_up_OX: Tensor) -> Tensor:
-    """Return the rows in another order: a panel of the first half, a panel of the second half, and so on."""
-    return gate_up_OX.view(2, -1, _PANEL, *gate_up_OX.shape[1:]).transpose(0, 1).reshape(gate_up_OX.shape)
-
-
-def _one_after_the_other(gate_up_OX: Tensor) -> Tensor:
-    """The inverse of `_side_by_side`."""
-    return gate_up_OX.view(-1, 2, _PANEL, *gate_up_OX.shape[1:]).transpose(0, 1).reshape(gate_up_OX.shape)
 
 
 class _FewRowsLinear:

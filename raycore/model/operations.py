@@ -30,8 +30,10 @@ from raycore.model.rows import TILE_ROWS, Tiles, on_one_thread
 from raycore.model.sampling import picking
 from raycore.model.sampling.logprobs import Logprobs, logprobs
 from raycore.model.sampling.picking import DrawLimits
-from raycore.model.weights.fp8_weight import Fp8Weight, Weight, quantize_rows
+from raycore.model.weights.fp8_weight import Fp8Weight, quantize_rows
+from raycore.model.weights.integer_weight import IntegerWeight
 from raycore.model.weights.moe_weights import MoeWeights
+from raycore.model.weights.weight import Weight
 
 
 class GatedLinear(Protocol):
@@ -69,7 +71,7 @@ class Operations(Protocol):
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         """Return the linear layer `x @ weight.T + bias`. With `ranks`, results are summed over these ranks.
 
-        If the weight is in fp8, so is the product.
+        If the weight is in fp8 or in integers, so is the product.
         """
         ...
 
@@ -207,4 +209,5 @@ class TorchOperations:
     def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:
         if isinstance(weight_OI, Fp8Weight):
             return Fp8Linear(weight_OI, bias_O, self.quantize_rows)
+        assert not isinstance(weight_OI, IntegerWeight), "torch doesn't multiply with these integers"
         return make_linear(weight_OI, bias_O)

@@ -52,9 +52,9 @@ from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, step_bytes
 from raycore.model.weight_exchange import WeightExchange
+from raycore.model.weights.linear_formats import CONVERTED, LinearFormats
 from raycore.model.weights.loader import (
     DecoderWeights,
-    Fp8Layers,
     Progress,
     load_decoder_weights,
     random_decoder_weights,
@@ -74,8 +74,8 @@ from raycore.worker.attention_backend import choose_attention_backend
 from raycore.worker.compute_backend import ComputeBackend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.draft_worker import DraftWorker
-from raycore.worker.fp8_layers import choose_fp8
 from raycore.worker.gpu_memory import MemoryUse
+from raycore.worker.linear_formats import choose_formats
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
 from raycore.worker.regrouping import empty_weights, expert_share, make_exchange, num_held, weight_bytes
@@ -127,7 +127,7 @@ class Worker(WorkerProtocol):
         self._step_times = StepTimes(0.0, 0.0)
         self._backend = ComputeBackend("torch", self._device, config.model.batch_invariant)
         self._operations: Operations = self._backend.operations()
-        self._fp8: Fp8Layers = "none"
+        self._formats = CONVERTED
         self.load_progress = 0.0
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
         self._decoder: Decoder | None = None
@@ -172,7 +172,7 @@ class Worker(WorkerProtocol):
             config.model.attention_backend, self._device, heads, config.cache.block_size, self._dtype
         )
         self._backend = ComputeBackend(backend, self._device, config.model.batch_invariant)
-        self._fp8 = choose_fp8(config.model, self.rank.tp_size, self._device)
+        self._formats = choose_formats(config.model, self.rank.tp_size, self._device, is_native=backend == "native")
         logger.info("computes in %s on %s", self.dtype_name(), self._describe_device())
         if self.rank.world_size > 1:
             self._join_engine()
@@ -203,7 +203,7 @@ class Worker(WorkerProtocol):
         """
         if self.rank.pp_size > 1:
             logger.info("this stage has layers %d to %d", self._stage.layers[0], self._stage.layers[-1])
-        self._build_decoder(self._read_weights(self._device, self._fp8, self._note_progress))
+        self._build_decoder(self._read_weights(self._device, self._formats, self._note_progress))
 
     def _build_decoder(self, weights: DecoderWeights) -> None:
         model = self.config.model
@@ -224,21 +224,21 @@ class Worker(WorkerProtocol):
         if self._drafting is not None:
             self._drafting.load(self._decoder)
 
-    def _read_weights(self, device: torch.device, fp8: Fp8Layers, progress: Progress | None) -> DecoderWeights:
+    def _read_weights(self, device: torch.device, formats: LinearFormats, progress: Progress | None) -> DecoderWeights:
         """Read or generate this worker's share of the weights."""
         model, rank, share = self.config.model, self.rank, expert_share(self.config, self.rank)
         tp, path, stage = (rank.tp_rank, rank.tp_size), Path(model.model), self._stage
         if model.load_format == "dummy":
             # on another kind of device, they would be others
-            return random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, self._device, fp8, stage)
+            return random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, self._device, formats, stage)
         if model.load_format == "sharded_state":
             pattern = self.config.shard_pattern
             # once more, because scale() may have changed the number of workers that share experts
             check_saved_state(path, pattern, model.spec, self.config.division)
             return load_saved_weights(
-                model.spec, path, pattern, self._shard, *tp, self._dtype, progress, share, device, fp8, stage
+                model.spec, path, pattern, self._shard, *tp, self._dtype, progress, share, device, formats, stage
             )
-        return load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, fp8, stage=stage)
+        return load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, formats, stage=stage)
 
     @property
     def _shard(self) -> Shard:
@@ -269,7 +269,7 @@ class Worker(WorkerProtocol):
         division = self.config.division
         pattern = checked_pattern(pattern, division)
         directory.mkdir(parents=True, exist_ok=True)
-        weights = self._read_weights(torch.device("cpu"), "none", None)
+        weights = self._read_weights(torch.device("cpu"), CONVERTED, None)
         paths = save_decoder_weights(weights, model.spec, division, self._shard, directory, pattern, max_size)
         if self._shard == Shard(0):
             copy_other_files(Path(model.model), Path(model.tokenizer), directory)

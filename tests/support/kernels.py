@@ -75,6 +75,23 @@ class EmulatedOps:
     def gated_panel_linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return self.panel_linear(x, packed, bias, len(packed), gated=True)
 
+    def integer_linear(
+        self, x, packed, scales, zeros, bias, bits, row_bits, group_size, num_outputs, residual=None, gated=False
+    ) -> torch.Tensor:
+        """Also computes what `add_integer_linear` and `gated_integer_linear` compute."""
+        residual = x[:0] if residual is None else residual
+        shape = len(x), num_outputs // 2 if gated else num_outputs
+        sizes = [*x.shape, num_outputs, bits, row_bits, group_size, int(gated)]
+        operands = x, packed, scales, zeros, bias, residual
+        return _run("integer_linear", x.dtype, sizes, shape, x.dtype, [], *operands)
+
+    def add_integer_linear(self, *arguments) -> None:
+        *arguments, residual = arguments
+        residual.copy_(self.integer_linear(*arguments, residual.shape[1], residual))
+
+    def gated_integer_linear(self, *arguments) -> torch.Tensor:
+        return self.integer_linear(*arguments, len(arguments[1]), gated=True)
+
     def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
         return _run("most_likely", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits)
 

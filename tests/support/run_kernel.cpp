@@ -48,6 +48,26 @@ int main(int argc, char** argv) {
     kernels.panel_linear[dtype][n[3]]({operand(1), operand(2), operand(3), operand(4), out.data(), n[0], n[1], n[2],
                                        n[1], n[4] != 0},
                                       threads);
+  } else if (operation == "integer_linear") {
+    IntegerLinearArgs args;
+    args.x = operand(1);
+    args.packed = reinterpret_cast<const uint8_t*>(operand(2));
+    args.scales = reinterpret_cast<const float*>(operand(3));
+    args.zeros = reinterpret_cast<const uint8_t*>(operand(4));
+    args.bias = operand(5);
+    args.residual = operand(6);
+    args.num_rows = n[0];
+    args.num_inputs = args.x_stride = n[1];
+    args.num_outputs = n[2];
+    args.bits = n[3];
+    args.row_bits = n[4];
+    args.group_size = n[5];
+    args.is_gated = n[6] != 0;
+    out.resize(n[0] * n[2] / (n[6] ? 2 : 1) * size);
+    args.out = out.data();
+    std::vector<char> scratch(integer_scratch_bytes(n[0], n[1], n[5]));
+    args.scratch = scratch.data();
+    kernels.integer_linear[dtype](args, threads);
   } else if (operation == "most_likely") {
     out.resize(n[0] * sizeof(int64_t));
     kernels.most_likely[dtype]({operand(1), reinterpret_cast<int64_t*>(out.data()), n[0], n[1], n[1]}, threads);

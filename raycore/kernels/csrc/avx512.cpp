@@ -2,6 +2,7 @@
 #define RAYCORE_WIDTH 16
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "attention.h"
+#include "integer_linear.h"
 #include "linear.h"
 #include "lora.h"
 #include "panel_linear.h"

@@ -81,6 +81,40 @@ struct PanelLinearArgs {
   bool is_gated;         // a panel of gates, then a panel of what they gate, and so on; `out` is silu(gate) · gated
 };
 
+// A weight is (integer - zero) · scale, where the integers are unsigned.
+struct IntegerLinearArgs {
+  const void* x;  // [R, I], rows `x_stride` apart
+  // The integers in panels of 16 outputs: [O / 16, I / 4, 16, 4] in 8 bits. In 4 bits, [O / 16, I / 8, 16, 4]: a byte
+  // has one of four inputs in its lower half, and one of the next four in its upper half. The last panel's missing
+  // outputs may have any numbers.
+  const uint8_t* packed;
+  const float* scales;   // [O / 16, G, 16], for G groups of `group_size` inputs. The last one may be shorter
+  const uint8_t* zeros;  // the same; null: the middle of the integers
+  const void* bias;      // as in PanelLinearArgs
+  const void* residual;
+  void* out;
+  char* scratch;         // of `integer_scratch_bytes`
+  int64_t num_rows, num_inputs, num_outputs, x_stride;
+  int64_t group_size;    // all inputs, or a multiple of 16 that divides 256 or that 256 divides
+  int64_t bits;          // of the weight's integers: 4 or 8
+  int64_t row_bits;      // of the integers to which rows are rounded: 8 or 16
+  bool is_gated;
+};
+
+constexpr int64_t kMaxBlockInputs = 256;  // the sum of as many products of 8 and 16 bits fits in 32 bits
+
+// The scratch memory of a row in integers: 2 bytes for each input, then the sum of each block of inputs.
+inline int64_t integer_row_bytes(int64_t num_inputs, int64_t group_size) {
+  const int64_t block = group_size < kMaxBlockInputs ? group_size : kMaxBlockInputs;
+  const int64_t size = (num_inputs + 15) / 16 * 32 + (num_inputs + block - 1) / block * int64_t(sizeof(int32_t));
+  return (size + 63) / 64 * 64;
+}
+
+// The scales of the rows, then the rows.
+inline int64_t integer_scratch_bytes(int64_t num_rows, int64_t num_inputs, int64_t group_size) {
+  return (num_rows * int64_t(sizeof(float)) + 63) / 64 * 64 + num_rows * integer_row_bytes(num_inputs, group_size);
+}
+
 // What a LoRA adapter adds to a linear layer, whose parts it changes one by one.
 struct LoraAdapter {
   const void* a;     // [num_rows, I]: those of all parts, one below the other; null if it leaves the layer as it is
@@ -154,6 +188,7 @@ struct Kernels {
   void (*logprobs[kNumDTypes])(const LogprobsArgs&, const Threads&);
   void (*lora_shrink[kNumDTypes])(const LoraArgs&, const Threads&);
   void (*lora_expand[kNumDTypes])(const LoraArgs&, const Threads&);
+  void (*integer_linear[kNumDTypes])(const IntegerLinearArgs&, const Threads&);
   // for the types of the rows and of the weight; null for a weight of another type, unless the rows are float32
   void (*panel_linear[kNumDTypes][kNumDTypes])(const PanelLinearArgs&, const Threads&);
 };

@@ -1,6 +1,7 @@
 #if defined(__aarch64__)
 #define RAYCORE_WIDTH 4
 #include "attention.h"
+#include "integer_linear.h"
 #include "linear.h"
 #include "lora.h"
 #include "panel_linear.h"

@@ -310,6 +310,86 @@ void add_panel_linear(StackValue* stack, uint64_t, uint64_t) {
   panel_linear(x, packed, bias, residual, residual.size(1), residual.data(), false);
 }
 
+// What the operations with integer weights have in common: x, packed, scales, zeros, bias, and the three numbers.
+class IntegerLinear {
+ public:
+  explicit IntegerLinear(const StackValue* stack)
+      : x(stack[0]), packed(stack[1]), scales_(stack[2]), zeros_(stack[3]), bias_(stack[4]) {
+    const int64_t bits = stack[5], row_bits = stack[6], group_size = stack[7];
+    expect(bits == 4 || bits == 8, "weights in 4 or 8 bits");
+    expect(row_bits == 8 || row_bits == 16, "rows in 8 or 16 bits");
+    expect(packed.dim() == 2 && packed.is_contiguous() && packed.size(0) % kPanelOutputs == 0 &&
+               packed.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
+           "a packed weight in int32");
+    const int64_t num_inputs = packed.size(1) * 32 / bits;
+    expect(x.dim() == 2 && x.size(1) == num_inputs && x.stride(1) == 1, "x [R, I] with contiguous rows");
+    expect(group_size == num_inputs ||
+               (group_size > 0 && group_size % 16 == 0 &&
+                (kMaxBlockInputs % group_size == 0 || group_size % kMaxBlockInputs == 0)),
+           "groups of all inputs, or of a multiple of 16 that divides 256 or that 256 divides");
+    const int64_t num_groups = (num_inputs + group_size - 1) / group_size;
+    const auto has_shape = [&](const Tensor& tensor) {
+      return tensor.dim() == 3 && tensor.size(0) * kPanelOutputs == packed.size(0) && tensor.size(1) == num_groups &&
+             tensor.size(2) == kPanelOutputs && tensor.is_contiguous();
+    };
+    expect(has_shape(scales_) && scales_.dtype() == kFloat32, "contiguous scales [O / 16, G, 16] in float32");
+    expect(!zeros_.size(0) ||
+               (has_shape(zeros_) && zeros_.torch_dtype() == torch_functions.aoti_torch_dtype_uint8()),
+           "contiguous zeros [O / 16, G, 16] in uint8");
+    args_ = {x.data(), packed.data<uint8_t>(), scales_.data<float>(),
+             zeros_.size(0) ? zeros_.data<uint8_t>() : nullptr, nullptr, nullptr, nullptr, nullptr, x.size(0),
+             num_inputs, 0, x.stride(0), group_size, bits, row_bits, false};
+  }
+  // `out`, [R, O], is `num_outputs` wide.
+  void compute(const Tensor& out, int64_t num_outputs, const void* residual, bool is_gated) {
+    const int64_t missing = packed.size(0) - num_outputs;
+    expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
+    const bool has_bias = bias_.size(0);
+    expect(!has_bias || (bias_.size(0) == num_outputs && bias_.is_contiguous() && bias_.dtype() == x.dtype()),
+           "a contiguous bias [O] of the dtype of x");
+    Tensor scratch = empty(integer_scratch_bytes(args_.num_rows, args_.num_inputs, args_.group_size),
+                           torch_functions.aoti_torch_dtype_uint8());
+    args_.scratch = scratch.data<char>();
+    args_.bias = has_bias ? bias_.data() : nullptr;
+    args_.residual = residual;
+    args_.out = out.data();
+    args_.num_outputs = num_outputs;
+    args_.is_gated = is_gated;
+    kernels->integer_linear[x.dtype()](args_, threads());
+  }
+  Tensor x, packed;
+
+ private:
+  Tensor scales_, zeros_, bias_;
+  IntegerLinearArgs args_;
+};
+
+void integer_linear(StackValue* stack, uint64_t, uint64_t) {
+  IntegerLinear linear(stack);
+  const int64_t num_outputs = stack[8];
+  Tensor out = empty(linear.x.size(0), num_outputs, linear.x.torch_dtype());
+  linear.compute(out, num_outputs, nullptr, false);
+  stack[0] = out.release();
+}
+
+void gated_integer_linear(StackValue* stack, uint64_t, uint64_t) {
+  IntegerLinear linear(stack);
+  const int64_t num_outputs = linear.packed.size(0);
+  expect(num_outputs % (2 * kPanelOutputs) == 0, "a panel of gates for each panel of other outputs");
+  Tensor out = empty(linear.x.size(0), num_outputs / 2, linear.x.torch_dtype());
+  linear.compute(out, num_outputs, nullptr, true);
+  stack[0] = out.release();
+}
+
+void add_integer_linear(StackValue* stack, uint64_t, uint64_t) {
+  IntegerLinear linear(stack);
+  Tensor residual(stack[8]);
+  expect(residual.dim() == 2 && residual.size(0) == linear.x.size(0) && residual.is_contiguous() &&
+             residual.dtype() == linear.x.dtype(),
+         "a contiguous residual [R, O] of the dtype of x");
+  linear.compute(residual, residual.size(1), residual.data(), false);
+}
+
 void expect_adapters(const Tensor& places, const Tensor& adapters) {
   const int32_t int64 = torch_functions.aoti_torch_dtype_int64();
   expect(adapters.dim() == 2 && adapters.size(1) == sizeof(LoraAdapter) / sizeof(int64_t) &&
@@ -360,6 +440,9 @@ struct Op {
   BoxedFunction function;
 };
 
+#define RAYCORE_INTEGER_LINEAR \
+  "Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor bias, int bits, int row_bits, int group_size"
+
 const Op kOps[] = {
     {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm},
     {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", silu_and_mul},
@@ -370,6 +453,10 @@ const Op kOps[] = {
     {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", gated_panel_linear},
     {"add_panel_linear", "add_panel_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
      add_panel_linear},
+    {"integer_linear", "integer_linear(" RAYCORE_INTEGER_LINEAR ", int num_outputs) -> Tensor", integer_linear},
+    {"gated_integer_linear", "gated_integer_linear(" RAYCORE_INTEGER_LINEAR ") -> Tensor", gated_integer_linear},
+    {"add_integer_linear", "add_integer_linear(" RAYCORE_INTEGER_LINEAR ", Tensor(a!) residual) -> ()",
+     add_integer_linear},
     {"lora_shrink", "lora_shrink(Tensor x, Tensor places, Tensor adapters, int width) -> Tensor", lora_shrink},
     {"lora_expand",
      "lora_expand(Tensor(a!) y, Tensor products, Tensor rows, Tensor places, Tensor adapters) -> ()", lora_expand},
@@ -400,7 +487,7 @@ const Kernels* choose(const char* choice) {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
   if (has_bf16 && is_wanted(kAmxKernels) && has_amx()) return &kAmxKernels;
   if (has_bf16 && is_wanted(kAvx512Bf16Kernels)) return &kAvx512Bf16Kernels;
   if (has_avx512 && is_wanted(kAvx512Kernels)) return &kAvx512Kernels;

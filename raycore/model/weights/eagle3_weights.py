@@ -17,6 +17,7 @@ from raycore.checkpoint.stages import Stage
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.fill import CheckpointFill, RandomFill
+from raycore.model.weights.linear_formats import CONVERTED
 from raycore.model.weights.loader import LayerWeights, RankLayout, fill_weights
 from raycore.model.weights.moe_weights import Fill
 from raycore.model.weights.staging import NUM_READERS, Staging
@@ -113,7 +114,7 @@ def _allocate(
 
     def allocate(fill: Fill) -> Eagle3Weights:
         def layout(of: ModelSpec) -> RankLayout:
-            return RankLayout(of, Stage.whole(of), tp_rank, tp_size, dtype, device, "none", None, has_tensor, fill)
+            return RankLayout(of, Stage.whole(of), tp_rank, tp_size, dtype, device, CONVERTED, None, has_tensor, fill)
 
         whole = layout(spec)
         return Eagle3Weights(

@@ -15,10 +15,12 @@ from torch import Tensor
 from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import READABLE, CheckpointReader
-from raycore.model.weights.fp8_weight import FP8, Fp8Weight, Weight
+from raycore.model.weights.fp8_weight import FP8, Fp8Weight
+from raycore.model.weights.integer_weight import IntegerWeight
 from raycore.model.weights.moe_weights import Part
 from raycore.model.weights.quantized import read_packed, stored_scheme
 from raycore.model.weights.staging import Staging
+from raycore.model.weights.weight import Weight
 
 _DUMMY_STDDEV = 0.02
 
@@ -26,7 +28,7 @@ _DUMMY_STDDEV = 0.02
 class CheckpointFill:
     """Fills weights from a checkpoint's files. May be called by several threads.
 
-    Quantized weights become numbers while they are read, except for those in fp8 whose place is in fp8, too.
+    Quantized weights become numbers while they are read, except for those whose place has the same format.
     """
 
     def __init__(self, reader: CheckpointReader, staging: Staging | None, quantization: Quantization | None) -> None:
@@ -57,6 +59,9 @@ class CheckpointFill:
         assert isinstance(outputs, slice)
         assert isinstance(inputs, slice)
         weight = read_packed(self._reader, name, scheme, (num_outputs, num_inputs), outputs, inputs)
+        if isinstance(out, IntegerWeight) and out.bits == weight.bits:
+            out.fill_(weight)
+            return
         dtype = out.dtype if isinstance(out, Tensor) else torch.float32
         for rows, numbers in weight.dequantized_blocks(dtype):
             self._store(out[rows], numbers, None)
@@ -108,6 +113,9 @@ def store(out: Weight, numbers: Tensor, scales_R: Tensor | None) -> None:
 
     `numbers` are on `out`'s device or in pinned memory.
     """
+    if isinstance(out, IntegerWeight):
+        out.quantize_(numbers if scales_R is None else numbers.float() * scales_R.unsqueeze(1))
+        return
     if numbers.dtype != (FP8 if isinstance(out, Fp8Weight) else out.dtype):
         # the device converts faster than the host, and without memory of the host
         numbers = numbers.to(out.device, non_blocking=True)

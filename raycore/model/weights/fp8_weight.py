@@ -65,10 +65,6 @@ class Fp8Weight:
             self.scales_O[rows] = scales_R1.view(-1)
 
 
-Weight = Tensor | Fp8Weight
-"""The weight of a linear layer [O, I], in the model's dtype or in fp8."""
-
-
 def quantize_rows(x_RI: Tensor) -> tuple[Tensor, Tensor]:
     """Return `x_RI` in fp8, [R, I], and the float32 scale of each row, [R, 1]. `values · scales` is nearly `x_RI`.
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -25,19 +25,16 @@ from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows, Rows
 from raycore.checkpoint.stages import Stage
 from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.fill import CheckpointFill, RandomFill
-from raycore.model.weights.fp8_weight import Fp8Weight, Weight
+from raycore.model.weights.fp8_weight import Fp8Weight
+from raycore.model.weights.integer_weight import IntegerWeight, kept_group_size
+from raycore.model.weights.linear_formats import CONVERTED, LinearFormats
 from raycore.model.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
 from raycore.model.weights.quantized import stored_scheme
 from raycore.model.weights.staging import NUM_READERS, Staging
+from raycore.model.weights.weight import Weight
 
 Progress = Callable[[int, int], None]
 """Called with (tensors filled, tensors in total) after each tensor."""
-
-Fp8Layers = Literal["none", "stored", "all"]
-"""Which linear layers get weights in fp8: none, those whose weights the checkpoint stores in fp8, or all of them.
-
-The others get the model's dtype. Embeddings, the head, routers and experts always do.
-"""
 
 _WeightsT = TypeVar("_WeightsT")
 
@@ -99,7 +96,7 @@ def load_decoder_weights(
     progress: Progress | None = None,
     experts: ExpertShare | None = None,
     device: torch.device = _CPU,
-    fp8: Fp8Layers = "none",
+    formats: LinearFormats = CONVERTED,
     staging: Staging | None = None,
     stage: Stage | None = None,
 ) -> DecoderWeights:
@@ -108,7 +105,7 @@ def load_decoder_weights(
     Args:
         progress: called after each tensor.
         experts: this rank's part of the experts. None: tensor-parallel ranks split each expert.
-        fp8: the linear layers that get fp8 weights. "all" quantizes them while they are read.
+        formats: of the linear layers' weights.
         staging: brings tensors to the device. None: a new one for a GPU; a CPU needs none.
         stage: the rank's stage. None: the whole model.
 
@@ -119,7 +116,9 @@ def load_decoder_weights(
         staging = Staging(device)
     with CheckpointReader(path) as reader:
         stage = stage or Stage.whole(spec)
-        layout = partial(RankLayout, spec, stage, tp_rank, tp_size, dtype, device, fp8, experts, reader.__contains__)
+        layout = partial(
+            RankLayout, spec, stage, tp_rank, tp_size, dtype, device, formats, experts, reader.__contains__
+        )
         fill = CheckpointFill(reader, staging, spec.quantization)
         num_threads = None if staging is None else NUM_READERS
         weights = fill_weights(lambda fill: layout(fill).decoder(), fill, progress, num_threads)
@@ -136,7 +135,7 @@ def random_decoder_weights(
     seed: int = 0,
     experts: ExpertShare | None = None,
     device: torch.device = _CPU,
-    fp8: Fp8Layers = "none",
+    formats: LinearFormats = CONVERTED,
     stage: Stage | None = None,
 ) -> DecoderWeights:
     """Return a rank's part of a decoder with random weights, made on `device`. Norms have weight 1.
@@ -145,12 +144,11 @@ def random_decoder_weights(
     tensor. So the model is the same for any `tp_size` and any stages, except for the rounding to fp8.
 
     Args:
-        fp8: the linear layers that get fp8 weights. Here, "stored" is the same as "all".
+        formats: of the linear layers' weights. Those that the checkpoint stores are those that config.json names.
         stage: the rank's stage. None: the whole model.
     """
-    all_or_none = "none" if fp8 == "none" else "all"
     stage = stage or Stage.whole(spec)
-    layout = partial(RankLayout, spec, stage, tp_rank, tp_size, dtype, device, all_or_none, experts, lambda name: False)
+    layout = partial(RankLayout, spec, stage, tp_rank, tp_size, dtype, device, formats, experts, lambda name: False)
     # on a GPU, several threads would only need more memory at a time
     num_threads = None if device.type == "cpu" else 1
     return fill_weights(lambda fill: layout(fill).decoder(), RandomFill(seed), None, num_threads)
@@ -163,20 +161,22 @@ def empty_decoder_weights(
     dtype: torch.dtype,
     experts: ExpertShare | None = None,
     device: torch.device = _CPU,
-    fp8: Fp8Layers = "none",
+    formats: LinearFormats = CONVERTED,
     stage: Stage | None = None,
 ) -> DecoderWeights:
     """Allocate a rank's part of a decoder. Only the rows past the vocabulary's end are set, to zero.
 
     Args:
-        fp8: "stored" is the same as "none", because there is no checkpoint that stores anything.
+        formats: of the linear layers' weights.
         stage: the rank's stage. None: the whole model.
     """
 
     def leave(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
 
     stage = stage or Stage.whole(spec)
-    return RankLayout(spec, stage, tp_rank, tp_size, dtype, device, fp8, experts, lambda name: False, leave).decoder()
+    return RankLayout(
+        spec, stage, tp_rank, tp_size, dtype, device, formats, experts, lambda name: False, leave
+    ).decoder()
 
 
 def fill_weights(
@@ -232,7 +232,7 @@ class RankLayout:
         tp_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        fp8: Fp8Layers,
+        formats: LinearFormats,
         experts: ExpertShare | None,
         has_tensor: Callable[[str], bool],
         fill: Fill,
@@ -245,7 +245,7 @@ class RankLayout:
         self._tp_rank = tp_rank
         self._dtype = dtype
         self._device = device
-        self._fp8 = fp8
+        self._formats = formats
         self._has_tensor = has_tensor
         self._fill = fill
         self._moe = None if experts is None else MoeLayout(spec, experts, dtype, device, fill, has_tensor)
@@ -329,7 +329,7 @@ class RankLayout:
 
     def _columns(self, name: str, inputs: Rows) -> Weight:
         """Return the columns of the projection `name` whose inputs are the outputs of the rows `inputs`."""
-        out_DR = self._empty_weight([name], self._spec.hidden_size, inputs.num)
+        out_DR = self._empty_weight([name], self._spec.hidden_size, inputs.num, inputs.part.start)
         self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), (slice(None), inputs.part))
         return out_DR
 
@@ -356,16 +356,24 @@ class RankLayout:
         out_VD[num_real:].zero_()
         return out_VD
 
-    def _empty_weight(self, names: list[str], num_rows: int, num_columns: int) -> Weight:
-        """Allocate the weight of a linear layer that consists of the checkpoint's tensors `names`."""
-        is_stored = self._fp8 == "stored" and all(self._stores_fp8(name) for name in names)
-        if self._fp8 == "all" or is_stored:
-            return Fp8Weight.empty(num_rows, num_columns, self._device)
-        return self._empty(num_rows, num_columns)
+    def _empty_weight(self, names: list[str], num_rows: int, num_columns: int, first_column: int = 0) -> Weight:
+        """Allocate the weight of a linear layer that consists of parts of the checkpoint's tensors `names`.
 
-    def _stores_fp8(self, name: str) -> bool:
-        scheme = stored_scheme(self._spec.quantization, self._has_tensor, name)
-        return scheme is not None and scheme.layout == "float8"
+        `first_column`: where the part begins.
+        """
+        schemes = {stored_scheme(self._spec.quantization, self._has_tensor, name) for name in names}
+        scheme = schemes.pop() if len(schemes) == 1 else None
+        is_fp8 = scheme is not None and scheme.layout == "float8"
+        if self._formats.others == "fp8" or (is_fp8 and "fp8" in self._formats.stored):
+            return Fp8Weight.empty(num_rows, num_columns, self._device)
+        if scheme is not None and not is_fp8 and "integers" in self._formats.stored:
+            group_size = kept_group_size(scheme, num_columns, first_column)
+            if group_size is not None:
+                size = num_rows, num_columns, scheme.bits, group_size
+                return IntegerWeight.empty(*size, scheme.row_bits, self._device)
+        if self._formats.others == "integers" and num_columns % 4 == 0:
+            return IntegerWeight.empty(num_rows, num_columns, 8, num_columns, 8, self._device)
+        return self._empty(num_rows, num_columns)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

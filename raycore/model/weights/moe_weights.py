@@ -16,7 +16,7 @@ import torch
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.moe_spec import ExpertShare, MoeSpec
-from raycore.model.weights.fp8_weight import Weight
+from raycore.model.weights.weight import Weight
 
 Part = tuple[int | slice, ...]
 """The index that selects a part of a tensor."""

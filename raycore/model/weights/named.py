@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from raycore.model.weights.fp8_weight import Weight
 from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.model.weights.weight import Weight
 
 
 def named_weights(weights: DecoderWeights, first_layer: int = 0) -> Iterator[tuple[str, Weight]]:
@@ -31,7 +31,7 @@ def dense_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
     """All weights but those of experts, in a fixed order. They may not be in fp8."""
     for name, weight in named_weights(weights):
         if ".experts." not in name:
-            assert isinstance(weight, Tensor), "models with experts aren't computed in fp8"
+            assert isinstance(weight, Tensor), "models with experts aren't quantized"
             yield weight
 
 

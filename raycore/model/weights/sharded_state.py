@@ -20,16 +20,16 @@ from raycore.checkpoint.stages import Stage
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.model.weights.fill import store
-from raycore.model.weights.fp8_weight import Weight
+from raycore.model.weights.linear_formats import CONVERTED, LinearFormats
 from raycore.model.weights.loader import (
     DecoderWeights,
-    Fp8Layers,
     Progress,
     empty_decoder_weights,
     one_thread_per_operation,
 )
 from raycore.model.weights.named import named_weights
 from raycore.model.weights.staging import NUM_READERS, Staging
+from raycore.model.weights.weight import Weight
 
 
 def save_decoder_weights(
@@ -74,12 +74,13 @@ def load_saved_weights(
     progress: Progress | None = None,
     experts: ExpertShare | None = None,
     device: torch.device | None = None,
-    fp8: Fp8Layers = "none",
+    formats: LinearFormats = CONVERTED,
     stage: Stage | None = None,
 ) -> DecoderWeights:
     """Read the weights of a share that was written, converted to `dtype`, to `device`. None: the CPU.
 
-    The arguments are those of `load_decoder_weights`. With fp8 "all", weights are quantized while they are read.
+    The arguments are those of `load_decoder_weights`. Weights that get another format are quantized while they are
+    read.
 
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or has another shape.
@@ -91,7 +92,7 @@ def load_saved_weights(
         raise InvalidCheckpoint(f"{first} is the file of {saved.shard}, not of {shard}: was it renamed?")
     files = [shard_path(path, pattern, shard, part) for part in range(saved.num_parts)]
     stage = stage or Stage.whole(spec)
-    weights = empty_decoder_weights(spec, tp_rank, tp_size, dtype, experts, device, fp8, stage)
+    weights = empty_decoder_weights(spec, tp_rank, tp_size, dtype, experts, device, formats, stage)
     staging = None if device.type == "cpu" else Staging(device)
     with CheckpointReader(path, files) as reader, one_thread_per_operation() as num_usual:
 
@@ -119,7 +120,7 @@ def _divide(weights: DecoderWeights, first_layer: int, max_bytes: int | None) ->
     parts: list[dict[str, torch.Tensor]] = [{}]
     num_bytes = 0
     for name, tensor in named_weights(weights, first_layer):
-        assert isinstance(tensor, torch.Tensor), "fp8 weights aren't written"
+        assert isinstance(tensor, torch.Tensor), "quantized weights aren't written"
         if max_bytes is not None and parts[-1] and num_bytes + tensor.nbytes > max_bytes:
             parts.append({})
             num_bytes = 0

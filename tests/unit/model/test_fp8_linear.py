@@ -15,6 +15,7 @@ from raycore.model import fp8_linear
 from raycore.model.fp8_linear import Fp8Linear
 from raycore.model.operations import TorchOperations
 from raycore.model.weights.fp8_weight import Fp8Weight, quantize_rows
+from raycore.model.weights.linear_formats import EVERY_FP8
 from raycore.model.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
 
 TOLERANCE = 0.05
@@ -109,7 +110,7 @@ def test_a_model_gives_the_tokens_of_its_rounded_weights(monkeypatch: pytest.Mon
         return [*tokens_of(first), *(tokens_of(runner.execute(StepPlan(1, bytes(4))))[0] for _ in range(8))]
 
     def make(change: Callable[[Fp8Weight], object]) -> DecoderWeights:
-        return map_weights(random_decoder_weights(spec, 0, 1, torch.float32, seed=3, fp8="all"), change)  # pyright: ignore
+        return map_weights(random_decoder_weights(spec, 0, 1, torch.float32, seed=3, formats=EVERY_FP8), change)  # pyright: ignore
 
     rounded = make(lambda weight: larger(weight).values_OI.float() * larger(weight).scales_O.unsqueeze(1))
     found = tokens(make(larger))

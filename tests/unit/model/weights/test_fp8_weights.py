@@ -16,6 +16,7 @@ from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.fp8_weight import FP8, Fp8Weight, quantize_rows
+from raycore.model.weights.linear_formats import EVERY_FP8, STORED_FP8
 from raycore.model.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
 from raycore.model.weights.moe_weights import MoeWeights
 from raycore.model.weights.staging import Staging
@@ -119,7 +120,7 @@ def test_stored_fp8_is_kept(
     path, plain = write(tmp_path / "fp8", stored), write(tmp_path / "plain", dequantized(stored))
     for tp_rank in range(tp_size):
         staging = Staging(CPU, buffer_bytes=100) if is_staged else None
-        found = load_decoder_weights(SPEC, path, tp_rank, tp_size, torch.float32, fp8="stored", staging=staging)
+        found = load_decoder_weights(SPEC, path, tp_rank, tp_size, torch.float32, formats=STORED_FP8, staging=staging)
         layer = found.layers[0]
         assert isinstance(layer.feed_forward, MlpWeights)
         for weight in (layer.qkv_OD, layer.o_DO, layer.feed_forward.gate_up_FD, layer.feed_forward.down_DF):
@@ -153,7 +154,7 @@ def test_layers_that_are_not_stored_in_fp8_stay_as_they_are(tmp_path: Path, monk
         del stored[f"model.layers.0.{name}.weight_scale"]
         stored[f"model.layers.0.{name}.weight"] = tensors[f"model.layers.0.{name}.weight"]
     path, plain = write(tmp_path / "fp8", stored), write(tmp_path / "plain", dequantized(stored))
-    found = load_decoder_weights(SPEC, path, 0, 1, torch.float32, fp8="stored")
+    found = load_decoder_weights(SPEC, path, 0, 1, torch.float32, formats=STORED_FP8)
     layer = found.layers[0]
     assert [isinstance(weight, Fp8Weight) for weight in (layer.qkv_OD, layer.o_DO)] == [False, False]
     assert isinstance(layer.feed_forward, MlpWeights)
@@ -167,7 +168,9 @@ def test_weights_are_rounded_while_they_are_read(tmp_path: Path, monkeypatch: py
     for tp_rank in range(tp_size):
         plain = load_decoder_weights(SPEC, path, tp_rank, tp_size, torch.float32).layers[0]
         for staging in (None, Staging(CPU, buffer_bytes=100)):
-            found = load_decoder_weights(SPEC, path, tp_rank, tp_size, torch.float32, fp8="all", staging=staging)
+            found = load_decoder_weights(
+                SPEC, path, tp_rank, tp_size, torch.float32, formats=EVERY_FP8, staging=staging
+            )
             for name in ("qkv_OD", "o_DO"):
                 values, scales = quantize_rows(getattr(plain, name))
                 weight = getattr(found.layers[0], name)
@@ -178,7 +181,7 @@ def test_weights_are_rounded_while_they_are_read(tmp_path: Path, monkeypatch: py
 
 def test_random_weights_are_rounded() -> None:
     plain = random_decoder_weights(SPEC, 1, 2, torch.float32, seed=5)
-    rounded = random_decoder_weights(SPEC, 1, 2, torch.float32, seed=5, fp8="stored")
+    rounded = random_decoder_weights(SPEC, 1, 2, torch.float32, seed=5, formats=STORED_FP8)
     assert isinstance(rounded.layers[0].qkv_OD, Fp8Weight)
     for name, tensor in tensors_of(rounded).items():
         expected = tensors_of(plain)[name]
@@ -205,7 +208,7 @@ def test_damaged_scales_are_named(
     path = write(tmp_path / "fp8", stored)
     for staging in (None, Staging(CPU)):
         with pytest.raises(InvalidCheckpoint) as raised:
-            load_decoder_weights(SPEC, path, 0, 1, torch.float32, fp8="stored", staging=staging)
+            load_decoder_weights(SPEC, path, 0, 1, torch.float32, formats=STORED_FP8, staging=staging)
         for fragment in fragments:
             assert fragment in str(raised.value)
     shutil.rmtree(path)

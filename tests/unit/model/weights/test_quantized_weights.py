@@ -24,6 +24,7 @@ from raycore.checkpoint.stages import split_layers
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.fp8_weight import Fp8Weight
+from raycore.model.weights.linear_formats import EVERY_FP8, STORED_FP8
 from raycore.model.weights.loader import DecoderWeights, load_decoder_weights
 from raycore.model.weights.packed_weight import pack, unpack
 from raycore.model.weights.staging import Staging
@@ -119,7 +120,7 @@ def test_integers_are_rounded_to_fp8_if_asked() -> None:
     written = WRITTEN / "gptq-4"
     spec = load_model_spec(written)
     plain = load_decoder_weights(spec, written, 0, 1, torch.float32).layers[0]
-    found = load_decoder_weights(spec, written, 0, 1, torch.float32, fp8="all").layers[0]
+    found = load_decoder_weights(spec, written, 0, 1, torch.float32, formats=EVERY_FP8).layers[0]
     assert isinstance(found.qkv_OD, Fp8Weight)
     assert isinstance(plain.qkv_OD, Tensor)
     numbers = found.qkv_OD.values_OI.float() * found.qkv_OD.scales_O.unsqueeze(1)
@@ -130,7 +131,7 @@ def test_integers_are_rounded_to_fp8_if_asked() -> None:
 def test_weights_in_fp8_can_stay_in_fp8(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec, plain = load_model_spec(written), plain_copy(tmp_path, written)
-    found = load_decoder_weights(spec, written, 1, 2, torch.bfloat16, fp8="stored").layers[0]
+    found = load_decoder_weights(spec, written, 1, 2, torch.bfloat16, formats=STORED_FP8).layers[0]
     expected = load_decoder_weights(plain_spec(spec), plain, 1, 2, torch.bfloat16).layers[0]
     for weight, numbers in ((found.qkv_OD, expected.qkv_OD), (found.o_DO, expected.o_DO)):
         assert isinstance(weight, Fp8Weight)
@@ -139,7 +140,7 @@ def test_weights_in_fp8_can_stay_in_fp8(tmp_path: Path, checkpoint: str) -> None
 
 def test_integers_do_not_become_fp8_by_themselves() -> None:
     written = WRITTEN / "compressed-tensors-int8"
-    layer = load_decoder_weights(load_model_spec(written), written, 0, 1, torch.bfloat16, fp8="stored").layers[0]
+    layer = load_decoder_weights(load_model_spec(written), written, 0, 1, torch.bfloat16, formats=STORED_FP8).layers[0]
     assert isinstance(layer.qkv_OD, Tensor)
 
 

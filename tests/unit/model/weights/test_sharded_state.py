@@ -26,6 +26,7 @@ from raycore.checkpoint.sharded_state import (
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.model.weights.fp8_weight import Fp8Weight
+from raycore.model.weights.linear_formats import EVERY_FP8
 from raycore.model.weights.loader import DecoderWeights, load_decoder_weights
 from raycore.model.weights.sharded_state import load_saved_weights, save_decoder_weights
 
@@ -103,8 +104,8 @@ def test_weights_may_be_rounded_to_fp8_while_they_are_read(tmp_path: Path) -> No
     division = Division(1)
     weights = load(PLAIN, tmp_path, Shard(0), division, torch.float32)
     save_decoder_weights(weights, PLAIN, division, Shard(0), tmp_path, PATTERN, None)
-    expected = load_decoder_weights(PLAIN, tmp_path, 0, 1, torch.float32, fp8="all").layers[0].qkv_OD
-    found = load_again(PLAIN, tmp_path, Shard(0), division, torch.float32, fp8="all").layers[0].qkv_OD
+    expected = load_decoder_weights(PLAIN, tmp_path, 0, 1, torch.float32, formats=EVERY_FP8).layers[0].qkv_OD
+    found = load_again(PLAIN, tmp_path, Shard(0), division, torch.float32, formats=EVERY_FP8).layers[0].qkv_OD
     assert isinstance(found, Fp8Weight)
     assert isinstance(expected, Fp8Weight)
     assert torch.equal(found.values_OI.float(), expected.values_OI.float())

@@ -1,4 +1,4 @@
-"""Which linear layers get fp8 weights, and what is said where that can't be."""
+"""Which linear layers get quantized weights, and what is said where that can't be."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ import torch
 from raycore.config import EngineConfig, resolve
 from raycore.errors import InvalidConfig
 from raycore.model import fp8_linear
-from raycore.worker.fp8_layers import choose_fp8
+from raycore.model.weights.linear_formats import (
+    CONVERTED,
+    EVERY_FP8,
+    EVERY_INTEGERS,
+    STORED_FP8,
+    STORED_INTEGERS,
+    LinearFormats,
+)
+from raycore.worker.linear_formats import choose_formats
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
 
-GPU = torch.device("cuda", 0)
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 64,
@@ -65,32 +73,55 @@ def config(path: Path, shape: dict[str, object] | None = None, **options: object
     return resolve(str(path), **options)  # pyright: ignore
 
 
+def chosen(config: EngineConfig, tp_size: int, device: torch.device, *, is_native: bool = True) -> LinearFormats:
+    return choose_formats(config.model, tp_size, device, is_native=is_native)
+
+
 def test_all_layers_if_asked_and_stored_ones_without_asking(tmp_path: Path) -> None:
-    assert choose_fp8(config(tmp_path).model, 1, GPU) == "none"
-    assert choose_fp8(config(tmp_path, quantization="fp8").model, 2, GPU) == "all"
-    assert choose_fp8(config(tmp_path, STORED).model, 2, GPU) == "stored"
-    assert choose_fp8(config(tmp_path, STORED, quantization="fp8").model, 1, GPU) == "all"
+    assert chosen(config(tmp_path), 1, GPU) == CONVERTED
+    assert chosen(config(tmp_path, quantization="fp8"), 2, GPU) == LinearFormats(others="fp8")
+    assert chosen(config(tmp_path, STORED), 2, GPU) == STORED_FP8
+    assert chosen(config(tmp_path, STORED, quantization="fp8"), 1, GPU) == EVERY_FP8
+
+
+def test_integers_on_cpus_with_native_kernels(tmp_path: Path) -> None:
+    assert chosen(config(tmp_path), 1, CPU) == CONVERTED
+    assert chosen(config(tmp_path, INTEGERS), 2, CPU) == STORED_INTEGERS
+    assert chosen(config(tmp_path, INTEGERS, batch_invariant=True), 2, CPU) == STORED_INTEGERS
+    assert chosen(config(tmp_path, quantization="int8"), 2, CPU) == LinearFormats(others="integers")
+    assert chosen(config(tmp_path, INTEGERS, quantization="int8"), 1, CPU) == EVERY_INTEGERS
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "fragments"),
+    ("device", "is_native", "reason"),
+    [(CPU, False, "native kernels"), (GPU, True, "need a CPU, and the device is 'cuda'")],
+)
+def test_int8_is_refused_where_integers_cannot_be_used(tmp_path: Path, device, is_native: bool, reason: str) -> None:
+    with pytest.raises(InvalidConfig, match=rf"quantization='int8'.*{reason}"):
+        chosen(config(tmp_path, quantization="int8"), 1, device, is_native=is_native)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "options", "fragments"),
     [
-        ({}, {"device": "cpu"}, ["needs a GPU", "device='cpu'"]),
-        ({}, {"batch_invariant": True}, ["batch_invariant=True"]),
-        (MOE, {}, ["Qwen3MoeForCausalLM", "experts"]),
+        ("fp8", {}, {"device": "cpu"}, ["needs a GPU", "device='cpu'"]),
+        ("fp8", {}, {"batch_invariant": True}, ["batch_invariant=True"]),
+        ("fp8", MOE, {}, ["Qwen3MoeForCausalLM", "experts"]),
+        ("int8", {}, {"device": "cuda"}, ["needs a CPU", "device='cuda'"]),
+        ("int8", MOE, {}, ["Qwen3MoeForCausalLM", "experts"]),
     ],
 )
-def test_what_cannot_be_together_is_refused_at_once(tmp_path: Path, shape, options, fragments) -> None:
+def test_what_cannot_be_together_is_refused_at_once(tmp_path: Path, wanted, shape, options, fragments) -> None:
     with pytest.raises(InvalidConfig) as raised:
-        config(tmp_path, shape, quantization="fp8", **options)
-    for fragment in ("quantization='fp8'", *fragments):
+        config(tmp_path, shape, quantization=wanted, **options)
+    for fragment in (f"quantization='{wanted}'", *fragments):
         assert fragment in str(raised.value)
 
 
 def test_sizes_that_cannot_be_multiplied_are_named(tmp_path: Path) -> None:
     model = config(tmp_path, {"intermediate_size": 104}, quantization="fp8").model
     with pytest.raises(InvalidConfig, match=r"multiples of 16.*tensor_parallel_size=2.* 52 feed-forward dimensions"):
-        choose_fp8(model, 2, GPU)
+        choose_formats(model, 2, GPU, is_native=False)
 
 
 def test_a_worker_on_a_cpu_refuses(tmp_path: Path) -> None:
@@ -112,17 +143,25 @@ def test_stored_weights_are_converted_where_fp8_cannot_be_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, shape, options, device: str, reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert choose_fp8(config(tmp_path, STORED | shape, **options).model, 1, torch.device(device)) == "none"
+        assert chosen(config(tmp_path, STORED | shape, **options), 1, torch.device(device)) == CONVERTED
     assert reason in caplog.text
 
 
-def test_integers_are_converted_everywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for device in ("cpu", "cuda:0"):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            assert choose_fp8(config(tmp_path, INTEGERS).model, 1, torch.device(device)) == "none"
-        assert "integer weights (quant_method='gptq') are converted" in caplog.text
-    assert choose_fp8(config(tmp_path, INTEGERS, quantization="fp8").model, 1, GPU) == "all"
+@pytest.mark.parametrize(
+    ("shape", "device", "is_native", "reason"),
+    [
+        ({}, GPU, False, "need a CPU"),
+        ({}, CPU, False, "native kernels"),
+        (MOE, CPU, True, "experts"),
+    ],
+)
+def test_stored_integers_are_converted_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shape, device, is_native: bool, reason: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert chosen(config(tmp_path, INTEGERS | shape), 1, device, is_native=is_native) == CONVERTED
+    assert "the checkpoint's weights in integers are converted" in caplog.text
+    assert reason in caplog.text
 
 
 @pytest.mark.parametrize("stored", [STORED, INTEGERS])

@@ -1,0 +1,305 @@
+// A linear layer whose weight has integers of 4 or 8 bits, in panels of 16 outputs.
+//
+// Each row is rounded to integers of 8 or 16 bits, with a scale of its own. Products of integers are exact, and those of
+// a block of inputs are added up exactly. Blocks are added up in float32, in their order. So a row's result depends
+// only on that row, and has the same bits with every instruction set.
+
+#pragma once
+
+#include "kernels.h"
+#include "rowwise.h"
+#include "threads.h"
+#include "vectors.h"
+
+namespace {
+
+using namespace raycore;
+
+constexpr int kQuad = 4;                      // inputs that a lane of a vector has of a weight in 8 bits
+constexpr int64_t kRowBytes = 512 << 10;      // of a task's rows, which stay in a core's second cache
+constexpr int64_t kIntegerCycles = 20000;     // about 10 us, which makes another thread worth it
+constexpr int kPanelVectors = kPanelOutputs / kWidth;
+
+#ifdef RAYCORE_VNNI
+// A quad of a row is stored as its digits: four of the high ones, if there are two, and four of the low ones.
+constexpr int quad_bytes(int digits) {
+  return kQuad * digits;
+}
+constexpr int kSumsEach = 2;  // of products: one for each digit
+#else
+// A quad of a row is stored in 16 bits each: inputs 0, 2, 1, 3.
+constexpr int quad_bytes(int) {
+  return kQuad * 2;
+}
+constexpr int kSumsEach = 1;
+#endif
+
+// The rows of a call in integers. Each row has its quads, then for each block the sum of its integers: times zero, if
+// all weights have the same zero.
+struct IntegerRows {
+  char* data;
+  float* scales;
+  int64_t stride, num_blocks, block_inputs, sums_offset;
+};
+
+inline int64_t round_up(int64_t x, int64_t multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
+
+inline IntegerRows integer_rows(const IntegerLinearArgs& args) {
+  IntegerRows rows;
+  rows.block_inputs = args.group_size < kMaxBlockInputs ? args.group_size : kMaxBlockInputs;
+  rows.num_blocks = (args.num_inputs + rows.block_inputs - 1) / rows.block_inputs;
+  rows.sums_offset = round_up(args.num_inputs, 16) * 2;
+  rows.stride = integer_row_bytes(args.num_inputs, args.group_size);
+  rows.scales = reinterpret_cast<float*>(args.scratch);
+  rows.data = args.scratch + round_up(args.num_rows * sizeof(float), 64);
+  return rows;
+}
+
+// Writes `kWidth` integers of a row.
+inline void store_quads(Ints x, int digits, char* to) {
+#ifdef RAYCORE_VNNI
+  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+  const Ints high = (x + 128) >> 8;
+  const Bytes parts[2] = {__builtin_convertvector(digits == 2 ? high : x, Bytes),
+                          __builtin_convertvector(x - (high << 8), Bytes)};
+  for (int quad = 0; quad < kWidth / kQuad; quad++)
+    for (int digit = 0; digit < digits; digit++, to += kQuad)
+      std::memcpy(to, reinterpret_cast<const char*>(&parts[digit]) + quad * kQuad, kQuad);
+#else
+  typedef int16_t Shorts __attribute__((vector_size(2 * kWidth)));
+  typedef uint64_t Quads __attribute__((vector_size(2 * kWidth)));
+  const Quads quads = bits_of<Quads>(__builtin_convertvector(x, Shorts));
+  const Quads ordered = (quads & 0xffff00000000ffffull) | ((quads & 0xffff0000ull) << 16) |
+                        ((quads >> 16) & 0xffff0000ull);
+  std::memcpy(to, &ordered, sizeof(ordered));
+#endif
+}
+
+// Rounds a row to integers of 8 bits, or of 16 bits if there are two digits. A row with NaN or infinity gets a scale of
+// NaN, and so a result of NaN.
+template <typename T>
+void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int digits) {
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  const int64_t I = args.num_inputs;
+  Floats largest = {}, poison = {};
+  for (int64_t i = 0; i < I; i += kWidth) {
+    const Floats values = load_up_to(x + i, I - i);
+    largest = maximum(values < splat(0.0f) ? -values : values, largest);
+    poison += values * splat(0.0f);
+  }
+  const float limit = digits == 2 ? 32639 : 127;  // 127 · 256 + 127: both digits fit in 8 bits
+  const float most = maximum(largest), least = 1e-30f;
+  const Floats factor = splat(most < least ? 0 : limit / most);
+  rows.scales[row] = most / limit + sum(poison);
+  char* data = rows.data + row * rows.stride;
+  int32_t* sums = reinterpret_cast<int32_t*>(data + rows.sums_offset);
+  for (int64_t block = 0, i = 0; block < rows.num_blocks; block++) {
+    const int64_t end = i + rows.block_inputs < I ? i + rows.block_inputs : I;
+    Ints total = {};
+    for (; i < end; i += kWidth, data += kWidth / kQuad * quad_bytes(digits)) {
+      const Floats rounded = load_up_to(x + i, I - i) * factor + splat(kRounder) - splat(kRounder);
+      const Ints integers = __builtin_convertvector(rounded, Ints);
+      store_quads(integers, digits, data);
+      total += integers;
+    }
+    int32_t all = 0;
+    for (int lane = 0; lane < kWidth; lane++) all += total[lane];
+    sums[block] = args.zeros ? all : all << (args.bits - 1);
+  }
+}
+
+// Adds the products of a quad of weights in 8 bits with a quad of a row.
+template <int digits>
+inline void add_quads(Words (&sums)[kSumsEach], Words weights, const char* x) {
+#ifdef RAYCORE_VNNI
+  for (int digit = 0; digit < digits; digit++) {
+    int32_t quad;
+    std::memcpy(&quad, x + digit * kQuad, kQuad);
+    sums[digit] = (Words)_mm512_dpbusd_epi32((__m512i)sums[digit], (__m512i)weights, _mm512_set1_epi32(quad));
+  }
+#elif RAYCORE_WIDTH > 4
+  for (int half = 0; half < 2; half++) {
+    uint32_t pair;
+    std::memcpy(&pair, x + half * 4, 4);
+    const Words two = (half ? weights >> 8 : weights) & 0x00ff00ffu;
+#if RAYCORE_WIDTH == 16
+    sums[0] += (Words)_mm512_madd_epi16((__m512i)two, _mm512_set1_epi32(pair));
+#else
+    sums[0] += (Words)_mm256_madd_epi16((__m256i)two, _mm256_set1_epi32(pair));
+#endif
+  }
+#else
+  int16_t quad[kQuad];
+  std::memcpy(quad, x, sizeof(quad));
+  const int order[kQuad] = {0, 2, 1, 3};
+  for (int i = 0; i < kQuad; i++) sums[0] += (weights >> (8 * order[i]) & 0xff) * uint32_t(int32_t(quad[i]));
+#endif
+}
+
+template <int digits>
+inline Words all_digits(const Words (&sums)[kSumsEach]) {
+#ifdef RAYCORE_VNNI
+  return digits == 2 ? (sums[0] << 8) + sums[1] : sums[0];
+#else
+  return sums[0];
+#endif
+}
+
+inline Words load_zeros(const uint8_t* from) {
+  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes zeros;
+  std::memcpy(&zeros, from, sizeof(zeros));
+  return __builtin_convertvector(zeros, Words);
+}
+
+// The results of R rows for P panels, without the rows' scales. They are `sums_stride` apart.
+template <int bits, int digits, int R, int P>
+void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int64_t panel,
+                       float* results, int64_t results_stride) {
+  constexpr int V = P * kPanelVectors;
+  constexpr bool fetches = R < 6;
+  constexpr int inputs_each = kQuad * 8 / bits, word_bytes = kPanelOutputs * kQuad;
+  const int64_t I = args.num_inputs, num_groups = (I + args.group_size - 1) / args.group_size;
+  const int64_t panel_bytes = I / inputs_each * word_bytes, x_stride = rows.stride;
+  const uint8_t* weight = args.packed + panel * panel_bytes;
+  const char* x = rows.data + row * x_stride;
+  const char* x_sums = x + rows.sums_offset;
+  Floats own[R][V] = {};
+  for (int64_t block = 0; block < rows.num_blocks; block++) {
+    const int64_t begin = block * rows.block_inputs;
+    const int64_t end = begin + rows.block_inputs < I ? begin + rows.block_inputs : I;
+    Words sums[R][V][kSumsEach] = {};
+    for (int64_t i = begin; i < end; i += inputs_each, weight += word_bytes) {
+      Words words[V];
+      if constexpr (fetches)
+        for (int p = 0; p < P; p++) __builtin_prefetch(weight + (P + p) * panel_bytes, 0, 2);
+      for (int v = 0; v < V; v++)
+        std::memcpy(&words[v],
+                    weight + v / kPanelVectors * panel_bytes + v % kPanelVectors * (word_bytes / kPanelVectors),
+                    sizeof(Words));
+      for (int part = 0; part < 8 / bits; part++, x += quad_bytes(digits)) {
+        Words quads[V];
+        for (int v = 0; v < V; v++) quads[v] = bits == 8 ? words[v] : (part ? words[v] >> 4 : words[v]) & 0x0f0f0f0fu;
+        for (int r = 0; r < R; r++)
+          for (int v = 0; v < V; v++) add_quads<digits>(sums[r][v], quads[v], x + r * x_stride);
+      }
+    }
+    const int64_t group = begin / args.group_size;
+    for (int v = 0; v < V; v++) {
+      const int64_t of_outputs = ((panel + v / kPanelVectors) * num_groups + group) * kPanelOutputs +
+                                 v % kPanelVectors * kWidth;
+      const Floats scales = load(args.scales + of_outputs);
+      const auto add_sums = [&](auto with_zeros) {
+        for (int r = 0; r < R; r++) {
+          const auto* x_sum = reinterpret_cast<const uint32_t*>(x_sums + r * x_stride) + block;
+          const Words exact = all_digits<digits>(sums[r][v]) - with_zeros(*x_sum);
+          own[r][v] += __builtin_convertvector(bits_of<Ints>(exact), Floats) * scales;
+        }
+      };
+      if (args.zeros) {
+        const Words zeros = load_zeros(args.zeros + of_outputs);
+        add_sums([&](uint32_t x_sum) { return zeros * x_sum; });
+      } else {
+        add_sums([](uint32_t x_sum) { return Words{} + x_sum; });
+      }
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) store(results + r * results_stride + v * kWidth, own[r][v]);
+}
+
+// So many rows' and panels' sums fit in the registers.
+constexpr int kIntegerRows = kWidth == 16 ? (kSumsEach == 2 ? 6 : 12) : 4;
+constexpr int kIntegerPanels = kWidth == 16 ? 2 : 1;
+
+template <int bits, int digits, int P, int R = kIntegerRows>
+inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& args, const IntegerRows& rows,
+                                   int64_t row, int64_t panel, float* results, int64_t results_stride) {
+  if (num_rows >= R) multiply_integers<bits, digits, R, P>(args, rows, row, panel, results, results_stride);
+  else if constexpr (R > 1)
+    multiply_some_integers<bits, digits, P, R - 1>(num_rows, args, rows, row, panel, results, results_stride);
+}
+
+// Stores a row's results for one panel or two, with bias and residual, or gated.
+template <typename T>
+void store_integer_results(const IntegerLinearArgs& args, int64_t row, int64_t panel, int64_t num_panels, Floats scale,
+                           const float* results) {
+  const int64_t O = args.num_outputs, first = panel * kPanelOutputs;
+  const T* bias = static_cast<const T*>(args.bias);
+  const auto result = [&](int64_t o) {
+    const Floats y = load(results + o - first) * scale;
+    return bias ? y + load_up_to(bias + o, O - o) : y;
+  };
+  T* out = static_cast<T*>(args.out);
+  if (args.is_gated) {
+    for (int64_t i = 0; i < kPanelOutputs; i += kWidth)
+      store(out + (row * O + first) / 2 + i, silu(result(first + i)) * result(first + kPanelOutputs + i));
+    return;
+  }
+  const T* residual = static_cast<const T*>(args.residual);
+  for (int64_t o = first; o < first + num_panels * kPanelOutputs && o < O; o += kWidth) {
+    Floats y = result(o);
+    if (residual) y += load_up_to(residual + row * O + o, O - o);
+    store_up_to(out + row * O + o, y, O - o);
+  }
+}
+
+template <typename T, int bits, int digits>
+void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row,
+                             int64_t last_row, int64_t first_panel, int64_t last_panel) {
+  constexpr int64_t stride = 2 * kPanelOutputs;
+  alignas(64) float results[kIntegerRows * stride];
+  for (int64_t panel = first_panel; panel < last_panel; panel += 2) {
+    const int64_t num_panels = last_panel - panel < 2 ? 1 : 2;
+    for (int64_t row = first_row; row < last_row; row += kIntegerRows) {
+      const int64_t num_rows = last_row - row < kIntegerRows ? last_row - row : kIntegerRows;
+      if (num_panels == kIntegerPanels)
+        multiply_some_integers<bits, digits, kIntegerPanels>(num_rows, args, rows, row, panel, results, stride);
+      else
+        for (int64_t i = 0; i < num_panels; i++)
+          multiply_some_integers<bits, digits, 1>(num_rows, args, rows, row, panel + i, results + i * kPanelOutputs,
+                                                  stride);
+      for (int64_t r = 0; r < num_rows; r++)
+        store_integer_results<T>(args, row + r, panel, num_panels, splat(rows.scales[row + r]), results + r * stride);
+    }
+  }
+}
+
+template <typename T, int bits, int digits>
+void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
+  const IntegerRows rows = integer_rows(args);
+  for_rows(args.num_rows, rows_per_thread(args.num_inputs), threads,
+           [&](int64_t row) { round_row<T>(args, rows, row, digits); });
+  const int64_t num_pairs = (args.num_outputs + 2 * kPanelOutputs - 1) / (2 * kPanelOutputs);
+  const int64_t num_panels = (args.num_outputs + kPanelOutputs - 1) / kPanelOutputs;
+  const int64_t fitting_rows = kRowBytes / rows.stride / kIntegerRows * kIntegerRows;
+  const int64_t max_rows = fitting_rows < kIntegerRows ? kIntegerRows : fitting_rows;
+  const int64_t num_blocks = (args.num_rows + max_rows - 1) / max_rows;
+  const int64_t block_rows = round_up((args.num_rows + num_blocks - 1) / num_blocks, kIntegerRows);
+  const int64_t rows_each = args.num_rows < block_rows ? args.num_rows : block_rows;
+  // a quad of each digit is multiplied in a cycle, or 8 bytes are read
+  const int64_t pair_cycles = args.num_inputs * (rows_each * digits * kPanelVectors / 2 + bits / 2);
+  const int64_t even_pairs = num_pairs * num_blocks / (kTasksEach * threads.count);
+  const int64_t least_pairs = kIntegerCycles / pair_cycles + 1;
+  const int64_t task_pairs = even_pairs > least_pairs ? even_pairs : least_pairs;
+  const int64_t tasks_each = (num_pairs + task_pairs - 1) / task_pairs;
+  share(num_blocks * tasks_each, threads, [&](int64_t task) {
+    const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_pairs * 2;
+    const int64_t last_row = first_row + block_rows < args.num_rows ? first_row + block_rows : args.num_rows;
+    const int64_t last_panel = first_panel + task_pairs * 2 < num_panels ? first_panel + task_pairs * 2 : num_panels;
+    multiply_integer_panels<T, bits, digits>(args, rows, first_row, last_row, first_panel, last_panel);
+  });
+}
+
+template <typename T>
+void integer_linear(const IntegerLinearArgs& args, const Threads& threads) {
+  if (args.num_rows == 0) return;
+  if (args.bits == 4)
+    args.row_bits == 8 ? integer_linear_of<T, 4, 1>(args, threads) : integer_linear_of<T, 4, 2>(args, threads);
+  else
+    args.row_bits == 8 ? integer_linear_of<T, 8, 1>(args, threads) : integer_linear_of<T, 8, 2>(args, threads);
+}
+
+}  // namespace

@@ -1,0 +1,30 @@
+"""Which linear layers get quantized weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Format = Literal["fp8", "integers"]
+
+
+@dataclass(frozen=True)
+class LinearFormats:
+    """The formats of linear layers' weights. Those that have none get the model's dtype.
+
+    Embeddings, the head, routers and experts get the model's dtype in any case.
+    """
+
+    stored: frozenset[Format] = frozenset()
+    """Weights that the checkpoint stores in these formats keep them."""
+    others: Format | None = None
+    """The format of all other weights, which are quantized while they are read. Integers have 8 bits, and so have those
+    to which the layers' inputs are rounded."""
+
+
+CONVERTED = LinearFormats()
+"""All weights get the model's dtype."""
+STORED_FP8 = LinearFormats(frozenset(["fp8"]))
+STORED_INTEGERS = LinearFormats(frozenset(["integers"]))
+EVERY_FP8 = LinearFormats(frozenset(["fp8"]), "fp8")
+EVERY_INTEGERS = LinearFormats(frozenset(["integers"]), "integers")

@@ -1,0 +1,84 @@
+"""Chooses the formats of linear layers' weights, by the option `quantization`, the checkpoint, and the device."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.config import ModelConfig
+from raycore.errors import InvalidConfig
+from raycore.model import fp8_linear
+from raycore.model.weights.linear_formats import Format, LinearFormats
+
+logger = logging.getLogger(__name__)
+
+
+def choose_formats(model: ModelConfig, tp_size: int, device: torch.device, *, is_native: bool) -> LinearFormats:
+    """Return the formats of linear layers' weights on one of `tp_size` ranks.
+
+    What the checkpoint stores in fp8 or in integers is kept if the device computes with it, or else converted, with a
+    warning.
+
+    Args:
+        is_native: whether native kernels compute.
+
+    Raises:
+        InvalidConfig: the option `quantization` can't be used here.
+    """
+    spec, wanted = model.spec, model.quantization
+    reasons: dict[Format, str | None] = {
+        "fp8": fp8_linear.unsupported_reason(device) or _unsupported_model(model, tp_size),
+        "integers": _why_not_integers(spec, device, is_native),
+    }
+    others: Format | None = None if wanted is None else "fp8" if wanted == "fp8" else "integers"
+    if others is not None and reasons[others] is not None:
+        raise InvalidConfig(f"quantization={wanted!r}: {reasons[others]}. Omit the option")
+    stored = spec.quantization
+    found: dict[Format, bool] = {
+        "fp8": stored is not None and stored.stores_fp8,
+        "integers": stored is not None and stored.stores_integers,
+    }
+    for name, reason in reasons.items():
+        if found[name] and reason is not None:
+            logger.warning(
+                "the checkpoint's weights in %s are converted, and take twice the memory or more: %s", name, reason
+            )
+    return LinearFormats(frozenset(name for name in found if found[name] and reasons[name] is None), others)
+
+
+def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool) -> str | None:
+    if device.type != "cpu":
+        return f"products of integers need a CPU, and the device is {device.type!r}"
+    if not is_native:
+        return "products of integers need raycore's native kernels, which can't be used, or aren't chosen, here"
+    if spec.moe is not None:
+        return "models with experts aren't computed in integers"
+    return None
+
+
+def _unsupported_model(model: ModelConfig, tp_size: int) -> str | None:
+    if model.batch_invariant:
+        return "products in fp8 aren't batch-invariant, and batch_invariant=True"
+    if model.spec.moe is not None:
+        return "experts aren't computed in fp8"
+    odd = {name: size for name, size in _layer_sizes(model.spec, tp_size).items() if size % fp8_linear.MULTIPLE}
+    if odd:
+        sizes = " and ".join(f"{size} {name}" for name, size in odd.items())
+        return (
+            f"products in fp8 need sizes that are multiples of {fp8_linear.MULTIPLE}, and with "
+            f"tensor_parallel_size={tp_size} a rank has {sizes}"
+        )
+    return None
+
+
+def _layer_sizes(spec: ModelSpec, tp_size: int) -> dict[str, int]:
+    """Return the numbers of inputs and outputs of linear layers on a rank, by what they are."""
+    num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
+    return {
+        "hidden dimensions": spec.hidden_size,
+        "query dimensions": num_heads * spec.head_dim,
+        "query, key and value dimensions": (num_heads + 2 * num_kv_heads) * spec.head_dim,
+        "feed-forward dimensions": spec.intermediate_size // tp_size,
+    }

@@ -1,0 +1,150 @@
+"""Linear layers with weights in integers: the native kernels against their formula, with every instruction set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies
+from kernels import assert_near, emulated_ops, needs_kernels, randn
+
+from raycore.kernels import library
+from raycore.model.integer_linear import GatedIntegerLinear, IntegerLinear
+from raycore.model.weights.integer_weight import IntegerWeight
+
+pytestmark = [needs_kernels, pytest.mark.timeout(400)]
+"""Emulation is slow."""
+
+INTS = strategies.integers
+DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+GROUPS = strategies.sampled_from([None, 16, 32, 64, 128, 256, 512])
+LARGEST = {8: 127, 16: 32639}
+
+
+@pytest.fixture(autouse=True, params=["avx2", "avx512", "avx512_bf16", "amx", "neon", "neon, emulated"], scope="module")
+def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = library.load()
+    assert before is not None
+    if request.param == "neon, emulated":
+        ops = emulated_ops()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("integer_linear", "gated_integer_linear", "add_integer_linear"):
+                patch.setattr(torch.ops.raycore, name, SimpleNamespace(default=getattr(ops, name)))
+            yield
+        return
+    if library.choose(request.param) is None:
+        pytest.skip("this processor hasn't got it")
+    yield
+    library.choose(before)
+
+
+@strategies.composite
+def weights(draw: strategies.DrawFn, num_outputs: int | None = None) -> IntegerWeight:
+    bits = draw(strategies.sampled_from([4, 8]))
+    num_inputs = draw(INTS(1, 130)) * 32 // bits
+    group_size = draw(GROUPS)
+    shape = num_outputs or draw(INTS(1, 100)), num_inputs
+    weight = IntegerWeight.empty(
+        *shape, bits, group_size or num_inputs, draw(strategies.sampled_from([8, 16])), torch.device("cpu")
+    )
+    generator = torch.Generator().manual_seed(draw(INTS(0, 1 << 32)))
+    weight.words_OW.random_(-(1 << 31), 1 << 31, generator=generator)
+    weight.scales_OG.uniform_(0.001, 0.01, generator=generator)
+    if draw(strategies.booleans()):
+        weight.zeros_OG.random_(0, 1 << bits, generator=generator)
+    else:
+        weight.zeros_OG.fill_(1 << (bits - 1))
+    return weight
+
+
+def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """The rows after they were rounded to integers, in float64."""
+    largest_T1 = x.float().abs().amax(dim=1, keepdim=True)
+    factors_T1 = torch.where(largest_T1 > 0, LARGEST[bits] / largest_T1, 0.0)
+    return (x.float() * factors_T1).round().double() * (largest_T1 / LARGEST[bits]).double()
+
+
+def check(found: torch.Tensor, x: torch.Tensor, weight: IntegerWeight, added: torch.Tensor) -> None:
+    """`added`: bias and residual."""
+    numbers_OI, rows = weight.dequantize(torch.float64), rounded(x, weight.row_bits)
+    size = rows.abs() @ numbers_OI.abs().t() + added.abs()
+    assert_near(found, rows @ numbers_OI.t() + added, size)
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(DTYPES, INTS(0, 1 << 32), INTS(0, 40), weights(), strategies.booleans(), strategies.booleans())
+def test_integer_linear(
+    dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight, has_bias: bool, is_slice: bool
+) -> None:
+    num_outputs, num_inputs = weight.shape
+    x = exact_rows(seed, num_rows, num_inputs, weight.row_bits).to(dtype)
+    x = torch.cat([x, x], dim=1)[:, :num_inputs] if is_slice else x
+    bias = randn(seed + 1, num_outputs).to(dtype) if has_bias else None
+    linear = IntegerLinear(weight, bias)
+    added = torch.zeros(num_outputs) if bias is None else bias
+    check(linear(x), x, weight, added.double())
+    residual = randn(seed + 2, num_rows, num_outputs).to(dtype)
+    check(linear.add_to(residual.clone(), x), x, weight, added.double() + residual.double())
+    assert torch.equal(linear.weight.dequantize(torch.float64), weight.dequantize(torch.float64))
+    if num_rows:
+        assert torch.equal(linear(x[-1:]), linear(x)[-1:]), "a row's result depends on that row alone"
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(DTYPES, INTS(0, 1 << 32), INTS(0, 20), weights(num_outputs=96), strategies.booleans())
+def test_gated_integer_linear(
+    dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight, has_bias: bool
+) -> None:
+    x = exact_rows(seed, num_rows, weight.shape[1], weight.row_bits).to(dtype)
+    bias = randn(seed + 1, 96).to(dtype) if has_bias else None
+    gated = GatedIntegerLinear(weight, bias)
+    rows, numbers_OI = rounded(x, weight.row_bits), weight.dequantize(torch.float64)
+    gate, up = (rows @ numbers_OI.t() + (0 if bias is None else bias.double())).chunk(2, dim=1)
+    size = (rows.abs() @ numbers_OI.abs().t() + (0 if bias is None else bias.double().abs())).chunk(2, dim=1)
+    expected = gate * torch.sigmoid(gate) * up
+    assert_near(gated(x), expected, size[0] * size[1] + size[1])
+    assert torch.equal(gated.weight.dequantize(torch.float64), numbers_OI)
+
+
+def exact_rows(seed: int, num_rows: int, num_inputs: int, bits: int) -> torch.Tensor:
+    """Rows of integers whose largest one is the largest that there is, so that no number is rounded. In bfloat16, those
+    of 16 bits are rounded to 8 of them before."""
+    generator = torch.Generator().manual_seed(seed)
+    largest = LARGEST[bits]
+    x = torch.randint(-largest, largest + 1, (num_rows, num_inputs), generator=generator).float()
+    x[:, :1] = largest
+    return x / 8192
+
+
+def test_rows_are_rounded_to_the_nearest_integers() -> None:
+    weight = IntegerWeight.empty(16, 16, 8, 16, 8, torch.device("cpu"))
+    weight.quantize_(torch.eye(16))
+    x = torch.tensor([[127.0, 0.4, 0.6, -0.4, -0.6, 1.4, -1.4, 126.4, -127.0] + [0.0] * 7, [0.0] * 16])
+    expected = [127, 0, 1, 0, -1, 1, -1, 126, -127] + [0] * 7
+    assert IntegerLinear(weight, None)(x).round(decimals=3).tolist() == [expected, [0.0] * 16]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("row_bits", [8, 16])
+def test_numbers_that_are_not_finite_are_not_hidden(bad: float, row_bits: int) -> None:
+    weight = IntegerWeight.empty(16, 24, 8, 24, row_bits, torch.device("cpu"))  # pyright: ignore
+    weight.quantize_(randn(0, 16, 24))
+    x = randn(1, 3, 24)
+    expected = IntegerLinear(weight, None)(x)
+    x[1, 20] = bad
+    found = IntegerLinear(weight, None)(x)
+    assert found[1].isnan().all()
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+
+
+def test_sums_of_the_largest_integers_are_exact() -> None:
+    weight = IntegerWeight.empty(16, 1024, 8, 1024, 16, torch.device("cpu"))
+    weight.words_OW.fill_(-1)
+    weight.scales_OG.fill_(1)
+    weight.zeros_OG.fill_(0)
+    x = torch.full((1, 1024), 32639.0)
+    assert IntegerLinear(weight, None)(x).tolist() == [[pytest.approx(255 * 32639 * 1024, rel=1e-7)] * 16]
