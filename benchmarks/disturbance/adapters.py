@@ -20,7 +20,7 @@ class AdapterChurn:
         """`adapter`: None does nothing."""
         self.num_added = 0
         self.num_refused = 0
-        """How often there was no place for it."""
+        """How often there was no place for it, or the engine was asleep."""
         self._llm = llm
         self._adapter = adapter
 
