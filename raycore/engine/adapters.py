@@ -36,7 +36,7 @@ class _Asked(NamedTuple):
 
 
 class AdaptersInUse:
-    """Which adapters the workers hold, and which requests wait for theirs. Only `sleep()` and `wake()` wait for the workers."""
+    """Which adapters the workers hold, and which requests wait. Only `sleep()` and `wake()` wait for the workers."""
 
     def __init__(self, executor: Executor, num_places: int) -> None:
         """`num_places`: without the one for a new edition."""
