@@ -1,132 +1,285 @@
 """Has the workers read LoRA adapters before the requests that use them are scheduled, so that no step has to wait.
 
-Workers hold a fixed number of adapters, each in a place. An adapter whose place is needed for another one is dropped if
-no unfinished request uses it: the one that hasn't been used for the longest time.
+Workers hold a fixed number of adapters, each in a place (`adapter_places`). If another one needs a place, the adapter
+makes room that hasn't been used for the longest time, but none that is pinned or that an unfinished request uses. There
+is one more place, for the new edition of an adapter that is being replaced, so that requests can finish with the old
+edition.
+
+Adapters come in two ways: with the requests that use them, or because the driver has added them to the engine. A
+request uses the added adapter with the number that it names, in its latest edition.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import OrderedDict
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
+import msgspec
+
+from raycore.engine.adapter_places import AdapterPlaces, Failure, HeldAdapter, Key
+from raycore.errors import InvalidInput, InvalidRequest
 from raycore.executor.base import Executor
+from raycore.lora.added import NONE_ADDED, ONLY_REQUESTED, AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
-from raycore.pending import Pending
 
-Answer = list[tuple[list[int], dict[int, str]]]
-"""For each worker, what `prepare_adapters` returns."""
+logger = logging.getLogger(__name__)
 
 
-class HeldAdapter(NamedTuple):
-    """An adapter that all workers hold."""
+class _Asked(NamedTuple):
+    """What a request asks for."""
 
-    place: int
-    version: int
-    """Another number each time that an adapter is read, because its files may have changed meanwhile."""
-
-
-@dataclass(slots=True)
-class _Adapter:
-    held: HeldAdapter
-    is_ready: bool = False
-    users: set[int] = field(default_factory=set[int])
-    """The seq_ids of the unfinished requests that use it."""
+    adapter: LoRARequest
+    edition: int | None
+    """The edition with which the request has begun on another rank. None: it hasn't begun."""
 
 
 class AdaptersInUse:
-    """Which adapters the workers hold, and which requests wait for theirs. No method waits for the workers."""
+    """Which adapters the workers hold, and which requests wait. Only `sleep()` and `wake()` wait for the workers."""
 
     def __init__(self, executor: Executor, num_places: int) -> None:
-        self._executor = executor
-        self._free = list(range(num_places - 1, -1, -1))
-        self._adapters: OrderedDict[LoRARequest, _Adapter] = OrderedDict()
-        """Those that have a place. The one that was used last is at the end."""
-        self._asked: dict[int, LoRARequest] = {}
-        """By seq_id: the adapters of unfinished requests."""
-        self._waiting: dict[int, LoRARequest] = {}
+        """`num_places`: without the one for a new edition."""
+        self._places = AdapterPlaces(executor, num_places)
+        self._adapters = self._places.adapters
+        self._added = NONE_ADDED
+        self._added_by_id: dict[int, AddedAdapter] = {}
+        self._used: dict[int, Key] = {}
+        """By seq_id: the adapters, with a place, of unfinished requests."""
+        self._waiting: dict[int, _Asked] = {}
         """By seq_id: those of requests that wait until their adapter is ready, or has a place. In order of arrival."""
-        self._new: dict[int, LoRARequest] = {}
-        """Adapters that haven't been sent to the workers yet, by place."""
-        self._reading: dict[int, LoRARequest] = {}
-        """Adapters that workers read, by place."""
-        self._answer: Pending[Answer] | None = None
-        self._versions = itertools.count(1)
+        self._failed: dict[int, str] = {}
+        """By seq_id: why requests can't go on. `take_done()` returns them."""
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        """Whether a request waits, or the workers have something to do."""
+        return bool(self._waiting or self._failed) or self._places.has_work
 
     def __contains__(self, seq_id: int) -> bool:
         """Whether a request waits for its adapter."""
         return seq_id in self._waiting
 
-    def add(self, seq_id: int, adapter: LoRARequest) -> None:
-        """Let a request wait for its adapter. If the workers don't hold it, the next `take_done()` has them read it."""
-        self._asked[seq_id] = self._waiting[seq_id] = adapter
+    # ---- requests
+
+    def check(self, adapter: LoRARequest) -> None:
+        """Raise InvalidRequest if the adapter's number belongs to another one that was added."""
+        added = self._added_by_id.get(adapter.lora_int_id)
+        if added is not None and added.adapter.lora_name != adapter.lora_name:
+            raise InvalidRequest(
+                f"lora_request={adapter.lora_name!r}: lora_int_id={adapter.lora_int_id} is the number of "
+                f"{added.adapter.lora_name!r}, which was added: give another number"
+            )
+
+    def add(self, seq_id: int, adapter: LoRARequest, edition: int | None = None) -> None:
+        """Let a request wait for its adapter. If the workers don't hold it, the next `take_done()` has them read it.
+
+        `edition`: the one with which the request has begun on another rank. None: it hasn't begun.
+        """
+        self._waiting[seq_id] = _Asked(adapter, edition)
 
     def drop(self, seq_id: int) -> None:
         """Note that a request has ended. Unknown seq_ids are ignored."""
-        adapter = self._asked.pop(seq_id, None)
         self._waiting.pop(seq_id, None)
-        if adapter is not None and adapter in self._adapters:
-            self._adapters[adapter].users.discard(seq_id)
+        self._failed.pop(seq_id, None)
+        key = self._used.pop(seq_id, None)
+        if key is not None:
+            self._adapters[key].users.discard(seq_id)
+            self._drop_if_over(key)
+
+    def edition(self, seq_id: int) -> int | None:
+        """The edition that an unfinished request uses; None if it uses no adapter, or waits for it."""
+        key = self._used.get(seq_id)
+        return None if key is None else key.edition
 
     def take_done(self) -> tuple[dict[int, HeldAdapter], dict[int, str]]:
         """Remove and return the requests whose adapters are ready, and those whose adapters can't be used, with the
         reason. By seq_id."""
-        if not self._waiting:
+        if not self:
             return {}, {}
-        for seq_id, adapter in self._waiting.items():
-            self._give_place(seq_id, adapter)
-        failed = self._hear_from_workers()
+        for seq_id, asked in self._waiting.items():
+            if seq_id not in self._used:
+                self._give_place(seq_id, asked)
+        self._note(self._places.hear_from_workers())
         ready = {
-            seq_id: self._adapters[adapter].held
-            for seq_id, adapter in self._waiting.items()
-            if adapter in self._adapters and self._adapters[adapter].is_ready
+            seq_id: self._adapters[key].held
+            for seq_id in self._waiting
+            if (key := self._used.get(seq_id)) is not None and self._adapters[key].is_ready
         }
+        failed, self._failed = self._failed, {}
         for seq_id in (*ready, *failed):
-            self._waiting.pop(seq_id)
+            self._waiting.pop(seq_id, None)
         return ready, failed
 
-    def _give_place(self, seq_id: int, adapter: LoRARequest) -> None:
+    def _give_place(self, seq_id: int, asked: _Asked) -> None:
         """Note the use of an adapter. If it has no place, give it one, unless all others are in use."""
-        if adapter not in self._adapters:
-            place = self._find_place()
-            if place is None:
-                return
-            self._adapters[adapter] = _Adapter(HeldAdapter(place, next(self._versions)))
-            self._new[place] = adapter
-        self._adapters[adapter].users.add(seq_id)
-        self._adapters.move_to_end(adapter)
+        key = self._key_of(asked)
+        if key is None:
+            self._failed[seq_id] = (
+                f"lora_request={asked.adapter.lora_name!r}: the adapter was replaced after the request had begun, and "
+                "the rank that had the files of before is gone"
+            )
+            return
+        if key not in self._adapters and not self._read(key):
+            if self._num_pinned >= self._places.num_places and not self._is_pinned(key):
+                self._failed[seq_id] = (
+                    f"lora_request={asked.adapter.lora_name!r}: {self._no_place} Unpin an adapter by removing it, or "
+                    "raise max_cpu_loras"
+                )
+            return
+        self._adapters[key].users.add(seq_id)
+        self._adapters.move_to_end(key)
+        self._used[seq_id] = key
 
-    def _find_place(self) -> int | None:
-        if self._free:
-            return self._free.pop()
-        for adapter, own in self._adapters.items():
-            if not own.users and own.is_ready:
-                del self._adapters[adapter]
-                return own.held.place
-        return None
+    def _key_of(self, asked: _Asked) -> Key | None:
+        """What a request uses. None: it has begun with what can't be read any more."""
+        adapter, edition = asked
+        added = self._added_by_id.get(adapter.lora_int_id)
+        current = Key(_plain(adapter), ONLY_REQUESTED) if added is None else _key_of_added(added)
+        if edition is None or edition == current.edition:
+            return current
+        for key in self._adapters:
+            if key.edition == edition and key.adapter.lora_int_id == adapter.lora_int_id:
+                return key
+        return None if added is not None and added.is_replacement else Key(_plain(adapter), ONLY_REQUESTED)
 
-    def _hear_from_workers(self) -> dict[int, str]:
-        """Ask the workers about the adapters that they read. Returns the requests whose adapters can't be used."""
-        if self._answer is None and (self._new or self._reading):
-            new, self._new = self._new, {}
-            self._reading |= new
-            self._answer = self._executor.collective_rpc("prepare_adapters", args=(new,), non_block=True)
-        if self._answer is None or not self._answer.done():
-            return {}
-        answers, self._answer = self._answer.result(), None
-        under_way = {place for places, _ in answers for place in places}
-        errors = {place: error for _, failed in answers for place, error in failed.items()}
+    # ---- what the driver adds
+
+    def begin(self, adapter: AddedAdapter) -> Future[None]:
+        """Have the workers read an adapter that will be added, or dropped by `give_up()`.
+
+        Returns: a future that is done when all workers hold the adapter. It may raise:
+            InvalidAdapter: a worker can't read it.
+            InvalidInput: there is no place for it.
+        """
+        key, done = _key_of_added(adapter), Future[None]()
+        if key not in self._adapters and not self._read(key, is_replacement=self._holds(adapter.adapter.lora_int_id)):
+            done.set_exception(InvalidInput(self._no_place))
+            return done
+        self._adapters[key].is_awaited = True
+        return self._places.when_read(key)
+
+    def give_up(self, edition: int) -> None:
+        """Drop what `begin()` has begun to read."""
+        for key in [key for key, own in self._adapters.items() if key.edition == edition and own.is_awaited]:
+            self._adapters[key].is_awaited = False
+            self._drop_if_over(key)
+
+    def follow(self, added: AddedAdapters, wanted: Sequence[int]) -> Future[dict[int, str]]:
+        """Take the list of adapters that were added. Has no effect if a later one came before.
+
+        Args:
+            wanted: the numbers of those that the workers should hold.
+
+        Returns: a future that is done when the workers hold them, as far as possible. Its result is why some can't be
+            held, by number.
+        """
+        done = Future[dict[int, str]]()
+        if added.number < self._added.number:
+            done.set_result({})
+            return done
+        self._added, self._added_by_id = added, {each.adapter.lora_int_id: each for each in added.adapters}
+        for key in list(self._adapters):
+            if self._is_current(key):
+                self._adapters[key].is_awaited = False
+            self._drop_if_over(key)
         failed: dict[int, str] = {}
-        for place in [place for place in self._reading if place not in under_way]:
-            adapter = self._reading.pop(place)
-            if place not in errors:
-                self._adapters[adapter].is_ready = True
+        reading: dict[int, Future[None]] = {}
+        for each in map(self._added_by_id.get, wanted):
+            if each is None:
                 continue
-            users = self._adapters.pop(adapter).users
-            self._free.append(place)
-            failed |= dict.fromkeys(users & self._waiting.keys(), errors[place])
-        return failed
+            key, lora_id = _key_of_added(each), each.adapter.lora_int_id
+            if key in self._adapters or self._read(key):
+                reading[lora_id] = self._places.when_read(key)
+            else:
+                failed[lora_id] = self._no_place
+        _when_all_are_done(reading, failed, done)
+        return done
+
+    def _holds(self, lora_id: int) -> bool:
+        return any(key.adapter.lora_int_id == lora_id for key in self._adapters)
+
+    # ---- sleep
+
+    def sleep(self, *, drops: bool) -> None:
+        """Have the workers read nothing until `wake()`. No step may run meanwhile.
+
+        Args:
+            drops: drop adapters, and read them again when the workers wake up. Not what was removed or replaced, and is
+                still used: it may be impossible to read.
+        """
+        self._places.sleep(lambda key: drops and self._is_current(key))
+
+    def wake(self, timeout_s: float) -> None:
+        """Have the workers read what was dropped, and what was added meanwhile. Waits for that.
+
+        Raises:
+            RpcTimeout: that took more than `timeout_s` seconds.
+        """
+        self._note(self._places.wake(timeout_s))
+
+    # ---- which adapters stay
+
+    def _read(self, key: Key, *, is_replacement: bool = False) -> bool:
+        return self._places.read(key, lambda other: not self._is_pinned(other), is_replacement=is_replacement)
+
+    def _note(self, failures: Sequence[Failure]) -> None:
+        for key, users, error, is_told in failures:
+            if key.edition != ONLY_REQUESTED and not is_told:
+                logger.warning("adapter %r, which was added, can't be read any more: %s", key.adapter.lora_name, error)
+            for seq_id in users:
+                self._failed[seq_id] = error
+                del self._used[seq_id]
+
+    def _drop_if_over(self, key: Key) -> None:
+        """Drop an adapter that was removed or replaced, and that nobody uses any more."""
+        own = self._adapters[key]
+        if key.edition == ONLY_REQUESTED and self._added_by_id.get(key.adapter.lora_int_id) is None:
+            return  # others may ask for it
+        if not (own.users or own.is_awaited or self._is_current(key)):
+            self._places.forget(key)
+
+    def _is_current(self, key: Key) -> bool:
+        """Whether new requests use this edition."""
+        added = self._added_by_id.get(key.adapter.lora_int_id)
+        return key.edition == (ONLY_REQUESTED if added is None else added.edition)
+
+    def _is_pinned(self, key: Key) -> bool:
+        added = self._added_by_id.get(key.adapter.lora_int_id)
+        return added is not None and added.is_pinned and added.edition == key.edition
+
+    @property
+    def _num_pinned(self) -> int:
+        return sum(each.is_pinned for each in self._added.adapters)
+
+    @property
+    def _no_place(self) -> str:
+        return (
+            f"all max_cpu_loras={self._places.num_places} places for adapters are taken: {self._num_pinned} are "
+            "pinned, and the others are used by unfinished requests."
+        )
+
+
+def _plain(adapter: LoRARequest) -> LoRARequest:
+    return msgspec.structs.replace(adapter, load_inplace=False) if adapter.load_inplace else adapter
+
+
+def _key_of_added(added: AddedAdapter) -> Key:
+    return Key(added.adapter, added.edition)
+
+
+def _when_all_are_done(reading: dict[int, Future[None]], failed: dict[int, str], done: Future[dict[int, str]]) -> None:
+    """Complete `done` with `failed` and the errors of `reading`, when all of these are done. On the loop's thread."""
+    missing = set(reading)
+    if not missing:
+        done.set_result(failed)
+
+    def note(lora_id: int, each: Future[None]) -> None:
+        error = each.exception()
+        if error is not None:
+            failed[lora_id] = str(error)
+        missing.discard(lora_id)
+        if not missing:
+            done.set_result(failed)
+
+    for lora_id, each in list(reading.items()):
+        each.add_done_callback(lambda each, lora_id=lora_id: note(lora_id, each))
