@@ -299,6 +299,71 @@ class LLM(RunningEngine):
         """Whether the engine sleeps at any level. A pause is a sleep of level 0."""
         return self._calls.pauses.activity.is_paused
 
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Have all ranks hold an adapter, so that its first request needn't wait for it. Steps go on meanwhile.
+
+        Returns when the workers of all ranks hold the adapter. Ranks that join later, or that replace a lost one, hold
+        it before they serve. It can be evicted to make room for others, and is then read again when a request needs
+        it; `pin_lora()` prevents that. If it can't be read on every rank, none keeps it.
+
+        Requests with the same name and number use what was added, whatever path they give.
+
+        Args:
+            lora_request: the adapter. With `load_inplace`, it replaces the added adapter with the same name and number:
+                requests that are submitted after this call use the files that are there now, and those that have begun
+                finish with the weights that they began with.
+
+        Returns: True; False if the adapter was added before and isn't replaced.
+
+        Raises:
+            InvalidAdapter: the directory is missing or damaged, isn't made for the model, or can't be read on a rank.
+            InvalidRequest: the engine has no `enable_lora`, or the number or the name belongs to another adapter that
+                was added.
+            InvalidInput: no place is left, because all `max_cpu_loras` adapters are pinned or used by unfinished
+                requests, or the engine is asleep.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        return self._calls.adapters.add(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Undo `add_lora()`, and a pin. Unfinished requests that use the adapter finish first; this doesn't wait.
+
+        A request that names the adapter later reads it again.
+
+        Args:
+            lora_id: the `lora_int_id` of an adapter.
+
+        Returns: True; False if no adapter with this number was added.
+
+        Raises:
+            InvalidInput: `lora_id` isn't an integer.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        return self._calls.adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters that were added and not removed. Those that only came with requests don't count.
+
+        Ranks needn't hold all of them: an adapter that isn't pinned may have made room for others.
+        """
+        return self._calls.adapters.ids()
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an added adapter on all ranks until it is removed. Reads it again where it has made room for others.
+
+        Args:
+            lora_id: the `lora_int_id` of an adapter.
+
+        Returns: True.
+
+        Raises:
+            InvalidInput: no adapter with this number was added, no place is left (see `add_lora()`), or the engine is
+                asleep.
+            InvalidAdapter: the adapter can't be read any more.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        return self._calls.adapters.pin(lora_id)
+
     def start_profile(
         self,
         profile_prefix: str | None = None,
@@ -521,6 +586,22 @@ class AsyncLLM(RunningEngine):
     async def is_sleeping(self) -> bool:
         """See `LLM.is_sleeping`."""
         return self._calls.pauses.activity.is_paused
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See `LLM.add_lora`."""
+        return await on_own_thread(self._calls.adapters.add, lora_request)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """See `LLM.remove_lora`."""
+        return await on_own_thread(self._calls.adapters.remove, lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """See `LLM.list_loras`."""
+        return self._calls.adapters.ids()
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """See `LLM.pin_lora`."""
+        return await on_own_thread(self._calls.adapters.pin, lora_id)
 
     async def start_profile(
         self,

@@ -27,6 +27,7 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, non_defaults, resolve
+from raycore.control.added_adapters import AdapterCalls
 from raycore.control.calls import EngineCalls
 from raycore.control.pauses import Pauses
 from raycore.control.program import ControlThread
@@ -108,7 +109,8 @@ class RunningEngine:
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
         pauses = Pauses(manager, self._supervisor, self.clients, self.config.executor.init_timeout_s)
-        self._calls = EngineCalls(self._client, self._supervisor, pauses, self.config)
+        adapters = AdapterCalls()
+        self._calls = EngineCalls(self._client, self._supervisor, pauses, adapters, self.config)
         self._supervisor.start()
         self.name: str = self.config.engine_name or manager.engine_id
         """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""

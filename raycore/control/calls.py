@@ -11,6 +11,7 @@ from raycore.checkpoint.sharded_state import checked_pattern
 from raycore.client.client import UTILITY_TIMEOUT_S, EngineClient
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig
+from raycore.control.added_adapters import AdapterCalls
 from raycore.control.pauses import Pauses
 from raycore.errors import InvalidConfig
 
@@ -22,8 +23,16 @@ its workers is late."""
 class EngineCalls:
     """The calls on one engine. Thread-safe."""
 
-    def __init__(self, client: EngineClient, supervisor: Supervisor, pauses: Pauses, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        supervisor: Supervisor,
+        pauses: Pauses,
+        adapters: AdapterCalls,
+        config: EngineConfig,
+    ) -> None:
         self.pauses = pauses
+        self.adapters = adapters
         self._client = client
         self._config = config
         self._supervisor = supervisor
