@@ -47,8 +47,8 @@ class OfferedAdapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 Follower = Callable[[Sequence[OfferedAdapter]], Future[None] | None]
-"""Gets all offered adapters, in the order in which they were loaded. Doesn't block. The future, if there is one, is done
-when requests that arrive from then on find exactly these adapters."""
+"""Gets all offered adapters, in the order in which they were loaded. Doesn't block. The future, if there is one, is
+done when requests that arrive from then on find exactly these adapters."""
 
 
 class AdapterEngine(Protocol):
@@ -73,7 +73,7 @@ class AdapterSource(AdapterCalls, Protocol):
     """Where an application gets the offered adapters from."""
 
     def follow(self, follower: Follower) -> None:
-        """Call `follower` now and after each change, until `unfollow(follower)`."""
+        """Call `follower` with the adapters, and again after each change."""
         ...
 
 
@@ -107,15 +107,16 @@ class Adapters:
         self._followers: list[Follower] = []
 
     def follow(self, follower: Follower) -> None:
-        """See `AdapterSource.follow`."""
+        """Call `follower` with the adapters, and again after each change, until `unfollow(follower)`."""
         with self._lock:
             self._followers.append(follower)
             follower(tuple(self._offered.values()))
 
     def unfollow(self, follower: Follower) -> None:
-        """Call `follower` no more."""
+        """Call `follower` no more. Idempotent."""
         with self._lock:
-            self._followers.remove(follower)
+            if follower in self._followers:
+                self._followers.remove(follower)
 
     async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> None:
         """Load an adapter for a request. Returns when all followers offer it.

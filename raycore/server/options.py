@@ -29,7 +29,10 @@ REASONING_PARSERS = ("deepseek_r1", "qwen3")
 
 _Count = Annotated[int, Meta(ge=1)]
 
-_NO_EXPERTS = {"is_3d_lora_weight": VllmOption("is_3d_lora_weight", (False, None), "adapters of experts aren't supported")}
+_WITHOUT_EXPERTS = {
+    each.name: each for each in [VllmOption("is_3d_lora_weight", (False, None), "adapters of experts aren't supported")]
+}
+"""vLLM's settings of an adapter that raycore doesn't have."""
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,8 +58,7 @@ def _usable_keys(keys: str | Sequence[str]) -> Sequence[str]:
 
 
 def _lora_modules(modules: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> Sequence[LoraModule]:
-    given: Any = modules
-    each: Sequence[Any] = given if isinstance(given, (list, tuple)) else [given]
+    each: Any = modules if isinstance(modules, (list, tuple)) else [modules]
     return [_lora_module(module) for module in each]
 
 
@@ -69,7 +71,7 @@ def _lora_module(given: Any) -> LoraModule:
         if not (name and equals and path):
             raise InvalidConfig(f"lora_modules={shortened(given)}: expected name=path, or an object in JSON")
         return LoraModule(name, path)
-    settings = without_effect("lora_modules", json_object("lora_modules", given), _NO_EXPERTS)
+    settings = without_effect("lora_modules", json_object("lora_modules", given), _WITHOUT_EXPERTS)
     return settings_of("lora_modules", settings, LoraModule)
 
 

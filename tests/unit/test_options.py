@@ -197,7 +197,7 @@ def test_a_server_goes_by_its_models_path_unless_it_has_names():
         {"disable_log_stats": True, "distributed_executor_backend": "ray", "swap_space": 4, "cpu_offload_gb": 0},
         {"disable_log_stats": False, "disable_custom_all_reduce": True, "tokenizer_mode": "auto", "revision": None},
         {"skip_tokenizer_init": False, "tokenizer_revision": None, "max_seq_len_to_capture": 8192, "hf_token": "x"},
-        {"lora_modules": None, "speculative_model": None, "kv_cache_dtype": "auto", "task": "generate"},
+        {"speculative_model": None, "kv_cache_dtype": "auto", "task": "generate"},
         {"runner": "auto", "enable_sleep_mode": True, "hf_overrides": None, "limit_mm_per_prompt": {}},
     ],
 )
@@ -216,7 +216,6 @@ def test_vllms_options_that_ask_for_nothing_are_taken(options):
         ("task", "embed", ["embed", "'generate'"]),
         ("cpu_offload_gb", 4, ["isn't supported", "0"]),
         ("speculative_model", "draft", ["use speculative_config"]),
-        ("lora_modules", ["a=/b"], ["the server doesn't offer adapters"]),
     ],
 )
 def test_vllms_options_that_ask_for_something_are_refused_by_name(name, value, fragments):

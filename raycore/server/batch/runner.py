@@ -74,9 +74,7 @@ class _Request(msgspec.Struct):
     body: dict[str, Any]
 
 
-async def _answer(
-    engine: ServingEngine, options: ServerOptions, models: Models, line: RequestLine
-) -> Result | None:
+async def _answer(engine: ServingEngine, options: ServerOptions, models: Models, line: RequestLine) -> Result | None:
     """Run a line's request and return the result; None if the request was aborted.
 
     Raises EngineDeadError if the engine has failed or is draining.

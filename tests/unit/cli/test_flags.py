@@ -161,7 +161,6 @@ def test_flags_of_vllm_without_effect_are_taken(started, command):
         (["--decode-context-parallel-size", "2"], "context parallelism isn't supported"),
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': the KV cache can't be quantized"),
         (["--enable-prompt-embeds"], "enable_prompt_embeds=True: prompt embeddings aren't supported"),
-        (["--lora-modules", "a=b", "c=d"], "the server doesn't offer adapters as models yet"),
         (["--ssl-keyfile", "key.pem"], "TLS isn't supported"),
     ],
 )

@@ -11,10 +11,12 @@ import pytest
 
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, RequestFailed
+from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.server import ServerOptions
 from raycore.server.batch.files import RequestFile, Result
 from raycore.server.batch.runner import run_lines
+from raycore.server.models import Models
 from raycore.text.tokenizer import Tokenizer
 
 OPTIONS = ServerOptions(("demo", "other"))
@@ -33,6 +35,7 @@ class Engine:
         self.may_answer.set()
         self.num_running = self.most_running = 0
         self.error: BaseException | None = None
+        self.loras: list[LoRARequest | None] = []
         self.finish_reason = "stop"
         self._tokenizer = Tokenizer.from_dir(demo_model_path())
 
@@ -43,8 +46,17 @@ class Engine:
         return self._tokenizer
 
     async def generate(
-        self, prompt, sampling_params=None, request_id=None, priority=0, *, stream=True, data_parallel_rank=None
+        self,
+        prompt,
+        sampling_params=None,
+        request_id=None,
+        priority=0,
+        *,
+        stream=True,
+        data_parallel_rank=None,
+        lora_request=None,
     ):
+        self.loras.append(lora_request)
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:
@@ -73,11 +85,13 @@ class Batch:
         self.is_stopping = False
         self._lines = RequestFile(path).lines(set())
         self._max_concurrent = max_concurrent
+        self.models = Models(OPTIONS.served_model_names)
 
     async def run(self, options: ServerOptions = OPTIONS) -> None:
         await run_lines(
             self.engine,
             options,
+            self.models,
             self._lines,
             self.results.append,
             max_concurrent=self._max_concurrent,
