@@ -527,9 +527,14 @@ class LoRAConfig(msgspec.Struct, frozen=True):
     ] = None
 
     @property
-    def num_places(self) -> int:
+    def num_held(self) -> int:
         """Number of adapters that a worker holds."""
         return self.max_cpu_loras or self.max_loras
+
+    @property
+    def num_places(self) -> int:
+        """Number of adapters that a worker has room for: one more, which replaces another that is still in use."""
+        return self.num_held + 1
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -788,7 +793,7 @@ def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> 
 
 def _lora(chosen: dict[str, Any]) -> LoRAConfig:
     lora = _part(LoRAConfig, chosen)
-    if lora.enable_lora and lora.num_places < lora.max_loras:
+    if lora.enable_lora and lora.num_held < lora.max_loras:
         raise InvalidConfig(
             f"max_cpu_loras={lora.max_cpu_loras} is less than max_loras={lora.max_loras}: workers must hold a step's "
             "adapters"

@@ -67,6 +67,9 @@ class EngineRequest(msgspec.Struct, array_like=True):
     """The request shares cached prefixes only with requests of the same salt."""
     lora: LoRARequest | None = None
     """The adapter that the request uses."""
+    lora_edition: int | None = None
+    """The adapter's edition (see `AddedAdapter`) that another rank has used, if the request has moved to this rank with
+    tokens."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -225,6 +228,8 @@ class SequenceNews(msgspec.Struct, array_like=True):
     """(seq_id, num_cached_tokens) of requests that were scheduled for the first time."""
     queued: list[tuple[int, float]] = []
     """(seq_id, seconds from the arrival in the engine to the first step) of the requests in `started`."""
+    editions: list[tuple[int, int]] = []
+    """(seq_id, edition of its adapter) of those requests in `started` that use an adapter; see `AddedAdapter`."""
     finished: list[FinishedRequest] = []
     """Finished sequences. Their last tokens are in the same message."""
     logprobs: list[tuple[int, TokenLogprobs]] = []

@@ -109,7 +109,7 @@ class RunningEngine:
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
         pauses = Pauses(manager, self._supervisor, self.clients, self.config.executor.init_timeout_s)
-        adapters = AdapterCalls()
+        adapters = AdapterCalls(manager, self._supervisor, self._client, self.config)
         self._calls = EngineCalls(self._client, self._supervisor, pauses, adapters, self.config)
         self._supervisor.start()
         self.name: str = self.config.engine_name or manager.engine_id

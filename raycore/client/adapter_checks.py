@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.config import LoRAConfig
@@ -36,11 +39,25 @@ class AdapterChecks:
             raise InvalidRequest(f"lora_request={adapter.lora_name!r} needs an engine with enable_lora=True")
         if adapter.load_inplace:
             raise InvalidRequest(
-                f"lora_request={adapter.lora_name!r}: load_inplace=True isn't supported. Give an adapter that has "
-                "changed another name or number"
+                f"lora_request={adapter.lora_name!r}: load_inplace=True is for add_lora(). Add the adapter with it, "
+                "and then submit requests without it"
             )
-        if adapter in self._known:
-            return
+        if adapter not in self._known:
+            self._read(adapter)
+
+    def check_new(self, adapter: object) -> None:
+        """Check an adapter that will be added, whether or not it is known: its files may have changed.
+
+        Raises:
+            InvalidRequest: it isn't an adapter, or the engine can't use it. The message says why.
+        """
+        if not isinstance(adapter, LoRARequest):
+            raise InvalidRequest(f"add_lora(): lora_request={shortened(adapter)} isn't a LoRARequest")
+        if not self._config.enable_lora:
+            raise InvalidRequest(f"add_lora({adapter.lora_name!r}) needs an engine with enable_lora=True")
+        self._read(msgspec.structs.replace(adapter, load_inplace=False))
+
+    def _read(self, adapter: LoRARequest) -> None:
         LoraSpec.read(Path(adapter.lora_path), self._spec, self._config.max_lora_rank)
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()

@@ -175,6 +175,10 @@ class EngineClient:
         assert self._tightest is not None, "there has been no rank yet"
         RequestLimits.of(self._tightest, self._vocab_size).check(prompt.token_ids, params)
 
+    def check_new_adapter(self, adapter: object) -> None:
+        """Check an adapter that will be added to the engine: see `AdapterChecks.check_new`."""
+        self._adapters.check_new(adapter)
+
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
         """Abort requests. Ignores finished ones.
 

@@ -135,6 +135,11 @@ class OutputProcessor:
                 seq_ids.add(new_seq_id)
         return sequence.token_ids
 
+    def edition_begun(self, seq_id: int) -> int | None:
+        """The edition of its adapter that a sequence's tokens come from. None: it has no tokens, or no adapter."""
+        sequence = self._sequences[seq_id]
+        return sequence.lora_edition if sequence.token_ids else None
+
     def unfinished(self, request_id: str) -> list[int]:
         """The indices of the request's unfinished sequences."""
         request = self._requests[request_id]
@@ -168,6 +173,10 @@ class OutputProcessor:
                 sequence.num_cached_tokens = num_cached_tokens
                 if sequence.index == 0:
                     sequence.request.num_cached_tokens = num_cached_tokens
+        for seq_id, edition in batch.editions:
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None:
+                sequence.lora_edition = edition
         for seq_id, queue_s in batch.queued:
             sequence = self._sequences.get(seq_id)
             if sequence is not None and sequence.queue_s is None:

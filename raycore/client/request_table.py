@@ -339,7 +339,12 @@ class RequestTable:
                 seq_id = next(self._seq_ids)
                 tokens = self._outputs.rebind(old.seq_id, seq_id)
                 self._recorder.rebind(old.seq_id, seq_id)
-                request.sequences[index] = msgspec.structs.replace(old, seq_id=seq_id, output_token_ids=list(tokens))
+                request.sequences[index] = msgspec.structs.replace(
+                    old,
+                    seq_id=seq_id,
+                    output_token_ids=list(tokens),
+                    lora_edition=self._outputs.edition_begun(seq_id),
+                )
         return self.dispatch(request_ids)
 
     def _drop(self, request_id: str) -> None:

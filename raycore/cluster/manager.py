@@ -33,6 +33,7 @@ from raycore.cluster.standby import Standbys
 from raycore.config import DType, EngineConfig
 from raycore.engine.engine_actor import DP_ENGINE_CORE_ACTOR, DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidInput
+from raycore.lora.added import NONE_ADDED, AddedAdapters
 from raycore.messages import EngineInfo
 from raycore.node.processes import wait_until_gone
 from raycore.ray_api import as_argument, get, in_bundle, is_connected, node_id, wait
@@ -107,13 +108,17 @@ class CoreEngineActorManager:
         self.activity = RUNNING
         """What the ranks have to do. Ranks that join are told."""
         self._activity_lock = threading.Lock()
-        """Held while a rank is told the activity at its start, and while the activity changes."""
+        """Held while a rank is told the activity and the adapters at its start, and while these change."""
         self.changing = threading.Lock()
         """Held while all ranks change together: their activity, or the group that shares experts."""
         self._generation = 0
         """The number of the present group of ranks that share experts, among all that there have been."""
         self.is_changing_activity = False
-        """Whether ranks are being told of a change, so that each of them has to make progress even without requests."""
+        """Whether ranks are being told of an activity."""
+        self.adapters = NONE_ADDED
+        """The LoRA adapters that were added. Ranks that join hold them before they serve."""
+        self.is_changing_adapters = False
+        """Whether ranks are being told of adapters."""
 
     def start(
         self, on_progress: OnProgress | None = None, is_wanted: Callable[[], bool] = lambda: True
@@ -148,6 +153,11 @@ class CoreEngineActorManager:
         """Cancel a `start()` in progress on another thread, which then raises InitializationError."""
         self._is_shut_down = True
         self.reservations.cancel()
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether ranks are being told of a change, so that each of them has to make progress even without requests."""
+        return self.is_changing_activity or self.is_changing_adapters
 
     @property
     def infos(self) -> list[EngineInfo]:
@@ -193,7 +203,38 @@ class CoreEngineActorManager:
             for rank in ranks:
                 peers = [other.actor for other in ranks if other is not rank]
                 rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [], self.activity)
+            following = self._send_adapters(ranks)
+        self._wait_for_adapters(following, deadline_s, is_wanted)
         self._keep_standbys()
+
+    def _send_adapters(self, ranks: Sequence[Rank]) -> dict[ObjectRef[dict[int, str]], Rank]:
+        """Have new ranks read the adapters that were added: as many as they have places for."""
+        added, timeout_s = self.adapters, self._config.executor.init_timeout_s
+        if not added.adapters:
+            return {}
+        wanted = added.first_ids(self._config.lora.num_held)
+        return {rank.actor.utility.remote("follow_adapters", (added, wanted), {}, timeout_s): rank for rank in ranks}
+
+    def _wait_for_adapters(
+        self, following: dict[ObjectRef[dict[int, str]], Rank], deadline_s: float, is_wanted: Callable[[], bool]
+    ) -> None:
+        """Wait until new ranks hold adapters. One that can't be read keeps no rank from serving."""
+        waiting = list(following)
+        while waiting:
+            done, waiting = wait(waiting, num_returns=1, timeout_s=_PROGRESS_S)
+            for ref in done:
+                dp_rank, text = following[ref].dp_rank, "dp_rank %d can't hold an adapter that was added, number %d: %s"
+                with suppress(RayError):  # a rank that has failed is replaced by those who watch it
+                    for lora_id, error in get(ref).items():
+                        logger.warning(text, dp_rank, lora_id, error)
+            if waiting and (self._is_shut_down or not is_wanted()):
+                raise InitializationError("the engine was shut down while it was starting")
+            if waiting and time.monotonic() > deadline_s:
+                late = sorted(following[ref].dp_rank for ref in waiting)
+                timeout_s = self._config.executor.init_timeout_s
+                raise InitializationError(
+                    f"dp_ranks {late} haven't read their adapters within init_timeout_s={timeout_s:g}"
+                )
 
     def _keep_standbys(self) -> None:
         """Have standbys on the ranks' nodes, some time from now."""
@@ -212,6 +253,21 @@ class CoreEngineActorManager:
         """
         with self._activity_lock:
             self.activity = activity
+            return [rank for rank in self.ranks.values() if rank.run_ref is not None]
+
+    @property
+    def serving(self) -> list[Rank]:
+        """The ranks whose loops have been started."""
+        with self._activity_lock:
+            return [rank for rank in self.ranks.values() if rank.run_ref is not None]
+
+    def set_adapters(self, added: AddedAdapters) -> list[Rank]:
+        """Change which adapters ranks that join hold.
+
+        Returns: the ranks that were told of other adapters at their start. The caller has to tell them of the change.
+        """
+        with self._activity_lock:
+            self.adapters = added
             return [rank for rank in self.ranks.values() if rank.run_ref is not None]
 
     def replace(self, dp_ranks: Sequence[int], is_wanted: Callable[[], bool] = lambda: True) -> list[Rank]:

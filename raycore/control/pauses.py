@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, cast, get_args
-
-from ray.exceptions import RayActorError, RayTaskError
 
 from raycore.activity import RUNNING, TAGS, Activity, MemoryTag, PauseMode
 from raycore.client.group import ClientGroup, RankReply
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
+from raycore.control.replies import take_replies
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, WorkerFailed
-from raycore.ray_api import cause_of, get, wait
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -35,7 +32,6 @@ logger = logging.getLogger(__name__)
 WakeTag = Literal["weights", "kv_cache", "scheduling"]
 _WAKE_TAGS = (*TAGS, "scheduling")
 
-_POLL_INTERVAL_S = 0.5
 _RECEIVE_TIMEOUT_S = 60.0
 """How long clients may take to receive the outputs that ranks have sent. That takes milliseconds."""
 _GRACE_S = 2.0
@@ -171,33 +167,21 @@ class Pauses:
                 self._check_engine()
 
     def _take_replies(self, asked: dict[ObjectRef[dict[int, int]], Rank]) -> dict[int, RankReply]:
-        replies: dict[int, RankReply] = {}
-        errors: list[WorkerFailed] = []
-        waiting = list(asked)
-        deadline_s = time.monotonic() + self._timeout_s
-        while waiting and time.monotonic() < deadline_s and not self._supervisor.has_ended:
-            done, waiting = wait(waiting, num_returns=1, timeout_s=_POLL_INTERVAL_S)
-            for ref in done:
-                rank = asked[ref]
-                try:
-                    num_sent = get(ref)
-                except RayActorError:
-                    continue  # the rank was lost
-                except RayTaskError as error:
-                    cause = cause_of(error)
-                    if isinstance(cause, WorkerFailed):
-                        errors.append(cause)
-                    else:
-                        logger.warning("dp_rank %d was lost while its activity changed: %s", rank.dp_rank, cause)
-                    continue
-                assert rank.info is not None, "confirm() comes first"
-                replies[rank.dp_rank] = RankReply(rank.info.pid, num_sent)
-        for rank in (asked[ref] for ref in waiting):
+        replies = take_replies(asked, self._timeout_s, lambda: self._supervisor.has_ended)
+        for rank, error in replies.errors:
+            if not isinstance(error, WorkerFailed):
+                logger.warning("dp_rank %d was lost while its activity changed: %s", rank.dp_rank, error)
+        for rank in replies.late:
             # its replacement follows the activity
             self._supervisor.report(rank.dp_rank, f"it hasn't paused, slept or woken up within {self._timeout_s:g} s")
-        if errors:
-            raise errors[0]
-        return replies
+        for _, error in replies.errors:
+            if isinstance(error, WorkerFailed):
+                raise error
+        by_rank: dict[int, RankReply] = {}
+        for rank, num_sent in replies.results:
+            assert rank.info is not None, "confirm() comes first"
+            by_rank[rank.dp_rank] = RankReply(rank.info.pid, num_sent)
+        return by_rank
 
     def _check_engine(self) -> None:
         if self._supervisor.has_ended:

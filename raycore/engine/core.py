@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -38,6 +39,7 @@ from raycore.engine.progress import Progress
 from raycore.engine.utility import call_utility
 from raycore.errors import InvalidConfig, InvalidRequest, WorkerFailed
 from raycore.executor.base import Executor
+from raycore.lora.added import AddedAdapter, AddedAdapters
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.node.garbage import freeze_heap
 from raycore.pending import Pending
@@ -110,7 +112,7 @@ class EngineCore:
             max_adapters=config.lora.max_loras if config.lora.enable_lora else 0,
         )
         self._grammars = GrammarsUnderWay(executor)
-        self._adapters = AdaptersInUse(executor, config.lora.num_places) if config.lora.enable_lora else None
+        self._adapters = AdaptersInUse(executor, config.lora.num_held) if config.lora.enable_lora else None
         self._in_flight: deque[tuple[StepPlan, Pending[StepResult], float]] = deque()
         """(plan, pending result, time of planning) of each step in flight, oldest first."""
         self._arrived_s: dict[int, float] = {}
@@ -146,13 +148,15 @@ class EngineCore:
             InvalidRequest: the request is invalid or could never run. Other requests are not affected.
         """
         asked, adapter = request.params.structured_outputs, request.lora
-        if adapter is not None and self._adapters is None:
-            raise InvalidRequest(f"lora_request={adapter.lora_name!r} needs an engine with enable_lora=True")
+        if adapter is not None:
+            if self._adapters is None:
+                raise InvalidRequest(f"lora_request={adapter.lora_name!r} needs an engine with enable_lora=True")
+            self._adapters.check(adapter)
         self.scheduler.submit(request, is_held=asked is not None or adapter is not None)
         if asked is not None:
             self._grammars.add(request.seq_id, asked)
         if adapter is not None and self._adapters is not None:
-            self._adapters.add(request.seq_id, adapter)
+            self._adapters.add(request.seq_id, adapter, request.lora_edition)
         self._arrived_s[request.seq_id] = time.monotonic()
 
     def abort(self, seq_ids: list[int]) -> None:
@@ -244,6 +248,9 @@ class EngineCore:
         outputs.duration_s = time.monotonic() - planned_s
         if self._speculation is not None:
             self._speculation.observe(plan.num_step_tokens, plan.has_drafts, outputs.duration_s)
+        if self._adapters is not None:
+            editions = [(seq_id, self._adapters.edition(seq_id)) for seq_id, _ in outputs.started]
+            outputs.editions = [(seq_id, edition) for seq_id, edition in editions if edition is not None]
         for end in outputs.finished:
             self._drop_adapter(end.seq_id)
         outputs.queued = [(seq_id, planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
@@ -327,11 +334,15 @@ class EngineCore:
         falling_asleep = activity.falling_asleep_from(before)
         if falling_asleep:
             self._has_cache = self._has_cache and "kv_cache" not in falling_asleep
+            if self._adapters is not None and "weights" in falling_asleep:
+                self._adapters.sleep(drops=activity.sleep_level >= 2)
             self.executor.sleep(activity.sleep_level, falling_asleep)
             if not self._has_cache:
                 self.scheduler.start_over()
         if "weights" in activity.waking_from(before):
             self.executor.wake_up(["weights"])
+            if self._adapters is not None:
+                self._adapters.wake(self.config.executor.init_timeout_s)
         if not (self._has_cache or activity.asleep):
             # needs the weights, so it waits for them even if the caller wakes the cache first
             self.executor.initialize_cache(self.num_blocks)
@@ -397,6 +408,22 @@ class EngineCore:
     ) -> list[Any]:
         """Call `Executor.collective_rpc` on this rank's workers, and return the result."""
         return self.executor.collective_rpc(method, timeout, args, kwargs)
+
+    def utility_begin_adapter(self, adapter: AddedAdapter) -> Future[None]:
+        """Call `AdaptersInUse.begin`, and return the result."""
+        return self._adapters_in_use().begin(adapter)
+
+    def utility_give_up_adapter(self, edition: int) -> None:
+        """Call `AdaptersInUse.give_up`."""
+        self._adapters_in_use().give_up(edition)
+
+    def utility_follow_adapters(self, added: AddedAdapters, wanted: list[int]) -> Future[dict[int, str]]:
+        """Call `AdaptersInUse.follow`, and return the result."""
+        return self._adapters_in_use().follow(added, wanted)
+
+    def _adapters_in_use(self) -> AdaptersInUse:
+        assert self._adapters is not None, "the driver checks enable_lora"
+        return self._adapters
 
     def utility_check_health(self) -> None:
         """Raise an error if a worker has failed or died, or doesn't answer in time."""

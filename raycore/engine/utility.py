@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import typing
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, cast
 
 import msgspec
 
@@ -17,12 +18,28 @@ PREFIX = "utility_"
 
 
 def call_utility(target: object, command: Utility) -> None:
-    """Call the method of `target` that `command` names. Its result or exception becomes the command's reply."""
+    """Call the method of `target` that `command` names. Its result or exception becomes the command's reply.
+
+    If the method returns a future, that is done later, the reply is the future's.
+    """
     try:
-        command.reply.set_result(_call(target, command))
+        result = _call(target, command)
     except Exception as error:
         # the caller gets the exception: an error in a utility method must not end the engine
         command.reply.set_exception(error)
+        return
+    if isinstance(result, Future):
+        cast("Future[Any]", result).add_done_callback(lambda done: _pass_on(done, command.reply))
+    else:
+        command.reply.set_result(result)
+
+
+def _pass_on(done: Future[Any], reply: Future[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        reply.set_result(done.result())
+    else:
+        reply.set_exception(error)
 
 
 def _call(target: object, command: Utility) -> Any:

@@ -230,3 +230,13 @@ class Adapters:
         self._held[place] = adapter
         for (layer, name), made in self._layers.items():
             made.put(place, getattr(adapter.layers[layer], name))
+
+    def drop(self, place: int) -> None:
+        """Give up the memory of the adapter in a place, if there is one. No step may be running."""
+        self._held.pop(place, None)
+        for made in self._layers.values():
+            made.put(place, None)
+
+    def leave_layers(self) -> None:
+        """Forget the layers, which will be made again, so that their memory can be freed. Adapters stay."""
+        self._layers.clear()

@@ -521,8 +521,12 @@ class Worker(WorkerProtocol):
 
     def _give_up_weights(self, level: int) -> None:
         if level >= 2:
+            if self._offloaded is not None and self._adapters is not None:
+                self._offloaded.restore()  # adapters that stay are among the tensors
             self._decoder = self._offloaded = None
             self._operations = self._backend.operations()  # the old ones know all layers
+            if self._adapters is not None:
+                self._adapters.leave_layers()  # it knows them, too
             if self._drafting is not None:
                 self._drafting.unload()
         elif self._device.type == "cuda" and self._decoder is not None and self._offloaded is None:
@@ -631,17 +635,21 @@ class Worker(WorkerProtocol):
             del self._grammars_under_way[seq_id]
         return list(self._grammars_under_way)
 
-    def prepare_adapters(self, asked: Mapping[int, LoRARequest]) -> tuple[list[int], dict[int, str]]:
+    def prepare_adapters(
+        self, asked: Mapping[int, LoRARequest], dropped: Sequence[int] = ()
+    ) -> tuple[list[int], dict[int, str]]:
         """Start to read adapters on a background thread. Steps can run meanwhile.
 
         Args:
             asked: adapters, by the place that each will get. No request uses what is there now.
+            dropped: places whose adapters aren't needed any more.
 
         Returns:
             The places of the adapters that are still being read, from this call and earlier ones, and by place, why
             some can't be used.
         """
         assert self._adapters is not None, "enable_lora=True comes first"
+        self.drop_adapters(dropped)
         for place, adapter in asked.items():
             self._readings[place] = self._reader.submit(self._read_adapter, adapter)
         failed: dict[int, str] = {}
@@ -653,6 +661,15 @@ class Worker(WorkerProtocol):
             else:
                 failed[place] = str(error) if isinstance(error, RaycoreError) else f"{type(error).__name__}: {error}"
         return list(self._readings), failed
+
+    def drop_adapters(self, places: Sequence[int]) -> None:
+        """Give up the memory of the adapters in these places, also of those that are still being read."""
+        assert self._adapters is not None, "enable_lora=True comes first"
+        for place in places:
+            reading = self._readings.pop(place, None)
+            if reading is not None:
+                reading.cancel()
+            self._adapters.drop(place)
 
     def _read_adapter(self, adapter: LoRARequest) -> LoraWeights:
         """Read this worker's share of an adapter."""

@@ -64,12 +64,14 @@ def adapted_modules(model: PeftModel) -> dict[tuple[int, str], Any]:
     return found
 
 
-def save_demo_adapter(directory: Path, seed: int, **options: Any) -> tuple[Path, Path]:
-    """Write a random adapter for the demo model.
+def save_demo_adapter(
+    directory: Path, seed: int, model_path: Path | str | None = None, **options: Any
+) -> tuple[Path, Path]:
+    """Write a random adapter for the demo model, or for the one in the directory `model_path`.
 
     Returns: the adapter's directory, and that of the model with the adapter merged into its weights.
     """
-    model = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_path or demo_model_path(), dtype=torch.float32)
     torch.manual_seed(seed)
     defaults = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": False}
     adapted = get_peft_model(model, LoraConfig(**(defaults | options)))

@@ -29,7 +29,7 @@ def test_a_directory_is_read_once(tmp_path: Path) -> None:
     [
         (LoRAConfig(), False, "'a' needs an engine with enable_lora=True"),
         (LoRAConfig(enable_lora=True, max_lora_rank=2), False, "max_lora_rank"),
-        (ON, True, "load_inplace=True isn't supported"),
+        (ON, True, "load_inplace=True is for add_lora"),
     ],
 )
 def test_what_an_engine_cannot_use_is_refused(

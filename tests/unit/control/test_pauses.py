@@ -26,8 +26,8 @@ class Engine:
     """Ranks 0 and 1, the manager, the supervisor and the clients. `log` has what happened, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout_s: float = DEADLINE_S) -> None:
-        monkeypatch.setattr("raycore.control.pauses.wait", _wait)
-        monkeypatch.setattr("raycore.control.pauses.get", lambda ref: ref.result())
+        monkeypatch.setattr("raycore.control.replies.wait", _wait)
+        monkeypatch.setattr("raycore.control.replies.get", lambda ref: ref.result())
         self.log: list[tuple[Any, ...]] = []
         self.activity = RUNNING
         self.changing = threading.Lock()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from raycore.engine.adapters import AdaptersInUse
+from raycore.errors import InvalidAdapter, InvalidInput, InvalidRequest
+from raycore.lora.added import NONE_ADDED, AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
 
 
@@ -18,27 +24,49 @@ class ReadingWorkers:
     def __init__(self) -> None:
         self.reading: list[dict[int, LoRARequest]] = [{}, {}]
         self.failed: list[dict[int, str]] = [{}, {}]
+        self.held: dict[int, LoRARequest | None] = {}
+        """By place; None until a worker has read it."""
         self.answers = True
+        self.reads_at_once = False
 
-    def collective_rpc(self, method, args, non_block):
+    def collective_rpc(self, method, args, non_block=False):
+        if method == "drop_adapters":
+            self._drop(args[0])
+            return None
         assert method == "prepare_adapters"
         assert non_block
+        new, dropped = args
+        self._drop(dropped)
         for each in self.reading:
-            each.update(args[0])
+            each.update(new)
+        self.held.update(dict.fromkeys(new))
         return SimpleNamespace(done=lambda: self.answers, result=self._answer)
 
+    def _drop(self, places: list[int]) -> None:
+        for place in places:
+            self.held.pop(place, None)
+            for each in self.reading:
+                each.pop(place, None)
+
     def _answer(self):
+        if self.reads_at_once:
+            self.finish_all()
         failed, self.failed = self.failed, [{}, {}]
         return [(list(reading), each) for reading, each in zip(self.reading, failed, strict=True)]
 
     def finish(self, worker: int, number: int, error: str | None = None) -> None:
-        (place,) = (place for place, each in self.reading[worker].items() if each == adapter(number))
-        del self.reading[worker][place]
+        (place,) = (place for place, each in self.reading[worker].items() if each.lora_int_id == number)
+        self._finish(worker, place)
         if error is not None:
             self.failed[worker][place] = error
 
+    def _finish(self, worker: int, place: int) -> None:
+        self.held[place] = self.reading[worker].pop(place)
+
     def finish_all(self) -> None:
-        self.reading = [{}, {}]
+        for worker, reading in enumerate(self.reading):
+            for place in list(reading):
+                self._finish(worker, place)
 
 
 def make(num_places: int) -> tuple[AdaptersInUse, ReadingWorkers]:
@@ -141,8 +169,255 @@ def test_an_aborted_request_waits_no_more() -> None:
     adapters.add(1, adapter(1))
     adapters.take_done()
     adapters.drop(1)
-    assert not adapters
+    assert 1 not in adapters
     adapters.drop(99)
     adapters.add(2, adapter(2))
     assert take_all(adapters, workers) == {}, "the first adapter is still being read"
     assert take_all(adapters, workers) == {2: 0}
+
+
+# ---- what the driver adds
+
+
+def added(number: int, edition: int | None = None, **options: bool) -> AddedAdapter:
+    return AddedAdapter(adapter(number), number if edition is None else edition, **options)
+
+
+def listed(*each: AddedAdapter) -> AddedAdapters:
+    found = NONE_ADDED
+    for one in each:
+        found = found.with_adapter(one)
+    return found
+
+
+def is_done(future: Future[Any], adapters: AdaptersInUse, workers: ReadingWorkers) -> bool:
+    """Whether a future is done when the workers have finished."""
+    assert not adapters.take_done()[1]
+    workers.finish_all()
+    adapters.take_done()
+    return future.done()
+
+
+def add(adapters: AdaptersInUse, workers: ReadingWorkers, *each: AddedAdapter, before: AddedAdapters = NONE_ADDED):
+    """Add adapters one by one, as the driver does. Returns the list."""
+    for one in each:
+        assert is_done(adapters.begin(one), adapters, workers)
+        before = before.with_adapter(one)
+        assert adapters.follow(before, [one.adapter.lora_int_id]).result(0) == {}
+    return before
+
+
+def use(adapters: AdaptersInUse, workers: ReadingWorkers, seq_id: int, number: int, edition: int | None = None):
+    """Let a request use an adapter. Returns what it gets."""
+    adapters.add(seq_id, adapter(number), edition)
+    found = adapters.take_done()[0]
+    workers.finish_all()
+    return (found | adapters.take_done()[0])[seq_id]
+
+
+def test_what_is_added_is_held_before_a_request_comes() -> None:
+    adapters, workers = make(2)
+    done = adapters.begin(added(1))
+    assert adapters
+    adapters.take_done()
+    workers.finish(0, 1)
+    adapters.take_done()
+    assert not done.done()
+    workers.finish(1, 1)
+    adapters.take_done()
+    assert done.done()
+    adapters.follow(listed(added(1)), [1])
+    adapters.add(7, adapter(1))
+    assert set(adapters.take_done()[0]) == {7}
+
+
+def test_what_one_worker_cannot_read_is_kept_by_none() -> None:
+    adapters, workers = make(1)
+    first = use(adapters, workers, 1, 2)
+    adapters.drop(1)
+    done = adapters.begin(added(1))
+    adapters.take_done()
+    workers.finish(0, 1)
+    workers.finish(1, 1, "the file is damaged")
+    assert adapters.take_done() == ({}, {})
+    with pytest.raises(InvalidAdapter, match="the file is damaged"):
+        done.result(0)
+    adapters.take_done()
+    assert not adapters
+    assert workers.held == {}
+    assert use(adapters, workers, 2, 2).place == first.place
+
+
+def test_what_another_rank_cannot_read_is_dropped() -> None:
+    adapters, workers = make(1)
+    assert is_done(adapters.begin(added(1)), adapters, workers)
+    adapters.give_up(1)
+    adapters.take_done()
+    assert workers.held == {}
+    # one that is still being read, too
+    adapters.begin(added(2, 3))
+    adapters.take_done()
+    adapters.give_up(3)
+    adapters.take_done()
+    assert workers.held == {}
+    assert workers.reading == [{}, {}]
+    assert not adapters
+
+
+def test_a_pinned_adapter_makes_no_room() -> None:
+    adapters, workers = make(2)
+    before = add(adapters, workers, added(1, is_pinned=True), added(2))
+    pinned = use(adapters, workers, 1, 1)
+    adapters.drop(1)
+    for seq_id, number in enumerate((3, 4, 2), start=2):
+        assert use(adapters, workers, seq_id, number).place != pinned.place
+        adapters.drop(seq_id)
+    add(adapters, workers, added(2, is_pinned=True), before=before)
+    with pytest.raises(InvalidInput, match="all max_cpu_loras=2 places for adapters are taken: 2 are pinned"):
+        adapters.begin(added(5)).result(0)
+    adapters.add(9, adapter(5))
+    ready, failed = adapters.take_done()
+    assert (set(ready), set(failed)) == (set(), {9}), "it would wait forever"
+
+
+def test_an_adapter_that_is_added_takes_no_place_in_use() -> None:
+    adapters, workers = make(1)
+    use(adapters, workers, 1, 1)
+    with pytest.raises(InvalidInput, match="places for adapters are taken: 0 are pinned, and the others are used by"):
+        adapters.begin(added(2)).result(0)
+    adapters.drop(1)
+    assert is_done(adapters.begin(added(2)), adapters, workers)
+
+
+def test_a_removed_adapter_stays_until_its_requests_have_ended() -> None:
+    adapters, workers = make(1)
+    before = add(adapters, workers, added(1, is_pinned=True))
+    old = use(adapters, workers, 1, 1)
+    adapters.follow(before.without(1), [])
+    adapters.take_done()
+    assert workers.held == {old.place: adapter(1)}
+    adapters.drop(1)
+    adapters.take_done()
+    assert workers.held == {}
+    new = use(adapters, workers, 2, 1)
+    assert new.version != old.version, "it is read again"
+
+
+def test_requests_end_with_the_edition_that_they_began_with() -> None:
+    adapters, workers = make(1)
+    before = add(adapters, workers, added(1, 1))
+    old = use(adapters, workers, 1, 1)
+    reading = adapters.begin(added(1, 2, is_replacement=True))
+    assert use(adapters, workers, 2, 1) == old, "it isn't replaced yet"
+    assert is_done(reading, adapters, workers)
+    adapters.follow(before.with_adapter(added(1, 2, is_replacement=True)), [1])
+    new = use(adapters, workers, 3, 1)
+    assert (new.place, new.version) != (old.place, old.version)
+    assert [adapters.edition(seq_id) for seq_id in (1, 2, 3, 4)] == [1, 1, 2, None]
+    assert len(workers.held) == 2
+    with pytest.raises(InvalidInput, match="max_cpu_loras=1"):
+        adapters.begin(added(1, 3, is_replacement=True)).result(0)
+    adapters.drop(1)
+    adapters.take_done()
+    assert len(workers.held) == 2, "request 2 still uses it"
+    adapters.drop(2)
+    adapters.take_done()
+    assert set(workers.held) == {new.place}
+    assert is_done(adapters.begin(added(1, 4, is_replacement=True)), adapters, workers)
+
+
+def test_a_request_that_waits_while_its_adapter_is_replaced_gets_the_new_edition() -> None:
+    adapters, workers = make(1)
+    before = add(adapters, workers, added(1, 1))
+    use(adapters, workers, 1, 2)
+    adapters.add(2, adapter(1))
+    assert adapters.take_done() == ({}, {}), "there is no place for it"
+    adapters.follow(before.with_adapter(added(1, 2, is_replacement=True)), [])
+    adapters.drop(1)
+    assert set(take_all(adapters, workers)) == {2}
+    assert adapters.edition(2) == 2
+
+
+@pytest.mark.parametrize("is_replacement", [True, False])
+def test_a_request_that_has_begun_elsewhere_goes_on_with_the_same_files_or_fails(is_replacement: bool) -> None:
+    adapters, workers = make(2)
+    add(adapters, workers, added(1, 5, is_replacement=is_replacement))
+    use(adapters, workers, 1, 1, edition=5)
+    assert adapters.edition(1) == 5
+    adapters.add(2, adapter(1), edition=3)
+    ready, failed = adapters.take_done()
+    assert not ready
+    assert ("was replaced after the request had begun" in failed.get(2, "")) == is_replacement
+    assert (2 in adapters) != is_replacement, "its directory is as it was, and is read"
+
+
+def test_the_number_of_an_added_adapter_belongs_to_it() -> None:
+    adapters, workers = make(2)
+    add(adapters, workers, added(1))
+    with pytest.raises(InvalidRequest, match="lora_int_id=1 is the number of 'adapter 1', which was added"):
+        adapters.check(LoRARequest("another", 1, "/other"))
+    adapters.check(LoRARequest("another", 2, "/other"))
+    moved = LoRARequest("adapter 1", 1, "/moved")
+    adapters.check(moved)
+    adapters.add(1, moved)
+    assert set(adapters.take_done()[0]) == {1}, "it uses what was added"
+
+
+def test_a_rank_that_joins_reads_what_it_has_places_for() -> None:
+    adapters, workers = make(2)
+    everything = listed(added(1, is_pinned=True), added(2), added(3), added(4))
+    wanted = everything.first_ids(2)
+    assert wanted == [1, 4]
+    done = adapters.follow(everything, wanted)
+    adapters.take_done()
+    workers.finish(0, 1)
+    workers.finish(1, 1)
+    workers.finish(0, 4)
+    workers.finish(1, 4, "no such directory")
+    assert not done.done()
+    adapters.take_done()
+    assert done.result(0) == {4: "no such directory"}
+    assert set(use(adapters, workers, 1, 1)) == {*use(adapters, workers, 2, 1)}
+    adapters.follow(NONE_ADDED, [])
+    assert adapters.edition(1) == 1, "an older list changes nothing"
+
+
+def test_sleeping_workers_read_again_what_they_dropped() -> None:
+    adapters, workers = make(2)
+    before = add(adapters, workers, added(1, 1), added(2, 2))
+    old = use(adapters, workers, 1, 1)
+    add(adapters, workers, added(1, 3, is_replacement=True), before=before)
+    new, other = use(adapters, workers, 2, 1), use(adapters, workers, 3, 2)
+    adapters.sleep(drops=True)
+    assert set(workers.held) == {old.place}, "its files are gone, and a request will go on with it"
+    adapters.add(4, adapter(1))
+    assert adapters.take_done() == ({}, {})
+    workers.reads_at_once = True
+    adapters.wake(5.0)
+    assert set(workers.held) == {old.place, new.place, other.place}
+    assert set(adapters.take_done()[0]) == {4}
+
+
+def test_a_request_fails_if_its_adapter_is_gone_when_workers_wake_up() -> None:
+    adapters, workers = make(2)
+    add(adapters, workers, added(1), added(2))
+    use(adapters, workers, 1, 1)
+    use(adapters, workers, 2, 2)
+    adapters.sleep(drops=True)
+    adapters._is_asleep = False
+    adapters.take_done()
+    workers.finish(0, 1)
+    workers.finish(1, 1, "no such directory")
+    workers.finish_all()
+    assert adapters.take_done() == ({}, {1: "no such directory"})
+    adapters.drop(1)
+    assert use(adapters, workers, 3, 2).place == adapters._adapters[next(iter(adapters._adapters))].held.place
+
+
+def test_a_light_sleep_keeps_adapters() -> None:
+    adapters, workers = make(2)
+    add(adapters, workers, added(1))
+    adapters.sleep(drops=False)
+    assert len(workers.held) == 1
+    adapters.wake(5.0)
+    assert len(workers.held) == 1

@@ -1,0 +1,54 @@
+"""Waits for the replies of ranks that may be lost meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from raycore.ray_api import cause_of, get, wait
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from raycore.cluster.rank import Rank
+
+_POLL_INTERVAL_S = 0.5
+
+T = TypeVar("T")
+
+
+class Replies(Generic[T]):
+    """What ranks have replied. Ranks that were lost are in no list."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[Rank, T]] = []
+        self.errors: list[tuple[Rank, BaseException]] = []
+        """What ranks have raised."""
+        self.late: list[Rank] = []
+        """Ranks that haven't replied in time."""
+
+
+def take_replies(asked: dict[ObjectRef[T], Rank], timeout_s: float, is_over: Callable[[], bool]) -> Replies[T]:
+    """Wait for the replies of ranks.
+
+    Args:
+        timeout_s: how long they may take.
+        is_over: asked again and again. If it returns True, those that haven't replied count as late.
+    """
+    replies = Replies[T]()
+    waiting = list(asked)
+    deadline_s = time.monotonic() + timeout_s
+    while waiting and time.monotonic() < deadline_s and not is_over():
+        done, waiting = wait(waiting, num_returns=1, timeout_s=_POLL_INTERVAL_S)
+        for ref in done:
+            try:
+                replies.results.append((asked[ref], get(ref)))
+            except RayActorError:
+                continue
+            except RayTaskError as error:
+                replies.errors.append((asked[ref], cause_of(error)))
+    replies.late = [asked[ref] for ref in waiting]
+    return replies
