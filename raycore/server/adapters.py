@@ -56,6 +56,7 @@ class AdapterEngine(Protocol):
 
     async def add_lora(self, lora_request: LoRARequest) -> bool: ...
     async def remove_lora(self, lora_id: int) -> bool: ...
+    async def list_loras(self) -> set[int]: ...
 
 
 class AdapterCalls(Protocol):
@@ -184,7 +185,7 @@ class Adapters:
         if name in self._served_names:
             raise InvalidRequest(f"lora_name={shortened(name)} is a name of the served model: give another name")
         replaced = self._offered.get(name)
-        number = next(_ids) if replaced is None else replaced.request.lora_int_id
+        number = await self._new_number() if replaced is None else replaced.request.lora_int_id
         await self._engine.add_lora(LoRARequest(name, number, path, load_inplace=replaced is not None))
         if parent is None:
             parent = self._served_names[0] if replaced is None else replaced.parent
@@ -193,6 +194,11 @@ class Adapters:
             told = self._tell()
         await _until_known(told)
         logger.info("loaded the LoRA adapter %r from %s", name, path)
+
+    async def _new_number(self) -> int:
+        # the program may have added adapters of its own
+        taken = await self._engine.list_loras()
+        return next(number for number in _ids if number not in taken)
 
     def _tell(self) -> list[Future[None]]:
         """Tell all followers of a change. With the lock held, so that all get the changes in the same order."""

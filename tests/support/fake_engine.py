@@ -56,6 +56,8 @@ class FakeEngine:
         self.dp_ranks: list[int | None] = []
         self.loras: list[LoRARequest | None] = []
         """The adapter of each request."""
+        self.lora_ids: set[int] = set()
+        """What `list_loras()` returns."""
         self.num_underway = 0
         self.aborted: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -123,6 +125,9 @@ class FakeEngine:
             raise InvalidAdapter(f"{lora_request.lora_path} isn't a directory")
         self.calls.append(("add_lora", lora_request))
         return True
+
+    async def list_loras(self) -> set[int]:
+        return set(self.lora_ids)
 
     async def remove_lora(self, lora_id: int) -> bool:
         self.calls.append(("remove_lora", lora_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
+import json
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -18,7 +19,14 @@ from raycore.errors import InvalidConfig
 from raycore.llm import LLM, AsyncLLM
 from raycore.option_types import EngineOptions
 from raycore.options import check_options, option, options_of
-from raycore.server.options import REASONING_PARSERS, SERVER_OPTIONS, TOOL_CALL_PARSERS, ServerOptions, server_options
+from raycore.server.options import (
+    REASONING_PARSERS,
+    SERVER_OPTIONS,
+    TOOL_CALL_PARSERS,
+    LoraModule,
+    ServerOptions,
+    server_options,
+)
 from raycore.server.parsers import reasoning, tool_calls
 from raycore.server.serve_app import ARGUMENTS
 from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, without_vllm_options
@@ -180,6 +188,59 @@ def test_a_server_goes_by_its_models_path_unless_it_has_names():
     assert (chosen.max_streams, chosen.body_timeout_s) == (3, 2)
     with pytest.raises(InvalidConfig, match="unknown option 'max_streams'"):
         server_options("m", {"max_streams": 3})
+
+
+# ---- adapters
+
+
+def test_adapters_are_given_as_text_or_as_objects():
+    expected = LoraModule("a", "/a"), LoraModule("b", "/b=c", "m")
+    as_json = '{"name": "b", "path": "/b=c", "base_model_name": "m", "is_3d_lora_weight": false}'
+    for given in (["a=/a", as_json], [{"name": "a", "path": "/a"}, json.loads(as_json)], expected):
+        assert server_options("m", {"lora_modules": given}).lora_modules == expected
+    for given in ("a=/a", {"name": "a", "path": "/a"}, None):
+        assert server_options("m", {"lora_modules": given}).lora_modules == (expected[:1] if given else ())
+    assert ARGUMENTS["lora_modules"].parse("b=/b=c") == (LoraModule("b", "/b=c"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("a", "lora_modules='a': expected name=path"),
+        ("=/a", "lora_modules='=/a': expected name=path"),
+        ("a=", "lora_modules='a=': expected name=path"),
+        ("{", "isn't a JSON object"),
+        ("[1]", "isn't a dict or a JSON object"),
+        (7, "lora_modules=7 isn't a dict or a JSON object"),
+        ({"name": "a"}, "lora_modules: .*required field `path`"),
+        ({"name": "a", "path": ""}, r"lora_modules: .*\$.path"),
+        ({"name": "a", "path": 3}, r"lora_modules: .*\$.path"),
+        ({"name": "a", "path": "/a", "rank": 3}, "lora_modules: .*unknown field `rank`"),
+        ({"name": "a", "path": "/a", "is_3d_lora_weight": True}, "adapters of experts aren't supported"),
+        (
+            {"name": "a", "path": "/a", "base_model_name": "z"},
+            "base_model_name='z' of 'a' isn't a served model name: m",
+        ),
+        ("m=/a", "the name 'm' is already a served model name"),
+        (["a=/a", "a=/b"], "the name 'a' is already another adapter's"),
+    ],
+)
+def test_adapters_that_cannot_be_understood_are_refused(given, message):
+    with pytest.raises(InvalidConfig, match=message):
+        server_options("m", {"lora_modules": given})
+
+
+def test_directories_of_adapters_are_absolute_and_for_administrators():
+    admin = {"enable_admin_endpoints": True, "api_key": "secret"}
+    chosen = server_options("m", {"allowed_lora_directories": "/a", **admin})
+    assert chosen.allowed_lora_directories == ("/a",)
+    for given, options, message in (
+        ("a", admin, "allowed_lora_directories='a' isn't an absolute path"),
+        (["/a", "~/b"], admin, "allowed_lora_directories='~/b' isn't an absolute path"),
+        ("/a", {}, "needs enable_admin_endpoints"),
+    ):
+        with pytest.raises(InvalidConfig, match=message):
+            server_options("m", {"allowed_lora_directories": given, **options})
 
 
 # ---- vLLM's other options

@@ -14,6 +14,7 @@ from raycore.errors import EngineDeadError, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.server import ServerOptions
+from raycore.server.adapters import OfferedAdapter
 from raycore.server.batch.files import RequestFile, Result
 from raycore.server.batch.runner import run_lines
 from raycore.server.models import Models
@@ -110,6 +111,20 @@ class Batch:
 @pytest.fixture
 def path(tmp_path) -> Path:
     return tmp_path / "in.jsonl"
+
+
+def test_a_line_may_name_an_adapter(path):
+    async def test():
+        batch = Batch(path, line("a", prompt="1", model="sums"), line("b", prompt="1", model="products"))
+        adapter = LoRARequest("sums", 1, "/sums")
+        batch.models.set_adapters([OfferedAdapter(adapter, "demo", 0)])
+        await batch.run()
+        found, missing = sorted(batch.results, key=lambda result: result.custom_id)
+        assert (found.response.status_code, found.response.body["model"]) == (200, "sums")
+        assert batch.engine.loras == [adapter]
+        assert (missing.response.status_code, missing.error["code"]) == (404, "model_not_found")
+
+    asyncio.run(test())
 
 
 def test_answers_are_those_of_the_server(path):
