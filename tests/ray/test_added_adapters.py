@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import cloudpickle
 import msgspec
 import pytest
 from families import make_checkpoint
@@ -24,11 +21,15 @@ from raycore.errors import InvalidAdapter, InvalidInput
 from raycore.lora.request import LoRARequest
 from raycore.ray_api import get
 
-# workers can't import a test module, so what they are to call travels whole
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
 PROMPT = [20, 31, 42, 53]
-LIMITS = {"dtype": "float32", "max_model_len": 128, "num_threads": 1, "standby_delay_s": None, "enable_lora": True}
+LIMITS = {
+    "dtype": "float32",
+    "max_model_len": 128,
+    "num_threads": 1,
+    "standby_delay_s": None,
+    "enable_lora": True,
+    "worker_cls": "adapter_workers.ProbedWorker",
+}
 TIMEOUT_S = 60.0
 
 
@@ -62,14 +63,6 @@ def anew(adapter: LoRARequest) -> LoRARequest:
     return msgspec.structs.replace(adapter, load_inplace=True)
 
 
-def num_held(worker: Any) -> int:
-    return len(worker._adapters._held)
-
-
-def num_layers_known(worker: Any) -> int:
-    return len(worker._adapters._layers)
-
-
 @contextmanager
 def held_when_up(llm: LLM) -> Iterator[list[tuple[int, list[int]]]]:
     """(dp_rank, number of adapters that each of its workers holds) of ranks, at the time when they begin to serve."""
@@ -78,7 +71,7 @@ def held_when_up(llm: LLM) -> Iterator[list[tuple[int, list[int]]]]:
 
     def on_rank_event(event: RankEvent) -> None:
         if isinstance(event, RankUp):
-            asked = event.actor.utility.remote("collective_rpc", (num_held,), {}, TIMEOUT_S)
+            asked = event.actor.utility.remote("collective_rpc", ("num_held",), {}, TIMEOUT_S)
             found.append((event.dp_rank, get(asked, timeout_s=TIMEOUT_S)))
         pass_on(event)
 
@@ -98,7 +91,7 @@ def test_adapters_are_added_pinned_replaced_and_removed(ray_cluster, saved, adap
         assert llm.add_lora(first)
         assert not llm.add_lora(first)
         assert llm.list_loras() == {1}
-        assert llm.collective_rpc(num_held) == [2]
+        assert llm.collective_rpc("num_held") == [2]
 
         # a paused engine reads adapters, too
         llm.pause_generation()
@@ -137,7 +130,7 @@ def test_adapters_are_added_pinned_replaced_and_removed(ray_cluster, saved, adap
         assert llm.remove_lora(2)
         assert not llm.remove_lora(2)
         assert llm.list_loras() == {1}
-        assert llm.collective_rpc(num_held) == [1]
+        assert llm.collective_rpc("num_held") == [1]
         assert tokens(llm, second) == expected[1], "it is read again"
 
         # requests that have begun end with what they began with
@@ -170,15 +163,15 @@ def test_adapters_go_and_come_back_with_the_weights(ray_cluster, adapters) -> No
             llm.add_lora(adapter)
         for level, num in ((1, 3), (2, 0)):
             llm.sleep(level=level)
-            assert llm.collective_rpc(num_held) == [num] * 2
-            assert (llm.collective_rpc(num_layers_known) == [0, 0]) == (level == 2), "layers have weights"
+            assert llm.collective_rpc("num_held") == [num] * 2
+            assert (llm.collective_rpc("num_layers_known") == [0, 0]) == (level == 2), "layers have weights"
             with pytest.raises(InvalidInput, match=r"the engine is asleep.*call wake_up\(\) first"):
                 llm.add_lora(third)
             assert not llm.add_lora(first)
             if level == 2:
                 shutil.rmtree(second.lora_path)
             llm.wake_up(["weights"])
-            assert llm.collective_rpc(num_held) == [3 if level == 1 else 2] * 2
+            assert llm.collective_rpc("num_held") == [3 if level == 1 else 2] * 2
             llm.wake_up()
             assert tokens(llm, first) == expected[0]
         # its files have gone while the engine slept
@@ -191,7 +184,7 @@ def test_adapters_go_and_come_back_with_the_weights(ray_cluster, adapters) -> No
 def test_ranks_that_join_hold_adapters_before_they_serve(ray_cluster, adapters) -> None:
     """Reading takes so long that a rank that served at once wouldn't hold any."""
     first, second, _ = adapters
-    options = LIMITS | {"worker_cls": "slow_worker.SlowReader"}
+    options = LIMITS | {"worker_cls": "adapter_workers.SlowReader"}
     with LLM(demo_model_path(), max_cpu_loras=2, **options) as llm, held_when_up(llm) as held:
         expected = tokens(llm, first)
         assert llm.add_lora(first)
@@ -214,7 +207,7 @@ def test_a_rank_that_joins_those_that_share_experts_holds_adapters(ray_cluster, 
     model = str(make_checkpoint("qwen3_moe", tmp_path))
     path, _ = save_demo_adapter(tmp_path, 1, model, target_modules=["q_proj", "v_proj"], lora_alpha=64)
     adapter = LoRARequest("experts", 1, str(path))
-    options = LIMITS | {"batch_invariant": True, "worker_cls": "slow_worker.SlowReader"}
+    options = LIMITS | {"batch_invariant": True, "worker_cls": "adapter_workers.SlowReader"}
     with LLM(model, enable_expert_parallel=True, **options) as llm, held_when_up(llm) as held:
         assert llm.add_lora(adapter)
         expected = tokens(llm, adapter)

@@ -1,0 +1,25 @@
+"""Workers that tell of the LoRA adapters that they hold."""
+
+import time
+
+from raycore.worker.worker import Worker
+
+READ_S = 0.3
+
+
+class ProbedWorker(Worker):
+    """Counts what it holds."""
+
+    def num_held(self):
+        return len(self._adapters._held)
+
+    def num_layers_known(self):
+        return len(self._adapters._layers)
+
+
+class SlowReader(ProbedWorker):
+    """Takes a while to read an adapter."""
+
+    def _read_adapter(self, adapter):
+        time.sleep(READ_S)
+        return super()._read_adapter(adapter)
