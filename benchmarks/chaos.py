@@ -11,9 +11,13 @@ this machine: a head for this program, and a few more nodes than ranks.
     python benchmarks/chaos.py --stages 2               ranks with two pipeline stages, each of which breaks
     python benchmarks/chaos.py --pauses                 faults in pauses, which come again and again, in all modes
     python benchmarks/chaos.py --sleep                  faults while the engine falls asleep, sleeps and wakes up
+    python benchmarks/chaos.py --adapters 4             requests use 4 LoRA adapters, and none
 
 In pauses that abort requests, these are submitted again. Faults then strike only while the engine is being paused, is
 paused, or is being resumed, and `--min-faults` counts these.
+
+Every other adapter is added before the faults begin, and the others come with requests only. One more, that no request
+uses, is added and removed all the time. Ranks have one place less than there are adapters, so some are read again.
 
 Without batch invariance, the last bits of a token's logits depend on what else is in its step, so a different token may
 win where the best two are nearly tied. If a greedy result has a different token, the undisturbed run's logits of the
@@ -31,10 +35,13 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from adapters import write_adapters
 from common import table
 from disturbance.clusters import Cluster, Nodes
 from disturbance.faults import REMOVE_NODE, Fault, is_told_at_once, process_kinds
@@ -43,23 +50,35 @@ from disturbance.report import both, disturbance_rows, print_lost
 from disturbance.run import DisturbedRun, add_options, pace_of, start_engine
 from disturbance.workload import make_requests
 
+from raycore import LoRARequest
+
 
 def run(dp: int, args: argparse.Namespace) -> bool:
     """One run. Returns whether nothing was lost, changed or left."""
+    with tempfile.TemporaryDirectory(prefix="adapters-") as directory:
+        count = args.adapters and args.adapters + 1
+        return run_with(write_adapters(args.model, Path(directory), count, rank=8), dp, args)
+
+
+def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace) -> bool:
+    """The same. `adapters`: those that requests use, and one more; or none."""
     kinds = process_kinds(args.stages)
     if args.one_node:
         cluster, kinds = Cluster(dp, args.stages), [kind for kind in kinds if is_told_at_once(kind)]
     else:
         cluster, kinds = Nodes(dp, args.stages, args.spare_nodes), [*kinds, REMOVE_NODE]
     options: dict[str, Any] = {"batch_invariant": True} if args.batch_invariant else {}
+    if args.adapters:
+        options |= {"enable_lora": True, "max_loras": args.adapters, "max_cpu_loras": args.adapters}
     if args.speculation is not None:
         options["speculative_config"] = args.speculation
     started_s = time.monotonic()
     llm = start_engine(args, dp, pipeline_parallel_size=args.stages, **options)
     cold_start_s = time.monotonic() - started_s
-    requests = make_requests(args.requests, args.seed, all_logprobs=not args.batch_invariant)
+    requests = make_requests(args.requests, args.seed, all_logprobs=not args.batch_invariant, adapters=adapters[:-1])
     interruptions = PAUSES * args.pauses + SLEEPS * args.sleep
-    disturbed = DisturbedRun(llm, cluster, kinds, pace_of(args, interruptions), requests, args.concurrency, args.seed)
+    pace = pace_of(args, interruptions)
+    disturbed = DisturbedRun(llm, cluster, kinds, pace, requests, args.concurrency, args.seed, adapters)
     disturbed.run(lambda run: bool(run.comparison.num_results) and len(run.observer.faults) >= args.min_faults)
     rows = [["", f"DP {dp}"], *disturbance_rows(disturbed)]
     if not interruptions:
@@ -106,6 +125,7 @@ def main() -> None:
     parser.add_argument("--one-node", action="store_true")
     parser.add_argument("--pauses", action="store_true", help="pause the engine again and again")
     parser.add_argument("--sleep", action="store_true", help="put the engine to sleep again and again")
+    parser.add_argument("--adapters", type=int, default=0, help="number of LoRA adapters that requests use")
     parser.add_argument("--speculation", type=json.loads, metavar="JSON", help="the engine's speculative_config")
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()

@@ -22,6 +22,10 @@ def disturbance_rows(run: DisturbedRun) -> list[list[object]]:
             ["faults while the engine was", counted(fault.phase for fault in faults)],
             ["outputs of streams while it was still", run.num_outputs_while_still()],
         ]
+    churn = run.churn
+    if churn.num_added or churn.num_refused:
+        refused = f"refused {churn.num_refused} times"
+        rows.append(["an adapter was added and removed", f"{churn.num_added} times, {refused}"])
     return [*rows, *run.comparison.rows()]
 
 

@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from disturbance.adapters import AdapterChurn, add_and_compare
 from disturbance.clusters import Cluster, leftovers, process_ids
 from disturbance.comparison import Comparison
 from disturbance.faults import Injector, Observer
 from disturbance.interruptions import Interrupter, Interruption
 from disturbance.workload import Request, Result, run_all
-from raycore import AsyncLLM
+from raycore import AsyncLLM, LoRARequest
 from raycore.demo import demo_model_path
 
 STEP_TIMEOUT_S = 2.0
@@ -83,13 +84,19 @@ class DisturbedRun:
         requests: list[Request],
         concurrency: int,
         seed: int,
+        adapters: Sequence[LoRARequest] = (),
     ) -> None:
-        """Runs all requests once, undisturbed."""
+        """Runs all requests once, undisturbed.
+
+        `adapters`: those that requests use, and one that is added and removed while the engine is disturbed.
+        """
         self._llm = llm
         self._cluster = cluster
         self._pace = pace
         self._requests = requests
         self._concurrency = concurrency
+        asyncio.run(add_and_compare(llm, adapters[:-1]))
+        self.churn = AdapterChurn(llm, adapters[-1] if adapters else None)
         self._expected = asyncio.run(run_all(llm, requests, concurrency, {}))
         self._pids = process_ids(llm)
         self.observer = Observer(llm)
@@ -134,7 +141,9 @@ class DisturbedRun:
         injector = asyncio.ensure_future(self._injector.run(pace.fault_interval_s))
         try:
             await asyncio.gather(
-                run_requests(), self.interrupter.run(pace.interruption_interval_s, pace.still_s, is_over)
+                run_requests(),
+                self.interrupter.run(pace.interruption_interval_s, pace.still_s, is_over),
+                self.churn.run(is_over),
             )
         finally:
             injector.cancel()

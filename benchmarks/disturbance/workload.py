@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from raycore import AsyncLLM, SamplingParams
+from raycore import AsyncLLM, LoRARequest, SamplingParams
 from raycore.demo import held_out_problems
 from raycore.outputs import RequestOutput
 
@@ -20,6 +20,7 @@ class Request(NamedTuple):
     params: SamplingParams
     is_stream: bool
     """Whether the times of its outputs are noted."""
+    adapter: LoRARequest | None = None
 
 
 @dataclass
@@ -65,8 +66,14 @@ class Result:
         )
 
 
-def make_requests(count: int, seed: int, all_logprobs: bool = False) -> list[Request]:
-    """Greedy and seeded requests of many lengths. All, or some, request the two most likely tokens."""
+def make_requests(
+    count: int, seed: int, all_logprobs: bool = False, adapters: Sequence[LoRARequest] = ()
+) -> list[Request]:
+    """Greedy and seeded requests of many lengths. All, or some, request the two most likely tokens.
+
+    `adapters`: requests use these in turn, and none.
+    """
+    in_turn = [None, *adapters]
     rnd = random.Random(seed)
     problems = [prompt for prompt, _ in held_out_problems(3, 200)]
     requests: list[Request] = []
@@ -80,7 +87,8 @@ def make_requests(count: int, seed: int, all_logprobs: bool = False) -> list[Req
             params["stop"] = ["7 7", "99", "\n5"]
         if "seed" in params and rnd.random() < 0.2:
             params["n"] = 2
-        requests.append(Request(shots + rnd.choice(problems), SamplingParams(**params), rnd.random() < 0.6))
+        prompt, adapter = shots + rnd.choice(problems), in_turn[i % len(in_turn)]
+        requests.append(Request(prompt, SamplingParams(**params), rnd.random() < 0.6, adapter))
     return requests
 
 
@@ -104,7 +112,8 @@ async def _finish(llm: AsyncLLM, request: Request, request_id: str, streams: dic
     aborted: list[Result] = []
     for attempt in itertools.count():
         output = None
-        async for output in llm.generate(request.prompt, request.params, f"{request_id}-{attempt}"):
+        more = {} if request.adapter is None else {"lora_request": request.adapter}
+        async for output in llm.generate(request.prompt, request.params, f"{request_id}-{attempt}", **more):
             if request.is_stream:
                 stream = streams.setdefault(request_id, Stream())
                 stream.times_s.append(time.monotonic())

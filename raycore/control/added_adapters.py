@@ -138,15 +138,15 @@ class AdapterCalls:
         Raises: what `LLM.add_lora` raises. The message begins with `call`.
         """
         replies = self._ask(self._manager.serving, "begin_adapter", adapter)
-        if not replies.errors and not replies.late:
+        unable = [(rank, error) for rank, error in replies.errors if isinstance(error, InvalidInput)]
+        if not unable and not replies.late:
             return
-        there = [*(rank for rank, _ in (*replies.results, *replies.errors)), *replies.late]
-        self._ask(there, "give_up_adapter", adapter.edition)
+        self._ask(
+            [*(rank for rank, _ in (*replies.results, *unable)), *replies.late], "give_up_adapter", adapter.edition
+        )
         self._check_engine()
-        for rank, error in sorted(replies.errors, key=lambda each: each[0].dp_rank):
-            if isinstance(error, InvalidInput):
-                raise type(error)(f"{call}: dp_rank {rank.dp_rank}: {error}") from None
-            raise error
+        for rank, error in unable:
+            raise type(error)(f"{call}: dp_rank {rank.dp_rank}: {error}") from None
         late = sorted(rank.dp_rank for rank in replies.late)
         raise RpcTimeout(
             f"{call}: dp_ranks {late} haven't read {adapter.adapter.lora_path} within "
@@ -163,8 +163,6 @@ class AdapterCalls:
                 logger.warning(
                     "dp_rank %d doesn't hold the adapter with lora_int_id=%d: %s", rank.dp_rank, lora_id, error
                 )
-        for rank, error in replies.errors:
-            logger.warning("dp_rank %d was lost while adapters changed: %s", rank.dp_rank, error)
         for rank in replies.late:
             # its replacement follows the list
             self._supervisor.report(rank.dp_rank, f"it hasn't taken a list of adapters within {self._timeout_s:g} s")
@@ -174,7 +172,12 @@ class AdapterCalls:
             return Replies()
         timeout_s = self._timeout_s + _GRACE_S
         asked = {rank.actor.utility.remote(method, args, {}, timeout_s): rank for rank in ranks}
-        return take_replies(asked, self._timeout_s, lambda: self._supervisor.has_ended)
+        replies = take_replies(asked, self._timeout_s, lambda: self._supervisor.has_ended)
+        for rank, error in replies.errors:
+            if not isinstance(error, InvalidInput):
+                # its replacement gets the list
+                logger.warning("dp_rank %d was lost while adapters changed: %s", rank.dp_rank, error)
+        return replies
 
 
 def _find(adapter: LoRARequest, added: AddedAdapters) -> AddedAdapter | None:

@@ -27,7 +27,7 @@ class LoRARequest(msgspec.Struct, frozen=True, array_like=True):
     lora_path: str
     """The adapter's directory, with `adapter_config.json` and `adapter_model.safetensors`."""
     load_inplace: bool = False
-    """Whether to read the directory again if an adapter with this number is loaded already."""
+    """Whether `LLM.add_lora` replaces the adapter with this name and number by what is in the directory now."""
 
     def __post_init__(self) -> None:
         _check("lora_name", self.lora_name, _is_text, "a string of Unicode characters that isn't empty")

@@ -38,8 +38,9 @@ def test_requests_survive_faults_of_several_kinds():
 
 
 @pytest.mark.timeout(300)
-def test_requests_survive_faults_in_pauses_and_sleeps():
-    often = {"interruption_interval_s": 0.3, "still_s": 0.2}
+def test_requests_with_and_without_adapters_survive_faults_in_pauses_and_sleeps():
+    often = {"interruption_interval_s": 0.3, "still_s": 0.2, "adapters": 2}
     rows = rows_of_a_run("--one-node", "--pauses", "--sleep", min_faults=2, **often)
     assert int(rows["interruptions"].partition(":")[0]) >= 2, rows
     assert rows["outputs of streams while it was still"] == "0", rows
+    assert "an adapter was added and removed" in rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from configs import make_config
 
@@ -126,3 +127,16 @@ def test_nothing_is_left_when_the_engine_is_lost(table: RequestTable) -> None:
     table.dispatch(["b"])
     assert told(table.fail_all(KILLED)) == [("a", EngineDeadError), ("b", EngineDeadError)]
     assert (len(table), table.num_parked, table.on_ranks([0])) == (0, 0, [])
+
+
+def test_a_request_that_moves_says_which_edition_of_its_adapter_its_tokens_come_from(table: RequestTable) -> None:
+    table.add_rank(0)
+    for request_id in ("begun", "waiting"):
+        add(table, request_id)
+    (begun, waiting) = table.dispatch(["begun", "waiting"])[0]
+    seq_ids, token_ids = np.array([begun.seq_id], np.int64).tobytes(), np.array([9], np.int32).tobytes()
+    editions = [(begun.seq_id, 4), (waiting.seq_id, 4)]
+    table.take(0, NO_LOAD, OutputBatch(seq_ids=seq_ids, token_ids=token_ids, steps=[(1, 0.0, 0.0)], editions=editions))
+    table.add_rank(1)
+    found = {request.request_id: request.lora_edition for request in lose(table, 0, 1)[1]}
+    assert found == {"begun": 4, "waiting": None}

@@ -28,6 +28,8 @@ class ReadingWorkers:
         """By place; None until a worker has read it."""
         self.answers = True
         self.reads_at_once = False
+        self.unreadable: set[int] = set()
+        """The numbers of adapters that the second worker can't read then."""
 
     def collective_rpc(self, method, args, non_block=False):
         if method == "drop_adapters":
@@ -50,6 +52,11 @@ class ReadingWorkers:
 
     def _answer(self):
         if self.reads_at_once:
+            self.failed[1] = {
+                place: "no such directory"
+                for place, each in self.reading[1].items()
+                if each.lora_int_id in self.unreadable
+            }
             self.finish_all()
         failed, self.failed = self.failed, [{}, {}]
         return [(list(reading), each) for reading, each in zip(self.reading, failed, strict=True)]
@@ -404,14 +411,28 @@ def test_a_request_fails_if_its_adapter_is_gone_when_workers_wake_up() -> None:
     use(adapters, workers, 1, 1)
     use(adapters, workers, 2, 2)
     adapters.sleep(drops=True)
-    adapters._is_asleep = False
-    adapters.take_done()
-    workers.finish(0, 1)
-    workers.finish(1, 1, "no such directory")
-    workers.finish_all()
+    workers.reads_at_once, workers.unreadable = True, {1}
+    adapters.wake(5.0)
     assert adapters.take_done() == ({}, {1: "no such directory"})
     adapters.drop(1)
-    assert use(adapters, workers, 3, 2).place == adapters._adapters[next(iter(adapters._adapters))].held.place
+    assert set(workers.held.values()) >= {adapter(2)}
+    assert use(adapters, workers, 3, 2).place == use(adapters, workers, 4, 2).place
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_what_is_being_added_when_workers_fall_asleep_is_not_added(drops: bool) -> None:
+    adapters, workers = make(2)
+    reading = adapters.begin(added(1))
+    joining = adapters.follow(listed(added(2)), [2])
+    adapters.take_done()
+    adapters.sleep(drops=drops)
+    with pytest.raises(InvalidInput, match=r"fell asleep meanwhile: call wake_up\(\) first"):
+        reading.result(0)
+    assert joining.result(0) == {}, "it is read before the first step"
+    adapters.give_up(1)
+    workers.reads_at_once = True
+    adapters.wake(5.0)
+    assert list(workers.held.values()) == [adapter(2)]
 
 
 def test_a_light_sleep_keeps_adapters() -> None:

@@ -1,0 +1,218 @@
+"""What the driver does to add adapters, with ranks that only take notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+
+from raycore.activity import RUNNING
+from raycore.config import LoRAConfig
+from raycore.control.added_adapters import AdapterCalls
+from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest, RpcTimeout
+from raycore.lora.added import NONE_ADDED, AddedAdapters
+from raycore.lora.request import LoRARequest
+
+A, B = LoRARequest("a", 1, "/a"), LoRARequest("b", 2, "/b")
+DEADLINE_S = 20.0
+
+
+class Engine:
+    """Ranks 0 and 1, the manager, the supervisor and the client. `log` has what the ranks were asked, in order."""
+
+    def __init__(self, timeout_s: float = DEADLINE_S) -> None:
+        self.log: list[tuple[int, str, Any]] = []
+        self.answers: dict[tuple[int, str], Callable[[], Future[Any]]] = {}
+        """By dp_rank and method: makes the reply."""
+        self.activity = RUNNING
+        self.adapters = NONE_ADDED
+        self.is_changing_adapters = False
+        self.has_ended = False
+        self.reported: list[int] = []
+        config = SimpleNamespace(
+            lora=LoRAConfig(enable_lora=True, max_cpu_loras=2), executor=SimpleNamespace(execute_timeout_s=timeout_s)
+        )
+        self.calls = AdapterCalls(self, self, self, config)  # type: ignore[arg-type]
+
+    @property
+    def serving(self) -> list[Any]:
+        return [self._rank(dp_rank) for dp_rank in (0, 1)]
+
+    def set_adapters(self, added: AddedAdapters) -> list[Any]:
+        self.adapters = added
+        return self.serving
+
+    def _rank(self, dp_rank: int) -> Any:
+        def remote(method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Future[Any]:
+            assert self.is_changing_adapters
+            self.log.append((dp_rank, method, args[0]))
+            return self.answers.get((dp_rank, method), lambda: replied({} if method == "follow_adapters" else None))()
+
+        return SimpleNamespace(dp_rank=dp_rank, actor=SimpleNamespace(utility=SimpleNamespace(remote=remote)))
+
+    def wait(self, timeout_s: float) -> EngineDeadError | None:
+        return None
+
+    def report(self, dp_rank: int, reason: str) -> None:
+        self.reported.append(dp_rank)
+
+    def check_new_adapter(self, adapter: LoRARequest) -> None:
+        if not adapter.lora_path.startswith("/"):
+            raise InvalidAdapter("not a path")
+
+    def methods(self, dp_rank: int) -> list[str]:
+        found = [method for rank, method, _ in self.log if rank == dp_rank]
+        self.log.clear()
+        return found
+
+
+def replied(value: Any) -> Future[Any]:
+    reply = Future[Any]()
+    reply.set_result(value)
+    return reply
+
+
+def raised(error: Exception) -> Future[Any]:
+    reply = Future[Any]()
+    is_lost = isinstance(error, RayActorError)
+    reply.set_exception(error if is_lost else RayTaskError("utility", "traceback", error).as_instanceof_cause())
+    return reply
+
+
+def _wait(refs: list[Future[Any]], num_returns: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
+    done, _ = futures.wait(refs, timeout_s, return_when=futures.FIRST_COMPLETED)
+    return [ref for ref in refs if ref in done], [ref for ref in refs if ref not in done]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr("raycore.control.replies.wait", _wait)
+    monkeypatch.setattr("raycore.control.replies.get", lambda ref: ref.result())
+    return Engine()
+
+
+BOTH = ["begin_adapter", "follow_adapters"]
+
+
+def test_all_ranks_read_an_adapter_before_it_is_added(engine: Engine) -> None:
+    engine.calls.add(A)
+    assert [method for _, method, _ in engine.log] == [BOTH[0]] * 2 + [BOTH[1]] * 2
+    assert engine.adapters.ids() == [1]
+    assert engine.calls.ids() == {1}
+    assert not engine.is_changing_adapters
+    # once more: ranks that have dropped it read it again
+    assert not engine.calls.add(A)
+    assert engine.log[-1][2] == engine.adapters
+
+
+def test_each_edition_has_another_number_and_a_pin_stays(engine: Engine) -> None:
+    engine.calls.add(A)
+    first = engine.adapters.find(1)
+    assert engine.calls.pin(1)
+    assert engine.calls.add(LoRARequest("a", 1, "/elsewhere", load_inplace=True))
+    second = engine.adapters.find(1)
+    assert first is not None
+    assert second is not None
+    assert first.edition < second.edition
+    assert (first.is_pinned, first.is_replacement, second.is_pinned, second.is_replacement) == (0, 0, 1, 1)
+    assert second.adapter == LoRARequest("a", 1, "/elsewhere")
+    assert engine.calls.remove(1)
+    assert not engine.calls.remove(1)
+    assert engine.calls.ids() == set()
+
+
+@pytest.mark.parametrize("error", [InvalidAdapter("it is damaged"), InvalidInput("no place")])
+def test_what_one_rank_cannot_read_is_added_to_none(engine: Engine, error: InvalidInput) -> None:
+    engine.answers[1, "begin_adapter"] = lambda: raised(error)
+    with pytest.raises(type(error), match=rf"add_lora\('a'\): dp_rank 1: {error}"):
+        engine.calls.add(A)
+    assert engine.methods(0) == ["begin_adapter", "give_up_adapter"]
+    assert engine.calls.ids() == set()
+
+
+@pytest.mark.parametrize("method", BOTH)
+@pytest.mark.parametrize("error", [RayActorError(), RuntimeError("the engine stopped before begin_adapter() ran")])
+def test_a_rank_that_is_lost_is_no_error(engine: Engine, method: str, error: Exception) -> None:
+    engine.answers[1, method] = lambda: raised(error)
+    assert engine.calls.add(A)
+    assert engine.methods(0) == BOTH
+    assert engine.adapters.ids() == [1], "its replacement gets the list"
+
+
+def test_what_one_rank_does_not_read_in_time_is_added_to_none(engine: Engine) -> None:
+    late = Engine(timeout_s=0.05)
+    late.answers[1, "begin_adapter"] = Future[Any]
+    with pytest.raises(
+        RpcTimeout, match=r"add_lora\('a'\): dp_ranks \[1\] haven't read /a within execute_timeout_s=0.05"
+    ):
+        late.calls.add(A)
+    assert late.methods(1) == ["begin_adapter", "give_up_adapter"]
+    assert late.calls.ids() == set()
+    assert late.reported == []
+
+
+def test_a_rank_that_does_not_follow_is_replaced(engine: Engine) -> None:
+    late = Engine(timeout_s=0.05)
+    late.answers[1, "follow_adapters"] = Future[Any]
+    assert late.calls.add(A)
+    assert late.reported == [1]
+
+
+def test_names_and_numbers_belong_together(engine: Engine) -> None:
+    engine.calls.add(A)
+    engine.calls.add(B)
+    for adapter in (LoRARequest("a", 2, "/a"), LoRARequest("a", 3, "/a"), LoRARequest("c", 1, "/a")):
+        for load_inplace in (False, True):
+            with pytest.raises(InvalidRequest, match="was added"):
+                engine.calls.add(LoRARequest(*_fields(adapter), load_inplace=load_inplace))
+    with pytest.raises(InvalidRequest, match="load_inplace=True to replace it"):
+        engine.calls.add(LoRARequest("a", 1, "/elsewhere"))
+    with pytest.raises(InvalidAdapter, match="not a path"):
+        engine.calls.add(LoRARequest("c", 3, "elsewhere"))
+    assert engine.adapters.ids() == [1, 2]
+
+
+def _fields(adapter: LoRARequest) -> tuple[str, int, str]:
+    return adapter.lora_name, adapter.lora_int_id, adapter.lora_path
+
+
+def test_no_more_are_pinned_than_there_are_places(engine: Engine) -> None:
+    for number in (1, 2, 3):
+        engine.calls.add(LoRARequest(str(number), number, "/a"))
+    assert [engine.calls.pin(number) for number in (1, 2, 2, 1)] == [True] * 4
+    with pytest.raises(InvalidInput, match="lora_id=3 can't be pinned, because all max_cpu_loras=2 places"):
+        engine.calls.pin(3)
+    with pytest.raises(InvalidInput, match="lora_id=9 isn't an adapter that was added; these are: 1, 2, 3"):
+        engine.calls.pin(9)
+    engine.calls.remove(1)
+    assert engine.calls.pin(3)
+
+
+def test_an_engine_that_sleeps_reads_nothing(engine: Engine) -> None:
+    engine.calls.add(A)
+    engine.log.clear()
+    engine.activity = RUNNING.put_to_sleep(1)
+    for call in (lambda: engine.calls.add(B), lambda: engine.calls.pin(1)):
+        with pytest.raises(InvalidInput, match=r"the engine is asleep.*call wake_up\(\) first"):
+            call()
+    assert not engine.calls.add(A)
+    assert engine.log == []
+    assert engine.calls.remove(1)
+
+
+@pytest.mark.parametrize("lora_id", ["1", 1.0, True, None])
+def test_a_number_is_an_integer(engine: Engine, lora_id: Any) -> None:
+    for call in (engine.calls.remove, engine.calls.pin):
+        with pytest.raises(InvalidInput, match="isn't an integer"):
+            call(lora_id)
+
+
+def test_an_engine_that_has_ended_refuses(engine: Engine) -> None:
+    engine.has_ended = True
+    with pytest.raises(EngineDeadError):
+        engine.calls.add(A)
