@@ -54,7 +54,6 @@ class VllmOptions(TypedDict, total=False):
     long_prefill_token_threshold_adaptive: object
     num_lookahead_slots: object
     speculative_model: object
-    lora_modules: object
     enable_prompt_embeds: object
     limit_mm_per_prompt: object
     mm_processor_kwargs: object

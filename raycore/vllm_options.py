@@ -78,7 +78,6 @@ _BOTH = (True, False)
 _NO_MEDIA = "multimodal models aren't supported"
 _NO_POOLING = "embedding, classification and scoring models aren't supported"
 _NO_HUB = "checkpoints are local directories and are never downloaded"
-_NO_LORA = "the server doesn't offer adapters as models yet"
 _NO_QUANTIZATION = "the KV cache can't be quantized"
 _NO_SPECULATION = "use speculative_config"
 _NO_CODE = "code from checkpoints is never run"
@@ -144,7 +143,6 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("long_prefill_token_threshold_adaptive", _OFF, "the threshold is always the configured number"),
         VllmOption("num_lookahead_slots", (0, None), _NO_SPECULATION),
         VllmOption("speculative_model", (None,), _NO_SPECULATION),
-        VllmOption("lora_modules", (None, [], ()), _NO_LORA),
         VllmOption("enable_prompt_embeds", _OFF, "prompt embeddings aren't supported"),
         VllmOption("limit_mm_per_prompt", (None, {}), _NO_MEDIA),
         VllmOption("mm_processor_kwargs", (None, {}), _NO_MEDIA),

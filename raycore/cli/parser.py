@@ -115,7 +115,11 @@ def _as_flags(flag: str, value: Any, action: argparse.Action) -> list[str]:
             return [f"--no-{flag[2:]}"]
         return [flag] if value is True else [] if value in (False, None) else [f"{flag}={value}"]
     if isinstance(value, list):
-        return [flag, *map(str, cast("list[Any]", value))]
+        return [flag, *(_as_text(each) for each in cast("list[Any]", value))]
     if value is None:
         return [f"{flag}=none"] if getattr(action.type, "takes_none", False) else []
-    return [f"{flag}={json.dumps(value) if isinstance(value, (dict, bool)) else value}"]
+    return [f"{flag}={_as_text(value)}"]
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (dict, bool)) else str(value)

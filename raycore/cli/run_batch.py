@@ -19,6 +19,7 @@ from raycore.cli.engine_options import (
 from raycore.cli.parser import Parser
 from raycore.cli.signals import interrupted_by
 from raycore.errors import InvalidConfig, RaycoreError
+from raycore.server.options import check_enable_lora
 
 if TYPE_CHECKING:
     from raycore.cli.batch_progress import Tally
@@ -124,13 +125,18 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
     """Answer the remaining lines of the file. Returns the signal that stopped the batch, or None."""
     from raycore.cli.batch_progress import Progress
     from raycore.llm import AsyncLLM
+    from raycore.server.adapters import load_adapters
     from raycore.server.batch.runner import run_lines
+    from raycore.server.models import Models
 
     chosen = chosen_engine_options(args)
     options = chosen_server_options(args, chosen["model"])
+    check_enable_lora(bool(chosen.get("enable_lora")), options.lora_modules)
     logging.getLogger("raycore").setLevel(logging.INFO)
     engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), **chosen)
     try:
+        models = Models(options.served_model_names)
+        asyncio.run(load_adapters(engine, options)).follow(models.set_adapters)
         with engine.draining_on_signals(args.shutdown_timeout) as came, Progress(tally, args.no_progress) as progress:
             results.begin()
             tally.is_begun = True
@@ -143,6 +149,7 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
             run = run_lines(
                 engine,
                 options,
+                models,
                 requests.lines(results.done),
                 note,
                 max_concurrent=min(args.max_concurrent_requests or _default_concurrency(engine), tally.num_left),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import logging
 import os
@@ -20,13 +21,14 @@ from raycore.cli.engine_options import (
 )
 from raycore.cli.parser import Parser
 from raycore.errors import InvalidConfig
-from raycore.server.options import ServerOptions, TraceOptions, api_keys_of_environment
+from raycore.server.options import ServerOptions, TraceOptions, api_keys_of_environment, check_enable_lora
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from opentelemetry.sdk.trace import TracerProvider
 
     from raycore.llm import AsyncLLM
+    from raycore.server.adapters import Adapters
 
 DEFAULT_PORT = 8000
 
@@ -93,12 +95,14 @@ def _serve(args: argparse.Namespace) -> int:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
+    from raycore.server.adapters import load_adapters
 
     count = args.api_server_count
     if not 1 <= count <= MAX_API_SERVERS:
         raise InvalidConfig(f"api_server_count={count} isn't in [1, {MAX_API_SERVERS}]")
     chosen = chosen_engine_options(args)
     options = chosen_server_options(args, chosen["model"], api_key=api_keys_of_environment())
+    check_enable_lora(bool(chosen.get("enable_lora")), options.lora_modules, options.allowed_lora_directories)
     traces = _trace_options(args.otlp_traces_endpoint)
     if not (logger := logging.getLogger("raycore")).isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
@@ -111,10 +115,11 @@ def _serve(args: argparse.Namespace) -> int:
         try:
             host, port = listener.getsockname()[:2]
             prepare_process()
+            adapters = asyncio.run(load_adapters(engine, options))
             server = (
-                HttpServer(_app(engine, options, tracing), listener)
+                HttpServer(_app(engine, options, adapters, tracing), listener)
                 if count == 1
-                else APIServers(engine, options, host, port, count, traces)
+                else APIServers(engine, options, adapters, host, port, count, traces)
             )
             where = f"{options.served_model_names[0]} on http://{host}:{port}"
             with throughput_logged(engine.read_metrics, is_wanted=not args.disable_log_stats):
@@ -157,11 +162,11 @@ def _tracing(traces: TraceOptions | None) -> Generator[TracerProvider | None, No
         provider.shutdown()
 
 
-def _app(engine: AsyncLLM, options: ServerOptions, tracing: TracerProvider | None) -> FastAPI:
+def _app(engine: AsyncLLM, options: ServerOptions, adapters: Adapters, tracing: TracerProvider | None) -> FastAPI:
     if tracing is None:
         from raycore.server import build_app
 
-        return build_app(engine, options)
+        return build_app(engine, options, adapters)
     from raycore.server.tracing import build_traced_app
 
-    return build_traced_app(engine, options, tracing)
+    return build_traced_app(engine, options, tracing, adapters)

@@ -25,6 +25,10 @@ class AdapterChecks:
         self._config = config
         self._known: dict[LoRARequest, None] = {}
 
+    def __contains__(self, adapter: LoRARequest) -> bool:
+        """Whether the adapter is known to be valid, so that `check()` reads no files."""
+        return adapter in self._known
+
     def check(self, adapter: LoRARequest) -> None:
         """Check that the engine can use an adapter. Reads its config.json and the names of its tensors, once.
 

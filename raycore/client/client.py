@@ -25,6 +25,7 @@ from raycore.config import EngineConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
+from raycore.lora.request import LoRARequest
 from raycore.messages import NO_LOAD, EngineInfo, LoadView, OutputBatch
 from raycore.metrics.counts import RankCounts
 from raycore.sampling_params import SamplingParams
@@ -160,6 +161,14 @@ class EngineClient:
         """
         if params.structured_outputs is not None:
             self._grammars.check(params.structured_outputs)
+
+    def knows_adapter(self, adapter: LoRARequest) -> bool:
+        """Whether the adapter has been checked before, so that a request with it reads no files."""
+        return adapter in self._adapters
+
+    def check_adapter(self, adapter: LoRARequest) -> None:
+        """Check that the engine can use an adapter. Reads its directory. Raises InvalidRequest if it can't."""
+        self._adapters.check(adapter)
 
     def check(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
         """Raise InvalidRequest if the request could never run."""

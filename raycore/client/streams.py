@@ -18,6 +18,7 @@ from raycore.client.inputs import ParsedPrompt, Prompt, checked_request_id, pars
 from raycore.client.updates import Sink, Update, coalescing_s
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
+from raycore.node.threads import on_own_thread
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
@@ -43,6 +44,10 @@ class Submitter(Protocol):
     ) -> list[str]: ...
 
     def check_structured_outputs(self, params: SamplingParams) -> None: ...
+
+    def knows_adapter(self, adapter: LoRARequest) -> bool: ...
+
+    def check_adapter(self, adapter: LoRARequest) -> None: ...
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
 
@@ -72,10 +77,14 @@ class Streams:
         if params.structured_outputs is not None:
             # compile in a thread, so that the event loop isn't blocked; submit() then finds the compiled grammar cached
             await asyncio.to_thread(self._client.check_structured_outputs, params)
+        prompts = with_adapters(parse_prompts([prompt], self._client.tokenizer), lora_request)
+        if lora_request is not None and not self._client.knows_adapter(lora_request):
+            # a slow disk must not block the event loop; submit() then finds that the adapter has been checked
+            await on_own_thread(self._client.check_adapter, lora_request)
         if request_id in streams:
             raise InvalidRequest(f"request_id={request_id!r} is already in use")
         self._client.submit(
-            with_adapters(parse_prompts([prompt], self._client.tokenizer), lora_request),
+            prompts,
             [params],
             streams.put,
             stream=stream,

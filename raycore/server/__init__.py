@@ -6,12 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raycore.server.adapters import load_adapters
     from raycore.server.app import build_app
     from raycore.server.options import ServerOptions
 
-_HOMES = {"ServerOptions": "raycore.server.options", "build_app": "raycore.server.app"}
+_HOMES = {
+    "ServerOptions": "raycore.server.options",
+    "build_app": "raycore.server.app",
+    "load_adapters": "raycore.server.adapters",
+}
 
-__all__ = ["ServerOptions", "build_app"]
+__all__ = ["ServerOptions", "build_app", "load_adapters"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,12 +12,15 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from raycore.activity import PauseMode
+from raycore.server.adapters import AdapterCalls
 from raycore.server.generation import AdminEngine
 from raycore.server.openapi.document import responses
 from raycore.server.openapi.response_models import Paused, Sleeping, SleepStatus, Status, Success, WakeStatus
+from raycore.server.protocol import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from raycore.server.streaming import JSON
 
 _ERRORS = (400, 401, 500, 503)
+_BODY_ERRORS = (408, 413, *_ERRORS)
 
 
 class StartProfileRequest(BaseModel):
@@ -84,3 +87,19 @@ def add_admin_endpoints(app: FastAPI, engine: AdminEngine) -> None:
         """End the profile, and respond when its files are written."""
         await engine.stop_profile()
         return Response()
+
+
+def add_adapter_endpoints(app: FastAPI, adapters: AdapterCalls) -> None:
+    """Add the paths that load and unload LoRA adapters."""
+
+    @app.post("/v1/load_lora_adapter", responses=responses(Status, 403, *_BODY_ERRORS))
+    async def load_lora_adapter(body: LoadLoraAdapterRequest) -> Response:
+        """Load a LoRA adapter from the server's disk. Requests may then give its name as `model`."""
+        await adapters.load_lora_adapter(body.lora_name, body.lora_path, body.load_inplace)
+        return JSON({"status": "loaded"})
+
+    @app.post("/v1/unload_lora_adapter", responses=responses(Status, 404, *_BODY_ERRORS))
+    async def unload_lora_adapter(body: UnloadLoraAdapterRequest) -> Response:
+        """Refuse new requests for a LoRA adapter. Requests in progress finish."""
+        await adapters.unload_lora_adapter(body.lora_name, body.lora_int_id)
+        return JSON({"status": "unloaded"})

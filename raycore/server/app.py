@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
@@ -14,14 +13,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from raycore.errors import RaycoreError
-from raycore.server.admin import add_admin_endpoints
+from raycore.errors import InvalidConfig, RaycoreError
+from raycore.server.adapters import AdapterSource
+from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints
 from raycore.server.chat.chat import Chat, render
 from raycore.server.completions import Completion
 from raycore.server.errors import APIError, as_api_error, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.metrics import add_metrics
 from raycore.server.middleware import Admission, KeyCheck, WholeBody
+from raycore.server.models import ListedModel, Models
 from raycore.server.openapi.document import describe, responses
 from raycore.server.openapi.response_models import (
     ChatAnswer,
@@ -33,7 +34,7 @@ from raycore.server.openapi.response_models import (
     Version,
 )
 from raycore.server.options import ServerOptions
-from raycore.server.preparation import check_model, off_loop, prepare_chat, prepare_completion
+from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
 from raycore.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -51,8 +52,18 @@ DataParallelRank = Annotated[int | None, Header(alias="X-data-parallel-rank", ge
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 
 
-def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
-    """Build the application. The application doesn't own `engine`: the caller has to shut the engine down."""
+def build_app(engine: ServingEngine, options: ServerOptions, adapters: AdapterSource | None = None) -> FastAPI:
+    """Build the application. The application doesn't own `engine`: the caller has to shut the engine down.
+
+    Args:
+        adapters: the LoRA adapters that it offers, from `load_adapters(engine, options)`. None: none, and none can be
+            loaded.
+
+    Raises:
+        InvalidConfig: `options` has adapters, and `adapters` is None.
+    """
+    if adapters is None and (options.lora_modules or options.allowed_lora_directories):
+        raise InvalidConfig("lora_modules and allowed_lora_directories: build_app() needs `await load_adapters(...)`")
     app = FastAPI(
         title="raycore",
         version=version("raycore"),
@@ -61,16 +72,21 @@ def build_app(engine: ServingEngine, options: ServerOptions) -> FastAPI:
         strict_content_type=False,  # parse a body as JSON even without a Content-Type header
     )
     app.state.engine, app.state.options = engine, options
+    models = app.state.models = Models(options.served_model_names)
+    if adapters is not None:
+        adapters.follow(models.set_adapters)
     app.add_middleware(Admission, engine=engine, options=options)
     app.add_middleware(WholeBody, options=options)
     app.add_middleware(KeyCheck, options=options)
     add_metrics(app, engine, options.served_model_names[0])
     _handle_errors(app)
-    _add_completions(app, engine, options)
-    _add_tokens(app, engine, options)
-    _add_information(app, engine, options)
+    _add_completions(app, engine, options, models)
+    _add_tokens(app, engine, options, models)
+    _add_information(app, engine, models)
     if options.enable_admin_endpoints:
         add_admin_endpoints(app, engine)
+        if adapters is not None:
+            add_adapter_endpoints(app, adapters)
     app.openapi = cache(lambda: describe(app, options, engine))
     return app
 
@@ -103,9 +119,9 @@ def _handle_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, told)
 
 
-def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
+def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:
     async def respond(request: Request, prepare: Callable[..., Completion | Chat], body: SamplingRequest) -> Response:
-        prepared = await off_loop(len(await request.body()), prepare, engine, body, options)
+        prepared = await off_loop(len(await request.body()), prepare, engine, body, options, models)
         if prepared.request.stream:
             return EventStream(prepared.events())
         return JSON(await unless_client_leaves(request, prepared.answer()))
@@ -127,20 +143,20 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
         return await respond(request, prepare_chat, body)
 
 
-def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
+def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:
     @app.post("/tokenize", responses=responses(Tokens, *_ERRORS))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Tokenize a text or a conversation."""
-        return await off_loop(len(await request.body()), _tokenize, engine, body, options)
+        return await off_loop(len(await request.body()), _tokenize, engine, body, options, models)
 
     @app.post("/detokenize", responses=responses(DetokenizedText, *_ERRORS))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Convert token ids to text."""
-        return await off_loop(len(await request.body()), _detokenize, engine, body, options)
+        return await off_loop(len(await request.body()), _detokenize, engine, body, models)
 
 
-def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptions) -> Response:
-    check_model(options, body.model)
+def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptions, models: Models) -> Response:
+    models.find(body.model)
     tokenizer = engine.get_tokenizer()
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "give exactly one of prompt and messages", param="prompt")
@@ -163,8 +179,8 @@ def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptio
     return JSON({"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": strings})
 
 
-def _detokenize(engine: ServingEngine, body: DetokenizeRequest, options: ServerOptions) -> Response:
-    check_model(options, body.model)
+def _detokenize(engine: ServingEngine, body: DetokenizeRequest, models: Models) -> Response:
+    models.find(body.model)
     tokenizer = engine.get_tokenizer()
     unknown = next((token_id for token_id in body.tokens if not 0 <= token_id < tokenizer.vocab_size), None)
     if unknown is not None:
@@ -172,18 +188,16 @@ def _detokenize(engine: ServingEngine, body: DetokenizeRequest, options: ServerO
     return JSON({"prompt": tokenizer.decode_batch([body.tokens], skip_special_tokens=False)[0]})
 
 
-def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions) -> None:
-    started = int(time.time())
-
+def _add_information(app: FastAPI, engine: ServingEngine, models: Models) -> None:
     @app.get("/v1/models", responses=responses(ModelList, 401))
-    async def models() -> Response:
-        """List the names under which the model is served."""
-        return JSON({"object": "list", "data": [_model(name, started, engine) for name in options.served_model_names]})
+    async def list_models() -> Response:
+        """List the names under which the model is served, and the adapters."""
+        return JSON({"object": "list", "data": [_model(each, engine) for each in models.listed()]})
 
     @app.get("/v1/models/{model:path}", responses=responses(Model, 401, 404))
     async def model(model: str) -> Response:
-        """Look up one of the names under which the model is served."""
-        return JSON(_model(check_model(options, model), started, engine))
+        """Look up one of the names under which the model is served, or an adapter."""
+        return JSON(_model(models.look_up(model), engine))
 
     async def health() -> Response:
         """200 while the engine accepts requests; 503 when it has failed or is draining."""
@@ -201,13 +215,13 @@ def _add_information(app: FastAPI, engine: ServingEngine, options: ServerOptions
         return JSON({"version": version("raycore")})
 
 
-def _model(name: str, created: int, engine: ServingEngine) -> dict[str, Any]:
+def _model(model: ListedModel, engine: ServingEngine) -> dict[str, Any]:
     return {
-        "id": name,
+        "id": model.name,
         "object": "model",
-        "created": created,
+        "created": model.created,
         "owned_by": "raycore",
-        "root": name,
-        "parent": None,
+        "root": model.root or model.name,
+        "parent": model.parent,
         "max_model_len": engine.max_model_len,
     }

@@ -13,6 +13,7 @@ from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length, check_text
 from raycore.server.logprobs import CompletionLogprobs, prompt_logprobs
+from raycore.server.models import Model
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import CompletionRequest
 from raycore.server.sampling import completion_params
@@ -30,7 +31,7 @@ class Completion:
 
     @staticmethod
     def prepare(
-        engine: ServingEngine, request: CompletionRequest, options: ServerOptions, model: str, request_id: str
+        engine: ServingEngine, request: CompletionRequest, options: ServerOptions, model: Model, request_id: str
     ) -> Completion:
         """Check a request and tokenize its prompts. Raises APIError if the request is invalid."""
         params = completion_params(request, engine.default_sampling_params, options)
@@ -39,10 +40,10 @@ class Completion:
             check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt")
             engine.check(token_ids, params)
         jobs = [
-            Job.of(request, token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}")
+            Job.of(request, token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}", lora=model.lora)
             for i, token_ids in enumerate(ids)
         ]
-        return Completion(engine, request, Envelope.of(request, model, request_id), jobs, texts)
+        return Completion(engine, request, Envelope.of(request, model.name, request_id), jobs, texts)
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""

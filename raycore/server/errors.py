@@ -9,10 +9,27 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, RequestFailed, RequestTooLarge
-from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
+from raycore.server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    LoadLoraAdapterRequest,
+    UnloadLoraAdapterRequest,
+)
 
-_PARAMETERS = CompletionRequest.model_fields.keys() | ChatCompletionRequest.model_fields.keys()
+_PARAMETERS = frozenset(
+    name
+    for body in (CompletionRequest, ChatCompletionRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest)
+    for name in body.model_fields
+)
 _SUBJECT = re.compile(r"(?:the )?(\w+)")
+
+
+class NotAllowed(InvalidInput):
+    """A request asks for something that this server's options don't allow."""
+
+
+class NotFound(InvalidInput):
+    """A request names something that doesn't exist."""
 
 
 class APIError(HTTPException):
@@ -62,6 +79,10 @@ def as_api_error(error: BaseException) -> APIError:
     """The error response for an exception."""
     if isinstance(error, APIError):
         return error
+    if isinstance(error, NotAllowed):
+        return APIError(403, str(error), param=_subject(str(error)), code="not_allowed", kind="permission_error")
+    if isinstance(error, NotFound):
+        return APIError(404, str(error), param=_subject(str(error)), code="not_found")
     if isinstance(error, InvalidInput):
         code = "context_length_exceeded" if isinstance(error, RequestTooLarge) else None
         return APIError(400, str(error), param=_subject(str(error)), code=code)

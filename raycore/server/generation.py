@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from raycore.activity import PauseMode
 from raycore.errors import InvalidRequest
+from raycore.lora.request import LoRARequest
 from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
@@ -55,6 +56,7 @@ class ServingEngine(AdminEngine, Protocol):
         *,
         stream: bool = True,
         data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield cumulative outputs, the last of which is finished. With `stream=False`, yield only the last one.
 
@@ -101,6 +103,8 @@ class Job:
     cache_salt: str | None = None
     data_parallel_rank: int | None = None
     """The rank that runs the prompt; None: any rank."""
+    lora: LoRARequest | None = None
+    """The adapter that the request uses."""
 
     @staticmethod
     def of(
@@ -109,6 +113,7 @@ class Job:
         params: SamplingParams,
         request_id: str,
         constraint_param: str = "structured_outputs",
+        lora: LoRARequest | None = None,
     ) -> Job:
         """The job for one of a request's prompts."""
         return Job(
@@ -119,6 +124,7 @@ class Job:
             constraint_param,
             request.cache_salt,
             request.data_parallel_rank,
+            lora,
         )
 
 
@@ -241,7 +247,13 @@ async def _last(engine: ServingEngine, job: Job) -> RequestOutput:
 def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
     prompt = {"prompt_token_ids": job.token_ids, "cache_salt": job.cache_salt}
     outputs = engine.generate(
-        prompt, job.params, job.request_id, job.priority, stream=stream, data_parallel_rank=job.data_parallel_rank
+        prompt,
+        job.params,
+        job.request_id,
+        job.priority,
+        stream=stream,
+        data_parallel_rank=job.data_parallel_rank,
+        lora_request=job.lora,
     )
     return outputs if job.params.structured_outputs is None else _naming_constraint(outputs, job.constraint_param)
 

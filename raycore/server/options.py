@@ -16,8 +16,10 @@ import msgspec
 from msgspec import Meta
 
 from raycore import plugins
+from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
-from raycore.options import check_options, option, options_of
+from raycore.options import check_options, json_object, option, options_of, settings_of
+from raycore.vllm_options import VllmOption, without_effect
 
 TOOL_CALL_PARSERS = ("hermes", "qwen3_coder", "qwen3_xml", "llama3_json")
 """The keys of `raycore.server.parsers.tool_calls.PARSERS`. Importing that module would make `raycore --help` slow."""
@@ -26,6 +28,22 @@ REASONING_PARSERS = ("deepseek_r1", "qwen3")
 """The keys of `raycore.server.parsers.reasoning.PARSERS`."""
 
 _Count = Annotated[int, Meta(ge=1)]
+
+_WITHOUT_EXPERTS = {
+    each.name: each for each in [VllmOption("is_3d_lora_weight", (False, None), "adapters of experts aren't supported")]
+}
+"""vLLM's settings of an adapter that raycore doesn't have."""
+
+
+class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter that is loaded when the server starts. The fields are vLLM's."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    """What requests give as `model`."""
+    path: Annotated[str, Meta(min_length=1)]
+    """The adapter's directory."""
+    base_model_name: str | None = None
+    """The served model name that /v1/models shows as the adapter's parent. None: the first one."""
 
 
 def _names(names: str | Sequence[str]) -> Sequence[str]:
@@ -37,6 +55,31 @@ def _usable_keys(keys: str | Sequence[str]) -> Sequence[str]:
         if key != str.strip(key, " \t\r\n") or not key:  # a secret: not in the message
             raise InvalidConfig(f"API key {number} is empty or has white space around it, so no client could send it")
     return _names(keys)
+
+
+def _lora_modules(modules: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> Sequence[LoraModule]:
+    each: Any = modules if isinstance(modules, (list, tuple)) else [modules]
+    return [_lora_module(module) for module in each]
+
+
+def _lora_module(given: Any) -> LoraModule:
+    """The adapter that one value of `lora_modules` stands for: `name=path`, or an object in JSON."""
+    if isinstance(given, LoraModule):
+        return given
+    if isinstance(given, str) and not given.lstrip().startswith(("{", "[")):
+        name, equals, path = given.partition("=")
+        if not (name and equals and path):
+            raise InvalidConfig(f"lora_modules={shortened(given)}: expected name=path, or an object in JSON")
+        return LoraModule(name, path)
+    settings = without_effect("lora_modules", json_object("lora_modules", given), _WITHOUT_EXPERTS)
+    return settings_of("lora_modules", settings, LoraModule)
+
+
+def _directories(directories: str | Sequence[str]) -> Sequence[str]:
+    for each in _names(directories):
+        if not os.path.isabs(each) or "\0" in each:
+            raise InvalidConfig(f"allowed_lora_directories={shortened(each)} isn't an absolute path")
+    return _names(directories)
 
 
 def _tool_call_parser(tool_call_parser: str | None) -> str | None:
@@ -119,6 +162,16 @@ class ServerOptions(msgspec.Struct, frozen=True):
             convert=_reasoning_parser,
         ),
     ] = None
+    lora_modules: Annotated[
+        tuple[LoraModule, ...],
+        option(
+            "LoRA adapters that are loaded when the server starts. Requests give an adapter's name as `model`. Each is "
+            'name=path, or JSON: {"name": ..., "path": ..., "base_model_name": ...}. Needs enable_lora.',
+            metavar="NAME=PATH",
+            expected="a list of adapters",
+            convert=_lora_modules,
+        ),
+    ] = ()
     max_body_bytes: Annotated[
         _Count,
         option(
@@ -158,10 +211,21 @@ class ServerOptions(msgspec.Struct, frozen=True):
         bool,
         option(
             "Serve the paths that control the engine: pause, resume, sleep, wake_up, reset_prefix_cache, "
-            "start_profile, stop_profile. Needs an API key.",
+            "start_profile, stop_profile, v1/load_lora_adapter, v1/unload_lora_adapter. Needs an API key.",
             is_http=True,
         ),
     ] = False
+    allowed_lora_directories: Annotated[
+        tuple[str, ...],
+        option(
+            "Directories below which requests to v1/load_lora_adapter may name adapters. They are absolute paths. "
+            "Needs enable_lora and enable_admin_endpoints.",
+            metavar="DIR",
+            default="none, so such requests are refused",
+            convert=_directories,
+            is_http=True,
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         """Check the values. Raises InvalidConfig if a value is invalid."""
@@ -172,6 +236,24 @@ class ServerOptions(msgspec.Struct, frozen=True):
                 "enable_admin_endpoints (--enable-admin-endpoints) needs an API key, because everyone who reaches the "
                 "server could control the engine: give --api-key KEY, or set RAYCORE_API_KEY"
             )
+        if self.allowed_lora_directories and not self.enable_admin_endpoints:
+            raise InvalidConfig(
+                "allowed_lora_directories (--allowed-lora-directories) needs enable_admin_endpoints "
+                "(--enable-admin-endpoints), without which no request can load an adapter"
+            )
+        self._check_lora_modules()
+
+    def _check_lora_modules(self) -> None:
+        taken = dict.fromkeys(self.served_model_names, "a served model name")
+        for module in self.lora_modules:
+            if module.name in taken:
+                raise InvalidConfig(f"lora_modules: the name {shortened(module.name)} is already {taken[module.name]}")
+            taken[module.name] = "another adapter's"
+            if module.base_model_name is not None and module.base_model_name not in self.served_model_names:
+                raise InvalidConfig(
+                    f"lora_modules: base_model_name={shortened(module.base_model_name)} of {shortened(module.name)} "
+                    f"isn't a served model name: {', '.join(self.served_model_names)}"
+                )
 
 
 SERVER_OPTIONS = {each.name: each for each in options_of(ServerOptions, "Server")}
@@ -189,6 +271,20 @@ def server_options(model: str, given: Mapping[str, Any]) -> ServerOptions:
     chosen["served_model_names"] = chosen.get("served_model_names") or (model,)
     chosen["chat_template"] = read_chat_template(chosen.get("chat_template"))
     return ServerOptions(**chosen)
+
+
+def check_enable_lora(
+    enable_lora: bool, lora_modules: Sequence[object] = (), allowed_lora_directories: Sequence[object] = ()
+) -> None:
+    """Check the options of adapters before an engine starts, which can take minutes.
+
+    Raises:
+        InvalidConfig: one of the options is given for an engine without adapters.
+    """
+    given = {"lora_modules": lora_modules, "allowed_lora_directories": allowed_lora_directories}
+    for name in (name for name, value in given.items() if value and not enable_lora):
+        flag = f"--{name.replace('_', '-')}"
+        raise InvalidConfig(f"{name} ({flag}) needs an engine with enable_lora=True: give --enable-lora")
 
 
 def api_keys_of_environment() -> tuple[str, ...]:

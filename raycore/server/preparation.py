@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from raycore.server.chat.chat import Chat
 from raycore.server.completions import Completion
-from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
+from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
 
@@ -32,29 +32,16 @@ async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any) -> T:
     return await asyncio.to_thread(work, *args)
 
 
-def prepare_completion(engine: ServingEngine, body: CompletionRequest, options: ServerOptions) -> Completion:
+def prepare_completion(
+    engine: ServingEngine, body: CompletionRequest, options: ServerOptions, models: Models
+) -> Completion:
     """Check and prepare a completion request. Raises APIError if the request is invalid."""
-    return Completion.prepare(engine, body, options, check_model(options, body.model), _new_id("cmpl", body))
+    return Completion.prepare(engine, body, options, models.find(body.model), _new_id("cmpl", body))
 
 
-def prepare_chat(engine: ServingEngine, body: ChatCompletionRequest, options: ServerOptions) -> Chat:
+def prepare_chat(engine: ServingEngine, body: ChatCompletionRequest, options: ServerOptions, models: Models) -> Chat:
     """Check and prepare a chat completion request. Raises APIError if the request is invalid."""
-    return Chat.prepare(engine, body, options, check_model(options, body.model), _new_id("chatcmpl", body))
-
-
-def check_model(options: ServerOptions, asked: str | None) -> str:
-    """The model name for the response: `asked`, or the first served name if `asked` is None.
-
-    Raises APIError if no model is served under the name `asked`.
-    """
-    if asked is None:
-        return options.served_model_names[0]
-    if asked not in options.served_model_names:
-        served = ", ".join(options.served_model_names)
-        raise APIError(
-            404, f"the model {asked!r} doesn't exist; served here: {served}", param="model", code="model_not_found"
-        )
-    return asked
+    return Chat.prepare(engine, body, options, models.find(body.model), _new_id("chatcmpl", body))
 
 
 def _new_id(prefix: str, body: SamplingRequest) -> str:

@@ -358,6 +358,26 @@ class TokenizeRequest(_Fields):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class LoadLoraAdapterRequest(_Fields):
+    """Body of `POST /v1/load_lora_adapter`."""
+
+    lora_name: Annotated[Text, Field(min_length=1, max_length=1024)]
+    """What requests will give as `model`."""
+    lora_path: Annotated[Text, Field(min_length=1, max_length=4096)]
+    """The absolute path of the adapter's directory on the server's machine."""
+    load_inplace: bool = False
+    """Whether to replace the adapter that has this name."""
+    is_3d_lora_weight: Literal[False] = False
+    """Adapters of experts aren't supported."""
+
+
+class UnloadLoraAdapterRequest(_Fields):
+    """Body of `POST /v1/unload_lora_adapter`."""
+
+    lora_name: Annotated[Text, Field(max_length=1024)]
+    lora_int_id: Int64 | None = None
+
+
 class DetokenizeRequest(_Fields):
     """Body of `POST /detokenize`."""
 

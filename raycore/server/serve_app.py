@@ -22,8 +22,9 @@ from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError
 from raycore.llm import AsyncLLM
 from raycore.options import check_options
+from raycore.server.adapters import load_adapters
 from raycore.server.app import build_app
-from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, server_options
+from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, check_enable_lora, server_options
 from raycore.vllm_options import VLLM_OPTIONS, without_vllm_options
 
 DRAIN_TIMEOUT_S = 60.0
@@ -50,6 +51,8 @@ def build_serve_app(args: dict[str, Any]) -> serve.Application:
         InvalidConfig: an option is unknown or invalid.
     """
     chosen = check_options(ARGUMENTS, without_vllm_options({name: _value(name, arg) for name, arg in args.items()}))
+    adapters = {name: chosen.get(name) or () for name in ("lora_modules", "allowed_lora_directories")}
+    check_enable_lora(bool(chosen.get("enable_lora")), **adapters)
     server = {name: value for name, value in chosen.items() if name in SERVER_OPTIONS}
     engine = {name: value for name, value in chosen.items() if name in ENGINE_OPTIONS}
     # with this limit, Serve queues the requests that the server would otherwise refuse with status 429
@@ -83,9 +86,14 @@ class Raycore:
         self._options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
         # loading a model can take minutes, during which the event loop must stay free for Serve's calls
         self._engine = await AsyncLLM.create(use_tqdm_on_load=False, **engine)
+        try:
+            self._adapters = await load_adapters(self._engine, self._options)
+        except BaseException:
+            await asyncio.to_thread(self._engine.shutdown)
+            raise
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._engine, self._options)
+        return build_app(self._engine, self._options, self._adapters)
 
     def check_health(self) -> None:
         """Raise EngineDeadError if the engine refuses requests. Serve then replaces the replica."""

@@ -27,8 +27,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from raycore.lora.request import LoRARequest
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
+from raycore.server.adapters import AdapterSource
 from raycore.server.app import build_app
 from raycore.server.generation import ServingEngine
 from raycore.server.middleware import GENERATING_PATHS, path_of
@@ -70,12 +72,14 @@ def _exporter(endpoint: str) -> SpanExporter:
     return GrpcExporter(endpoint, insecure=not endpoint.startswith("https://"))
 
 
-def build_traced_app(engine: TraceableEngine, options: ServerOptions, provider: TracerProvider) -> FastAPI:
-    """Build the application. Its requests create spans, which `provider` exports."""
+def build_traced_app(
+    engine: TraceableEngine, options: ServerOptions, provider: TracerProvider, adapters: AdapterSource | None = None
+) -> FastAPI:
+    """Build the application. Its requests create spans, which `provider` exports. `adapters`: see `build_app`."""
     tracer = provider.get_tracer("raycore")
     # TracedEngine forwards everything except `generate`
     traced = cast("ServingEngine", TracedEngine(engine, tracer, options.served_model_names[0]))
-    app = build_app(traced, options)
+    app = build_app(traced, options, adapters)
     app.add_middleware(TraceRequests, tracer=tracer)
     return app
 
@@ -131,12 +135,20 @@ class TracedEngine:
         *,
         stream: bool = True,
         data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `ServingEngine.generate`."""
         span = self._tracer.start_span("generate")
         outputs = self._engine.generate(
-            prompt, sampling_params, request_id, priority, stream=stream, data_parallel_rank=data_parallel_rank
+            prompt,
+            sampling_params,
+            request_id,
+            priority,
+            stream=stream,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
         )
+        model_name = self._model_name if lora_request is None else lora_request.lora_name
         last: RequestOutput | None = None
         try:
             async with aclosing(outputs):
@@ -147,7 +159,7 @@ class TracedEngine:
             span.set_status(Status(StatusCode.ERROR, str(error).partition("\n")[0]))
             raise
         finally:
-            span.set_attributes({"gen_ai.operation.name": "text_completion", "gen_ai.request.model": self._model_name})
+            span.set_attributes({"gen_ai.operation.name": "text_completion", "gen_ai.request.model": model_name})
             if sampling_params is not None:
                 span.set_attributes(_asked(sampling_params))
             if last is not None:

@@ -16,6 +16,7 @@ import pytest
 import ray
 import shared_memory
 from number_formats import DTYPE
+from peft_adapters import save_demo_adapter
 from ray import serve
 from slow_worker import STEP_S
 
@@ -47,13 +48,14 @@ RAY_OPTIONS = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAYCORE_API_KEY": KE
 
 
 @pytest.fixture(scope="module")
-def url(ray_cluster):
+def url(ray_cluster, tmp_path_factory: pytest.TempPathFactory):
     """The application's address, below a prefix as where it shares a proxy with others."""
     shared_before = shared_memory.files()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    app = build_serve_app(ARGUMENTS)
+    adapter, _ = save_demo_adapter(tmp_path_factory.mktemp("adapters"), 1)
+    app = build_serve_app({**ARGUMENTS, "enable_lora": True, "lora_modules": f"adapted={adapter}"})
     options = app._bound_deployment.options(health_check_period_s=0.5, ray_actor_options=RAY_OPTIONS)
     serve.run(options.bind(*app._bound_deployment.init_args), name="sums", route_prefix="/sums")
     yield f"http://127.0.0.1:{port}/sums"
@@ -92,6 +94,8 @@ def the_rank() -> RankStatus | None:
         ({"data_parallel_size": "two"}, "data_parallel_size='two'"),
         ({"api_keys": ["in a manifest"]}, "unknown option 'api_keys'"),
         ({"max_concurrent_requests": 0}, "max_concurrent_requests=0"),
+        ({"lora_modules": "a=/a"}, "needs an engine with enable_lora=True"),
+        ({"lora_modules": "a", "enable_lora": "true"}, "lora_modules='a': expected name=path"),
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_starts(arguments, message):
@@ -106,7 +110,9 @@ def test_completions_and_chats(client):
         model="sums", messages=[{"role": "user", "content": "27 + 58 ="}], temperature=0, max_tokens=8
     )
     assert chat.choices[0].message.content
-    assert [model.id for model in client.models.list()] == ["sums"]
+    assert [model.id for model in client.models.list()] == ["sums", "adapted"]
+    adapted = client.completions.create(model="adapted", prompt="27 + 58 =", temperature=0)
+    assert adapted.model == "adapted"
 
 
 def test_streams_come_as_they_are_made(client):
@@ -154,6 +160,7 @@ def test_an_engine_that_fails_is_replaced(url, client):
     until(lambda: (rank := the_rank()) is not None and rank.state == "serving" and rank.pid != old.pid, timeout_s=60)
     completion = client.completions.create(model="sums", prompt="27 + 58 =", temperature=0)
     assert completion.choices[0].text == " 85"
+    assert client.completions.create(model="adapted", prompt="27 + 58 =").model == "adapted"
 
 
 def test_a_replica_that_has_to_go_finishes_what_it_has(client):

@@ -10,6 +10,7 @@ import itertools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from raycore.activity import PauseMode
 from raycore.client.inputs import parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.demo import demo_model_path
-from raycore.errors import EngineDeadError, InvalidInput, InvalidRequest
+from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest
+from raycore.lora.request import LoRARequest
 from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
@@ -52,6 +54,10 @@ class FakeEngine:
         self.request_ids: list[str] = []
         self.cache_salts: list[str | None] = []
         self.dp_ranks: list[int | None] = []
+        self.loras: list[LoRARequest | None] = []
+        """The adapter of each request."""
+        self.lora_ids: set[int] = set()
+        """What `list_loras()` returns."""
         self.num_underway = 0
         self.aborted: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -114,6 +120,19 @@ class FakeEngine:
     async def stop_profile(self) -> None:
         self.calls.append(("stop_profile",))
 
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        if not Path(lora_request.lora_path).is_dir():
+            raise InvalidAdapter(f"{lora_request.lora_path} isn't a directory")
+        self.calls.append(("add_lora", lora_request))
+        return True
+
+    async def list_loras(self) -> set[int]:
+        return set(self.lora_ids)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        self.calls.append(("remove_lora", lora_id))
+        return True
+
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         self._limits.check(prompt_token_ids, sampling_params)
 
@@ -126,6 +145,7 @@ class FakeEngine:
         *,
         stream: bool = True,
         data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         params = sampling_params or SamplingParams()
         (parsed,) = parse_prompts([prompt], self.tokenizer)
@@ -133,6 +153,7 @@ class FakeEngine:
             raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} isn't 0 or 1")
         self.cache_salts.append(parsed.cache_salt)
         self.dp_ranks.append(data_parallel_rank)
+        self.loras.append(lora_request)
         request_id = request_id or uuid.uuid4().hex
         self.params.append(params)
         self.request_ids.append(request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
+import json
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -18,7 +19,14 @@ from raycore.errors import InvalidConfig
 from raycore.llm import LLM, AsyncLLM
 from raycore.option_types import EngineOptions
 from raycore.options import check_options, option, options_of
-from raycore.server.options import REASONING_PARSERS, SERVER_OPTIONS, TOOL_CALL_PARSERS, ServerOptions, server_options
+from raycore.server.options import (
+    REASONING_PARSERS,
+    SERVER_OPTIONS,
+    TOOL_CALL_PARSERS,
+    LoraModule,
+    ServerOptions,
+    server_options,
+)
 from raycore.server.parsers import reasoning, tool_calls
 from raycore.server.serve_app import ARGUMENTS
 from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, without_vllm_options
@@ -182,6 +190,59 @@ def test_a_server_goes_by_its_models_path_unless_it_has_names():
         server_options("m", {"max_streams": 3})
 
 
+# ---- adapters
+
+
+def test_adapters_are_given_as_text_or_as_objects():
+    expected = LoraModule("a", "/a"), LoraModule("b", "/b=c", "m")
+    as_json = '{"name": "b", "path": "/b=c", "base_model_name": "m", "is_3d_lora_weight": false}'
+    for given in (["a=/a", as_json], [{"name": "a", "path": "/a"}, json.loads(as_json)], expected):
+        assert server_options("m", {"lora_modules": given}).lora_modules == expected
+    for given in ("a=/a", {"name": "a", "path": "/a"}, None):
+        assert server_options("m", {"lora_modules": given}).lora_modules == (expected[:1] if given else ())
+    assert ARGUMENTS["lora_modules"].parse("b=/b=c") == (LoraModule("b", "/b=c"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("a", "lora_modules='a': expected name=path"),
+        ("=/a", "lora_modules='=/a': expected name=path"),
+        ("a=", "lora_modules='a=': expected name=path"),
+        ("{", "isn't a JSON object"),
+        ("[1]", "isn't a dict or a JSON object"),
+        (7, "lora_modules=7 isn't a dict or a JSON object"),
+        ({"name": "a"}, "lora_modules: .*required field `path`"),
+        ({"name": "a", "path": ""}, r"lora_modules: .*\$.path"),
+        ({"name": "a", "path": 3}, r"lora_modules: .*\$.path"),
+        ({"name": "a", "path": "/a", "rank": 3}, "lora_modules: .*unknown field `rank`"),
+        ({"name": "a", "path": "/a", "is_3d_lora_weight": True}, "adapters of experts aren't supported"),
+        (
+            {"name": "a", "path": "/a", "base_model_name": "z"},
+            "base_model_name='z' of 'a' isn't a served model name: m",
+        ),
+        ("m=/a", "the name 'm' is already a served model name"),
+        (["a=/a", "a=/b"], "the name 'a' is already another adapter's"),
+    ],
+)
+def test_adapters_that_cannot_be_understood_are_refused(given, message):
+    with pytest.raises(InvalidConfig, match=message):
+        server_options("m", {"lora_modules": given})
+
+
+def test_directories_of_adapters_are_absolute_and_for_administrators():
+    admin = {"enable_admin_endpoints": True, "api_key": "secret"}
+    chosen = server_options("m", {"allowed_lora_directories": "/a", **admin})
+    assert chosen.allowed_lora_directories == ("/a",)
+    for given, options, message in (
+        ("a", admin, "allowed_lora_directories='a' isn't an absolute path"),
+        (["/a", "~/b"], admin, "allowed_lora_directories='~/b' isn't an absolute path"),
+        ("/a", {}, "needs enable_admin_endpoints"),
+    ):
+        with pytest.raises(InvalidConfig, match=message):
+            server_options("m", {"allowed_lora_directories": given, **options})
+
+
 # ---- vLLM's other options
 
 
@@ -197,7 +258,7 @@ def test_a_server_goes_by_its_models_path_unless_it_has_names():
         {"disable_log_stats": True, "distributed_executor_backend": "ray", "swap_space": 4, "cpu_offload_gb": 0},
         {"disable_log_stats": False, "disable_custom_all_reduce": True, "tokenizer_mode": "auto", "revision": None},
         {"skip_tokenizer_init": False, "tokenizer_revision": None, "max_seq_len_to_capture": 8192, "hf_token": "x"},
-        {"lora_modules": None, "speculative_model": None, "kv_cache_dtype": "auto", "task": "generate"},
+        {"speculative_model": None, "kv_cache_dtype": "auto", "task": "generate"},
         {"runner": "auto", "enable_sleep_mode": True, "hf_overrides": None, "limit_mm_per_prompt": {}},
     ],
 )
@@ -216,7 +277,6 @@ def test_vllms_options_that_ask_for_nothing_are_taken(options):
         ("task", "embed", ["embed", "'generate'"]),
         ("cpu_offload_gb", 4, ["isn't supported", "0"]),
         ("speculative_model", "draft", ["use speculative_config"]),
-        ("lora_modules", ["a=/b"], ["the server doesn't offer adapters"]),
     ],
 )
 def test_vllms_options_that_ask_for_something_are_refused_by_name(name, value, fragments):

@@ -17,6 +17,7 @@ from raycore.server.chat.chat import Chat
 from raycore.server.completions import Completion
 from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
 from raycore.server.generation import ServingEngine
+from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
@@ -29,6 +30,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 async def run_lines(
     engine: ServingEngine,
     options: ServerOptions,
+    models: Models,
     lines: Iterator[RequestLine],
     on_result: Callable[[Result], object],
     *,
@@ -48,7 +50,7 @@ async def run_lines(
     async def work() -> None:
         while not is_stopping() and (line := next(lines, None)) is not None:
             try:
-                result = await _answer(engine, options, line)
+                result = await _answer(engine, options, models, line)
             except EngineDeadError:
                 if is_stopping():
                     return
@@ -72,7 +74,7 @@ class _Request(msgspec.Struct):
     body: dict[str, Any]
 
 
-async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLine) -> Result | None:
+async def _answer(engine: ServingEngine, options: ServerOptions, models: Models, line: RequestLine) -> Result | None:
     """Run a line's request and return the result; None if the request was aborted.
 
     Raises EngineDeadError if the engine has failed or is draining.
@@ -84,7 +86,7 @@ async def _answer(engine: ServingEngine, options: ServerOptions, line: RequestLi
         failure = {"code": "invalid_line", "message": error.message}
         return Result(f"batch_req_{result_id}", line.custom_id, None, failure)
     try:
-        prepared = await off_loop(len(line.text), _prepare, engine, options, request)
+        prepared = await off_loop(len(line.text), _prepare, engine, options, models, request)
         body = await prepared.answer()
     except EngineDeadError:
         raise
@@ -115,12 +117,12 @@ def _request(line: RequestLine) -> _Request:
     return request
 
 
-def _prepare(engine: ServingEngine, options: ServerOptions, request: _Request) -> Completion | Chat:
+def _prepare(engine: ServingEngine, options: ServerOptions, models: Models, request: _Request) -> Completion | Chat:
     try:
         if request.url == CHAT:
-            prepared = prepare_chat(engine, ChatCompletionRequest.model_validate(request.body), options)
+            prepared = prepare_chat(engine, ChatCompletionRequest.model_validate(request.body), options, models)
         else:
-            prepared = prepare_completion(engine, CompletionRequest.model_validate(request.body), options)
+            prepared = prepare_completion(engine, CompletionRequest.model_validate(request.body), options, models)
     except ValidationError as error:
         raise invalid_body(error.errors()) from error
     if prepared.request.stream:

@@ -18,6 +18,7 @@ from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length, check_text
 from raycore.server.logprobs import chat_logprobs, prompt_logprobs
+from raycore.server.models import Model
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, Tool
 from raycore.server.sampling import asked_length, chat_params
@@ -37,7 +38,7 @@ class Chat:
 
     @staticmethod
     def prepare(
-        engine: ServingEngine, request: ChatCompletionRequest, options: ServerOptions, model: str, request_id: str
+        engine: ServingEngine, request: ChatCompletionRequest, options: ServerOptions, model: Model, request_id: str
     ) -> Chat:
         """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
         tokenizer = engine.get_tokenizer()
@@ -61,8 +62,8 @@ class Chat:
         )
         token_ids = _encode(engine, request, plan.prompt(conversation))
         engine.check(token_ids, params)
-        job = Job.of(request, token_ids, params, request_id, plan.constraint_param)
-        return Chat(engine, request, Envelope.of(request, model, request_id), job, plan)
+        job = Job.of(request, token_ids, params, request_id, plan.constraint_param, model.lora)
+        return Chat(engine, request, Envelope.of(request, model.name, request_id), job, plan)
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""

@@ -22,8 +22,10 @@ from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.view import MetricsView
 from raycore.plugins import load_general_plugins
 from raycore.ray_api import actor_class, endpoint
+from raycore.server.adapters import OfferedAdapter
 from raycore.server.app import build_app
 from raycore.server.http_counts import HttpCounts, total
+from raycore.server.multi_process.client_adapters import ClientAdapters
 from raycore.server.multi_process.client_engine import ClientEngine
 from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.server.multi_process.reports import RankShare, Report
@@ -62,6 +64,7 @@ class APIServer:
         self._broken: list[tuple[int, str]] = []
         self._driver = DriverCalls(self._note_call)
         self._engine = ClientEngine(config, self._client, self._driver)
+        self._adapters = ClientAdapters(self._driver)
         self._tracing: TracerProvider | None = None
         self._app = self._build_app(options, traces)
         self._server: HttpServer | None = None
@@ -153,6 +156,11 @@ class APIServer:
         self._engine.metrics = metrics
         self._app.state.all_http_counts = http
 
+    @endpoint("ranks")
+    def set_adapters(self, adapters: Sequence[OfferedAdapter]) -> None:
+        """Offer exactly these adapters."""
+        self._adapters.set_adapters(adapters)
+
     @endpoint("control")
     def finish_call(self, number: int, result: Any, error: RaycoreError | None) -> None:
         """Complete a call on the driver's engine with its result or error."""
@@ -160,12 +168,12 @@ class APIServer:
 
     def _build_app(self, options: ServerOptions, traces: TraceOptions | None) -> FastAPI:
         if traces is None:
-            return build_app(self._engine, options)
+            return build_app(self._engine, options, self._adapters)
         os.environ.update(traces.environment)  # before OpenTelemetry reads it
         from raycore.server.tracing import build_traced_app, start_tracing
 
         self._tracing = start_tracing(traces.endpoint)
-        return build_traced_app(self._engine, options, self._tracing)
+        return build_traced_app(self._engine, options, self._tracing, self._adapters)
 
     def _note_broken(self, dp_rank: int, reason: str) -> None:
         with self._changed:
@@ -197,7 +205,7 @@ class APIServer:
 API_SERVER = actor_class(
     APIServer,
     num_cpus=0,
-    # `ranks` has one thread, which keeps rank events in order
+    # `ranks` has one thread, which keeps rank events and changes of the adapters in order
     concurrency_groups={"ranks": 1, "leaving": 8, "control": 4, "reports": 1},
 )
 """The Ray actor class."""

@@ -31,6 +31,7 @@ from raycore.metrics.counts import RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.node.processes import send_signal, wait_until_gone
 from raycore.ray_api import get, kill, node_id, on_node, stream, wait
+from raycore.server.adapters import Adapters, OfferedAdapter
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
 from raycore.server.multi_process.driver_calls import DriverCall, run_call
@@ -73,6 +74,7 @@ class APIServers:
         self,
         engine: AsyncLLM,
         options: ServerOptions,
+        adapters: Adapters,
         host: str,
         port: int,
         count: int,
@@ -81,6 +83,7 @@ class APIServers:
         """Create the monitors, without starting processes.
 
         Args:
+            adapters: those that all processes offer.
             traces: where each process sends its traces; None: nowhere.
 
         Raises:
@@ -89,7 +92,7 @@ class APIServers:
         if not 1 <= count <= MAX_API_SERVERS:
             raise InvalidConfig(f"api_server_count={count} isn't in [1, {MAX_API_SERVERS}]")
         each = msgspec.structs.replace(options, max_streams=-(-options.max_streams // count))
-        make = _Factory(engine, each, host, port, traces)
+        make = _Factory(engine, each, adapters, host, port, traces)
         self._monitors = [_ServerMonitor(index, make, engine) for index in range(count)]
 
     def start(self) -> None:
@@ -192,6 +195,12 @@ class _Process:
 
     # ---- used by the monitor
 
+    def set_adapters(self, adapters: Sequence[OfferedAdapter]) -> Future[None]:
+        """Have the process offer exactly these adapters. Requests that it gets after the future is done find them."""
+        call = self.actor.set_adapters.remote(adapters)
+        self._tell(call)
+        return call.future()
+
     @property
     def http(self) -> HttpCounts:
         """The process's HTTP counts, as last reported."""
@@ -262,9 +271,16 @@ class _Factory:
     """Creates the API server processes of an engine."""
 
     def __init__(
-        self, engine: AsyncLLM, options: ServerOptions, host: str, port: int, traces: TraceOptions | None
+        self,
+        engine: AsyncLLM,
+        options: ServerOptions,
+        adapters: Adapters,
+        host: str,
+        port: int,
+        traces: TraceOptions | None,
     ) -> None:
         self.address = host, port
+        self.adapters = adapters
         self._engine = engine
         self._options = options
         self._traces = traces
@@ -338,8 +354,10 @@ class _ServerMonitor:
     def _running(self) -> Generator[_Process, None, None]:
         """Start a process, and let it serve while the block runs. Kills the process at the end."""
         process = self._factory.make(self._index)
+        adapters = self._factory.adapters
         try:
             self._engine.clients.join(process)
+            adapters.follow(process.set_adapters)
             self._show(process)  # otherwise a scrape of the new process could see counters fall
             process.serve(*self._factory.address)
             logger.info("API server %d is serving (pid %d)", self._index, process.pid)
@@ -347,6 +365,7 @@ class _ServerMonitor:
                 self._first.set_result(None)
             yield process
         finally:
+            adapters.unfollow(process.set_adapters)
             self._engine.clients.leave(process)
             process.kill()
 
@@ -369,7 +388,7 @@ class _ServerMonitor:
                 return
 
     def _answer(self, process: _Process, call: DriverCall) -> None:
-        result, error = run_call(self._engine, call)
+        result, error = run_call(self._engine, self._factory.adapters, call)
         if not self._leaving.is_set():
             process.actor.finish_call.remote(call.number, result, error)
 

@@ -10,6 +10,7 @@ from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
 from raycore.client.streams import Streams
 from raycore.config import EngineConfig
+from raycore.lora.request import LoRARequest
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
@@ -37,11 +38,18 @@ class ClientEngine:
         *,
         stream: bool = True,
         data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `AsyncLLM.generate`."""
         params = sampling_params or SamplingParams(**self.default_sampling_params)
         return self._streams.generate(
-            prompt, params, request_id, priority, stream=stream, data_parallel_rank=data_parallel_rank
+            prompt,
+            params,
+            request_id,
+            priority,
+            stream=stream,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
         )
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:

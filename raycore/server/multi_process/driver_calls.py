@@ -1,4 +1,4 @@
-"""Calls that an API server's process makes on the driver's engine.
+"""Calls that an API server's process makes on the driver's engine, and on the driver's adapters.
 
 The process can't call the driver, because the driver isn't an actor. So the calls travel in the process's reports, and
 the driver sends the results by calls of the process's actor.
@@ -16,15 +16,17 @@ from typing import Any
 import msgspec
 
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
+from raycore.server.adapters import ADAPTER_CALLS, AdapterCalls
+from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.generation import ADMIN_CALLS, AdminEngine
 
 
 class DriverCall(msgspec.Struct, frozen=True, array_like=True):
-    """A call on the driver's engine."""
+    """A call on the driver's engine or adapters."""
 
     number: int
     method: str
-    """One of `ADMIN_CALLS`."""
+    """One of `ADMIN_CALLS` or `ADAPTER_CALLS`."""
     arguments: dict[str, Any]
 
 
@@ -40,7 +42,7 @@ class DriverCalls:
         self._waiting: dict[int, Future[Any]] = {}
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the driver's engine. Returns its result, or raises its error."""
+        """Call a method of the driver's engine or adapters. Returns its result, or raises its error."""
         done: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -69,17 +71,18 @@ class DriverCalls:
             done.set_result(result)
 
 
-def run_call(engine: AdminEngine, call: DriverCall) -> tuple[Any, RaycoreError | None]:
-    """Make a call on the driver's engine. Blocks. Returns the result and None, or None and the error."""
-    assert call.method in ADMIN_CALLS, call.method
+def run_call(engine: AdminEngine, adapters: AdapterCalls, call: DriverCall) -> tuple[Any, RaycoreError | None]:
+    """Make a call on the driver's engine or adapters. Blocks. Returns the result and None, or None and the error."""
+    assert call.method in ADMIN_CALLS | ADAPTER_CALLS, call.method
+    target = adapters if call.method in ADAPTER_CALLS else engine
     try:
-        return asyncio.run(getattr(engine, call.method)(**call.arguments)), None
+        return asyncio.run(getattr(target, call.method)(**call.arguments)), None
     except Exception as error:  # the caller, in the other process, gets any error
         return None, _portable(error)
 
 
 def _portable(error: Exception) -> RaycoreError:
     """An error that can be pickled, and for which the server gives the same response as for `error`."""
-    kinds = (InvalidInput, EngineDeadError)
+    kinds = (NotAllowed, NotFound, InvalidInput, EngineDeadError)
     kind = next((kind for kind in kinds if isinstance(error, kind)), RaycoreError)
     return kind(str(error) if isinstance(error, RaycoreError) else f"{type(error).__name__}: {error}")

@@ -33,4 +33,4 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     broken: list[tuple[int, str]] = []
     """(dp_rank, reason) of output streams that broke on ranks not known to be lost. Each stream is reported once."""
     calls: list[DriverCall] = []
-    """New calls on the driver's engine. Each is reported once."""
+    """New calls on the driver's engine or adapters. Each is reported once."""

@@ -18,6 +18,7 @@ Responses = dict[int | str, dict[str, Any]]
 _ERRORS = {
     400: "Invalid request; the error names the parameter",
     401: "The API key is missing or invalid",
+    403: "The server's options don't allow it",
     404: "The model doesn't exist",
     408: "The request body didn't arrive in time",
     413: "The request body is too large",

@@ -124,7 +124,7 @@ class Model(BaseModel):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
 
 

@@ -117,7 +117,9 @@ def _keywords(field: Range, int64: JsonSchema) -> Ranges:
 def _narrow_fields(request: JsonSchema, ranges: Mapping[str, Ranges], options: ServerOptions) -> None:
     for field, schema in request["properties"].items():
         _narrow(schema, ranges.get(field, {}))
-        if field == "model":
+        if field == "model" and (options.lora_modules or options.allowed_lora_directories):
+            schema["description"] = "A name under which the model is served, or an adapter's name: see /v1/models"
+        elif field == "model":
             schema["enum"] = [*options.served_model_names, None]
         elif field in ABSENT:
             schema.clear()

@@ -51,7 +51,15 @@ class Engine:
         return self._tokenizer
 
     async def generate(
-        self, prompt, sampling_params=None, request_id=None, priority=0, *, stream=True, data_parallel_rank=None
+        self,
+        prompt,
+        sampling_params=None,
+        request_id=None,
+        priority=0,
+        *,
+        stream=True,
+        data_parallel_rank=None,
+        lora_request=None,
     ):
         self._num_requests += 1
         self.on_request(self, self._num_requests)

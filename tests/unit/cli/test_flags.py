@@ -161,7 +161,6 @@ def test_flags_of_vllm_without_effect_are_taken(started, command):
         (["--decode-context-parallel-size", "2"], "context parallelism isn't supported"),
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': the KV cache can't be quantized"),
         (["--enable-prompt-embeds"], "enable_prompt_embeds=True: prompt embeddings aren't supported"),
-        (["--lora-modules", "a=b", "c=d"], "the server doesn't offer adapters as models yet"),
         (["--ssl-keyfile", "key.pem"], "TLS isn't supported"),
     ],
 )
@@ -171,6 +170,41 @@ def test_flags_of_vllm_that_ask_for_something_are_refused_by_name(flags, message
     told = capsys.readouterr().err
     assert told.startswith("raycore: ")
     assert message in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lora-modules", "sums=/a"], "lora_modules (--lora-modules) needs an engine with enable_lora=True"),
+        (["--enable-lora", "--lora-modules", "sums"], "lora_modules='sums': expected name=path, or an object in JSON"),
+        (["--enable-lora", "--lora-modules", "a=/a", "a=/b"], "the name 'a' is already another adapter's"),
+        (["--enable-lora", "--lora-modules", "m=/a", "--served-model-name", "m"], "the name 'm' is already a served"),
+    ],
+)
+@pytest.mark.parametrize("name", ["serve", "run-batch"])
+def test_adapters_that_cannot_be_offered_are_refused_before_an_engine_is_started(
+    name, flags, message, started, command, capsys
+):
+    assert main([*command[name], *flags]) == 1
+    assert started == {}
+    assert message in capsys.readouterr().err
+
+
+def test_directories_of_adapters_need_an_engine_with_adapters(started, command, monkeypatch, capsys):
+    monkeypatch.setenv("RAYCORE_API_KEY", "secret")
+    flags = ["--enable-admin-endpoints", "--allowed-lora-directories", "/adapters"]
+    assert main([*command["serve"], *flags]) == 1
+    assert started == {}
+    assert "allowed_lora_directories (--allowed-lora-directories) needs an engine" in capsys.readouterr().err
+    assert main([*command["serve"], *flags, "--enable-lora", "--lora-modules", "sums=/a"]) == 1
+    assert started["enable_lora"] is True
+
+
+def test_a_file_of_flags_may_list_adapters_as_objects(started, command, tmp_path):
+    file = tmp_path / "flags.yaml"
+    file.write_text("enable-lora: true\nlora-modules: [sums=/a, {name: products, path: /b}]\n")
+    assert main([*command["serve"], "--config", str(file)]) == 1
+    assert started["enable_lora"] is True
 
 
 def test_objects_in_json_give_a_configuration(started, command, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 from raycore.client.streams import Streams
 from raycore.client.updates import COALESCE_S, Sink, Update
 from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
@@ -170,6 +171,39 @@ def test_a_constraint_is_compiled_while_the_loop_goes_on():
             await asyncio.sleep(0.001)
         client.give("a", finished=True)
         await step
+        assert threads != [threading.current_thread()]
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_an_unknown_adapter_is_read_while_the_loop_goes_on():
+    async def run() -> None:
+        client = FakeClient()
+        is_read = threading.Event()
+        known: list[LoRARequest] = []
+        threads: list[threading.Thread] = []
+
+        def check(adapter: LoRARequest) -> None:
+            threads.append(threading.current_thread())
+            assert is_read.wait(10)
+            known.append(adapter)
+
+        client.check_adapter, client.knows_adapter = check, known.__contains__
+        streams, adapter = Streams(client), LoRARequest("a", 1, "/a")
+        step = asyncio.ensure_future(anext(streams.generate(PROMPT, PARAMS, "a", lora_request=adapter)))
+        while not threads:
+            await asyncio.sleep(0.001)
+        assert client.sinks == {}
+        is_read.set()
+        while not client.sinks:
+            await asyncio.sleep(0.001)
+        client.give("a", finished=True)
+        await step
+        again = asyncio.ensure_future(anext(streams.generate(PROMPT, PARAMS, "b", lora_request=adapter)))
+        await asyncio.sleep(0)
+        client.give("b", finished=True)
+        await again
+        assert len(threads) == 1
         assert threads != [threading.current_thread()]
 
     asyncio.run(asyncio.wait_for(run(), 20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from asgi_client import Client
 from fake_engine import FakeEngine
 
-from raycore.server import ServerOptions, build_app
+from raycore.server import ServerOptions, build_app, load_adapters
 
 
 @pytest.fixture
@@ -22,7 +23,8 @@ def serve(engine: FakeEngine) -> Callable[..., Client]:
     """A client of a server of `engine` with these options."""
 
     def make(headers: dict[str, str] | None = None, **options: Any) -> Client:
-        return Client(build_app(engine, ServerOptions(("fake",), **options)), headers)
+        chosen = ServerOptions(("fake",), **options)
+        return Client(build_app(engine, chosen, asyncio.run(load_adapters(engine, chosen))), headers)
 
     return make
 

@@ -9,6 +9,9 @@ import pytest
 from fake_engine import FakeEngine
 
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
+from raycore.server import ServerOptions
+from raycore.server.adapters import Adapters
+from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.multi_process.driver_calls import DriverCalls, run_call
 from raycore.server.multi_process.reports import Report
 
@@ -24,7 +27,7 @@ async def exchange(engine: FakeEngine, method: str, **arguments: object) -> obje
     report = msgspec.msgpack.decode(msgspec.msgpack.encode(Report(calls=calls.take())), type=Report)
     assert not calls.has_unsent()
     (call,) = report.calls
-    calls.finish(call.number, *await asyncio.to_thread(run_call, engine, call))
+    calls.finish(call.number, *await asyncio.to_thread(run_call, engine, Adapters(engine, ServerOptions(("m",))), call))
     return await asked
 
 
@@ -39,6 +42,9 @@ def test_arguments_and_results_cross(engine: FakeEngine) -> None:
         ("sleep", {"level": 2, "mode": "abort"}, EngineDeadError),
         ("wake_up", {"tags": ["all"]}, InvalidInput),
         ("wake_up", {"limit": 3}, RaycoreError),
+        ("load_lora_adapter", {"lora_name": "a", "lora_path": "/a"}, NotAllowed),
+        ("load_lora_adapter", {"lora_name": "a", "lora_path": "a"}, InvalidInput),
+        ("unload_lora_adapter", {"lora_name": "a"}, NotFound),
     ],
 )
 def test_errors_cross(engine: FakeEngine, method: str, arguments: dict[str, object], kind: type[Exception]) -> None:

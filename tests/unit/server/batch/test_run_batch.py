@@ -11,10 +11,13 @@ import pytest
 
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, RequestFailed
+from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.server import ServerOptions
+from raycore.server.adapters import OfferedAdapter
 from raycore.server.batch.files import RequestFile, Result
 from raycore.server.batch.runner import run_lines
+from raycore.server.models import Models
 from raycore.text.tokenizer import Tokenizer
 
 OPTIONS = ServerOptions(("demo", "other"))
@@ -33,6 +36,7 @@ class Engine:
         self.may_answer.set()
         self.num_running = self.most_running = 0
         self.error: BaseException | None = None
+        self.loras: list[LoRARequest | None] = []
         self.finish_reason = "stop"
         self._tokenizer = Tokenizer.from_dir(demo_model_path())
 
@@ -43,8 +47,17 @@ class Engine:
         return self._tokenizer
 
     async def generate(
-        self, prompt, sampling_params=None, request_id=None, priority=0, *, stream=True, data_parallel_rank=None
+        self,
+        prompt,
+        sampling_params=None,
+        request_id=None,
+        priority=0,
+        *,
+        stream=True,
+        data_parallel_rank=None,
+        lora_request=None,
     ):
+        self.loras.append(lora_request)
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:
@@ -73,11 +86,13 @@ class Batch:
         self.is_stopping = False
         self._lines = RequestFile(path).lines(set())
         self._max_concurrent = max_concurrent
+        self.models = Models(OPTIONS.served_model_names)
 
     async def run(self, options: ServerOptions = OPTIONS) -> None:
         await run_lines(
             self.engine,
             options,
+            self.models,
             self._lines,
             self.results.append,
             max_concurrent=self._max_concurrent,
@@ -96,6 +111,20 @@ class Batch:
 @pytest.fixture
 def path(tmp_path) -> Path:
     return tmp_path / "in.jsonl"
+
+
+def test_a_line_may_name_an_adapter(path):
+    async def test():
+        batch = Batch(path, line("a", prompt="1", model="sums"), line("b", prompt="1", model="products"))
+        adapter = LoRARequest("sums", 1, "/sums")
+        batch.models.set_adapters([OfferedAdapter(adapter, "demo", 0)])
+        await batch.run()
+        found, missing = sorted(batch.results, key=lambda result: result.custom_id)
+        assert (found.response.status_code, found.response.body["model"]) == (200, "sums")
+        assert batch.engine.loras == [adapter]
+        assert (missing.response.status_code, missing.error["code"]) == (404, "model_not_found")
+
+    asyncio.run(test())
 
 
 def test_answers_are_those_of_the_server(path):

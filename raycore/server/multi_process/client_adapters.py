@@ -1,0 +1,35 @@
+"""The offered adapters, in the process of an API server. The driver's `Adapters` sends them, and changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raycore.server.adapters import Follower, OfferedAdapter
+from raycore.server.multi_process.driver_calls import DriverCalls
+
+
+class ClientAdapters:
+    """An `AdapterSource` for adapters that another process, the driver, loads."""
+
+    def __init__(self, driver: DriverCalls) -> None:
+        self._driver = driver
+        self._followers: list[Follower] = []
+
+    def follow(self, follower: Follower) -> None:
+        """Call `follower` after each change. The driver sends the first adapters before the server serves."""
+        self._followers.append(follower)
+
+    def set_adapters(self, adapters: Sequence[OfferedAdapter]) -> None:
+        """Pass the adapters that the driver has sent to the followers."""
+        for follower in self._followers:
+            follower(adapters)
+
+    async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> None:
+        """See `Adapters.load_lora_adapter`."""
+        await self._driver.call(
+            "load_lora_adapter", lora_name=lora_name, lora_path=lora_path, load_inplace=load_inplace
+        )
+
+    async def unload_lora_adapter(self, lora_name: str, lora_int_id: int | None = None) -> None:
+        """See `Adapters.unload_lora_adapter`."""
+        await self._driver.call("unload_lora_adapter", lora_name=lora_name, lora_int_id=lora_int_id)
