@@ -4,6 +4,7 @@ A wrong mask, position or shard shows up as wrong sums. *Under load*: long sampl
 that the problems run in mixed batches.
 
     python benchmarks/demo_accuracy.py
+    python benchmarks/demo_accuracy.py --quantization int8
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ def main() -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300, help="problems per number of digits")
+    parser.add_argument("--model", default=demo_model_path(), help="default: the bundled model")
+    parser.add_argument("--quantization", choices=["int8"], default=None)
     args = parser.parse_args()
     rows: list[list[object]] = [["shape", "digits", "problems", "right", "accuracy", "at least", ""]]
+    common = {} if args.quantization is None else {"quantization": args.quantization}
     for name, options, is_loaded in (
         ("TP 1", {}, False),
         ("TP 2", {"tensor_parallel_size": 2}, False),
         ("DP 2, loaded", {"data_parallel_size": 2}, True),
     ):
-        with LLM(demo_model_path(), **options) as llm:
+        with LLM(args.model, **common, **options) as llm:  # pyright: ignore[reportArgumentType]
             for digits, least in LEAST.items():
                 right, asked = accuracy(llm, digits, args.count, is_loaded)
                 verdict = "held" if right / asked >= least else "MISSED"

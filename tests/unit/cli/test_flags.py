@@ -133,7 +133,7 @@ def test_flags_are_not_abbreviated(capsys):
         (["--block-size", "big"], "block_size='big' isn't an integer from 1 to 1024"),
         (["--dtype", "int8"], "dtype='int8' isn't 'auto', 'float32'"),
         (["--init-timeout-s", "0"], "init_timeout_s=0.0 isn't a positive number of seconds"),
-        (["--quantization", "awq"], "quantization='awq' isn't 'fp8' or None"),
+        (["--quantization", "awq"], "quantization='awq' isn't 'fp8', 'int8' or None"),
         (["--engine-name", "my engine"], "engine_name='my engine' isn't a name of letters"),
     ],
 )
