@@ -159,7 +159,7 @@ template <int bits, int digits, int R, int P>
 void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int64_t panel,
                        float* results, int64_t results_stride) {
   constexpr int V = P * kPanelVectors;
-  constexpr bool fetches = R < 6;
+  constexpr bool fetches = R < 6;  // few rows are bound by memory: the next panels are fetched meanwhile
   constexpr int inputs_each = kQuad * 8 / bits, word_bytes = kPanelOutputs * kQuad;
   const int64_t I = args.num_inputs, num_groups = (I + args.group_size - 1) / args.group_size;
   const int64_t panel_bytes = I / inputs_each * word_bytes, x_stride = rows.stride;
