@@ -16,7 +16,7 @@ from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.model.weights.fp8_weight import FP8, Fp8Weight
-from raycore.model.weights.integer_weight import IntegerWeight
+from raycore.model.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.model.weights.moe_weights import Part
 from raycore.model.weights.quantized import read_packed, stored_scheme
 from raycore.model.weights.staging import Staging
@@ -59,9 +59,11 @@ class CheckpointFill:
         assert isinstance(outputs, slice)
         assert isinstance(inputs, slice)
         weight = read_packed(self._reader, name, scheme, (num_outputs, num_inputs), outputs, inputs)
-        if isinstance(out, IntegerWeight) and out.bits == weight.bits:
-            out.fill_(weight)
-            return
+        if isinstance(out, IntegerWeight) and out.bits == scheme.bits:
+            first_input, _, _ = inputs.indices(num_inputs)
+            if out.group_size == kept_group_size(scheme, out.shape[1], first_input):
+                out.fill_(weight)
+                return
         dtype = out.dtype if isinstance(out, Tensor) else torch.float32
         for rows, numbers in weight.dequantized_blocks(dtype):
             self._store(out[rows], numbers, None)

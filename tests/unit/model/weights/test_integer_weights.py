@@ -99,6 +99,19 @@ def test_other_layers_can_be_rounded_to_8_bits() -> None:
         assert (error <= numbers.abs().amax(dim=1, keepdim=True) / 253).all()
 
 
+@pytest.mark.parametrize("checkpoint", ["gptq-8-ordered", "compressed-tensors-packed-4-ordered"])
+def test_layers_that_cannot_be_kept_can_be_rounded_to_8_bits(checkpoint: str) -> None:
+    """Also those that are stored in 8 bits, but with other groups."""
+    spec, args = load_model_spec(WRITTEN / checkpoint), (WRITTEN / checkpoint, 0, 1, torch.float32)
+    plain = list(linear_weights(load_decoder_weights(spec, *args)))
+    found = list(linear_weights(load_decoder_weights(spec, *args, formats=EVERY_INTEGERS)))
+    for weight, numbers in zip(found, plain, strict=True):
+        assert isinstance(weight, IntegerWeight)
+        assert isinstance(numbers, Tensor)
+        error = (weight.dequantize(torch.float32) - numbers).abs()
+        assert (error <= numbers.abs().amax(dim=1, keepdim=True) / 253).all()
+
+
 def test_random_weights_have_the_scheme_of_config_json() -> None:
     spec = load_model_spec(WRITTEN / "compressed-tensors-packed-4")
     plain = list(linear_weights(random_decoder_weights(spec, 0, 2, torch.float32, seed=5)))
