@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raycore.model.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side
+from raycore.model.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.model.weights.integer_weight import IntegerWeight
 
 
@@ -20,7 +20,6 @@ class _Packed:
 
     def __init__(self, weight: IntegerWeight, bias_O: Tensor | None) -> None:
         self.num_outputs = weight.shape[0]
-        self._weight = weight[:0]
         words_OW = _spread(weight.words_OW) if weight.bits == 4 else weight.words_OW
         # only moved, as words of 4 bytes
         packed_PW = torch.ops.raycore.pack_linear.default(words_OW.view(torch.float32)).view(torch.int32)
@@ -39,10 +38,8 @@ class _Packed:
     def weight(self) -> IntegerWeight:
         """Return a copy of the weight."""
         packed_PW, scales_nGp, zeros_nGp, _ = self._tensors
-        bits, row_bits, group_size = self._weight.bits, self._weight.row_bits, self._weight.group_size
-        num_words = packed_PW.shape[1]
-        words_OW = packed_PW.view(-1, num_words, PANEL_OUTPUTS).transpose(1, 2).reshape(-1, num_words)
-        words_OW = words_OW[: self.num_outputs]
+        bits, row_bits, group_size = self._numbers
+        words_OW = unpack_panels(packed_PW)[: self.num_outputs]
         scales_OG = _in_rows(scales_nGp)[: self.num_outputs]
         if zeros_nGp.numel():
             zeros_OG = _in_rows(zeros_nGp)[: self.num_outputs]
@@ -85,23 +82,14 @@ class GatedIntegerLinear:
     """`silu(gate(x)) · up(x)` with a weight in integers."""
 
     def __init__(self, gate_up: IntegerWeight, bias_O: Tensor | None) -> None:
-        ordered = IntegerWeight(
-            side_by_side(gate_up.words_OW),
-            gate_up.bits,
-            gate_up.group_size,
-            side_by_side(gate_up.scales_OG),
-            side_by_side(gate_up.zeros_OG),
-            gate_up.row_bits,
-        )
-        self._packed = _Packed(ordered, None if bias_O is None else side_by_side(bias_O))
+        bias_O = None if bias_O is None else side_by_side(bias_O)
+        self._packed = _Packed(gate_up.map_tensors(side_by_side), bias_O)
         self._arguments = self._packed.arguments
         self._gated_integer_linear = torch.ops.raycore.gated_integer_linear.default
 
     @property
     def weight(self) -> IntegerWeight:
-        own = self._packed.weight()
-        tensors = [one_after_the_other(each) for each in (own.words_OW, own.scales_OG, own.zeros_OG)]
-        return IntegerWeight(tensors[0], own.bits, own.group_size, tensors[1], tensors[2], own.row_bits)
+        return self._packed.weight().map_tensors(one_after_the_other)
 
     @property
     def bias(self) -> Tensor | None:

@@ -12,7 +12,7 @@ from raycore.kernels import library as kernels
 from raycore.model.integer_linear import GatedIntegerLinear, IntegerLinear
 from raycore.model.layers import Linear, ReducedLinear, TensorParallel, can_pack
 from raycore.model.operations import GatedLinear, Norm, TorchOperations
-from raycore.model.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side
+from raycore.model.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.model.sampling.logprobs import Logprobs, logprobs
 from raycore.model.sampling.picking import DrawLimits
 from raycore.model.weights.fp8_weight import Fp8Weight
@@ -105,16 +105,6 @@ def _pack(weight_OI: Tensor) -> Tensor:
     return torch.ops.raycore.pack_linear.default(weight_OI.contiguous())
 
 
-def _unpack(packed_OI: Tensor) -> Tensor:
-    """The inverse of `_pack`, but in the dtype that `_pack` has chosen. Keeps the rows that fill the last panel.
-
-    A panel has the numbers of all its outputs for an input together; in bfloat16, for two inputs.
-    """
-    together = 2 if packed_OI.dtype == torch.bfloat16 else 1
-    panels = packed_OI.view(-1, packed_OI.shape[1] // together, PANEL_OUTPUTS, together)
-    return panels.transpose(1, 2).reshape(packed_OI.shape)
-
-
 class _PanelLinear:
     """A linear layer whose weight is packed in panels of 16 outputs. A row's result doesn't depend on other rows."""
 
@@ -128,7 +118,7 @@ class _PanelLinear:
 
     @property
     def weight(self) -> Tensor:
-        return _unpack(self._packed_OI)[: self._num_outputs].to(self._dtype)
+        return unpack_panels(self._packed_OI)[: self._num_outputs].to(self._dtype)
 
     @property
     def bias(self) -> Tensor | None:
@@ -153,7 +143,7 @@ class _GatedPanelLinear:
 
     @property
     def weight(self) -> Tensor:
-        return one_after_the_other(_unpack(self._packed_OI)).to(self._dtype)
+        return one_after_the_other(unpack_panels(self._packed_OI)).to(self._dtype)
 
     @property
     def bias(self) -> Tensor | None:

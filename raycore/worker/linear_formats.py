@@ -27,25 +27,31 @@ def choose_formats(model: ModelConfig, tp_size: int, device: torch.device, *, is
     Raises:
         InvalidConfig: the option `quantization` can't be used here.
     """
-    spec, wanted = model.spec, model.quantization
-    reasons: dict[Format, str | None] = {
-        "fp8": fp8_linear.unsupported_reason(device) or _unsupported_model(model, tp_size),
-        "integers": _why_not_integers(spec, device, is_native),
-    }
+    wanted, stored = model.quantization, model.spec.quantization
     others: Format | None = None if wanted is None else "fp8" if wanted == "fp8" else "integers"
+    found: list[Format] = []
+    if stored is not None and stored.stores_fp8:
+        found.append("fp8")
+    if stored is not None and stored.stores_integers:
+        found.append("integers")
+
+    def find_reason(name: Format) -> str | None:
+        if name == "integers":
+            return _why_not_integers(model.spec, device, is_native)
+        return fp8_linear.unsupported_reason(device) or _why_not_fp8(model, tp_size)
+
+    # only of those that are needed: for fp8, a GPU multiplies matrices to find out
+    reasons = {name: find_reason(name) for name in (*found, others) if name is not None}
     if others is not None and reasons[others] is not None:
         raise InvalidConfig(f"quantization={wanted!r}: {reasons[others]}. Omit the option")
-    stored = spec.quantization
-    found: dict[Format, bool] = {
-        "fp8": stored is not None and stored.stores_fp8,
-        "integers": stored is not None and stored.stores_integers,
-    }
-    for name, reason in reasons.items():
-        if found[name] and reason is not None:
+    for name in found:
+        if reasons[name] is not None:
             logger.warning(
-                "the checkpoint's weights in %s are converted, and take twice the memory or more: %s", name, reason
+                "the checkpoint's weights in %s are converted, and take twice the memory or more: %s",
+                name,
+                reasons[name],
             )
-    return LinearFormats(frozenset(name for name in found if found[name] and reasons[name] is None), others)
+    return LinearFormats(frozenset(name for name in found if reasons[name] is None), others)
 
 
 def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool) -> str | None:
@@ -58,7 +64,7 @@ def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool) ->
     return None
 
 
-def _unsupported_model(model: ModelConfig, tp_size: int) -> str | None:
+def _why_not_fp8(model: ModelConfig, tp_size: int) -> str | None:
     if model.batch_invariant:
         return "products in fp8 aren't batch-invariant, and batch_invariant=True"
     if model.spec.moe is not None:

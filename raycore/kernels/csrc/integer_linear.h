@@ -154,7 +154,7 @@ inline Words load_zeros(const uint8_t* from) {
   return __builtin_convertvector(zeros, Words);
 }
 
-// The results of R rows for P panels, without the rows' scales. They are `sums_stride` apart.
+// The results of R rows for P panels, without the rows' scales. They are `results_stride` apart.
 template <int bits, int digits, int R, int P>
 void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int64_t panel,
                        float* results, int64_t results_stride) {

@@ -7,6 +7,7 @@ inputs, W words of an output's integers, G groups of inputs that share a scale, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from raycore.checkpoint.quantization import RowBits, WeightScheme
 from raycore.errors import InvalidCheckpoint
-from raycore.model.weights.packed_weight import WORD_BITS, PackedWeight, pack, unpack
+from raycore.model.weights.packed_weight import WORD_BITS, PackedWeight, pack
 
 BLOCK_INPUTS = 256
 """Kernels add up the products of so many inputs exactly. Groups must divide this, or be a multiple of it."""
@@ -62,7 +63,7 @@ class IntegerWeight:
 
     def __getitem__(self, rows: slice) -> IntegerWeight:
         """Return some of the rows. They share this weight's memory."""
-        return replace(self, words_OW=self.words_OW[rows], scales_OG=self.scales_OG[rows], zeros_OG=self.zeros_OG[rows])
+        return self.map_tensors(lambda tensor: tensor[rows])
 
     @property
     def device(self) -> torch.device:
@@ -80,19 +81,20 @@ class IntegerWeight:
 
     def to(self, device: torch.device) -> IntegerWeight:
         """Return this weight on `device`."""
+        return self.map_tensors(lambda tensor: tensor.to(device))
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> IntegerWeight:
+        """Return the weight with `change` applied to its tensors, each of which has a row for each output."""
         return replace(
-            self,
-            words_OW=self.words_OW.to(device),
-            scales_OG=self.scales_OG.to(device),
-            zeros_OG=self.zeros_OG.to(device),
+            self, words_OW=change(self.words_OW), scales_OG=change(self.scales_OG), zeros_OG=change(self.zeros_OG)
         )
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the numbers, [O, I]. They are computed in float32 and rounded once."""
-        groups_I = torch.arange(self.shape[1], device=self.device) // self.group_size
-        zeros_OI = self.zeros_OG.float().index_select(1, groups_I)
-        integers_OI = unpack(self.words_OW, self.bits).float()
-        return integers_OI.sub_(zeros_OI).mul_(self.scales_OG.index_select(1, groups_I)).to(dtype)
+        num_inputs = self.shape[1]
+        groups_I = torch.arange(num_inputs, device=self.device) // self.group_size
+        packed = PackedWeight(self.words_OW, self.bits, 0, num_inputs, self.scales_OG, self.zeros_OG, groups_I)
+        return packed.dequantize(dtype)
 
     def fill_(self, weight: PackedWeight) -> None:
         """Set the weight to `weight`, which has the same numbers of bits, outputs and inputs.
