@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "rowwise.h"
+#include "panel_linear.h"
 #include "threads.h"
 #include "vectors.h"
 
@@ -15,10 +15,8 @@ namespace {
 
 using namespace raycore;
 
-constexpr int kQuad = 4;                      // inputs that a lane of a vector has of a weight in 8 bits
-constexpr int64_t kRowBytes = 512 << 10;      // of a task's rows, which stay in a core's second cache
-constexpr int64_t kIntegerCycles = 20000;     // about 10 us, which makes another thread worth it
-constexpr int kPanelVectors = kPanelOutputs / kWidth;
+constexpr int kQuad = 4;                  // inputs that a lane of a vector has of a weight in 8 bits
+constexpr int64_t kRowBytes = 512 << 10;  // of a task's rows, which stay in a core's second cache
 
 #ifdef RAYCORE_VNNI
 // A quad of a row is stored as its digits: four of the high ones, if there are two, and four of the low ones.
@@ -158,7 +156,7 @@ inline Words load_zeros(const uint8_t* from) {
 template <int bits, int digits, int R, int P>
 void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int64_t panel,
                        float* results, int64_t results_stride) {
-  constexpr int V = P * kPanelVectors;
+  constexpr int V = P * kVectors;
   constexpr bool fetches = R < 6;  // few rows are bound by memory: the next panels are fetched meanwhile
   constexpr int inputs_each = kQuad * 8 / bits, word_bytes = kPanelOutputs * kQuad;
   const int64_t I = args.num_inputs, num_groups = (I + args.group_size - 1) / args.group_size;
@@ -177,7 +175,7 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
         for (int p = 0; p < P; p++) __builtin_prefetch(weight + (P + p) * panel_bytes, 0, 2);
       for (int v = 0; v < V; v++)
         std::memcpy(&words[v],
-                    weight + v / kPanelVectors * panel_bytes + v % kPanelVectors * (word_bytes / kPanelVectors),
+                    weight + v / kVectors * panel_bytes + v % kVectors * (word_bytes / kVectors),
                     sizeof(Words));
       for (int part = 0; part < 8 / bits; part++, x += quad_bytes(digits)) {
         Words quads[V];
@@ -188,8 +186,8 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
     }
     const int64_t group = begin / args.group_size;
     for (int v = 0; v < V; v++) {
-      const int64_t of_outputs = ((panel + v / kPanelVectors) * num_groups + group) * kPanelOutputs +
-                                 v % kPanelVectors * kWidth;
+      const int64_t of_outputs = ((panel + v / kVectors) * num_groups + group) * kPanelOutputs +
+                                 v % kVectors * kWidth;
       const Floats scales = load(args.scales + of_outputs);
       const auto add_sums = [&](auto with_zeros) {
         for (int r = 0; r < R; r++) {
@@ -222,30 +220,6 @@ inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& ar
     multiply_some_integers<bits, digits, P, R - 1>(num_rows, args, rows, row, panel, results, results_stride);
 }
 
-// Stores a row's results for one panel or two, with bias and residual, or gated.
-template <typename T>
-void store_integer_results(const IntegerLinearArgs& args, int64_t row, int64_t panel, int64_t num_panels, Floats scale,
-                           const float* results) {
-  const int64_t O = args.num_outputs, first = panel * kPanelOutputs;
-  const T* bias = static_cast<const T*>(args.bias);
-  const auto result = [&](int64_t o) {
-    const Floats y = load(results + o - first) * scale;
-    return bias ? y + load_up_to(bias + o, O - o) : y;
-  };
-  T* out = static_cast<T*>(args.out);
-  if (args.is_gated) {
-    for (int64_t i = 0; i < kPanelOutputs; i += kWidth)
-      store(out + (row * O + first) / 2 + i, silu(result(first + i)) * result(first + kPanelOutputs + i));
-    return;
-  }
-  const T* residual = static_cast<const T*>(args.residual);
-  for (int64_t o = first; o < first + num_panels * kPanelOutputs && o < O; o += kWidth) {
-    Floats y = result(o);
-    if (residual) y += load_up_to(residual + row * O + o, O - o);
-    store_up_to(out + row * O + o, y, O - o);
-  }
-}
-
 template <typename T, int bits, int digits>
 void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row,
                              int64_t last_row, int64_t first_panel, int64_t last_panel) {
@@ -262,7 +236,9 @@ void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& r
           multiply_some_integers<bits, digits, 1>(num_rows, args, rows, row, panel + i, results + i * kPanelOutputs,
                                                   stride);
       for (int64_t r = 0; r < num_rows; r++)
-        store_integer_results<T>(args, row + r, panel, num_panels, splat(rows.scales[row + r]), results + r * stride);
+        store_results<T>(args, row + r, panel, panel + num_panels, [&](int64_t i) {
+          return load(results + r * stride + i) * splat(rows.scales[row + r]);
+        });
     }
   }
 }
@@ -280,9 +256,9 @@ void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
   const int64_t block_rows = round_up((args.num_rows + num_blocks - 1) / num_blocks, kIntegerRows);
   const int64_t rows_each = args.num_rows < block_rows ? args.num_rows : block_rows;
   // a quad of each digit is multiplied in a cycle, or 8 bytes are read
-  const int64_t pair_cycles = args.num_inputs * (rows_each * digits * kPanelVectors / 2 + bits / 2);
+  const int64_t pair_cycles = args.num_inputs * (rows_each * digits * kVectors / 2 + bits / 2);
   const int64_t even_pairs = num_pairs * num_blocks / (kTasksEach * threads.count);
-  const int64_t least_pairs = kIntegerCycles / pair_cycles + 1;
+  const int64_t least_pairs = kLeastCycles / pair_cycles + 1;
   const int64_t task_pairs = even_pairs > least_pairs ? even_pairs : least_pairs;
   const int64_t tasks_each = (num_pairs + task_pairs - 1) / task_pairs;
   share(num_blocks * tasks_each, threads, [&](int64_t task) {

@@ -149,16 +149,16 @@ void add_panels(const PanelBlock<X>& block, const W* weight, int64_t panel_size)
   add_block<X, W, P>(block, weight, panel_size, kPanelOutputs * sizeof(W));
 }
 
-// Stores a row's results for some panels, with bias and residual, or gated.
-template <typename X>
-void store_results(const PanelLinearArgs& args, int64_t row, int64_t first_panel, int64_t last_panel,
-                   const float* sums) {
+// Stores a row's results for some panels, with bias and residual, or gated. `sum(i)`: the products' sums of a vector of
+// outputs, which begins at output i of the first of these panels.
+template <typename X, typename Args, typename Sum>
+void store_results(const Args& args, int64_t row, int64_t first_panel, int64_t last_panel, const Sum& sum) {
   const int64_t O = args.num_outputs, first = first_panel * kPanelOutputs, last = last_panel * kPanelOutputs;
   const X* bias = static_cast<const X*>(args.bias);
   const X* residual = static_cast<const X*>(args.residual);
   X* out = static_cast<X*>(args.out);
   const auto result = [&](int64_t o) {
-    const Floats y = load(sums + o - first);
+    const Floats y = sum(o - first);
     return bias ? y + load_up_to(bias + o, O - o) : y;
   };
   if (args.is_gated) {
@@ -228,7 +228,8 @@ void multiply_panels(const PanelLinearArgs& args, int64_t first_row, int64_t las
     }
   }
   for (int64_t row = 0; row < num_rows; row++)
-    store_results<X>(args, first_row + row, first_panel, last_panel, sums + row * width);
+    store_results<X>(args, first_row + row, first_panel, last_panel,
+                     [&](int64_t i) { return load(sums + row * width + i); });
 }
 
 template <typename X, typename W>
