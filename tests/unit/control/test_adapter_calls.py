@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent import futures
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
+from replies_of_ranks import use_futures
 
 from raycore.activity import RUNNING
 from raycore.config import LoRAConfig
@@ -84,15 +84,9 @@ def raised(error: Exception) -> Future[Any]:
     return reply
 
 
-def _wait(refs: list[Future[Any]], num_returns: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
-    done, _ = futures.wait(refs, timeout_s, return_when=futures.FIRST_COMPLETED)
-    return [ref for ref in refs if ref in done], [ref for ref in refs if ref not in done]
-
-
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr("raycore.control.replies.wait", _wait)
-    monkeypatch.setattr("raycore.control.replies.get", lambda ref: ref.result())
+    use_futures(monkeypatch)
     return Engine()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
+from replies_of_ranks import use_futures
 
 from raycore.activity import RUNNING, Activity
 from raycore.client.group import RankReply
@@ -26,8 +26,7 @@ class Engine:
     """Ranks 0 and 1, the manager, the supervisor and the clients. `log` has what happened, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout_s: float = DEADLINE_S) -> None:
-        monkeypatch.setattr("raycore.control.replies.wait", _wait)
-        monkeypatch.setattr("raycore.control.replies.get", lambda ref: ref.result())
+        use_futures(monkeypatch)
         self.log: list[tuple[Any, ...]] = []
         self.activity = RUNNING
         self.changing = threading.Lock()
@@ -85,11 +84,6 @@ class Engine:
         activities = [entry[1] for entry in self.log if entry[0] == "rank 0"]
         self.log.clear()
         return activities
-
-
-def _wait(refs: list[Future[Any]], num_returns: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
-    done, _ = futures.wait(refs, timeout_s, return_when=futures.FIRST_COMPLETED)
-    return [ref for ref in refs if ref in done], [ref for ref in refs if ref not in done]
 
 
 @pytest.fixture
