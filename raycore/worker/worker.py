@@ -43,7 +43,7 @@ from raycore.model.device_batch import DeviceBatch
 from raycore.model.experts import ExpertParallel
 from raycore.model.layers import TensorParallel
 from raycore.model.links import Link
-from raycore.model.lora import Adapters, can_be_native
+from raycore.model.lora import Adapters, ArrangedAdapter, can_be_native
 from raycore.model.operations import Operations
 from raycore.model.rendezvous import Rendezvous
 from raycore.model.returned_tokens import TokenReceiver
@@ -59,7 +59,7 @@ from raycore.model.weights.loader import (
     load_decoder_weights,
     random_decoder_weights,
 )
-from raycore.model.weights.lora_weights import LoraWeights, largest_lora_bytes, load_lora_weights
+from raycore.model.weights.lora_weights import largest_lora_bytes, load_lora_weights
 from raycore.model.weights.offload import OffloadedTensors, tensors_of
 from raycore.model.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.node import resources as host
@@ -138,9 +138,12 @@ class Worker(WorkerProtocol):
         self._runner: ModelRunner | None = None
         self._adapters: Adapters | None = None
         """None without `enable_lora`."""
-        self._readings: dict[int, Future[LoraWeights]] = {}
+        self._readings: dict[int, Future[ArrangedAdapter]] = {}
         """Adapters that are being read, by the place that they will get."""
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="raycore-adapters")
+        # with threads of its own, torch would make those of steps sleep whenever they wait for each other
+        self._reader = ThreadPoolExecutor(
+            1, thread_name_prefix="raycore-adapters", initializer=torch.set_num_threads, initargs=(1,)
+        )
         self._profile: WorkerProfile | None = None
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
@@ -671,8 +674,9 @@ class Worker(WorkerProtocol):
                 reading.cancel()
             self._adapters.drop(place)
 
-    def _read_adapter(self, adapter: LoRARequest) -> LoraWeights:
+    def _read_adapter(self, adapter: LoRARequest) -> ArrangedAdapter:
         """Read this worker's share of an adapter."""
+        assert self._adapters is not None, "enable_lora=True comes first"
         spec, rank = self.config.model.spec, self.rank
         path = Path(adapter.lora_path)
         lora = LoraSpec.read(path, spec, self.config.lora.max_lora_rank)
@@ -680,7 +684,7 @@ class Worker(WorkerProtocol):
             spec, lora, path, self._stage, rank.tp_rank, rank.tp_size, self._dtype, self._device
         )
         reorder_adapter_(weights, spec, rank.tp_size)
-        return weights
+        return self._adapters.arrange(weights)
 
     def check_health(self) -> None:
         """Raise an error if the device no longer works."""

@@ -117,21 +117,21 @@ inline int64_t integer_scratch_bytes(int64_t num_rows, int64_t num_inputs, int64
 
 // What a LoRA adapter adds to a linear layer, whose parts it changes one by one.
 struct LoraAdapter {
-  const void* a;     // [num_rows, I]: those of all parts, one below the other; null if it leaves the layer as it is
+  const void* a;     // [num_rows, I] in panels: those of all parts, one below the other; null if it adds nothing
   int64_t num_rows;
   struct Part {
-    const void* b;  // [rank, num_outputs]
+    const void* b;  // [num_outputs, rank] in panels; the rank is even
     int64_t first_row, rank, first_output, num_outputs;
   } parts[3];  // those that lack have no outputs
 };
 
 struct LoraArgs {
   const LoraAdapter* adapters;  // by place
-  const int64_t* places;        // [R]: of each row's adapter; equal ones are adjacent
-  const void* x;                // [R, I], rows `x_stride` apart
+  const int64_t* rows;          // [R]: the rows of x and y that are for adapters
+  const int64_t* places;        // [R]: of each of these rows' adapter; equal ones are adjacent
+  const void* x;                // [T, I], rows `x_stride` apart
   void* products;               // [R, width]: A x
-  const int64_t* rows;          // [R]: the row of y that gets B (A x)
-  void* y;                      // [T, O], rows `y_stride` apart
+  void* y;                      // [T, O], rows `y_stride` apart; gets B (A x) in addition
   int64_t num_rows, num_inputs, width, x_stride, y_stride;
 };
 

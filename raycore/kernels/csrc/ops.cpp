@@ -390,48 +390,56 @@ void add_integer_linear(StackValue* stack, uint64_t, uint64_t) {
   linear.compute(residual, residual.size(1), residual.data(), false);
 }
 
-void expect_adapters(const Tensor& places, const Tensor& adapters) {
+// What the operations of adapters have in common. `numbers`: x or y, some of whose rows are for adapters.
+LoraArgs lora_args(const Tensor& numbers, const Tensor& rows, const Tensor& places, const Tensor& adapters) {
   const int32_t int64 = torch_functions.aoti_torch_dtype_int64();
   expect(adapters.dim() == 2 && adapters.size(1) == sizeof(LoraAdapter) / sizeof(int64_t) &&
              adapters.is_contiguous() && adapters.torch_dtype() == int64,
          "contiguous adapters [places, 17] in int64");
-  expect(places.dim() == 1 && places.is_contiguous() && places.torch_dtype() == int64,
-         "contiguous places [R] in int64");
-  for (int64_t row = 0; row < places.size(0); row++)
+  const auto is_index = [&](const Tensor& tensor) {
+    return tensor.dim() == 1 && tensor.is_contiguous() && tensor.torch_dtype() == int64;
+  };
+  expect(is_index(rows) && is_index(places) && places.size(0) == rows.size(0), "contiguous rows and places [R] in int64");
+  expect(numbers.dim() == 2 && numbers.stride(1) == 1, "x or y [T, numbers] with contiguous rows");
+  for (int64_t row = 0; row < rows.size(0); row++) {
+    expect(uint64_t(rows.data<int64_t>()[row]) < uint64_t(numbers.size(0)), "rows of x or y");
     expect(uint64_t(places.data<int64_t>()[row]) < uint64_t(adapters.size(0)), "places of adapters");
+  }
+  LoraArgs args = {};
+  args.adapters = adapters.data<LoraAdapter>();
+  args.rows = rows.data<int64_t>();
+  args.places = places.data<int64_t>();
+  args.num_rows = rows.size(0);
+  return args;
 }
 
-// A x for each row and its adapter's A, [R, width]. What is beyond the number of rows of A isn't set.
+// A x for some rows of x, [R, width]. What is beyond the number of rows of A isn't set.
 void lora_shrink(StackValue* stack, uint64_t, uint64_t) {
-  Tensor x(stack[0]), places(stack[1]), adapters(stack[2]);
-  const int64_t width = stack[3];
-  expect(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % 2 == 0, "x [R, I] with contiguous rows and an even I");
-  expect(places.size(0) == x.size(0), "a place for each row");
-  expect_adapters(places, adapters);
-  Tensor out = empty(x.size(0), width, x.torch_dtype());
-  kernels->lora_shrink[x.dtype()]({adapters.data<LoraAdapter>(), places.data<int64_t>(), x.data(), out.data(), nullptr,
-                                   nullptr, x.size(0), x.size(1), width, x.stride(0), 0},
-                                  threads());
+  Tensor x(stack[0]), rows(stack[1]), places(stack[2]), adapters(stack[3]);
+  LoraArgs args = lora_args(x, rows, places, adapters);
+  expect(x.size(1) % 2 == 0, "x [T, I] with an even I");
+  args.width = stack[4];
+  Tensor out = empty(args.num_rows, args.width, x.torch_dtype());
+  args.x = x.data();
+  args.products = out.data();
+  args.num_inputs = x.size(1);
+  args.x_stride = x.stride(0);
+  kernels->lora_shrink[x.dtype()](args, threads());
   stack[0] = out.release();
 }
 
-// Adds B (A x) to rows of y.
+// Adds B (A x) to some rows of y.
 void lora_expand(StackValue* stack, uint64_t, uint64_t) {
   Tensor y(stack[0]), products(stack[1]), rows(stack[2]), places(stack[3]), adapters(stack[4]);
-  expect(y.dim() == 2 && y.stride(1) == 1, "y [T, O] with contiguous rows");
-  expect(products.dim() == 2 && products.is_contiguous() && products.dtype() == y.dtype(),
+  LoraArgs args = lora_args(y, rows, places, adapters);
+  expect(products.dim() == 2 && products.is_contiguous() && products.dtype() == y.dtype() &&
+             products.size(0) == args.num_rows,
          "contiguous products [R, width] of the dtype of y");
-  expect(rows.dim() == 1 && rows.size(0) == products.size(0) && rows.is_contiguous() &&
-             rows.torch_dtype() == torch_functions.aoti_torch_dtype_int64(),
-         "contiguous rows [R] in int64");
-  expect(places.size(0) == products.size(0), "a place for each row");
-  expect_adapters(places, adapters);
-  for (int64_t row = 0; row < rows.size(0); row++)
-    expect(uint64_t(rows.data<int64_t>()[row]) < uint64_t(y.size(0)), "rows of y");
-  kernels->lora_expand[y.dtype()]({adapters.data<LoraAdapter>(), places.data<int64_t>(), nullptr, products.data(),
-                                   rows.data<int64_t>(), y.data(), products.size(0), 0, products.size(1), 0,
-                                   y.stride(0)},
-                                  threads());
+  args.products = products.data();
+  args.y = y.data();
+  args.width = products.size(1);
+  args.y_stride = y.stride(0);
+  kernels->lora_expand[y.dtype()](args, threads());
 }
 
 struct Op {
@@ -457,7 +465,8 @@ const Op kOps[] = {
     {"gated_integer_linear", "gated_integer_linear(" RAYCORE_INTEGER_LINEAR ") -> Tensor", gated_integer_linear},
     {"add_integer_linear", "add_integer_linear(" RAYCORE_INTEGER_LINEAR ", Tensor(a!) residual) -> ()",
      add_integer_linear},
-    {"lora_shrink", "lora_shrink(Tensor x, Tensor places, Tensor adapters, int width) -> Tensor", lora_shrink},
+    {"lora_shrink", "lora_shrink(Tensor x, Tensor rows, Tensor places, Tensor adapters, int width) -> Tensor",
+     lora_shrink},
     {"lora_expand",
      "lora_expand(Tensor(a!) y, Tensor products, Tensor rows, Tensor places, Tensor adapters) -> ()", lora_expand},
     {"logprobs", "logprobs(Tensor logits, Tensor token_ids, int num_likely) -> (Tensor, Tensor, Tensor, Tensor)",

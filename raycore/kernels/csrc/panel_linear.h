@@ -185,48 +185,67 @@ constexpr bool is_copied(int64_t x_stride, int64_t num_panels) {
 // Copies some inputs of a row in the type in which they are multiplied.
 template <typename X>
 void copy_inputs(const X* from, int64_t count, Factor<X>* to) {
-  if constexpr (kMultipliesPairs<X>) std::memcpy(to, from, count * sizeof(X));
+  if constexpr (std::is_same<X, Factor<X>>::value) std::memcpy(to, from, count * sizeof(X));
   else for (int64_t i = 0; i < count; i += kWidth) store(to + i, load_up_to(from + i, count - i));
+}
+
+// Some rows, and some panels of a weight, that are to be multiplied.
+template <typename X, typename W>
+struct PanelSums {
+  const X* x;
+  int64_t x_stride;
+  const int64_t* order;  // of each row, which row of x it is; null: the first ones
+  int64_t num_rows, num_inputs;
+  const W* packed;
+  int64_t first_panel, last_panel;
+};
+
+// Writes the sums of the products, [rows, outputs of the panels].
+template <typename X, typename W>
+void sum_panels(const PanelSums<X, W>& args, float* sums) {
+  const int64_t I = args.num_inputs, panel_size = kPanelOutputs * I, num_panels = args.last_panel - args.first_panel;
+  const W* packed = args.packed;
+  alignas(64) Factor<X> copy[kMaxBlockRows<X> * kInnerBlock<X>];
+  for (int64_t i = 0; i < I; i += kInnerBlock<X>) {
+    PanelBlock<X> block;
+    block.num_rows = args.num_rows;
+    block.is_first = i == 0;
+    block.num_inputs = I - i < kInnerBlock<X> ? I - i : kInnerBlock<X>;
+    if (args.order || is_copied<X>(args.x_stride, num_panels)) {
+      for (int64_t row = 0; row < args.num_rows; row++)
+        copy_inputs(args.x + (args.order ? args.order[row] : row) * args.x_stride + i, block.num_inputs,
+                    copy + row * kInnerBlock<X>);
+      block.x = copy;
+      block.x_stride = kInnerBlock<X>;
+    } else if constexpr (std::is_same<X, Factor<X>>::value) {
+      block.x = args.x + i;
+      block.x_stride = args.x_stride;
+    }
+    block.sums_stride = num_panels * kPanelOutputs;
+    block.next_stride = panel_size * sizeof(W);
+    for (int64_t panel = args.first_panel; panel < args.last_panel; panel += kGroupPanels) {
+      const W* weight = packed + panel * panel_size + i * kPanelOutputs;
+      const bool is_last = panel + kGroupPanels >= args.last_panel, is_end = i + kInnerBlock<X> >= I;
+      block.next = reinterpret_cast<const char*>(!is_last ? weight + kGroupPanels * panel_size
+                                                 : is_end ? packed + args.last_panel * panel_size
+                                                          : packed + args.first_panel * panel_size +
+                                                                (i + kInnerBlock<X>) * kPanelOutputs);
+      block.sums = sums + (panel - args.first_panel) * kPanelOutputs;
+      if (panel + kGroupPanels <= args.last_panel) add_panels<X, W, kGroupPanels>(block, weight, panel_size);
+      else add_panels<X, W, 1>(block, weight, panel_size);
+    }
+  }
 }
 
 // Computes the results of some rows for some panels.
 template <typename X, typename W>
 void multiply_panels(const PanelLinearArgs& args, int64_t first_row, int64_t last_row, int64_t first_panel,
                      int64_t last_panel) {
-  const int64_t I = args.num_inputs, panel_size = kPanelOutputs * I, num_rows = last_row - first_row;
-  const int64_t width = (last_panel - first_panel) * kPanelOutputs;
-  const X* rows = static_cast<const X*>(args.x) + first_row * args.x_stride;
-  const W* packed = static_cast<const W*>(args.packed);
+  const int64_t num_rows = last_row - first_row, width = (last_panel - first_panel) * kPanelOutputs;
   alignas(64) float sums[kTaskSums<X>];
-  alignas(64) Factor<X> copy[kIsFloat<X> ? 1 : kMaxBlockRows<X> * kInnerBlock<X>];
-  for (int64_t i = 0; i < I; i += kInnerBlock<X>) {
-    PanelBlock<X> block;
-    block.num_rows = num_rows;
-    block.is_first = i == 0;
-    block.num_inputs = I - i < kInnerBlock<X> ? I - i : kInnerBlock<X>;
-    if (is_copied<X>(args.x_stride, last_panel - first_panel)) {
-      for (int64_t row = 0; row < num_rows; row++)
-        copy_inputs(rows + row * args.x_stride + i, block.num_inputs, copy + row * kInnerBlock<X>);
-      block.x = copy;
-      block.x_stride = kInnerBlock<X>;
-    } else if constexpr (std::is_same<X, Factor<X>>::value) {
-      block.x = rows + i;
-      block.x_stride = args.x_stride;
-    }
-    block.sums_stride = width;
-    block.next_stride = panel_size * sizeof(W);
-    for (int64_t panel = first_panel; panel < last_panel; panel += kGroupPanels) {
-      const W* weight = packed + panel * panel_size + i * kPanelOutputs;
-      const bool is_last = panel + kGroupPanels >= last_panel, is_end = i + kInnerBlock<X> >= I;
-      block.next = reinterpret_cast<const char*>(!is_last ? weight + kGroupPanels * panel_size
-                                                 : is_end ? packed + last_panel * panel_size
-                                                          : packed + first_panel * panel_size +
-                                                                (i + kInnerBlock<X>) * kPanelOutputs);
-      block.sums = sums + (panel - first_panel) * kPanelOutputs;
-      if (panel + kGroupPanels <= last_panel) add_panels<X, W, kGroupPanels>(block, weight, panel_size);
-      else add_panels<X, W, 1>(block, weight, panel_size);
-    }
-  }
+  sum_panels<X, W>({static_cast<const X*>(args.x) + first_row * args.x_stride, args.x_stride, nullptr, num_rows,
+                    args.num_inputs, static_cast<const W*>(args.packed), first_panel, last_panel},
+                   sums);
   for (int64_t row = 0; row < num_rows; row++)
     store_results<X>(args, first_row + row, first_panel, last_panel,
                      [&](int64_t i) { return load(sums + row * width + i); });

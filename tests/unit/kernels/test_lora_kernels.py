@@ -14,7 +14,7 @@ from kernels import assert_near, needs_kernels, randn
 from raycore.kernels import library
 from raycore.messages import NO_ADAPTER
 from raycore.model.layers import PlainLinear
-from raycore.model.lora import AdaptedLinear, AdapterRows
+from raycore.model.lora import AdapterRows, NativeAdaptedLinear, PackedLora
 from raycore.model.weights.lora_weights import LoraLinear, LoraPart
 
 pytestmark = needs_kernels
@@ -49,10 +49,10 @@ def make_adapter(seed: int, num_inputs: int, sizes: list[int], dtype: torch.dtyp
 
 def make_layer(
     rows: AdapterRows, adapters: dict[int, LoraLinear], num_inputs: int, num_outputs: int, dtype: torch.dtype
-) -> AdaptedLinear:
-    layer = AdaptedLinear(PlainLinear(torch.zeros(num_outputs, num_inputs, dtype=dtype), None), rows, 6)
+) -> NativeAdaptedLinear:
+    layer = NativeAdaptedLinear(PlainLinear(torch.zeros(num_outputs, num_inputs, dtype=dtype), None), rows, 6)
     for place, own in adapters.items():
-        layer.put(place, own if own.parts else None)
+        layer.put(place, PackedLora.of(own) if own.parts else None)
     return layer
 
 
@@ -60,7 +60,8 @@ def make_layer(
 @hypothesis.given(
     dtype=strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=strategies.integers(0, 1 << 20),
-    places=strategies.lists(strategies.integers(NO_ADAPTER, 5), min_size=1, max_size=50),
+    places=strategies.lists(strategies.integers(NO_ADAPTER, 5), min_size=1, max_size=50)
+    | strategies.lists(strategies.integers(0, 1), min_size=90, max_size=140),
     half_inputs=strategies.integers(1, 100),
     sizes=strategies.lists(strategies.sampled_from([1, 7, 16, 48, 128, 600]), min_size=1, max_size=3),
 )
@@ -99,12 +100,16 @@ def test_the_bits_of_a_row_do_not_depend_on_others(kernels, dtype: torch.dtype) 
 
 def test_what_would_be_read_out_of_bounds_is_refused() -> None:
     adapters = torch.zeros(2, 17, dtype=torch.int64)
-    x, places = torch.zeros(3, 4), torch.tensor([0, 1, 1])
+    x, rows, places = torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1])
     with pytest.raises(RuntimeError, match="places of adapters"):
-        torch.ops.raycore.lora_shrink(x, places + 1, adapters, 4)
-    with pytest.raises(RuntimeError, match="a place for each row"):
-        torch.ops.raycore.lora_shrink(x, places[:2], adapters, 4)
+        torch.ops.raycore.lora_shrink(x, rows, places + 1, adapters, 4)
+    with pytest.raises(RuntimeError, match="rows and places"):
+        torch.ops.raycore.lora_shrink(x, rows, places[:2], adapters, 4)
     with pytest.raises(RuntimeError, match=r"adapters \[places, 17\]"):
-        torch.ops.raycore.lora_shrink(x, places, adapters[:, :16], 4)
-    with pytest.raises(RuntimeError, match="rows of y"):
-        torch.ops.raycore.lora_expand(x, x, torch.tensor([0, 1, 3]), places, adapters)
+        torch.ops.raycore.lora_shrink(x, rows, places, adapters[:, :16], 4)
+    with pytest.raises(RuntimeError, match="rows of x or y"):
+        torch.ops.raycore.lora_shrink(x, rows + 1, places, adapters, 4)
+    with pytest.raises(RuntimeError, match="rows of x or y"):
+        torch.ops.raycore.lora_expand(x, x, rows + 1, places, adapters)
+    with pytest.raises(RuntimeError, match="products"):
+        torch.ops.raycore.lora_expand(x, x[:2], rows, places, adapters)
