@@ -7,8 +7,9 @@ by round, on the same prompts. The table has medians, and medians of the rounds'
 For the second table, streams without adapters run in one engine. In turn, nothing happens for a while, and then an
 adapter is loaded by `add_lora()` and removed. A gap is the time between two outputs of a stream. The delay of a load
 is the largest gap during it, minus the median gap while nothing was loaded. The same for stretches of time of the same
-length in which nothing was loaded says how much other things on the machine delay steps. Adapters have been written
-just before, so their files are in memory.
+length in which nothing was loaded says how much other things on the machine delay steps. Gaps in which another stream
+began aren't counted: its prompt delays the others. Adapters have been written just before, so their files are in
+memory.
 
     python benchmarks/lora.py [CHECKPOINT]              default: the bundled model
 
@@ -39,7 +40,7 @@ from raycore.demo import demo_model_path
 
 PROMPT_LENGTH = 32
 Times = list[list[float]]
-"""For each stream that has begun: when its outputs came, in seconds."""
+"""For each stream that has begun: when it was asked for, and when its outputs came, in seconds."""
 
 
 def random_prompts(seed: str, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -100,7 +101,7 @@ async def measure_gaps(adapters: Sequence[LoRARequest], args: argparse.Namespace
     async with await AsyncLLM.create(**options) as llm:
         times: Times = []
         streams = [asyncio.ensure_future(follow(llm, prompt, times, args)) for prompt in random_prompts("gaps", args)]
-        while not (len(times) >= args.batch and all(times)):  # until all have begun
+        while not (len(times) >= args.batch and all(len(own) > 1 for own in times)):  # until all have begun
             await asyncio.sleep(0.01)
         loads, rests = await load_in_turn(llm, adapters, args)
         for stream in streams:
@@ -110,9 +111,9 @@ async def measure_gaps(adapters: Sequence[LoRARequest], args: argparse.Namespace
             if isinstance(result, Exception):
                 raise result
     usual_s = median([gap_s for rest in rests for gap_s in gaps_in(times, rest)])
-    loading = [max(gaps_in(times, load)) - usual_s for load in loads]
+    loading = [max(gaps) - usual_s for load in loads if (gaps := gaps_in(times, load))]
     # as many stretches, and as long, in which nothing happened
-    alike = [max(gaps_in(times, each)) - usual_s for each in stretches(rests, loads)]
+    alike = [max(gaps) - usual_s for each in stretches(rests, loads) if (gaps := gaps_in(times, each))]
     rows: list[list[object]] = [["delay of a stream, ms", "number", "median", "largest"]]
     for name, delays_s in (("adapter loaded", loading), ("nothing loaded", alike)):
         number = len(delays_s)
@@ -128,7 +129,7 @@ async def follow(llm: AsyncLLM, prompt: dict[str, Any], times: Times, args: argp
     """Note when a stream's outputs come. When it has ended, it begins again, as another stream."""
     params = SamplingParams(temperature=0, max_tokens=args.stream_tokens, ignore_eos=True)
     while True:
-        own: list[float] = []
+        own = [time.perf_counter()]
         times.append(own)
         async for _ in llm.generate(prompt, params):
             own.append(time.perf_counter())  # noqa: PERF401 - the streams are read while they run
@@ -153,10 +154,20 @@ async def load_in_turn(
 
 
 def gaps_in(times: Times, stretch: tuple[float, float]) -> list[float]:
-    """The gaps of all streams that a stretch of time has a part in."""
+    """The gaps of all streams that a stretch of time has a part in, without those in which a stream began."""
     begin_s, end_s = stretch
-    pairs = (pair for own in times for pair in itertools.pairwise(own))
-    return [after_s - before_s for before_s, after_s in pairs if after_s > begin_s and before_s < end_s]
+    beginnings = [(own[0], own[1]) for own in times if len(own) > 1]
+    pairs = [
+        (before_s, after_s)
+        for own in times
+        for before_s, after_s in itertools.pairwise(own[1:])
+        if after_s > begin_s and before_s < end_s
+    ]
+    return [
+        after_s - before_s
+        for before_s, after_s in pairs
+        if not any(asked_s < after_s and first_s > before_s for asked_s, first_s in beginnings)
+    ]
 
 
 def stretches(

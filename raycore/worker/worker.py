@@ -101,6 +101,12 @@ class StepTimes(NamedTuple):
     """Waiting for the worker of the stage before, or of the next one."""
 
 
+def _disturb_steps_little() -> None:
+    """Let this thread work beside those of steps."""
+    torch.set_num_threads(1)  # with more, the threads of steps would sleep whenever they wait for each other
+    os.nice(10)  # on Linux, of this thread alone
+
+
 class Worker(WorkerProtocol):
     """The worker of one tensor-parallel rank of one stage.
 
@@ -140,10 +146,7 @@ class Worker(WorkerProtocol):
         """None without `enable_lora`."""
         self._readings: dict[int, Future[ArrangedAdapter]] = {}
         """Adapters that are being read, by the place that they will get."""
-        # with threads of its own, torch would make those of steps sleep whenever they wait for each other
-        self._reader = ThreadPoolExecutor(
-            1, thread_name_prefix="raycore-adapters", initializer=torch.set_num_threads, initargs=(1,)
-        )
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="raycore-adapters", initializer=_disturb_steps_little)
         self._profile: WorkerProfile | None = None
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
