@@ -62,9 +62,15 @@ inline void store_quads(Ints x, int digits, char* to) {
   const Ints high = (x + 128) >> 8;
   const Bytes parts[2] = {__builtin_convertvector(digits == 2 ? high : x, Bytes),
                           __builtin_convertvector(x - (high << 8), Bytes)};
-  for (int quad = 0; quad < kWidth / kQuad; quad++)
-    for (int digit = 0; digit < digits; digit++, to += kQuad)
-      std::memcpy(to, reinterpret_cast<const char*>(&parts[digit]) + quad * kQuad, kQuad);
+  if (digits == 1) {
+    std::memcpy(to, parts, sizeof(Bytes));
+    return;
+  }
+  typedef int32_t Quads __attribute__((vector_size(kWidth)));
+  const Quads first = bits_of<Quads>(parts[0]), second = bits_of<Quads>(parts[1]);
+  const Quads both[2] = {__builtin_shufflevector(first, second, 0, 4, 1, 5),
+                         __builtin_shufflevector(first, second, 2, 6, 3, 7)};
+  std::memcpy(to, both, sizeof(both));
 #else
   typedef int16_t Shorts __attribute__((vector_size(2 * kWidth)));
   typedef uint64_t Quads __attribute__((vector_size(2 * kWidth)));
@@ -153,22 +159,30 @@ inline Words load_zeros(const uint8_t* from) {
 }
 
 // The results of R rows for P panels, without the rows' scales. They are `results_stride` apart.
-template <int bits, int digits, int R, int P>
+template <int bits, int digits, bool has_zeros, int R, int P>
 void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int64_t panel,
                        float* results, int64_t results_stride) {
   constexpr int V = P * kVectors;
   constexpr bool fetches = R < 6;  // few rows are bound by memory: the next panels are fetched meanwhile
   constexpr int inputs_each = kQuad * 8 / bits, word_bytes = kPanelOutputs * kQuad;
   const int64_t I = args.num_inputs, num_groups = (I + args.group_size - 1) / args.group_size;
+  const int64_t group_blocks = (args.group_size + rows.block_inputs - 1) / rows.block_inputs;
   const int64_t panel_bytes = I / inputs_each * word_bytes, x_stride = rows.stride;
   const uint8_t* weight = args.packed + panel * panel_bytes;
   const char* x = rows.data + row * x_stride;
   const char* x_sums = x + rows.sums_offset;
   Floats own[R][V] = {};
-  for (int64_t block = 0; block < rows.num_blocks; block++) {
+  for (int64_t block = 0, group = 0, group_end = group_blocks; block < rows.num_blocks; block++) {
+    if (block == group_end) {
+      group++;
+      group_end += group_blocks;
+    }
     const int64_t begin = block * rows.block_inputs;
     const int64_t end = begin + rows.block_inputs < I ? begin + rows.block_inputs : I;
-    Words sums[R][V][kSumsEach] = {};
+    Words sums[R][V][kSumsEach];  // cleared and read one by one, so that they stay in registers
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++)
+        for (int digit = 0; digit < kSumsEach; digit++) sums[r][v][digit] = Words{};
     for (int64_t i = begin; i < end; i += inputs_each, weight += word_bytes) {
       Words words[V];
       if constexpr (fetches)
@@ -184,23 +198,19 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
           for (int v = 0; v < V; v++) add_quads<digits>(sums[r][v], quads[v], x + r * x_stride);
       }
     }
-    const int64_t group = begin / args.group_size;
     for (int v = 0; v < V; v++) {
       const int64_t of_outputs = ((panel + v / kVectors) * num_groups + group) * kPanelOutputs +
                                  v % kVectors * kWidth;
       const Floats scales = load(args.scales + of_outputs);
-      const auto add_sums = [&](auto with_zeros) {
-        for (int r = 0; r < R; r++) {
-          const auto* x_sum = reinterpret_cast<const uint32_t*>(x_sums + r * x_stride) + block;
-          const Words exact = all_digits<digits>(sums[r][v]) - with_zeros(*x_sum);
-          own[r][v] += __builtin_convertvector(bits_of<Ints>(exact), Floats) * scales;
-        }
-      };
-      if (args.zeros) {
-        const Words zeros = load_zeros(args.zeros + of_outputs);
-        add_sums([&](uint32_t x_sum) { return zeros * x_sum; });
-      } else {
-        add_sums([](uint32_t x_sum) { return Words{} + x_sum; });
+      Words zeros;
+      if constexpr (has_zeros) zeros = load_zeros(args.zeros + of_outputs);
+      for (int r = 0; r < R; r++) {
+        uint32_t x_sum;
+        std::memcpy(&x_sum, x_sums + r * x_stride + block * sizeof(x_sum), sizeof(x_sum));
+        Words exact = all_digits<digits>(sums[r][v]);
+        if constexpr (has_zeros) exact -= zeros * x_sum;
+        else exact -= x_sum;
+        own[r][v] += __builtin_convertvector(bits_of<Ints>(exact), Floats) * scales;
       }
     }
   }
@@ -212,15 +222,16 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
 constexpr int kIntegerRows = kWidth == 16 ? (kSumsEach == 2 ? 6 : 12) : 4;
 constexpr int kIntegerPanels = kWidth == 16 ? 2 : 1;
 
-template <int bits, int digits, int P, int R = kIntegerRows>
+template <int bits, int digits, bool has_zeros, int P, int R = kIntegerRows>
 inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& args, const IntegerRows& rows,
                                    int64_t row, int64_t panel, float* results, int64_t results_stride) {
-  if (num_rows >= R) multiply_integers<bits, digits, R, P>(args, rows, row, panel, results, results_stride);
+  if (num_rows >= R)
+    multiply_integers<bits, digits, has_zeros, R, P>(args, rows, row, panel, results, results_stride);
   else if constexpr (R > 1)
-    multiply_some_integers<bits, digits, P, R - 1>(num_rows, args, rows, row, panel, results, results_stride);
+    multiply_some_integers<bits, digits, has_zeros, P, R - 1>(num_rows, args, rows, row, panel, results, results_stride);
 }
 
-template <typename T, int bits, int digits>
+template <typename T, int bits, int digits, bool has_zeros>
 void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row,
                              int64_t last_row, int64_t first_panel, int64_t last_panel) {
   constexpr int64_t stride = 2 * kPanelOutputs;
@@ -230,11 +241,11 @@ void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& r
     for (int64_t row = first_row; row < last_row; row += kIntegerRows) {
       const int64_t num_rows = last_row - row < kIntegerRows ? last_row - row : kIntegerRows;
       if (num_panels == kIntegerPanels)
-        multiply_some_integers<bits, digits, kIntegerPanels>(num_rows, args, rows, row, panel, results, stride);
+        multiply_some_integers<bits, digits, has_zeros, kIntegerPanels>(num_rows, args, rows, row, panel, results, stride);
       else
         for (int64_t i = 0; i < num_panels; i++)
-          multiply_some_integers<bits, digits, 1>(num_rows, args, rows, row, panel + i, results + i * kPanelOutputs,
-                                                  stride);
+          multiply_some_integers<bits, digits, has_zeros, 1>(num_rows, args, rows, row, panel + i,
+                                                             results + i * kPanelOutputs, stride);
       for (int64_t r = 0; r < num_rows; r++)
         store_results<T>(args, row + r, panel, panel + num_panels, [&](int64_t i) {
           return load(results + r * stride + i) * splat(rows.scales[row + r]);
@@ -243,7 +254,7 @@ void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& r
   }
 }
 
-template <typename T, int bits, int digits>
+template <typename T, int bits, int digits, bool has_zeros>
 void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
   const IntegerRows rows = integer_rows(args);
   for_rows(args.num_rows, rows_per_thread(args.num_inputs), threads,
@@ -265,8 +276,14 @@ void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
     const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_pairs * 2;
     const int64_t last_row = first_row + block_rows < args.num_rows ? first_row + block_rows : args.num_rows;
     const int64_t last_panel = first_panel + task_pairs * 2 < num_panels ? first_panel + task_pairs * 2 : num_panels;
-    multiply_integer_panels<T, bits, digits>(args, rows, first_row, last_row, first_panel, last_panel);
+    multiply_integer_panels<T, bits, digits, has_zeros>(args, rows, first_row, last_row, first_panel, last_panel);
   });
+}
+
+template <typename T, int bits, int digits>
+void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
+  if (args.zeros) integer_linear_of<T, bits, digits, true>(args, threads);
+  else integer_linear_of<T, bits, digits, false>(args, threads);
 }
 
 template <typename T>

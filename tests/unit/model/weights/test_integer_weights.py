@@ -8,26 +8,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from dequantized import WRITTEN, check_logprobs
 from kernels import needs_kernels
+from peft_adapters import save_adapter
+from small_model import make_runner
 from torch import Tensor
 
+from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.quantization import WeightScheme
+from raycore.checkpoint.stages import Stage
 from raycore.errors import InvalidCheckpoint
 from raycore.model.attention.spec import Attention
-from raycore.model.decoder import Decoder
+from raycore.model.decoder import Decoder, reorder_adapter_
 from raycore.model.layers import TensorParallel
+from raycore.model.lora import Adapters
 from raycore.model.native_operations import NativeOperations
 from raycore.model.operations import TorchOperations
 from raycore.model.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.model.weights.linear_formats import EVERY_INTEGERS, STORED_INTEGERS
 from raycore.model.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
+from raycore.model.weights.lora_weights import load_lora_weights
 from raycore.model.weights.packed_weight import PackedWeight, pack
 from raycore.model.weights.weight import Weight
 
-WRITTEN = Path(__file__).parents[3] / "support" / "quantized"
 KEPT = {
     "auto-gptq-4-asymmetric": 4,
     "autoawq-4": 4,
@@ -174,3 +181,47 @@ def test_a_model_computes_with_the_integers(checkpoint: str) -> None:
         outputs.append(decoder.logits(decoder.forward(tokens, attention)))
     error = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
     assert error < (0.02 if checkpoint == "compressed-tensors-int8" else 2e-4), "rows in 8 bits, or in 16"
+
+
+@needs_kernels
+@pytest.mark.parametrize("checkpoint", KEPT)
+def test_logits_are_those_of_transformers(tmp_path: Path, checkpoint: str) -> None:
+    written = WRITTEN / checkpoint
+    spec = load_model_spec(written)
+    weights = load_decoder_weights(spec, written, 0, 1, torch.float32, formats=STORED_INTEGERS)
+    if checkpoint == "compressed-tensors-int8":
+        tolerance = 0.1  # rows are rounded to 8 bits
+    else:  # compressed-tensors rounds dequantized weights to bfloat16, the other tools to float16
+        tolerance = 0.04 if checkpoint.startswith("compressed-tensors") else 0.005
+    check_logprobs(make_runner(spec, weights, backend="native"), written, tmp_path, tolerance)
+
+
+@needs_kernels
+@pytest.mark.parametrize("checkpoint", ["compressed-tensors-int8", "gptq-4"])
+def test_adapters_are_added_to_what_the_integers_give(tmp_path: Path, checkpoint: str) -> None:
+    written = WRITTEN / checkpoint
+    spec = load_model_spec(written)
+    save_adapter(tmp_path, spec)
+    lora = LoraSpec.read(tmp_path, spec, 16)
+    tokens = torch.arange(40) % spec.vocab_size
+    outputs: list[Tensor] = []
+    for operations, formats, is_native in (
+        (TorchOperations(CPU), None, False),
+        (NativeOperations(), STORED_INTEGERS, True),
+        (NativeOperations(), STORED_INTEGERS, None),
+    ):
+        kept = {} if formats is None else {"formats": formats}
+        weights = load_decoder_weights(spec, written, 0, 1, torch.float32, **kept)
+        adapters = Adapters(CPU, 2, is_native=bool(is_native))
+        decoder = Decoder(spec, weights, TensorParallel(), operations, adapters=adapters)
+        if is_native is not None:
+            adapter = load_lora_weights(spec, lora, tmp_path, Stage.whole(spec), 0, 1, torch.float32, CPU)
+            reorder_adapter_(adapter, spec, 1)
+            adapters.hold(1, adapters.arrange(adapter))
+        adapters.rows.begin_step(np.ones(len(tokens), np.int64), np.arange(len(tokens)))
+        attention = NoAttention(spec.num_heads * spec.head_dim)
+        outputs.append(decoder.logits(decoder.forward(tokens, attention)))
+    expected, found, without = outputs
+    error = (found - expected).norm() / expected.norm()
+    assert error < (0.02 if checkpoint == "compressed-tensors-int8" else 2e-4), "rows in 8 bits, or in 16"
+    assert (without - expected).norm() / expected.norm() > 0.1, "else the adapter changes little"

@@ -5,7 +5,6 @@ The checkpoints are written by tests/support/write_quantized.py.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -15,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from dequantized import WRITTEN, check_logprobs, plain_copy
 from safetensors.torch import load_file, save_file
-from small_model import make_runner, new_request, plan
+from small_model import make_runner
 from torch import Tensor
 
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
@@ -28,24 +28,11 @@ from raycore.model.weights.linear_formats import EVERY_FP8, STORED_FP8
 from raycore.model.weights.loader import DecoderWeights, load_decoder_weights
 from raycore.model.weights.packed_weight import pack, unpack
 from raycore.model.weights.staging import Staging
-from raycore.sampling_params import SamplingParams
 
-WRITTEN = Path(__file__).parents[3] / "support" / "quantized"
 CHECKPOINTS = sorted(path.name for path in WRITTEN.iterdir())
 INTEGERS = [name for name in CHECKPOINTS if "fp8" not in name]
 
 Tensors = dict[str, Tensor]
-
-
-def plain_copy(path: Path, written: Path) -> Path:
-    """The same checkpoint, but with the numbers that the tool has made of the quantized weights."""
-    dequantized = load_file(written / "dequantized.safetensors")
-    layers = tuple(f"{name.removesuffix('weight')}" for name in dequantized)
-    stored = load_file(written / "model.safetensors")
-    rest = {name: tensor for name, tensor in stored.items() if not name.startswith(layers)}
-    path.mkdir(exist_ok=True)
-    save_file(rest | dequantized, path / "model.safetensors")
-    return path
 
 
 def plain_spec(spec: ModelSpec) -> ModelSpec:
@@ -219,28 +206,10 @@ def test_whole_experts_are_read(tmp_path: Path, share: range) -> None:
 
 @pytest.mark.parametrize("checkpoint", ["compressed-tensors-mixed", "gptq-4-ordered-v2", "gptqmodel-awq"])
 def test_logits_are_those_of_transformers(tmp_path: Path, checkpoint: str) -> None:
-    transformers = pytest.importorskip("transformers")
     written = WRITTEN / checkpoint
-    spec, dtype = load_model_spec(written), tool_dtype(written)
-    config = json.loads((written / "config.json").read_text())
-    del config["quantization_config"]
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).float().eval()
-    model.load_state_dict(load_file(plain_copy(tmp_path, written) / "model.safetensors"), strict=True)
-    prompt = [5, 60, 33, 2, 61, 17, 9, 44, 44, 8, 51, 23, 12]
-    with torch.inference_mode():
-        expected_TV = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
-
-    weights = as_float32(load_decoder_weights(spec, written, 0, 1, dtype))
-    runner = make_runner(spec, weights)
-    params = SamplingParams(temperature=0.0, prompt_logprobs=spec.vocab_size)
-    request = new_request(2, prompt, [9, 3, 40, 0], params=params)
-    result = runner.execute(plan([2], [len(prompt)], new_requests=[request]))
-    [(_, first, entries)] = result.prompt_logprobs
-    assert (first, len(entries)) == (1, len(prompt) - 1)
-    for position, entry in enumerate(entries):
-        found_V = torch.tensor(entry.logprobs)
-        torch.testing.assert_close(found_V, expected_TV[position, list(entry.token_ids)], rtol=1e-4, atol=1e-4)
-    assert expected_TV.std() > 0.5, "else all tokens are about as likely"
+    spec = load_model_spec(written)
+    weights = as_float32(load_decoder_weights(spec, written, 0, 1, tool_dtype(written)))
+    check_logprobs(make_runner(spec, weights), written, tmp_path, 1e-4)
 
 
 def as_float32(part: Any) -> Any:
