@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,12 +18,20 @@ from raycore.lora.request import LoRARequest
 NUM_TOKENS = 10
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 PROMPTS = [[20, 31, 42, 53], [60, 12, 17, 90, 44], [33, 33, 70]]
-LIMITS = {"dtype": "float32", "max_model_len": 128, "num_threads": 1, "standby_delay_s": None}
+LIMITS = {"max_model_len": 128, "num_threads": 1, "standby_delay_s": None}
+
+
+class Reference(NamedTuple):
+    """What transformers computes in float32 for each prompt."""
+
+    tokens: list[list[int]]
+    logprobs_V: list[torch.Tensor]
+    """Of the first of these tokens."""
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[LoRARequest | None, list[list[int]]]]:
-    """Adapters, also none, and what transformers generates with them merged into the weights."""
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[LoRARequest | None, Reference]]:
+    """Adapters, also none, and what transformers computes with them merged into the weights."""
     directory = tmp_path_factory.mktemp("adapters")
     made = [save_demo_adapter(directory, seed) for seed in (1, 2)]
     requests = [LoRARequest(path.name, seed, str(path)) for seed, (path, _) in enumerate(made, start=1)]
@@ -32,13 +40,14 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[LoRARequest
     ]
 
 
-def reference(model: Path | str) -> list[list[int]]:
+def reference(model: Path | str) -> Reference:
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     continued = [list(ids) for ids in PROMPTS]
     with torch.inference_mode():
+        logprobs_V = [network(torch.tensor([ids])).logits[0, -1].log_softmax(-1) for ids in PROMPTS]
         for ids in continued * NUM_TOKENS:
             ids.append(int(network(torch.tensor([ids])).logits[0, -1].argmax()))
-    return [ids[-NUM_TOKENS:] for ids in continued]
+    return Reference([ids[-NUM_TOKENS:] for ids in continued], logprobs_V)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +56,13 @@ def reference(model: Path | str) -> list[list[int]]:
     ids=["tp2", "pp2-dp2"],
 )
 def test_the_tokens_are_those_of_merged_weights(ray_cluster, adapters, sizes: dict[str, Any], tmp_path: Path) -> None:
-    with LLM(demo_model_path(), enable_lora=True, max_cpu_loras=2, **sizes, **LIMITS) as llm:
+    with LLM(demo_model_path(), dtype="float32", enable_lora=True, max_cpu_loras=2, **sizes, **LIMITS) as llm:
         prompts = [ids for _ in adapters for ids in PROMPTS]
         chosen = [adapter for adapter, _ in adapters for _ in PROMPTS]
         for _ in range(2):
             outputs = llm.generate(prompts, PARAMS, use_tqdm=False, lora_request=chosen)
             found = [output.outputs[0].token_ids for output in outputs]
-            assert found == [ids for _, expected in adapters for ids in expected]
+            assert found == [ids for _, expected in adapters for ids in expected.tokens]
 
         # what is wrong with an adapter is said at once, or by the workers, and nobody else notices
         adapter = adapters[1][0]
@@ -69,7 +78,23 @@ def test_the_tokens_are_those_of_merged_weights(ray_cluster, adapters, sizes: di
         with pytest.raises(RequestFailed, match=r"adapter_model\.safetensors"):
             llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, lora_request=changed)
         (output,) = llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, lora_request=adapter)
-        assert output.outputs[0].token_ids == adapters[1][1][0]
+        assert output.outputs[0].token_ids == adapters[1][1].tokens[0]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
+def test_logits_are_those_of_merged_weights(ray_cluster, adapters, dtype: str, tolerance: float) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+    with LLM(demo_model_path(), dtype=dtype, enable_lora=True, **LIMITS) as llm:
+        for adapter, expected in adapters[1:]:
+            outputs = llm.generate(PROMPTS, params, use_tqdm=False, lora_request=adapter)
+            for output, expected_V, plain_V in zip(
+                outputs, expected.logprobs_V, adapters[0][1].logprobs_V, strict=True
+            ):
+                (found,) = output.outputs[0].logprobs
+                ids = torch.tensor(list(found))
+                found_20 = torch.tensor([entry.logprob for entry in found.values()])
+                torch.testing.assert_close(found_20, expected_V[ids], rtol=0, atol=tolerance)
+                assert (plain_V[ids] - expected_V[ids]).abs().max() > 5 * tolerance, "else the adapter changes little"
 
 
 def test_an_engine_without_adapters_refuses_them(ray_cluster, adapters) -> None:
