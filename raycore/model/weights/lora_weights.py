@@ -88,11 +88,13 @@ def load_lora_weights(
         stage: the rank's stage.
 
     Raises:
-        InvalidAdapter: the file is missing or damaged, or isn't the one that `lora` describes.
+        InvalidAdapter: the file is missing or damaged, isn't the one that `lora` describes, or has numbers that are
+            infinite or NaN.
     """
+    file = path.expanduser() / ADAPTER_FILE
     try:
-        with CheckpointReader(path, [path.expanduser() / ADAPTER_FILE]) as reader:
-            loader = _Loader(spec, lora, reader, RankRows.of(spec, tp_rank, tp_size), dtype, device)
+        with CheckpointReader(path, [file]) as reader:
+            loader = _Loader(spec, lora, file, reader, RankRows.of(spec, tp_rank, tp_size), dtype, device)
             return LoraWeights([loader.layer(index) for index in stage.layers])
     except InvalidCheckpoint as error:
         raise InvalidAdapter(f"the adapter has changed since its description was read: {error}") from error
@@ -111,6 +113,7 @@ class _Loader:
         self,
         spec: ModelSpec,
         lora: LoraSpec,
+        file: Path,
         reader: CheckpointReader,
         rows: RankRows,
         dtype: torch.dtype,
@@ -118,6 +121,7 @@ class _Loader:
     ) -> None:
         self._hidden_size = spec.hidden_size
         self._modules = lora.modules
+        self._file = file
         self._reader = reader
         self._rows = rows
         self._dtype = dtype
@@ -155,8 +159,15 @@ class _Loader:
     def _a(self, module: LoraModule, inputs: Rows) -> Tensor:
         whole = slice(None)
         a_RI = self._reader.view(module.a_name, (module.rank, inputs.total), (whole, inputs.part))
-        return a_RI.to(self._device, self._dtype)
+        return self._converted(a_RI, module.a_name)
 
     def _b(self, module: LoraModule, outputs: Rows) -> Tensor:
         b_OR = self._reader.view(module.b_name, (outputs.total, module.rank), (outputs.part,))
-        return (b_OR.float() * module.scaling).t().contiguous().to(self._device, self._dtype)
+        return self._converted((b_OR.float() * module.scaling).t().contiguous(), module.b_name)
+
+    def _converted(self, matrix: Tensor, name: str) -> Tensor:
+        converted = matrix.to(self._dtype)
+        if not converted.isfinite().all():
+            dtype = str(self._dtype).removeprefix("torch.")
+            raise InvalidAdapter(f"{self._file}: {name} has numbers that are infinite or NaN in {dtype}")
+        return converted.to(self._device)

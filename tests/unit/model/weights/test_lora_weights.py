@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,24 @@ def test_matrices_are_scaled_in_float32_and_then_rounded(tmp_path: Path, stored:
     prefix = "base_model.model.model.layers.1.mlp.down_proj"
     assert torch.equal(down.a_RI, tensors[f"{prefix}.lora_A.weight"].bfloat16())
     assert torch.equal(down.parts[0].b_RO.t(), (tensors[f"{prefix}.lora_B.weight"].float() * (3 / 7)).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(math.nan, torch.float32), (math.inf, torch.bfloat16), (7e4, torch.float16)]
+)
+@pytest.mark.parametrize("matrix", ["A", "B"])
+def test_numbers_that_are_not_finite_are_refused(
+    tmp_path: Path, matrix: str, number: float, dtype: torch.dtype
+) -> None:
+    save_adapter(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = f"base_model.model.model.layers.1.mlp.down_proj.lora_{matrix}.weight"
+    tensors[name][1, 2] = number
+    save_file(tensors, file)
+    message = rf"adapter_model\.safetensors: {re.escape(name)} has numbers that are infinite or NaN in {str(dtype)[6:]}"
+    with pytest.raises(InvalidAdapter, match=message):
+        load(tmp_path, dtype=dtype)
 
 
 def test_an_adapter_that_changes_after_it_was_read_is_refused(tmp_path: Path) -> None:
