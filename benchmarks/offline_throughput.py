@@ -5,8 +5,8 @@ has `num_threads`, and vLLM is bound to the cores and has Intel's OpenMP, as its
 compiled. Shapes are (batch, prompt tokens, new tokens). Prompts are random ids, decoding is greedy, end-of-sequence is
 ignored, prefix caching is on. Each run is a new process that warms up, then times every shape `--repeats` times. The
 tables have medians over all timings. With `--neighbour`, every run is repeated with a process beside it that computes
-all the time, and the last table shows what is left of the speed. *Same* is the share of vLLM's outputs that raycore's
-are equal to. In 16 bits, engines round differently, and one other token changes all that follow.
+all the time, and the last table shows what is left of the speed. *Same* is the share of raycore's outputs that are
+equal to vLLM's. In 16 bits, engines round differently, and one different token changes all that follow.
 
 Both engines use `dtype="auto"` unless `--dtype` is given: on a processor without bfloat16 instructions, raycore then
 computes in float32 and vLLM in bfloat16, and `--peer-dtype float32` makes vLLM faster.

@@ -92,13 +92,19 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The rows of a layer's input that are for adapters. Those of the same adapter are adjacent."""
+class _SortedRows:
+    """The rows that are for adapters. Those of the same adapter are adjacent."""
 
     rows_n: Tensor
     places_n: Tensor
-    groups: list[_Group]
-    """The same rows, for torch. Empty if native kernels compute them."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a layer's input that are for adapters, for whichever of the two computes them."""
+
+    native: _SortedRows | None
+    torch: list[_Group]
 
 
 def can_be_native(spec: ModelSpec, tp_size: int) -> bool:
@@ -154,8 +160,9 @@ class AdapterRows:
         if not len(own):
             return None
         rows = own[np.argsort(places[own], kind="stable")]
-        groups = [] if self.is_native else self._groups(rows, places)
-        return _Rows(self._tensor(rows), self._tensor(places[rows]), groups)
+        if self.is_native:
+            return _Rows(_SortedRows(self._tensor(rows), self._tensor(places[rows])), [])
+        return _Rows(None, self._groups(rows, places))
 
     def _groups(self, rows: Ints, places: Ints) -> list[_Group]:
         if self._batch_invariant:
@@ -207,7 +214,7 @@ class TorchAdaptedLinear(AdaptedLinear):
 
     def _add_(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         rows = self._rows.of(len(x_TI))
-        for group in rows.groups if rows is not None else ():
+        for group in rows.torch if rows is not None else ():
             own = self._adapters.get(group.place)
             if own is not None:
                 self._add_group_(y_TO, x_TI, group.rows, own)
@@ -254,8 +261,8 @@ class NativeAdaptedLinear(AdaptedLinear):
 
     def _add_(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         rows = self._rows.of(len(x_TI))
-        if rows is not None and self._adapters:
-            around = rows.rows_n, rows.places_n, self._shared_table
+        if rows is not None and rows.native is not None and self._adapters:
+            around = rows.native.rows_n, rows.native.places_n, self._shared_table
             a_nR = torch.ops.raycore.lora_shrink.default(x_TI, *around, self._width)
             torch.ops.raycore.lora_expand.default(y_TO, self._ranks.all_reduce_(a_nR), *around)
         return y_TO

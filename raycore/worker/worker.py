@@ -11,6 +11,7 @@ import raycore.worker.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport
 # isort: split
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -101,10 +102,11 @@ class StepTimes(NamedTuple):
     """Waiting for the worker of the stage before, or of the next one."""
 
 
-def _disturb_steps_little() -> None:
-    """Let this thread work beside those of steps."""
-    torch.set_num_threads(1)  # with more, the threads of steps would sleep whenever they wait for each other
-    os.nice(10)  # on Linux, of this thread alone
+def _give_way_to_steps() -> None:
+    """Make this thread a background thread: steps have priority."""
+    torch.set_num_threads(1)  # otherwise torch starts more threads for this one, beside those that steps use
+    if sys.platform == "linux":  # elsewhere, the priority is that of the whole process
+        os.nice(10)
 
 
 class Worker(WorkerProtocol):
@@ -146,7 +148,7 @@ class Worker(WorkerProtocol):
         """None without `enable_lora`."""
         self._readings: dict[int, Future[ArrangedAdapter]] = {}
         """Adapters that are being read, by the place that they will get."""
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="raycore-adapters", initializer=_disturb_steps_little)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="raycore-adapters", initializer=_give_way_to_steps)
         self._profile: WorkerProfile | None = None
         spec = config.model.spec
         self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)

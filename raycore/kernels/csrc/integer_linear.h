@@ -260,7 +260,7 @@ void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
   for_rows(args.num_rows, rows_per_thread(args.num_inputs), threads,
            [&](int64_t row) { round_row<T>(args, rows, row, digits); });
   const int64_t num_pairs = (args.num_outputs + 2 * kPanelOutputs - 1) / (2 * kPanelOutputs);
-  const int64_t num_panels = (args.num_outputs + kPanelOutputs - 1) / kPanelOutputs;
+  const int64_t num_panels = panels_of(args.num_outputs);
   const int64_t fitting_rows = kRowBytes / rows.stride / kIntegerRows * kIntegerRows;
   const int64_t max_rows = fitting_rows < kIntegerRows ? kIntegerRows : fitting_rows;
   const int64_t num_blocks = (args.num_rows + max_rows - 1) / max_rows;

@@ -69,6 +69,10 @@ struct LinearArgs {
 
 constexpr int kPanelOutputs = 16;
 
+inline int64_t panels_of(int64_t num_outputs) {
+  return (num_outputs + kPanelOutputs - 1) / kPanelOutputs;
+}
+
 struct PanelLinearArgs {
   const void* x;         // [R, I], rows `x_stride` apart
   // The weight in panels of 16 outputs: [O / 16, I / p, 16, p]. p is 2 for bfloat16, and 1 for other types. The last

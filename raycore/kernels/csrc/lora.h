@@ -18,13 +18,6 @@ constexpr int64_t kLoraRows = 4 * kPanelRows;  // of one adapter that are comput
 constexpr int64_t kShrinkPanels = 2;           // of a task
 constexpr int64_t kExpandPanels = 256;         // of a task, at most
 
-template <typename X>
-constexpr bool kFitsBlock = kLoraRows <= kMaxBlockRows<X> && kLoraRows * kShrinkPanels * kPanelOutputs <= kTaskSums<X>;
-
-inline int64_t panels_of(int64_t num_outputs) {
-  return (num_outputs + kPanelOutputs - 1) / kPanelOutputs;
-}
-
 // Calls function(adapter, first_row, num_rows) for each block of rows with the same adapter.
 template <typename Function>
 inline void for_blocks(const LoraArgs& args, const Function& function) {
@@ -55,7 +48,7 @@ inline void share_blocks(const LoraArgs& args, const Threads& threads, const Tas
 
 template <typename T>
 void lora_shrink(const LoraArgs& args, const Threads& threads) {
-  static_assert(kFitsBlock<T>);
+  static_assert(kLoraRows <= kMaxBlockRows<T>);
   const auto tasks_of = [](const LoraAdapter& adapter, int64_t) {
     return (panels_of(adapter.num_rows) + kShrinkPanels - 1) / kShrinkPanels;
   };

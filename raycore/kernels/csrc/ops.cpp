@@ -254,7 +254,7 @@ void pack_linear(StackValue* stack, uint64_t, uint64_t) {
   expect(weight.dim() == 2 && weight.is_contiguous(), "a contiguous weight [O, I]");
   const int64_t num_outputs = weight.size(0), num_inputs = weight.size(1);
   expect(dtype != kBFloat16 || num_inputs % 2 == 0, "an even I for weights in bfloat16");
-  const int64_t num_panels = (num_outputs + kPanelOutputs - 1) / kPanelOutputs;
+  const int64_t num_panels = panels_of(num_outputs);
   Tensor out = empty(num_panels * kPanelOutputs, num_inputs, weight.torch_dtype());
   for_rows(num_panels, 1, threads(), [&](int64_t panel) {
     const int64_t first = panel * kPanelOutputs, begin = first * num_inputs, left = num_outputs - first;

@@ -255,7 +255,7 @@ template <typename X, typename W>
 void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
   if (args.num_rows == 0) return;
   constexpr int64_t max_rows = kMaxBlockRows<X>;
-  const int64_t num_panels = (args.num_outputs + kPanelOutputs - 1) / kPanelOutputs;
+  const int64_t num_panels = panels_of(args.num_outputs);
   const int64_t num_blocks = (args.num_rows + max_rows - 1) / max_rows;
   const int64_t even_rows = (args.num_rows + num_blocks - 1) / num_blocks;
   const int64_t block_rows = (even_rows + kPanelRows - 1) / kPanelRows * kPanelRows;

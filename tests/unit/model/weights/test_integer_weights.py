@@ -205,16 +205,13 @@ def test_adapters_are_added_to_what_the_integers_give(tmp_path: Path, checkpoint
     lora = LoraSpec.read(tmp_path, spec, 16)
     tokens = torch.arange(40) % spec.vocab_size
     outputs: list[Tensor] = []
-    for operations, formats, is_native in (
-        (TorchOperations(CPU), None, False),
-        (NativeOperations(), STORED_INTEGERS, True),
-        (NativeOperations(), STORED_INTEGERS, None),
-    ):
-        kept = {} if formats is None else {"formats": formats}
+    for is_native, has_adapter in ((False, True), (True, True), (True, False)):
+        kept = {"formats": STORED_INTEGERS} if is_native else {}
         weights = load_decoder_weights(spec, written, 0, 1, torch.float32, **kept)
-        adapters = Adapters(CPU, 2, is_native=bool(is_native))
+        adapters = Adapters(CPU, 2, is_native=is_native)
+        operations = NativeOperations() if is_native else TorchOperations(CPU)
         decoder = Decoder(spec, weights, TensorParallel(), operations, adapters=adapters)
-        if is_native is not None:
+        if has_adapter:
             adapter = load_lora_weights(spec, lora, tmp_path, Stage.whole(spec), 0, 1, torch.float32, CPU)
             reorder_adapter_(adapter, spec, 1)
             adapters.hold(1, adapters.arrange(adapter))
