@@ -99,8 +99,6 @@ class RunningEngine:
         self._brought_groups = None if placement_groups is None else list(placement_groups)
         tokens = Tokenizer.from_dir(self.config.model.tokenizer)
         manager = CoreEngineActorManager(self.config, placement_groups)
-        with cancelled_at_exit(manager.cancel), loading_bar(use_tqdm_on_load) as bar:
-            infos = manager.start(bar.show if use_tqdm_on_load else None, _is_wanted)
         self._client = EngineClient(self.config, tokens)
         self._streams = Streams(self._client)
         self.clients = ClientGroup(self._client)
@@ -111,7 +109,6 @@ class RunningEngine:
         pauses = Pauses(manager, self._supervisor, self.clients, self.config.executor.init_timeout_s)
         adapters = AdapterCalls(manager, self._supervisor, self._client, self.config)
         self._calls = EngineCalls(self._client, self._supervisor, pauses, adapters, self.config)
-        self._supervisor.start()
         self.name: str = self.config.engine_name or manager.engine_id
         """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""
         self._read_status = partial(
@@ -119,23 +116,30 @@ class RunningEngine:
         )
         self._read_metrics = partial(_read_metrics, manager, self._supervisor, self.clients)
         self._control = ControlThread(self.name, self._read_status, self._supervisor.scale)
-        self._control.start()
         export = Periodic("raycore-ray-metrics", INTERVAL_S, RayExport(self.name, self._read_metrics).report)
-        export.start()
-        for info in infos:
-            logger.info(
-                "dp_rank %d is up: dtype %s, KV cache of %d tokens (%d blocks of %d), start-up times in s %s",
-                *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
-            )
         # the finalizer runs at the latest when the interpreter exits
         self._finalizer = weakref.finalize(
             self, _stop, self._control, export, self._client, self.clients, self._supervisor, manager
         )
-        end_before_ray(self._finalizer)
-        end_with_owner(self._finalizer)
         # shuts down on its own thread: Ctrl-C ends only the caller's wait, and never leaves the engine half shut down
         self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
         self._ending = threading.Lock()
+        try:
+            with cancelled_at_exit(manager.cancel), loading_bar(use_tqdm_on_load) as bar:
+                infos = manager.start(bar.show if use_tqdm_on_load else None, _is_wanted)
+            end_before_ray(self._finalizer)
+            end_with_owner(self._finalizer)
+            self._supervisor.start()
+            self._control.start()
+            export.start()
+            for info in infos:
+                logger.info(
+                    "dp_rank %d is up: dtype %s, KV cache of %d tokens (%d blocks of %d), start-up times in s %s",
+                    *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
+                )
+        except BaseException:  # such as an interrupt after the ranks have started
+            self.shutdown()
+            raise
 
     @classmethod
     @with_options(ENGINE_OPTIONS)

@@ -352,7 +352,7 @@ class _RankMonitor:
         self._suspicion = dp_rank, reason
 
     def join(self, timeout_s: float | None) -> None:
-        if self._thread is not threading.current_thread():
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def _run(self) -> None:

@@ -69,8 +69,9 @@ class ControlThread:
         self._wake.set()
 
     def join(self) -> None:
-        """After `stop()`: wait for the thread and the actor's process to end."""
-        self._thread.join(_END_TIMEOUT_S)
+        """After `stop()`: wait for the thread, if it was started, and the actor's process to end."""
+        if self._thread.ident is not None:
+            self._thread.join(_END_TIMEOUT_S)
         if self._pid is not None and self._pid.done() and self._pid.exception() is None:
             wait_until_gone([self._pid.result()], _END_TIMEOUT_S)
 

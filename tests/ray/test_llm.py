@@ -18,6 +18,7 @@ import shared_memory
 import tool_templates
 from number_formats import DTYPE, REPEATABLE
 
+from placement.reserve import groups_named
 from raycore import (
     LLM,
     AsyncLLM,
@@ -29,9 +30,10 @@ from raycore import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from raycore.cluster.supervisor import Supervisor
 from raycore.demo import demo_model_path, held_out_problems
 from raycore.errors import InitializationError, InvalidCheckpoint, RequestTooLarge
-from raycore.node.processes import is_running
+from raycore.node.processes import is_running, wait_until_gone
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 ENDLESS = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
@@ -316,6 +318,23 @@ def test_an_interrupted_call_leaves_the_engine_usable(llm):
     while not llm.reset_prefix_cache():  # False while requests run
         assert time.monotonic() < deadline, "aborted requests still run"
         time.sleep(0.01)
+
+
+def test_a_start_that_is_interrupted_when_the_ranks_are_up_leaves_nothing(ray_cluster, monkeypatch):
+    start, infos = Supervisor.start, []
+
+    def start_and_interrupt(supervisor):
+        start(supervisor)
+        infos.extend(supervisor._manager.infos)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Supervisor, "start", start_and_interrupt)
+    groups_before = {group.id for group in groups_named("")}
+    with pytest.raises(KeyboardInterrupt):
+        LLM(demo_model_path(), **LIMITS)
+    (info,) = infos
+    assert wait_until_gone([info.pid, *info.worker_pids], 5.0) == []
+    assert {group.id for group in groups_named("")} <= groups_before
 
 
 def test_what_an_engine_has_loaded_is_not_the_garbage_collectors_business(llm):
