@@ -107,7 +107,8 @@ class EmulatedOps:
         return own, ranks, likely.view(num_rows, num_likely), likely_ids.view(num_rows, num_likely)
 
     def attention(self, qkv, norm, eps, turns, cache, tables, sequences, heads, kv_heads, block_size, window, scale):
-        sizes = [len(sequences), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window]
+        has_scales = int(cache.dtype == torch.int8)
+        sizes = [len(sequences), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window, has_scales]
         shape = len(qkv), heads * turns.shape[1]
         operands = qkv, norm, turns, cache, tables, sequences
         return _run("attention", qkv.dtype, sizes, shape, qkv.dtype, [eps, scale], *operands, changes=cache)

@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
     args.scale = numbers[1];
     out.resize(operands[1].size() / (n[2] + 2 * n[3]) * n[2]);
     args.out = out.data();
-    kernels.attention[dtype](args, threads);
+    (n[7] ? kernels.int8_attention : kernels.attention)[dtype](args, threads);
     std::ofstream(folder + "/4", std::ios::binary).write(operands[4].data(), operands[4].size());
   }
   std::ofstream(folder + "/out", std::ios::binary).write(out.data(), out.size());

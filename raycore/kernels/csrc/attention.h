@@ -26,34 +26,76 @@ constexpr int kSliceVectors = 2;                    // of values that all rows o
 constexpr int64_t kMinTaskRows = 32, kMaxTaskRows = 128, kMaxTaskNumbers = kMaxTaskRows * 136;
 constexpr int64_t kPreparedTokens = 16;  // of a task; their keys and values fit in a core's cache
 
+// In a function that reads and writes the cache, T is the model's type, and C the cache's. Integers have scales.
+template <typename C>
+constexpr bool kHasScales = std::is_same<C, int8_t>::value;
+
 // Where one head's keys and values of a block are.
-template <typename T>
+template <typename C>
 struct Block {
-  T* keys;
-  T* values;
+  C* keys;
+  C* values;
+
+  // The scale of each token's key, or value.
+  static float* scales(C* numbers, const AttentionArgs& args) {
+    return reinterpret_cast<float*>(numbers + args.block_size * args.head_dim);
+  }
 };
 
-template <typename T>
-inline Block<T> block_of(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t position) {
-  const int64_t size = args.block_size * args.head_dim;
-  T* block = static_cast<T*>(args.cache) + table[position / args.block_size] * 2 * args.num_kv_heads * size;
+template <typename C>
+inline Block<C> block_of(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t position) {
+  const int64_t size = args.block_size * (args.head_dim + (kHasScales<C> ? sizeof(float) : 0));
+  C* block = static_cast<C*>(args.cache) + table[position / args.block_size] * 2 * args.num_kv_heads * size;
   return {block + head * size, block + (args.num_kv_heads + head) * size};
 }
 
-// Rotates a token's key, and stores key and value.
+// Rounds a head to integers from -127 to 127. Returns their scale; NaN if a number isn't finite.
 template <typename T>
+inline float quantize_head(const T* from, int64_t dim, int8_t* to) {
+  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+  Floats top = {}, defect = {};
+  for (int64_t i = 0; i < dim; i += kWidth) {
+    const Floats x = load_up_to(from + i, dim - i);
+    top = maximum(maximum(x, -x), top);
+    defect += x - x;
+  }
+  const float largest = maximum(top), factor = largest > 0 ? 127.0f / largest : 0.0f;
+  for (int64_t i = 0; i < dim; i += kWidth) {
+    const Floats rounded = load_up_to(from + i, dim - i) * splat(factor) + splat(kRounder);
+    const Bytes bytes = __builtin_convertvector(bits_of<Ints>(rounded) - bits_of<Ints>(splat(kRounder)), Bytes);
+    std::memcpy(to + i, &bytes, dim - i < kWidth ? dim - i : kWidth);
+  }
+  return largest / 127.0f + sum(defect);
+}
+
+// Stores a token's key and value.
+template <typename C>
+inline void store_numbers(const AttentionArgs& args, const Block<C>& block, int64_t place, const C* key,
+                          const C* value) {
+  constexpr int P = kPair<C>;
+  const int64_t H = args.head_dim, S = args.block_size;
+  for (int64_t i = 0; i < H; i += P) std::memcpy(block.keys + i * S + place * P, key + i, P * sizeof(C));
+  C* values = block.values + place / P * P * H + place % P;
+  for (int64_t i = 0; i < H; i++) values[i * P] = value[i];
+}
+
+// Rotates a token's key, and stores key and value.
+template <typename T, typename C>
 inline void store_token(const AttentionArgs& args, const int32_t* table, T* row, int64_t position, int64_t head) {
-  constexpr int P = kPair<T>;
-  const int64_t N = args.num_heads, K = args.num_kv_heads, H = args.head_dim, S = args.block_size;
+  const int64_t N = args.num_heads, K = args.num_kv_heads, H = args.head_dim, place = position % args.block_size;
   const T* norm = static_cast<const T*>(args.norm);
   T* key = row + (N + head) * H;
   const T* value = key + K * H;
   turn_head(key, norm ? norm + (N + head) * H : nullptr, args.turns + position * H, H, args.eps);
-  const Block<T> block = block_of<T>(args, table, head, position);
-  const int64_t place = position % S;
-  for (int64_t i = 0; i < H; i += P) std::memcpy(block.keys + i * S + place * P, key + i, P * sizeof(T));
-  T* values = block.values + place / P * P * H + place % P;
-  for (int64_t i = 0; i < H; i++) values[i * P] = value[i];
+  const Block<C> block = block_of<C>(args, table, head, position);
+  if constexpr (kHasScales<C>) {
+    int8_t numbers[2][kMaxHeadDim];
+    block.scales(block.keys, args)[place] = quantize_head(key, H, numbers[0]);
+    block.scales(block.values, args)[place] = quantize_head(value, H, numbers[1]);
+    store_numbers(args, block, place, numbers[0], numbers[1]);
+  } else {
+    store_numbers<C>(args, block, place, key, value);
+  }
 }
 
 // Rotates the queries of one token that share a key-value head.
@@ -67,21 +109,21 @@ inline void turn_queries(const AttentionArgs& args, T* row, int64_t position, in
 
 // The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [H, R], scaled. The sums' order
 // is the same for every R and V.
-template <typename T, int R, int V>
-inline void score(const T* keys, int64_t count, int64_t block_size, const float* q, int64_t dim, float* scores) {
+template <typename C, int R, int V>
+inline void score(const C* keys, int64_t count, int64_t block_size, const float* q, int64_t dim, float* scores) {
   Floats sums[R][V] = {};
   const auto add = [&](const Floats(&keys)[V], int64_t i) {
     for (int r = 0; r < R; r++)
       for (int v = 0; v < V; v++) sums[r][v] += keys[v] * splat(q[i * R + r]);
   };
-  for (int64_t i = 0; i < dim; i += kPair<T>) {
+  for (int64_t i = 0; i < dim; i += kPair<C>) {
     Floats even[V], odd[V];
     for (int v = 0; v < V; v++) {
-      if constexpr (kPair<T> == 2) widen(keys + i * block_size + 2 * v * kWidth, count, even[v], odd[v]);
+      if constexpr (kPair<C> == 2) widen(keys + i * block_size + 2 * v * kWidth, count, even[v], odd[v]);
       else even[v] = load_up_to(keys + i * block_size + v * kWidth, count);
     }
     add(even, i);
-    if constexpr (kPair<T> == 2) add(odd, i + 1);
+    if constexpr (kPair<C> == 2) add(odd, i + 1);
   }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) store(scores + r * kRowStride + v * kWidth, sums[r][v]);
@@ -89,8 +131,8 @@ inline void score(const T* keys, int64_t count, int64_t block_size, const float*
 
 // Adds `count` weighted values to the sums of R rows: V vectors of them, from `first` on, of which the first `width`
 // numbers count. The values are in blocks of `block_size`.
-template <typename T, int R, int V>
-inline void weigh(const Block<T>* blocks, int64_t block_size, int64_t first, int64_t width, int64_t dim,
+template <typename C, int R, int V>
+inline void weigh(const Block<C>* blocks, int64_t block_size, int64_t first, int64_t width, int64_t dim,
                   const float* weights, int64_t count, float* out, int64_t out_stride) {
   Floats sums[R][V];
   for (int r = 0; r < R; r++)
@@ -101,15 +143,15 @@ inline void weigh(const Block<T>* blocks, int64_t block_size, int64_t first, int
   };
   for (; count > 0; blocks++, weights += block_size, count -= block_size) {
     const int64_t num_tokens = count < block_size ? count : block_size;
-    const T* values = blocks->values + first * kPair<T>;
-    for (int64_t s = 0; s < num_tokens; s += kPair<T>) {
+    const C* values = blocks->values + first * kPair<C>;
+    for (int64_t s = 0; s < num_tokens; s += kPair<C>) {
       Floats even[V], odd[V];
       for (int v = 0; v < V; v++) {
-        if constexpr (kPair<T> == 2) widen(values + s * dim + 2 * v * kWidth, width, even[v], odd[v]);
+        if constexpr (kPair<C> == 2) widen(values + s * dim + 2 * v * kWidth, width, even[v], odd[v]);
         else even[v] = load_up_to(values + s * dim + v * kWidth, width);
       }
       add(even, s);
-      if (kPair<T> == 2 && s + 1 < num_tokens) add(odd, s + 1);  // behind the last token, there may be a NaN
+      if (kPair<C> == 2 && s + 1 < num_tokens) add(odd, s + 1);  // behind the last token, there may be a NaN
     }
   }
   for (int r = 0; r < R; r++)
@@ -127,16 +169,35 @@ struct QueryRows {
   int64_t stride;
 };
 
+// The scales of a chunk's keys and values. All of them are 1 if the cache has none, and those that nobody sees.
+template <typename C>
+struct ChunkScales {
+  static constexpr int64_t kSize = kHasScales<C> ? kMaxChunk + kWidth : 1;
+  alignas(64) float keys[kSize], values[kSize];
+
+  void clear() {
+    for (int64_t i = 0; i < kSize; i++) keys[i] = values[i] = 1.0f;
+  }
+  // Takes those of `count` tokens of a block, from `first` on, for the chunk's keys from `place` on.
+  void take(const AttentionArgs& args, const Block<C>& block, int64_t first, int64_t count, int64_t place) {
+    if constexpr (kHasScales<C>) {
+      std::memcpy(keys + place, block.scales(block.keys, args) + first, count * sizeof(float));
+      std::memcpy(values + place, block.scales(block.values, args) + first, count * sizeof(float));
+    }
+  }
+};
+
 // Adjacent keys and values of a sequence, at positions `begin` to `end`.
-template <typename T>
+template <typename C>
 struct KeyChunk {
-  Block<T> blocks[kMaxChunk / 2];
+  Block<C> blocks[kMaxChunk / 2];
+  ChunkScales<C> scales;
   int64_t begin, end;
 };
 
-template <typename T>
-inline void fetch(const T* from, int64_t count) {
-  for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
+template <typename C>
+inline void fetch(const C* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / sizeof(C)) __builtin_prefetch(from + i);
 }
 
 // The keys of a chunk that some adjacent rows see: `begin` to `end`, relative to the chunk. Their blocks begin at
@@ -153,12 +214,16 @@ struct SeenKeys {
 };
 
 // Turns a row's scores into weights, and scales its sums accordingly.
-inline void weigh_keys(QueryRows& rows, int64_t row, int64_t chunk_begin, const SeenKeys& seen, int64_t dim) {
+template <typename C>
+inline void weigh_keys(QueryRows& rows, int64_t row, const KeyChunk<C>& chunk, const SeenKeys& seen, int64_t dim) {
   float* scores = rows.weights + row * kRowStride;
+  const int64_t chunk_begin = chunk.begin;
   // vectors begin at multiples of kWidth, so that a key's weight is always added in the same lane
   const int64_t low = seen.first / kWidth * kWidth, end = seen.end;
   const int64_t from = rows.from[row] - chunk_begin > seen.first ? rows.from[row] - chunk_begin : seen.first;
   const int64_t to = rows.to[row] - chunk_begin < end ? rows.to[row] - chunk_begin : end;
+  if constexpr (kHasScales<C>)
+    for (int64_t i = low; i < end; i += kWidth) store(scores + i, load(scores + i) * load(chunk.scales.keys + i));
   for (int64_t i = low; i < from && i < end; i++) scores[i] = -kInfinity;
   for (int64_t i = to > low ? to : low; i < end + kWidth; i++) scores[i] = -kInfinity;
   Floats top = splat(rows.highest[row]);
@@ -168,7 +233,8 @@ inline void weigh_keys(QueryRows& rows, int64_t row, int64_t chunk_begin, const 
   Floats total = {};
   for (int64_t i = low; i < end; i += kWidth) {
     const Floats weight = power_of_two(load(scores + i) - shift);
-    store(scores + i, weight);
+    if constexpr (kHasScales<C>) store(scores + i, weight * load(chunk.scales.values + i));
+    else store(scores + i, weight);
     total += weight;
   }
   const Floats kept = power_of_two(splat(rows.highest[row]) - shift);  // 0 before the first key
@@ -179,23 +245,23 @@ inline void weigh_keys(QueryRows& rows, int64_t row, int64_t chunk_begin, const 
 }
 
 // Adds a chunk to the results of the only R rows of a task.
-template <typename T, int R>
-void attend_few_rows(const AttentionArgs& args, const KeyChunk<T>& chunk, QueryRows& rows) {
+template <typename C, int R>
+void attend_few_rows(const AttentionArgs& args, const KeyChunk<C>& chunk, QueryRows& rows) {
   const int64_t S = args.block_size, H = args.head_dim;
   const SeenKeys seen(rows, 0, R, chunk.begin, chunk.end, S);
   if (seen.begin >= seen.end) return;
   const int64_t num_blocks = (seen.end - seen.first + S - 1) / S;
-  const Block<T>* blocks = chunk.blocks + seen.first / S;
+  const Block<C>* blocks = chunk.blocks + seen.first / S;
   constexpr int V = kScoreVectors, W = kWidth == 8 ? (R <= 3 ? 4 : 2) : R <= 3 ? 8 : R <= 6 ? 4 : 2;
   for (int64_t i = 0; i < num_blocks; i++) {
     fetch(i + 1 < num_blocks ? blocks[i + 1].keys : blocks[0].values, S * H);
     float* scores = rows.weights + seen.first + i * S;
-    const T* keys = blocks[i].keys;
+    const C* keys = blocks[i].keys;
     int64_t s = 0;
-    for (; s + V * kWidth <= S; s += V * kWidth) score<T, R, V>(keys + s * kPair<T>, kWidth, S, rows.q, H, scores + s);
-    for (; s < S; s += kWidth) score<T, R, 1>(keys + s * kPair<T>, S - s, S, rows.q, H, scores + s);
+    for (; s + V * kWidth <= S; s += V * kWidth) score<C, R, V>(keys + s * kPair<C>, kWidth, S, rows.q, H, scores + s);
+    for (; s < S; s += kWidth) score<C, R, 1>(keys + s * kPair<C>, S - s, S, rows.q, H, scores + s);
   }
-  for (int row = 0; row < R; row++) weigh_keys(rows, row, chunk.begin, seen, H);
+  for (int row = 0; row < R; row++) weigh_keys(rows, row, chunk, seen, H);
   for (int64_t i = 0; i < num_blocks; i += kBlocksTogether) {
     for (int64_t next = i + kBlocksTogether; next < i + 2 * kBlocksTogether && next < num_blocks; next++)
       fetch(blocks[next].values, S * H);
@@ -203,16 +269,16 @@ void attend_few_rows(const AttentionArgs& args, const KeyChunk<T>& chunk, QueryR
     const int64_t count = left < kBlocksTogether * S ? left : kBlocksTogether * S;
     int64_t h = 0;
     for (; h + W * kWidth <= H; h += W * kWidth)
-      weigh<T, R, W>(blocks + i, S, h, kWidth, H, rows.weights + key, count, rows.sums, rows.stride);
+      weigh<C, R, W>(blocks + i, S, h, kWidth, H, rows.weights + key, count, rows.sums, rows.stride);
     for (; h < H; h += kWidth)
-      weigh<T, R, 1>(blocks + i, S, h, H - h, H, rows.weights + key, count, rows.sums, rows.stride);
+      weigh<C, R, 1>(blocks + i, S, h, H - h, H, rows.weights + key, count, rows.sums, rows.stride);
   }
 }
 
-template <typename T, int R = kGroupRows>
-inline void attend_up_to(int64_t num_rows, const AttentionArgs& args, const KeyChunk<T>& chunk, QueryRows& rows) {
-  if (num_rows == R) attend_few_rows<T, R>(args, chunk, rows);
-  else if constexpr (R > 1) attend_up_to<T, R - 1>(num_rows, args, chunk, rows);
+template <typename C, int R = kGroupRows>
+inline void attend_up_to(int64_t num_rows, const AttentionArgs& args, const KeyChunk<C>& chunk, QueryRows& rows) {
+  if (num_rows == R) attend_few_rows<C, R>(args, chunk, rows);
+  else if constexpr (R > 1) attend_up_to<C, R - 1>(num_rows, args, chunk, rows);
 }
 
 // Calls function(R, first row) for groups of R rows: as many as fit in the registers, and the rest.
@@ -224,12 +290,12 @@ inline void for_groups(int64_t num_rows, const Function& function, int64_t row =
 }
 
 // The scores of a task's rows for up to V vectors of a block's keys, which begin at `first` of the chunk.
-template <typename T, int V>
-inline void score_task(const T* keys, int64_t count, int64_t first, const AttentionArgs& args,
-                       const KeyChunk<T>& chunk, QueryRows& rows, int64_t num_rows) {
+template <typename C, int V>
+inline void score_task(const C* keys, int64_t count, int64_t first, const AttentionArgs& args,
+                       const KeyChunk<C>& chunk, QueryRows& rows, int64_t num_rows) {
   const int64_t H = args.head_dim;
-  alignas(64) float wide[kPair<T> == 1 ? 1 : kMaxHeadDim * V * kWidth];
-  if constexpr (kPair<T> == 2)
+  alignas(64) float wide[kPair<C> == 1 ? 1 : kMaxHeadDim * V * kWidth];
+  if constexpr (kPair<C> == 2)
     for (int64_t i = 0; i < H; i += 2)
       for (int v = 0; v < V; v++) {
         Floats even, odd;
@@ -243,23 +309,23 @@ inline void score_task(const T* keys, int64_t count, int64_t first, const Attent
     if (first + V * kWidth <= seen.first || first >= seen.end) return;
     const float* q = rows.q + row * rows.stride;
     float* scores = rows.weights + row * kRowStride + first;
-    if constexpr (kPair<T> == 1) score<T, R, V>(keys, count, args.block_size, q, H, scores);
+    if constexpr (kPair<C> == 1) score<C, R, V>(keys, count, args.block_size, q, H, scores);
     else score<float, R, V>(wide, kWidth, V * kWidth, q, H, scores);
   });
 }
 
 // Adds a slice of a chunk's values to the sums of a task's rows: V vectors from `h` on, of which the first `width`
 // numbers count.
-template <typename T, int V>
-inline void weigh_task(int64_t h, int64_t width, const AttentionArgs& args, const KeyChunk<T>& chunk, QueryRows& rows,
+template <typename C, int V>
+inline void weigh_task(int64_t h, int64_t width, const AttentionArgs& args, const KeyChunk<C>& chunk, QueryRows& rows,
                        int64_t num_rows, const SeenKeys& seen_by_any) {
   const int64_t S = args.block_size, H = args.head_dim;
   alignas(64) float slice[kMaxChunk * V * kWidth];  // [keys, V vectors], side by side: a core's first cache holds them
-  for (int64_t key = seen_by_any.first; key < seen_by_any.end; key += kPair<T>) {
-    const T* values = chunk.blocks[key / S].values + key % S * H + h * kPair<T>;
+  for (int64_t key = seen_by_any.first; key < seen_by_any.end; key += kPair<C>) {
+    const C* values = chunk.blocks[key / S].values + key % S * H + h * kPair<C>;
     for (int v = 0; v < V; v++) {
       float* to = slice + (key * V + v) * kWidth;
-      if constexpr (kPair<T> == 1) {
+      if constexpr (kPair<C> == 1) {
         store(to, load_up_to(values + v * kWidth, width));
       } else {
         Floats even, odd;
@@ -287,34 +353,34 @@ inline void weigh_task(int64_t h, int64_t width, const AttentionArgs& args, cons
 }
 
 // Adds a chunk to the results of many rows: keys and values are read, and widened, once for all of them.
-template <typename T>
-void attend_many_rows(const AttentionArgs& args, const KeyChunk<T>& chunk, QueryRows& rows, int64_t num_rows) {
+template <typename C>
+void attend_many_rows(const AttentionArgs& args, const KeyChunk<C>& chunk, QueryRows& rows, int64_t num_rows) {
   const int64_t S = args.block_size, H = args.head_dim;
   constexpr int V = kScoreVectors, W = kSliceVectors;
   const SeenKeys seen_by_any(rows, 0, num_rows, chunk.begin, chunk.end, S);
   for (int64_t first = seen_by_any.first; first < seen_by_any.end; first += S) {
-    const T* keys = chunk.blocks[first / S].keys;
+    const C* keys = chunk.blocks[first / S].keys;
     int64_t s = 0;
     for (; s + V * kWidth <= S; s += V * kWidth)
-      score_task<T, V>(keys + s * kPair<T>, kWidth, first + s, args, chunk, rows, num_rows);
+      score_task<C, V>(keys + s * kPair<C>, kWidth, first + s, args, chunk, rows, num_rows);
     for (; s < S; s += kWidth)
-      score_task<T, 1>(keys + s * kPair<T>, S - s, first + s, args, chunk, rows, num_rows);
+      score_task<C, 1>(keys + s * kPair<C>, S - s, first + s, args, chunk, rows, num_rows);
   }
   for_groups(num_rows, [&](auto group_rows, int64_t row) {
     constexpr int R = decltype(group_rows)::value;
     const SeenKeys seen(rows, row, row + R, chunk.begin, chunk.end, S);
     if (seen.begin < seen.end)
-      for (int r = 0; r < R; r++) weigh_keys(rows, row + r, chunk.begin, seen, H);
+      for (int r = 0; r < R; r++) weigh_keys(rows, row + r, chunk, seen, H);
   });
   int64_t h = 0;
-  for (; h + W * kWidth <= H; h += W * kWidth) weigh_task<T, W>(h, kWidth, args, chunk, rows, num_rows, seen_by_any);
-  for (; h < H; h += kWidth) weigh_task<T, 1>(h, H - h, args, chunk, rows, num_rows, seen_by_any);
+  for (; h + W * kWidth <= H; h += W * kWidth) weigh_task<C, W>(h, kWidth, args, chunk, rows, num_rows, seen_by_any);
+  for (; h < H; h += kWidth) weigh_task<C, 1>(h, H - h, args, chunk, rows, num_rows, seen_by_any);
 }
 
 // Results of `num_rows` rows of one sequence and key-value head. Row i is query i % G of the sequence's token i / G.
-template <typename T>
+template <typename T, typename C>
 void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first_row,
-                 int64_t num_rows) {
+                       int64_t num_rows) {
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim, S = args.block_size;
   const int32_t* table = args.tables + sequence.slot * args.table_stride;
   const auto place = [&](int64_t row, int64_t num_heads) {
@@ -339,13 +405,17 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     rows.from[row] = args.window && rows.to[row] > args.window ? rows.to[row] - args.window : 0;
   }
   const int64_t size = kMaxChunk / S * S, end = rows.to[num_rows - 1];
-  KeyChunk<T> chunk;
+  KeyChunk<C> chunk;
   for (chunk.begin = rows.from[0] / size * size; chunk.begin < end; chunk.begin += size) {
     chunk.end = chunk.begin + size < end ? chunk.begin + size : end;
-    for (int64_t key = chunk.begin; key < chunk.end; key += S)
-      chunk.blocks[(key - chunk.begin) / S] = block_of<T>(args, table, head, key);
-    if (num_rows <= kGroupRows) attend_up_to<T>(num_rows, args, chunk, rows);
-    else attend_many_rows<T>(args, chunk, rows, num_rows);
+    chunk.scales.clear();
+    for (int64_t key = chunk.begin; key < chunk.end; key += S) {
+      const Block<C> block = block_of<C>(args, table, head, key);
+      chunk.blocks[(key - chunk.begin) / S] = block;
+      chunk.scales.take(args, block, 0, chunk.end - key < S ? chunk.end - key : S, key - chunk.begin);
+    }
+    if (num_rows <= kGroupRows) attend_up_to<C>(num_rows, args, chunk, rows);
+    else attend_many_rows<C>(args, chunk, rows, num_rows);
   }
   for (int64_t row = 0; row < num_rows; row++) {
     T* out = static_cast<T*>(args.out) + place(row, N);
@@ -361,11 +431,11 @@ inline int64_t fitting_rows(int64_t head_dim) {
   return (fitting < kMaxTaskRows ? fitting : kMaxTaskRows) / kGroupRows * kGroupRows;
 }
 
-template <typename T>
+template <typename T, typename C>
 void attend_rows(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t row, int64_t last_row) {
   const int64_t most = fitting_rows(args.head_dim);
   for (; row < last_row; row += most)
-    attend_query_rows<T>(args, sequence, head, row, last_row - row < most ? last_row - row : most);
+    attend_query_rows<T, C>(args, sequence, head, row, last_row - row < most ? last_row - row : most);
 }
 
 // Computes the results of some rows of one sequence and key-value head.
@@ -391,14 +461,14 @@ void share_tokens(const AttentionArgs& args, int64_t num_heads, int64_t task_tok
 }
 
 // `most_rows`: of an attention task.
-template <typename T>
+template <typename T, typename C>
 void attention(const AttentionArgs& args, const Threads& threads, Attend attend, int64_t most_rows) {
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim;
   // Rotates a token's key and the queries that share it. Stores key and value.
   const auto prepare = [&](const Sequence& sequence, int64_t token, int64_t head) {
     T* row = static_cast<T*>(args.qkv) + (sequence.first_row + token) * (N + 2 * K) * H;
     turn_queries(args, row, sequence.start + token, head);
-    store_token(args, args.tables + sequence.slot * args.table_stride, row, sequence.start + token, head);
+    store_token<T, C>(args, args.tables + sequence.slot * args.table_stride, row, sequence.start + token, head);
   };
   bool are_decodes = true;
   int64_t num_rows = 0;
@@ -432,9 +502,9 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend,
                });
 }
 
-template <typename T>
+template <typename T, typename C>
 void attention(const AttentionArgs& args, const Threads& threads) {
-  attention<T>(args, threads, attend_rows<T>, fitting_rows(args.head_dim));
+  attention<T, C>(args, threads, attend_rows<T, C>, fitting_rows(args.head_dim));
 }
 
 }  // namespace

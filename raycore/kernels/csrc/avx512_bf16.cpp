@@ -12,6 +12,8 @@
 #include "table.h"
 #include "tile_attention.h"
 #include "tile_linear.h"
-RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", tile_attention<DotProducts>, (panel_linear<BFloat16, BFloat16>))
-RAYCORE_TABLE(kAmxKernels, "amx", tile_attention<AmxProducts>, tile_linear)
+RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", (tile_attention<DotProducts, BFloat16>),
+              (tile_attention<DotProducts, int8_t>), (panel_linear<BFloat16, BFloat16>))
+RAYCORE_TABLE(kAmxKernels, "amx", (tile_attention<AmxProducts, BFloat16>), (tile_attention<AmxProducts, int8_t>),
+              tile_linear)
 #endif

@@ -49,7 +49,8 @@ struct AttentionArgs {
   const float* turns;  // [positions, H]: cosine and sine of each pair
   // [blocks, 2, K, S · H]: keys, then values. A block of keys is stored by component, so that adjacent numbers belong
   // to adjacent tokens: [H / p, S, p]. A block of values is stored by token: [S / p, H, p]. p is 2 for bfloat16, whose
-  // pairs are cheap to widen, and 1 for other types.
+  // pairs are cheap to widen, and for integers of 8 bits, and 1 for other types. Integers are followed by the float32
+  // scales of the S tokens, with which they have to be multiplied: [blocks, 2, K, S · H + 4 · S].
   void* cache;
   const int32_t* tables;  // [slots, table_stride]: the blocks of each slot
   const Sequence* sequences;
@@ -186,6 +187,7 @@ struct Kernels {
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Threads&);
   void (*silu_and_mul[kNumDTypes])(const SiluArgs&, const Threads&);
   void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
+  void (*int8_attention[kNumDTypes])(const AttentionArgs&, const Threads&);  // to a cache of integers of 8 bits
   void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
   void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);

@@ -220,10 +220,14 @@ void attention(StackValue* stack, uint64_t, uint64_t) {
              sequences.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
          "contiguous sequences [n, 4] in int32");
   expect(norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm of the dtype of qkv");
-  expect(cache.dtype() == qkv.dtype() && cache.is_contiguous(), "a contiguous cache of the dtype of qkv");
+  const bool has_scales = cache.torch_dtype() == torch_functions.aoti_torch_dtype_int8();
+  expect((has_scales || cache.dtype() == qkv.dtype()) && cache.is_contiguous(),
+         "a contiguous cache of int8 or of the dtype of qkv");
+  expect(cache.size(cache.dim() - 1) == args.block_size * (args.head_dim + (has_scales ? 4 : 0)),
+         "a cache [..., S H], or [..., S H + 4 S] of int8");
   Tensor out = empty(qkv.size(0), args.num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
-  kernels->attention[qkv.dtype()](args, threads());
+  (has_scales ? kernels->int8_attention : kernels->attention)[qkv.dtype()](args, threads());
   stack[0] = out.release();
 }
 

@@ -1,11 +1,12 @@
 // The table of the kernels that this translation unit compiles.
 
-#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION, BFLOAT16_LINEAR)                                              \
+#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION, INT8_ATTENTION, BFLOAT16_LINEAR)                              \
   namespace raycore {                                                                                               \
   const Kernels NAME = {TEXT,                                                                                       \
                         {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},                                   \
                         {silu_and_mul<float>, silu_and_mul<BFloat16>, silu_and_mul<Float16>},                       \
-                        {attention<float>, BFLOAT16_ATTENTION, attention<Float16>},                                 \
+                        {attention<float, float>, BFLOAT16_ATTENTION, attention<Float16, Float16>},                 \
+                        {attention<float, int8_t>, INT8_ATTENTION, attention<Float16, int8_t>},                     \
                         {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},              \
                         {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},                          \
                         {draw<float>, draw<BFloat16>, draw<Float16>},                                               \

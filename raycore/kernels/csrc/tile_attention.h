@@ -5,6 +5,9 @@
 // rounded to bfloat16 before they are multiplied with values. A chunk's weighted values are added to those of the
 // chunks before it, which are scaled first if this chunk has a higher score.
 //
+// Integers of 8 bits are copied as the bfloat16 numbers that they equal. Their scales are multiplied with the scores and
+// with the weights.
+//
 // A class `Products` computes the matrix products: scores of tiles of 16 keys, and sums of weighted values, kStep at a
 // time.
 
@@ -28,18 +31,25 @@ struct TileRows {
   alignas(64) float sums[kTileRows * kMaxHeadDim];  // [rows, H]
 };
 
-// Where a chunk's keys and values are, and what is computed of them for a tile of rows.
+// Where a chunk's keys and values are, as numbers of type P, and what is computed of them for a tile of rows. C is the
+// cache's type.
+template <typename C, typename P>
 struct Chunk {
   int64_t first, num_tiles, num_steps;
-  const BFloat16* tiles[kMaxChunk / kTileKeys];          // [H / 2, 16, 2], the first dimension `block_size` pairs apart
-  const BFloat16* steps[kMaxChunk / kTileKeys];          // [kStep / 2, H, 2]
-  alignas(64) float scores[kTileRows * kRowStride];      // [rows, kRowStride]
-  alignas(64) BFloat16 weights[kTileRows * kMaxChunk];   // [rows, kMaxChunk]
-  alignas(64) BFloat16 values[kMaxChunk * kMaxHeadDim];  // copies, for some of `steps`
+  int64_t key_stride;                                   // between pairs of a key's components
+  const P* tiles[kMaxChunk / kTileKeys];                // [H / 2, 16, 2], the first dimension `key_stride` apart
+  const P* steps[kMaxChunk / kTileKeys];                // [kStep / 2, H, 2]
+  alignas(64) float scores[kTileRows * kRowStride];     // [rows, kRowStride]
+  alignas(64) BFloat16 weights[kTileRows * kMaxChunk];  // [rows, kMaxChunk]
+  ChunkScales<C> scales;
+  // copies of what can't be read where it is
+  alignas(64) P keys[std::is_same<C, P>::value ? 1 : kMaxChunk * kMaxHeadDim];
+  alignas(64) P values[std::is_same<P, int8_t>::value ? 1 : kMaxChunk * kMaxHeadDim];
 };
 
 // The weights of a row: powers of two of the scores, relative to the highest one so far. `num_keys`: a multiple of 16.
-inline void weigh_scores(TileRows& rows, Chunk& chunk, int64_t row, int64_t num_keys) {
+template <typename C, typename P>
+inline void weigh_scores(TileRows& rows, Chunk<C, P>& chunk, int64_t row, int64_t num_keys) {
   float* scores = chunk.scores + row * kRowStride;
   BFloat16* weights = chunk.weights + row * kMaxChunk;
   const int64_t from = rows.from[row] > chunk.first ? rows.from[row] - chunk.first : 0;
@@ -53,6 +63,8 @@ inline void weigh_scores(TileRows& rows, Chunk& chunk, int64_t row, int64_t num_
   const int64_t low = from / W * W, high = (to + W - 1) / W * W;
   std::memset(weights, 0, low * sizeof(BFloat16));
   if (high < num_keys) std::memset(weights + high, 0, (num_keys - high) * sizeof(BFloat16));
+  if constexpr (kHasScales<C>)
+    for (int64_t i = low; i < high; i += kWidth) store(scores + i, load(scores + i) * load(chunk.scales.keys + i));
   for (int64_t i = low; i < from; i++) scores[i] = -kInfinity;
   for (int64_t i = to; i < high; i++) scores[i] = -kInfinity;
   Floats top0 = splat(-kInfinity), top1 = top0;
@@ -71,11 +83,15 @@ inline void weigh_scores(TileRows& rows, Chunk& chunk, int64_t row, int64_t num_
   const Floats scale = splat(rows.log2_scale), shift = splat(rows.highest[row]);
   Floats total0 = {}, total1 = {};
   for (int64_t i = low; i < high; i += W) {
-    const Floats weight0 = exp2(load(scores + i) * scale - shift);
-    const Floats weight1 = exp2(load(scores + i + kWidth) * scale - shift);
-    _mm512_storeu_si512(weights + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)weight1, (__m512)weight0));
+    Floats weight0 = exp2(load(scores + i) * scale - shift);
+    Floats weight1 = exp2(load(scores + i + kWidth) * scale - shift);
     total0 += weight0;
     total1 += weight1;
+    if constexpr (kHasScales<C>) {
+      weight0 *= load(chunk.scales.values + i);
+      weight1 *= load(chunk.scales.values + i + kWidth);
+    }
+    _mm512_storeu_si512(weights + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)weight1, (__m512)weight0));
   }
   rows.total[row] += sum(total0 + total1);
 }
@@ -84,10 +100,12 @@ inline void weigh_scores(TileRows& rows, Chunk& chunk, int64_t row, int64_t num_
 // weight of 0 would be NaN, too. So a step with such values is copied without them, like one whose values aren't
 // adjacent in the cache.
 template <int64_t kStep>
-void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t end, Chunk& chunk) {
+void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t end,
+                Chunk<BFloat16, BFloat16>& chunk) {
   const int64_t S = args.block_size, H = args.head_dim, num_keys = end - chunk.first;
   chunk.num_tiles = (num_keys + kTileKeys - 1) / kTileKeys;
   chunk.num_steps = (num_keys + kStep - 1) / kStep;
+  chunk.key_stride = 2 * S;
   for (int64_t i = 0; i < chunk.num_tiles; i++) {
     const int64_t key = chunk.first + i * kTileKeys;
     chunk.tiles[i] = block_of<BFloat16>(args, table, head, key).keys + key % S * 2;
@@ -113,16 +131,50 @@ void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, i
   }
 }
 
-// Results of up to kMaxTaskRows rows of one sequence and key-value head.
-template <class Products>
+// The same for integers, which are read where they are or, if P is BFloat16, copied. None of them is NaN, but a scale
+// may be.
+template <int64_t kStep, typename P>
+void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t end, Chunk<int8_t, P>& chunk) {
+  const int64_t S = args.block_size, H = args.head_dim, num_keys = end - chunk.first;
+  chunk.num_tiles = (num_keys + kTileKeys - 1) / kTileKeys;
+  chunk.num_steps = (num_keys + kStep - 1) / kStep;
+  chunk.key_stride = std::is_same<P, int8_t>::value ? 2 * S : 2 * kTileKeys;
+  chunk.scales.clear();
+  for (int64_t i = 0; i < chunk.num_tiles; i++) {
+    const int64_t key = chunk.first + i * kTileKeys, left = end - key;
+    const Block<int8_t> block = block_of<int8_t>(args, table, head, key);
+    const int8_t* keys = block.keys + key % S * 2;
+    const int8_t* values = block.values + key % S * H;
+    chunk.scales.take(args, block, key % S, left < kTileKeys ? left : kTileKeys, i * kTileKeys);
+    if constexpr (std::is_same<P, int8_t>::value) {
+      static_assert(kStep == kTileKeys, "what is behind the last key of a step has to be in its block");
+      chunk.tiles[i] = keys;
+      chunk.steps[i] = values;
+    } else {
+      BFloat16* const copies[] = {chunk.keys + i * kTileKeys * H, chunk.values + i * kTileKeys * H};
+      chunk.tiles[i] = copies[0];
+      for (int64_t h = 0; h < H; h += 2) store_pairs(copies[0] + h * kTileKeys, load_pairs(keys + h * S));
+      for (int64_t j = 0; j < kTileKeys * H; j += 2 * kWidth) store_pairs(copies[1] + j, load_pairs(values + j));
+    }
+  }
+  if constexpr (!std::is_same<P, int8_t>::value) {
+    for (int64_t i = 0; i < chunk.num_steps; i++) chunk.steps[i] = chunk.values + i * kStep * H;
+    const int64_t num_copied = chunk.num_tiles * kTileKeys;
+    std::memset(chunk.values + num_copied * H, 0, (chunk.num_steps * kStep - num_copied) * H * sizeof(BFloat16));
+  }
+}
+
+// Results of up to kMaxTaskRows rows of one sequence and key-value head. The cache's type is C. P is the type of which
+// keys and values are read, with the same results.
+template <class Products, typename C, typename P>
 void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first_row,
                  int64_t num_rows) {
-  const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim, S = args.block_size;
+  const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim;
   const int32_t* table = args.tables + sequence.slot * args.table_stride;
   const BFloat16* qkv = static_cast<const BFloat16*>(args.qkv) + sequence.first_row * (N + 2 * K) * H;
   const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
   TileRows tiles[kMaxTiles];
-  Chunk chunk;
+  Chunk<C, P> chunk;
   int64_t begin = INT64_MAX, end = 0;
   for (int64_t t = 0; t < num_tiles; t++) {
     TileRows& rows = tiles[t];
@@ -149,7 +201,7 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
     chunk.first = first;
     find_chunk<kStep>(args, table, head, next < end ? next : end, chunk);
     for (int64_t t = 0; t < num_tiles; t++) {
-      products.score(tiles[t], chunk, S);
+      products.score(tiles[t], chunk);
       for (int64_t r = 0; r < tiles[t].num_rows; r++) weigh_scores(tiles[t], chunk, r, chunk.num_steps * kStep);
       products.weigh(tiles[t], chunk);
     }
@@ -165,16 +217,20 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
   }
 }
 
-template <class Products>
+template <class Products, typename C>
 void attend_tiles(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t row, int64_t last_row) {
+  if constexpr (kHasScales<C> && Products::kMaxIntegerRows > 0)
+    if (last_row - row <= Products::kMaxIntegerRows)
+      return attend_task<Products, C, C>(args, sequence, head, row, last_row - row);
   for (; row < last_row; row += kMaxTaskRows)
-    attend_task<Products>(args, sequence, head, row, last_row - row < kMaxTaskRows ? last_row - row : kMaxTaskRows);
+    attend_task<Products, C, BFloat16>(args, sequence, head, row,
+                                       last_row - row < kMaxTaskRows ? last_row - row : kMaxTaskRows);
 }
 
-template <class Products>
+template <class Products, typename C>
 void tile_attention(const AttentionArgs& args, const Threads& threads) {
-  if (args.head_dim % 32 || args.block_size % kTileKeys) attention<BFloat16>(args, threads);
-  else attention<BFloat16>(args, threads, attend_tiles<Products>, kMaxTaskRows);
+  if (args.head_dim % 32 || args.block_size % kTileKeys) attention<BFloat16, C>(args, threads);
+  else attention<BFloat16, C>(args, threads, attend_tiles<Products, C>, kMaxTaskRows);
 }
 
 // Calls function(integral_constant<count>) for a count of 1 to R.
@@ -189,14 +245,17 @@ inline void with_constant(int64_t count, const Function& function) {
 class DotProducts {
  public:
   static constexpr int64_t kStep = kTileKeys;
+  static constexpr int64_t kMaxIntegerRows = 8;  // more would widen the same integers again
 
-  void score(const TileRows& rows, Chunk& chunk, int64_t block_size) const {
+  template <typename C, typename P>
+  void score(const TileRows& rows, Chunk<C, P>& chunk) const {
     for (int64_t row = 0; row < rows.num_rows; row += kMaxRows)
       with_constant<kMaxRows>(rows.num_rows - row,
-                              [&](auto count) { score_rows<decltype(count)::value>(rows, chunk, block_size, row); });
+                              [&](auto count) { score_rows<decltype(count)::value>(rows, chunk, row); });
   }
 
-  void weigh(TileRows& rows, const Chunk& chunk) const {
+  template <typename C, typename P>
+  void weigh(TileRows& rows, const Chunk<C, P>& chunk) const {
     for (int64_t row = 0; row < rows.num_rows; row += kMaxRows)
       with_constant<kMaxRows>(rows.num_rows - row,
                               [&](auto count) { weigh_rows<decltype(count)::value>(rows, chunk, row); });
@@ -208,18 +267,18 @@ class DotProducts {
   template <int R>
   static constexpr int kVectors = R <= 4 ? 4 : 2;
 
-  template <int R>
-  static void score_rows(const TileRows& rows, Chunk& chunk, int64_t block_size, int64_t row) {
+  template <int R, typename C, typename P>
+  static void score_rows(const TileRows& rows, Chunk<C, P>& chunk, int64_t row) {
     for (int64_t t = 0; t < chunk.num_tiles; t += kVectors<R>)
       with_constant<kVectors<R>>(chunk.num_tiles - t, [&](auto count) {
         Floats sums[R][decltype(count)::value] = {};
-        add_products(rows.q + row * rows.dim, rows.dim, rows.dim / 2, chunk.tiles + t, 2 * block_size, sums);
+        add_products(rows.q + row * rows.dim, rows.dim, rows.dim / 2, chunk.tiles + t, chunk.key_stride, sums);
         store_sums(sums, chunk.scores + row * kRowStride + t * kTileKeys, kRowStride);
       });
   }
 
-  template <int R>
-  static void weigh_rows(TileRows& rows, const Chunk& chunk, int64_t row) {
+  template <int R, typename C, typename P>
+  static void weigh_rows(TileRows& rows, const Chunk<C, P>& chunk, int64_t row) {
     for (int64_t h = 0; h < rows.dim; h += kVectors<R> * kWidth)
       with_constant<kVectors<R>>((rows.dim - h) / kWidth, [&](auto count) {
         constexpr int V = decltype(count)::value;
@@ -228,7 +287,7 @@ class DotProducts {
         for (int r = 0; r < R; r++)
           for (int v = 0; v < V; v++) sums[r][v] = load(to + r * rows.dim + v * kWidth);
         for (int64_t step = 0; step < chunk.num_steps; step++) {
-          const BFloat16* columns[V];
+          const P* columns[V];
           for (int v = 0; v < V; v++) columns[v] = chunk.steps[step] + 2 * (h + v * kWidth);
           add_products(chunk.weights + row * kMaxChunk + step * kStep, kMaxChunk, kStep / 2, columns, 2 * rows.dim,
                        sums);
@@ -238,12 +297,12 @@ class DotProducts {
   }
 
   // Adds the products of `num_pairs` pairs of each of R rows `a` with those of V columns.
-  template <int R, int V>
-  static void add_products(const BFloat16* a, int64_t a_stride, int64_t num_pairs, const BFloat16* const* columns,
+  template <int R, int V, typename P>
+  static void add_products(const BFloat16* a, int64_t a_stride, int64_t num_pairs, const P* const* columns,
                            int64_t column_stride, Floats (&sums)[R][V]) {
     for (int64_t i = 0; i < num_pairs; i++) {
       Floats b[V];
-      for (int v = 0; v < V; v++) std::memcpy(&b[v], columns[v] + i * column_stride, sizeof(b[v]));
+      for (int v = 0; v < V; v++) b[v] = load_pairs(columns[v] + i * column_stride);
       for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = add_pairs(sums[r][v], b[v], a + r * a_stride + 2 * i);
     }
@@ -260,36 +319,39 @@ class DotProducts {
 class AmxProducts {
  public:
   static constexpr int64_t kStep = kTileInner;
+  static constexpr int64_t kMaxIntegerRows = 0;  // tiles are loaded from copies
 
-  void score(const TileRows& rows, Chunk& chunk, int64_t block_size) {
+  template <typename C>
+  void score(const TileRows& rows, Chunk<C, BFloat16>& chunk) {
     shapes_.set(rows.num_rows, kTileInner);
-    rows.num_rows > 16 ? score_tiles<true>(rows, chunk, block_size) : score_tiles<false>(rows, chunk, block_size);
+    rows.num_rows > 16 ? score_tiles<true>(rows, chunk) : score_tiles<false>(rows, chunk);
   }
 
-  void weigh(TileRows& rows, const Chunk& chunk) {
+  template <typename C>
+  void weigh(TileRows& rows, const Chunk<C, BFloat16>& chunk) {
     shapes_.set(rows.num_rows, kTileInner);
     rows.num_rows > 16 ? weigh_tiles<true>(rows, chunk) : weigh_tiles<false>(rows, chunk);
   }
 
  private:
-  template <bool has_lower>
-  static void score_tiles(const TileRows& rows, Chunk& chunk, int64_t block_size) {
+  template <bool has_lower, typename C>
+  static void score_tiles(const TileRows& rows, Chunk<C, BFloat16>& chunk) {
     int64_t t = 0;
-    for (; t + 2 <= chunk.num_tiles; t += 2) score_columns<has_lower, true>(rows, chunk, block_size, t);
-    if (t < chunk.num_tiles) score_columns<has_lower, false>(rows, chunk, block_size, t);
+    for (; t + 2 <= chunk.num_tiles; t += 2) score_columns<has_lower, true>(rows, chunk, t);
+    if (t < chunk.num_tiles) score_columns<has_lower, false>(rows, chunk, t);
   }
 
-  template <bool has_lower, bool is_pair>
-  static void score_columns(const TileRows& rows, Chunk& chunk, int64_t block_size, int64_t t) {
+  template <bool has_lower, bool is_pair, typename C>
+  static void score_columns(const TileRows& rows, Chunk<C, BFloat16>& chunk, int64_t t) {
     clear_tiles<has_lower, is_pair>();
     for (int64_t i = 0; i < rows.dim; i += kTileInner)
-      add_tile_products<has_lower, is_pair>(rows.q + i, rows.dim, chunk.tiles[t] + i * block_size,
-                                            chunk.tiles[t + is_pair] + i * block_size, 2 * block_size);
+      add_tile_products<has_lower, is_pair>(rows.q + i, rows.dim, chunk.tiles[t] + i / 2 * chunk.key_stride,
+                                            chunk.tiles[t + is_pair] + i / 2 * chunk.key_stride, chunk.key_stride);
     store_tiles<has_lower, is_pair>(chunk.scores + t * kTileKeys, kRowStride);
   }
 
-  template <bool has_lower>
-  static void weigh_tiles(TileRows& rows, const Chunk& chunk) {
+  template <bool has_lower, typename C>
+  static void weigh_tiles(TileRows& rows, const Chunk<C, BFloat16>& chunk) {
     for (int64_t h = 0; h < rows.dim; h += 2 * kTileColumns) {
       load_tiles<has_lower, true>(rows.sums + h, rows.dim);
       for (int64_t step = 0; step < chunk.num_steps; step++) {

@@ -38,6 +38,7 @@ using BoxedFunction = void (*)(StackValue* stack, uint64_t num_inputs, uint64_t 
   F(int32_t, aoti_torch_dtype_float16, ())                                                                            \
   F(int32_t, aoti_torch_dtype_float64, ())                                                                            \
   F(int32_t, aoti_torch_dtype_uint8, ())                                                                              \
+  F(int32_t, aoti_torch_dtype_int8, ())                                                                               \
   F(int32_t, aoti_torch_dtype_int32, ())                                                                              \
   F(int32_t, aoti_torch_dtype_int64, ())                                                                              \
   F(int32_t, torch_parallel_for, (int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void*), void*))               \

@@ -138,9 +138,10 @@ inline void store_up_to(T* to, Floats x, int64_t count) {
   else store_first(to, x, count);
 }
 
-// How many numbers are stored side by side that belong to one lane: bfloat16 pairs are cheap to widen.
+// How many numbers are stored side by side that belong to one lane: bfloat16 pairs are cheap to widen, and integers of 8
+// bits become such pairs.
 template <typename T>
-constexpr int kPair = std::is_same<T, BFloat16>::value ? 2 : 1;
+constexpr int kPair = std::is_same<T, BFloat16>::value || std::is_same<T, int8_t>::value ? 2 : 1;
 
 // Two vectors of stored pairs: the first numbers of `count` pairs, and the second ones.
 inline void widen(const BFloat16* from, int64_t count, Floats& first, Floats& second) {
@@ -151,7 +152,31 @@ inline void widen(const BFloat16* from, int64_t count, Floats& first, Floats& se
   second = bits_of<Floats>(pairs & 0xffff0000u);
 }
 
+inline void widen(const int8_t* from, int64_t count, Floats& first, Floats& second) {
+  Halves pairs = {};
+  if (count >= kWidth) std::memcpy(&pairs, from, sizeof(pairs));
+  else std::memcpy(&pairs, from, count * sizeof(uint16_t));
+  const Words words = __builtin_convertvector(pairs, Words);
+  first = __builtin_convertvector(bits_of<Ints>(words << 24) >> 24, Floats);
+  second = __builtin_convertvector(bits_of<Ints>(words << 16) >> 24, Floats);
+}
+
 #ifdef RAYCORE_BF16_PAIRS
+// kWidth pairs of bfloat16 numbers, which equal the numbers at `from`.
+inline Floats load_pairs(const BFloat16* from) {
+  Floats pairs;
+  std::memcpy(&pairs, from, sizeof(pairs));
+  return pairs;
+}
+inline Floats load_pairs(const int8_t* from) {
+  const __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+  const __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + kWidth))));
+  return (Floats)_mm512_cvtne2ps_pbh(second, first);
+}
+inline void store_pairs(BFloat16* to, Floats pairs) {
+  std::memcpy(to, &pairs, sizeof(pairs));
+}
+
 // `sums` plus each lane's products: of a pair in `pairs` with the pair at `from`, which is the same for all lanes.
 inline Floats add_pairs(Floats sums, Floats pairs, const BFloat16* from) {
   uint32_t pair;

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
-from kernels import EmulatedOps, assert_near, emulated_ops, needs_kernels, randn
+from kernels import ROUNDING, EmulatedOps, assert_near, emulated_ops, needs_kernels, randn
 
 from raycore.kernels import library
 
@@ -248,6 +248,7 @@ def attention_steps(draw: strategies.DrawFn) -> dict[str, object]:
     return {
         "seed": draw(SEEDS),
         "dtype": draw(DTYPES),
+        "has_scales": draw(strategies.booleans()),
         "num_heads": num_kv_heads * group,
         "num_kv_heads": num_kv_heads,
         "head_dim": draw(strategies.sampled_from([2, 8, 24, 32, 64, 80, 128, 256])),
@@ -269,7 +270,11 @@ class Cache:
         num_blocks = [-(-length // size) for length in step["lengths"]]
         generator = torch.Generator().manual_seed(step["seed"])
         order = torch.randperm(sum(num_blocks), generator=generator).int()
-        self.cache = torch.full((len(order), 2, kv_heads, size * dim), math.nan, dtype=step["dtype"])
+        shape = len(order), 2, kv_heads, size * dim
+        self.cache = torch.full(shape, math.nan, dtype=step["dtype"])
+        if step["has_scales"]:
+            scales = torch.full((*shape[:3], size), math.nan).view(torch.int8)
+            self.cache = torch.cat([torch.full(shape, 127, dtype=torch.int8), scales], -1)
         self.tables = torch.full((len(num_blocks) + 1, max(num_blocks) + 1), -1, dtype=torch.int32)
         for slot, blocks in enumerate(order.split(num_blocks), start=1):
             self.tables[slot, : len(blocks)] = blocks
@@ -285,8 +290,18 @@ class Cache:
         rows = torch.tensor(sequences, dtype=torch.int32)
         return ops.attention(qkv, norm, EPS, self.turns, self.cache, self.tables, rows, *sizes)
 
-    def expected(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Attention of one sequence's tokens, which are rounded where the cache or qkv stores them."""
+    def stored(self, slot: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The integers [2, T, K, H], keys before values, and the scales [2, T, K, 1], of the first tokens of a slot."""
+        dim, size = self.step["head_dim"], self.step["block_size"]
+        blocks = self.cache[self.tables[slot, : -(-count // size)].long()]
+        scales = blocks[..., size * dim :].contiguous().view(torch.float32).permute(1, 0, 3, 2).flatten(1, 2)
+        keys, values = blocks[..., : size * dim].unbind(1)
+        keys = keys.unflatten(-1, (dim // 2, size, 2)).permute(0, 3, 1, 2, 4)
+        values = values.unflatten(-1, (size // 2, dim, 2)).permute(0, 2, 4, 1, 3).flatten(1, 2)
+        return torch.stack([keys.flatten(0, 1).flatten(2), values.flatten(0, 1)])[:, :count], scales[:, :count, :, None]
+
+    def expected(self, slot: int, qkv: torch.Tensor) -> torch.Tensor:
+        """Attention of a slot's tokens, which are rounded where qkv stores them, to what the cache stores."""
         step = self.step
         heads, kv_heads, dim = step["num_heads"], step["num_kv_heads"], step["head_dim"]
         x = qkv.double().view(len(qkv), -1, dim)
@@ -297,12 +312,28 @@ class Cache:
         first, second = q_and_k.unflatten(-1, (-1, 2)).unbind(-1)
         turned = torch.stack([first * cosines - second * sines, second * cosines + first * sines], -1).flatten(-2)
         queries, keys = turned.to(step["dtype"]).double().split([heads, kv_heads], dim=1)
+        if step["has_scales"]:
+            numbers, scales = self.stored(slot, len(qkv))
+            assert (numbers.abs().amax(-1) == 127).all()
+            keys, values = check_rounding(torch.stack([keys, values]), numbers.double(), scales.double(), step["dtype"])
         keys, values = (each.repeat_interleave(heads // kv_heads, 1) for each in (keys, values))
         behind = torch.arange(len(qkv))[:, None] - torch.arange(len(qkv))
         is_seen = (behind >= 0) & (behind < (step["window"] or len(qkv)))
         scores = torch.einsum("tnh,snh->nts", queries, keys) * dim**-0.5
         weights = scores.masked_fill(~is_seen, -math.inf).softmax(-1)
         return torch.einsum("nts,snh->tnh", weights, values).flatten(1)
+
+
+def check_rounding(
+    x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Check that integers are keys and values divided by their scales. Returns what they stand for."""
+    off = (numbers * scales - x).abs() / scales
+    assert off[1].max() < 0.501
+    # a key may have been rounded in another direction before
+    assert off[0].max() < 0.501 + 127 * ROUNDING[dtype]
+    keys, values = numbers * scales
+    return keys, values
 
 
 @hypothesis.settings(max_examples=120, deadline=None)
@@ -324,10 +355,25 @@ def test_attention(step: dict) -> None:
     ]
     found = cache.attend(torch.cat(ends), sequences)
     torch.set_num_threads(1)
-    for qkv, part in zip(whole, found.split(counts), strict=True):
+    for slot, (qkv, part) in enumerate(zip(whole, found.split(counts), strict=True), start=1):
         largest = qkv.double().abs().max()
         # a score's rounding moves a weight by its share, and a score is a sum of head_dim products
-        assert_near(part, cache.expected(qkv)[-len(part) :], 4 * largest)
+        assert_near(part, cache.expected(slot, qkv)[-len(part) :], 4 * largest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_cache_of_integers_keeps_zeros_and_what_is_not_finite(dtype: torch.dtype) -> None:
+    """Values of one head are zeros. In two others, one value of the second token isn't finite."""
+    step = {"seed": 0, "dtype": dtype, "has_scales": True, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32}
+    step |= {"block_size": 16, "lengths": [3], "counts": [3], "window": 0, "has_norm": False}
+    cache, qkv = Cache(step), randn(0, 3, 12 * 32).to(dtype)
+    values = qkv[:, 8 * 32 :].view(3, 4, 32)
+    values[:, 1] = 0
+    values[1, 2, 5], values[1, 3, 5] = math.nan, math.inf
+    out = cache.attend(qkv, [[1, 0, 3, 0]]).view(3, 4, 32)
+    assert out[:, 0].isfinite().all()
+    assert (out[:, 1] == 0).all()
+    assert out[1:, 2:].isnan().all()
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
