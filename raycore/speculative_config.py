@@ -88,7 +88,7 @@ _WITHOUT_EFFECT: Mapping[str, VllmOption] = {
         VllmOption("quantization", (None,), "draft models aren't quantized"),
         VllmOption("moe_backend", (None, "auto"), _AS_TARGET),
         VllmOption("attention_backend", (None, "auto"), _AS_TARGET),
-        VllmOption("kv_cache_dtype", (None, "auto"), "the KV cache can't be quantized"),
+        VllmOption("kv_cache_dtype", (None, "auto"), "the draft model's KV cache stores what the target's stores"),
         VllmOption("draft_load_config", (None,), _AS_TARGET),
         VllmOption("revision", (None,), _NO_HUB),
         VllmOption("code_revision", (None,), _NO_HUB),

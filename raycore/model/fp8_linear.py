@@ -66,14 +66,19 @@ def unsupported_reason(device: torch.device) -> str | None:
     """Return why fp8 products can't be computed on `device`, or None if they can."""
     if device.type != "cuda":
         return f"products in fp8 need a GPU, and the device is {device.type!r}"
+    return why_no_fp8(device) or _failure_of_a_product(device)
+
+
+def why_no_fp8(device: torch.device) -> str | None:
+    """Return why a GPU doesn't know numbers in fp8, or None if it does."""
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < LEAST_CAPABILITY:
         least = ".".join(map(str, LEAST_CAPABILITY))
         return (
-            f"products in fp8 need a GPU with compute capability {least} or more, and "
+            f"fp8 needs a GPU with compute capability {least} or more, and "
             f"{torch.cuda.get_device_name(device)} has {major}.{minor}"
         )
-    return _failure_of_a_product(device)
+    return None
 
 
 def _failure_of_a_product(device: torch.device) -> str | None:

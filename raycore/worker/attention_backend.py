@@ -1,4 +1,4 @@
-"""Chooses what computes attention: the option `attention_backend`, and what this process can use."""
+"""Chooses what computes attention and what the KV cache stores, by options and by what this process can use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as native_kernels
+from raycore.model import fp8_linear
 from raycore.model.attention import native
 from raycore.model.attention.spec import HeadShape
 
@@ -41,6 +42,31 @@ def choose_attention_backend(
     if device.type == "cuda":
         logger.warning("attention is computed by plain torch, which is slow: %s", reason)
     return "torch"
+
+
+def choose_cache_dtype(asked: str, backend: Backend, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the numbers in the KV cache, for the option `kv_cache_dtype`. `dtype`: the model's.
+
+    Raises:
+        InvalidConfig: this backend or this device can't use such a cache.
+    """
+    if asked == "auto":
+        return dtype
+    if asked == "int8_per_token_head":
+        if backend != "native":
+            raise InvalidConfig(
+                f"kv_cache_dtype={asked!r} needs raycore's native kernels for CPUs, and attention is computed by "
+                f"{backend!r} on {device.type!r}. Omit the option"
+            )
+        return torch.int8
+    if backend != "triton":
+        raise InvalidConfig(
+            f"kv_cache_dtype={asked!r} needs raycore's kernels for GPUs, and attention is computed by {backend!r} on "
+            f"{device.type!r}. Omit the option" + (", or use 'int8_per_token_head'" if device.type == "cpu" else "")
+        )
+    if reason := fp8_linear.why_no_fp8(device):
+        raise InvalidConfig(f"kv_cache_dtype={asked!r}: {reason}. Omit the option")
+    return torch.float8_e4m3fn
 
 
 def _why_not_triton(heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:

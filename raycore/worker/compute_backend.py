@@ -24,6 +24,8 @@ class ComputeBackend:
     name: Backend
     device: torch.device
     batch_invariant: bool
+    cache_dtype: torch.dtype
+    """Of the numbers in the KV cache."""
 
     def operations(self) -> Operations:
         """Return what makes the model's layers."""

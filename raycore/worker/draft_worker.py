@@ -26,7 +26,7 @@ from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, scratch_bytes, step_bytes
 from raycore.model.weights.eagle3_weights import load_eagle3_weights, random_eagle3_weights
 from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
-from raycore.worker.attention_backend import choose_attention_backend
+from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype
 from raycore.worker.compute_backend import ComputeBackend
 
 
@@ -48,7 +48,7 @@ class DraftWorker:
             make_decoder: the class of the draft model.
 
         Raises:
-            InvalidConfig: the configured attention backend can't compute the draft model.
+            InvalidConfig: the draft model can't be computed with the configured attention backend or kv_cache_dtype.
         """
         self._config = config
         self._drafter = drafter
@@ -59,7 +59,8 @@ class DraftWorker:
         heads = HeadShape.of(drafter.spec, self._ranks.size)
         model, block_size = config.model, config.cache.block_size
         name = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
-        self._backend = ComputeBackend(name, device, model.batch_invariant)
+        cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, name, device, dtype)
+        self._backend = ComputeBackend(name, device, model.batch_invariant, cache_dtype)
         self._network: Decoder | Eagle3Head | None = None
 
     @property
@@ -105,7 +106,8 @@ class DraftWorker:
         """Return how many bytes one block of the draft model's keys and values takes."""
         spec, block_size = self._drafter.spec, self._config.cache.block_size
         num_kv_heads = spec.kv_heads_per_rank(self._ranks.size)
-        return KVTensors.bytes_per_block(spec.num_layers, num_kv_heads, block_size, spec.head_dim, self._dtype)
+        cache_dtype = self._backend.cache_dtype
+        return KVTensors.bytes_per_block(spec.num_layers, num_kv_heads, block_size, spec.head_dim, cache_dtype)
 
     def kept_bytes(self, target_hidden_size: int) -> int:
         """Return the bytes that are kept between steps in addition to weights and blocks for requests.
@@ -179,7 +181,7 @@ class DraftWorker:
             heads.num_kv_heads,
             limits.block_size,
             heads.head_dim,
-            self._dtype,
+            self._backend.cache_dtype,
             self._device,
         )
         return self._backend.attention(

@@ -71,7 +71,7 @@ from raycore.plugins import MODELS
 from raycore.profiler_config import checked_prefix, session_config
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
-from raycore.worker.attention_backend import choose_attention_backend
+from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype
 from raycore.worker.compute_backend import ComputeBackend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.draft_worker import DraftWorker
@@ -133,7 +133,7 @@ class Worker(WorkerProtocol):
         self._token_link: Link | None = None
         """Between the last stage and the first one: takes sampled tokens there."""
         self._step_times = StepTimes(0.0, 0.0)
-        self._backend = ComputeBackend("torch", self._device, config.model.batch_invariant)
+        self._backend = ComputeBackend("torch", self._device, config.model.batch_invariant, self._dtype)
         self._operations: Operations = self._backend.operations()
         self._formats = CONVERTED
         self.load_progress = 0.0
@@ -161,7 +161,7 @@ class Worker(WorkerProtocol):
         """Choose the device, the dtype and the number of threads, and connect to the other workers.
 
         Raises:
-            InvalidConfig: the configured device, attention backend or quantization is not available.
+            InvalidConfig: the configured device, attention backend, quantization or kv_cache_dtype is not available.
         """
         config = self.config
         if config.model.prepare_structured_outputs and self.rank.is_last_stage:
@@ -179,7 +179,8 @@ class Worker(WorkerProtocol):
         backend = choose_attention_backend(
             config.model.attention_backend, self._device, heads, config.cache.block_size, self._dtype
         )
-        self._backend = ComputeBackend(backend, self._device, config.model.batch_invariant)
+        cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, backend, self._device, self._dtype)
+        self._backend = ComputeBackend(backend, self._device, config.model.batch_invariant, cache_dtype)
         self._formats = choose_formats(config.model, self.rank.tp_size, self._device, is_native=backend == "native")
         logger.info("computes in %s on %s", self.dtype_name(), self._describe_device())
         if self.rank.world_size > 1:
@@ -376,7 +377,11 @@ class Worker(WorkerProtocol):
         spec = self.config.model.spec
         num_kv_heads = spec.kv_heads_per_rank(self.rank.tp_size)
         own = KVTensors.bytes_per_block(
-            len(self._stage.layers), num_kv_heads, self.config.cache.block_size, spec.head_dim, self._dtype
+            len(self._stage.layers),
+            num_kv_heads,
+            self.config.cache.block_size,
+            spec.head_dim,
+            self._backend.cache_dtype,
         )
         return own if self._drafting is None else own + self._drafting.bytes_per_block()
 
@@ -393,7 +398,13 @@ class Worker(WorkerProtocol):
         )
         heads = attention_spec.heads
         kv = KVTensors(
-            len(layers), num_blocks, heads.num_kv_heads, block_size, heads.head_dim, self._dtype, self._device
+            len(layers),
+            num_blocks,
+            heads.num_kv_heads,
+            block_size,
+            heads.head_dim,
+            self._backend.cache_dtype,
+            self._device,
         )
         sizes = decode_sizes(max_seqs) if self._has_graphs() else []
         max_rows = max([max_seqs, *sizes])

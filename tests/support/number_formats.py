@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from kernels import needs_kernels
 
 DTYPE = os.environ.get("RAYCORE_TEST_DTYPE", "float32")
 """Of every engine whose test names no dtype."""
@@ -16,6 +17,11 @@ REPEATABLE = [
 """Options under which a request's tokens don't depend on what else runs, but for float32's closest ties."""
 
 BATCH_INVARIANT = [
-    pytest.param({"dtype": dtype, "batch_invariant": True}, id=dtype) for dtype in ("float32", "bfloat16")
+    *(pytest.param({"dtype": dtype, "batch_invariant": True}, id=dtype) for dtype in ("float32", "bfloat16")),
+    pytest.param(
+        {"dtype": "bfloat16", "batch_invariant": True, "kv_cache_dtype": "int8_per_token_head"},
+        id="a cache of integers",
+        marks=needs_kernels,
+    ),
 ]
 """Options under which a token has the same bits whatever else runs."""

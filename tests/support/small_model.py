@@ -134,9 +134,14 @@ def make_attention(
     backend: Backend = "torch",
     *,
     batch_invariant: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Attention:
-    """`max_gathered`: so many of the longest requests fit into the scratch memory of plain torch's attention."""
-    dtype = kv.blocks[0].dtype
+    """
+    Args:
+        max_gathered: so many of the longest requests fit into the scratch memory of plain torch's attention.
+        dtype: the decoder's. None: the cache's.
+    """
+    dtype = dtype or kv.blocks[0].dtype
     attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, max_model_len + 1, dtype, CPU)
     if backend == "native":
         return NativeAttention(attention_spec, kv)

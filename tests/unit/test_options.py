@@ -258,7 +258,7 @@ def test_directories_of_adapters_are_absolute_and_for_administrators():
         {"disable_log_stats": True, "distributed_executor_backend": "ray", "swap_space": 4, "cpu_offload_gb": 0},
         {"disable_log_stats": False, "disable_custom_all_reduce": True, "tokenizer_mode": "auto", "revision": None},
         {"skip_tokenizer_init": False, "tokenizer_revision": None, "max_seq_len_to_capture": 8192, "hf_token": "x"},
-        {"speculative_model": None, "kv_cache_dtype": "auto", "task": "generate"},
+        {"speculative_model": None, "task": "generate"},
         {"runner": "auto", "enable_sleep_mode": True, "hf_overrides": None, "limit_mm_per_prompt": {}},
     ],
 )
@@ -271,7 +271,7 @@ def test_vllms_options_that_ask_for_nothing_are_taken(options):
     [
         ("decode_context_parallel_size", 2, ["context parallelism isn't supported"]),
         ("trust_remote_code", True, ["code from checkpoints is never run", "False"]),
-        ("kv_cache_dtype", "fp8", ["the KV cache can't be quantized", "'auto'"]),
+        ("calculate_kv_scales", True, ["no calibrated scales", "False"]),
         ("enable_chunked_prefill", False, ["chunked prefill is always on"]),
         ("distributed_executor_backend", "mp", ["run on Ray", "'ray'"]),
         ("task", "embed", ["embed", "'generate'"]),

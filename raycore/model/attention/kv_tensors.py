@@ -1,7 +1,8 @@
 """The KV cache's tensors: a pool of blocks for each layer.
 
 This module defines the layout `[num_blocks, 2, num_kv_heads, block_size, head_dim]` and computes the indexes of its
-rows. It doesn't know which request a block belongs to. The memory is zeroed, because masked values are multiplied by
+rows. In int8, each head of a block is followed by the float32 scales of its tokens, 4 bytes each. This module doesn't
+know which request a block belongs to. The memory is zeroed, because masked values are multiplied by
 zero: uninitialized memory could contain NaN, and the product would be NaN.
 """
 
@@ -31,23 +32,24 @@ class KVTensors:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate the memory. On a CPU, raises InvalidConfig if that fails."""
+        """Allocate the memory. `dtype`: of the stored numbers. On a CPU, raises InvalidConfig if that fails."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
-        pool = _zeros((num_layers, num_blocks * 2 * num_kv_heads, block_size * head_dim), dtype, device)
-        self.blocks = list(pool.unbind())
-        """By layer, a view [N·2·K, S·H]: row `(block·2 + is_value)·K + head`. Attention gathers rows of this view."""
-        self.rows = [layer.view(-1, head_dim) for layer in self.blocks]
+        width = _head_size(block_size, head_dim, dtype)
+        self.blocks = list(_zeros((num_layers, num_blocks * 2 * num_kv_heads, width), dtype, device).unbind())
+        """By layer, a view [N·2·K, S·H], or in int8 [N·2·K, S·H + 4·S]: row `(block·2 + is_value)·K + head`. Attention
+        gathers rows of this view."""
+        self.rows = [] if dtype == torch.int8 else [layer.view(-1, head_dim) for layer in self.blocks]
         """By layer, a view [N·2·K·S, H] of the same memory: one row per block, key or value, head and token. Steps
-        write rows of this view."""
+        write rows of this view. Empty in int8, which only native kernels write."""
         self._heads = np.arange(2 * num_kv_heads)
         self._heads_2K11 = (np.arange(2)[:, None] * num_kv_heads + np.arange(num_kv_heads))[:, None, :, None]
 
     @staticmethod
     def bytes_per_block(num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
         """Return how many bytes one block takes over all layers."""
-        return num_layers * 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
+        return num_layers * 2 * num_kv_heads * _head_size(block_size, head_dim, dtype) * dtype.itemsize
 
     def write_rows(self, block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return int64[T·2K]: for each token, the indexes in `rows` of its keys, head by head, then of its values."""
@@ -61,6 +63,11 @@ class KVTensors:
         """
         first_BM = block_ids_BM.astype(np.int64) * len(self._heads)
         return (self._heads_2K11 + first_BM[None, :, None, :]).ravel()
+
+
+def _head_size(block_size: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Return of how many elements a block's keys, or values, of one head consist."""
+    return block_size * (head_dim + (torch.float32.itemsize if dtype == torch.int8 else 0))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

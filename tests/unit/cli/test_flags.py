@@ -134,6 +134,10 @@ def test_flags_are_not_abbreviated(capsys):
         (["--dtype", "int8"], "dtype='int8' isn't 'auto', 'float32'"),
         (["--init-timeout-s", "0"], "init_timeout_s=0.0 isn't a positive number of seconds"),
         (["--quantization", "awq"], "quantization='awq' isn't 'fp8', 'int8' or None"),
+        (
+            ["--kv-cache-dtype", "int4"],
+            "kv_cache_dtype='int4' isn't 'auto', 'int8_per_token_head', 'fp8' or 'fp8_e4m3'",
+        ),
         (["--engine-name", "my engine"], "engine_name='my engine' isn't a name of letters"),
     ],
 )
@@ -143,7 +147,7 @@ def test_a_value_that_cannot_work_is_refused_at_once(flags, message, capsys):
 
 def test_flags_of_vllm_without_effect_are_taken(started, command):
     flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code"]
-    flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "--kv-cache-dtype", "auto", "-O3"]
+    flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "-O3"]
     flags += [
         "--no-enable-prompt-embeds",
         "--enable-chunked-prefill",
@@ -159,7 +163,7 @@ def test_flags_of_vllm_without_effect_are_taken(started, command):
     [
         (["--trust-remote-code"], "trust_remote_code=True: code from checkpoints is never run"),
         (["--decode-context-parallel-size", "2"], "context parallelism isn't supported"),
-        (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': the KV cache can't be quantized"),
+        (["--calculate-kv-scales"], "calculate_kv_scales=True: kv_cache_dtype needs no calibrated scales"),
         (["--enable-prompt-embeds"], "enable_prompt_embeds=True: prompt embeddings aren't supported"),
         (["--ssl-keyfile", "key.pem"], "TLS isn't supported"),
     ],

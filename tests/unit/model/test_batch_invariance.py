@@ -60,7 +60,11 @@ ALIGNED = msgspec.structs.replace(LLAMA, hidden_size=64, intermediate_size=96, v
 DRAWN = SamplingParams(temperature=0.9, top_p=0.9, top_k=30, logprobs=3)
 GREEDY = SamplingParams(temperature=0.0)
 
-KINDS = ["torch", "torch, tight", pytest.param("native", marks=needs_kernels)]
+KINDS = [
+    "torch",
+    "torch, tight",
+    *(pytest.param(kind, marks=needs_kernels) for kind in ("native", "native, integers")),
+]
 
 Logits = dict[int, torch.Tensor]
 """By position of the token that they are for."""
@@ -77,19 +81,24 @@ class Engine:
     """A runner that remembers the logits of every token, by slot and position."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, kind: str = "torch") -> None:
-        """`kind`: `torch`, `torch, tight` (attention has scratch memory for one request at a time) or `native`."""
-        backend: Backend = "native" if kind == "native" else "torch"
+        """`kind`: `torch`, `torch, tight` (attention has scratch memory for one request at a time), `native`, or
+        `native, integers` (which the cache stores).
+        """
+        backend: Backend = "native" if kind.startswith("native") else "torch"
         kv = KVTensors(
             spec.num_layers,
             NUM_SLOTS * BLOCKS_PER_SLOT,
             spec.num_kv_heads,
             BLOCK_SIZE,
             spec.head_dim,
-            dtype,
+            torch.int8 if kind == "native, integers" else dtype,
             CPU,
         )
         for rows in kv.rows:
             rows.normal_(std=30.0)  # what earlier requests may have left there
+        if not kv.rows:
+            for blocks in kv.blocks:
+                blocks.random_()
         operations = make_operations(backend, batch_invariant=True)
         decoder = Decoder(spec, make_weights(spec, dtype), TensorParallel(), operations)
         self.depends_on_threads = operations.depends_on_threads
@@ -97,7 +106,9 @@ class Engine:
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
         self.sampler = Sampler(spec.vocab_size, operations)
         max_gathered = 1 if kind == "torch, tight" else NUM_SLOTS
-        attention = make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend, batch_invariant=True)
+        attention = make_attention(
+            spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend, batch_invariant=True, dtype=dtype
+        )
         self.runner = ModelRunner(decoder, attention, DeviceBatch(self.batch, CPU), self.sampler, operations)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}
         self.logprobs: dict[int, list[TokenLogprobs]] = {slot: [] for slot in range(NUM_SLOTS)}

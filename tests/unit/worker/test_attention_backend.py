@@ -1,4 +1,4 @@
-"""Which backend computes attention, and what is said if it can't."""
+"""Which backend computes attention, what the cache stores, and what is said if that can't be."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from kernels import needs_kernels
 
 from raycore.errors import InvalidConfig
 from raycore.kernels import library
+from raycore.model import fp8_linear
 from raycore.model.attention.spec import HeadShape
-from raycore.worker.attention_backend import choose_attention_backend
+from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64)
@@ -57,3 +58,27 @@ def test_an_installation_without_native_kernels(monkeypatch: pytest.MonkeyPatch)
     assert choose("auto", CPU) == "torch"
     with pytest.raises(InvalidConfig, match="native kernels can't be used"):
         choose("native", CPU)
+
+
+def test_a_cache_stores_what_the_model_computes_with_or_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_linear, "why_no_fp8", lambda device: None)
+    assert choose_cache_dtype("auto", "torch", CPU, torch.float16) == torch.float16
+    assert choose_cache_dtype("int8_per_token_head", "native", CPU, torch.float16) == torch.int8
+    assert choose_cache_dtype("fp8", "triton", CUDA, torch.float16) == torch.float8_e4m3fn
+    assert choose_cache_dtype("fp8_e4m3", "triton", CUDA, torch.float16) == torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend", "device", "reason"),
+    [
+        ("int8_per_token_head", "torch", CPU, "native kernels for CPUs.*by 'torch' on 'cpu'"),
+        ("int8_per_token_head", "triton", CUDA, "native kernels for CPUs.*by 'triton' on 'cuda'"),
+        ("fp8", "torch", CUDA, r"kernels for GPUs.*by 'torch' on 'cuda'. Omit the option$"),
+        ("fp8", "native", CPU, "kernels for GPUs.*by 'native' on 'cpu'.*'int8_per_token_head'"),
+        ("fp8_e4m3", "triton", CUDA, "the GPU is old"),
+    ],
+)
+def test_a_cache_that_nothing_here_can_read_is_refused(asked, backend, device, reason: str, monkeypatch) -> None:
+    monkeypatch.setattr(fp8_linear, "why_no_fp8", lambda device: "the GPU is old")
+    with pytest.raises(InvalidConfig, match=f"kv_cache_dtype='{asked}'.*{reason}"):
+        choose_cache_dtype(asked, backend, device, torch.float16)

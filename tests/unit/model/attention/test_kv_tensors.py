@@ -36,6 +36,14 @@ def test_a_cache_costs_nothing_until_it_is_used() -> None:
     assert not kv.rows[1][-1].any()
 
 
+def test_integers_have_a_scale_for_each_token_and_head() -> None:
+    kv = KVTensors(2, 5, num_kv_heads=3, block_size=16, head_dim=64, dtype=torch.int8, device=CPU)
+    size = KVTensors.bytes_per_block(2, 3, 16, 64, torch.int8)
+    assert sum(blocks.nbytes for blocks in kv.blocks) == 5 * size
+    in_float32 = KVTensors.bytes_per_block(2, 3, 16, 64, torch.float32)
+    assert size == in_float32 / 4 + 2 * 2 * 3 * 16 * 4
+
+
 def test_a_cache_that_cannot_be_had_says_so() -> None:
     with pytest.raises(InvalidConfig, match="lower num_gpu_blocks_override or kv_cache_memory_bytes"):
         make(num_blocks=1 << 50)
