@@ -160,6 +160,15 @@ def test_worker_class_travels_by_name() -> None:
         ({"executor_wait": "sleep"}, ["executor_wait='sleep'", "'adaptive'"]),
         ({"scheduling_policy": "lifo"}, ["scheduling_policy='lifo'", "'priority'"]),
         ({"device": "tpu"}, ["device='tpu'", "'cuda'"]),
+        ({"kv_cache_dtype": "fp8", "device": "cpu"}, ["kv_cache_dtype='fp8'", "a GPU", "'int8_per_token_head'"]),
+        (
+            {"kv_cache_dtype": "int8_per_token_head", "device": "cuda"},
+            ["kv_cache_dtype='int8_per_token_head'", "a CPU", "device='cuda'", "'fp8'"],
+        ),
+        (
+            {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "torch"},
+            ["kv_cache_dtype='fp8_e4m3'", "attention_backend='torch'"],
+        ),
         ({"tensor_parallel_size": 3}, ["tensor_parallel_size=3", "num_attention_heads=4"]),
         ({"engine_name": "my engine"}, ["engine_name='my engine'"]),
         ({"engine_name": ""}, ["engine_name=''"]),
