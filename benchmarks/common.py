@@ -109,6 +109,18 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
+Shape = tuple[int, ...]
+"""Number of prompts, and of tokens in each prompt and in each output."""
+
+
+def parse_shape(text: str) -> Shape:
+    """Parse `BATCH,PROMPT,NEW`. Raises ValueError."""
+    sizes = tuple(int(part) for part in text.split(","))
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(text)
+    return sizes
+
+
 def table(rows: Sequence[Sequence[object]]) -> str:
     """`rows` as aligned text. The first row is the header."""
     texts = [[str(cell) for cell in row] for row in rows]

@@ -5,6 +5,7 @@ that the problems run in mixed batches.
 
     python benchmarks/demo_accuracy.py
     python benchmarks/demo_accuracy.py --quantization int8
+    python benchmarks/demo_accuracy.py --kv-cache-dtype int8_per_token_head
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="problems per number of digits")
     parser.add_argument("--model", default=demo_model_path(), help="default: the bundled model")
     parser.add_argument("--quantization", choices=["int8"], default=None)
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "int8_per_token_head"], default="auto")
     args = parser.parse_args()
     rows: list[list[object]] = [["shape", "digits", "problems", "right", "accuracy", "at least", ""]]
-    common = {} if args.quantization is None else {"quantization": args.quantization}
+    common = {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
     for name, options, is_loaded in (
         ("TP 1", {}, False),
         ("TP 2", {"tensor_parallel_size": 2}, False),

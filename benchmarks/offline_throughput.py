@@ -30,11 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import PEER_ENVIRONMENT, median, peer_on_all_cores, run_child, table, this_python
+from common import PEER_ENVIRONMENT, Shape, median, parse_shape, peer_on_all_cores, run_child, table, this_python
 
 from raycore.node.resources import usable_cores
 
-Shape = tuple[int, ...]
 SHAPES: list[Shape] = [(1, 32, 128), (16, 128, 128), (64, 128, 64), (1, 3500, 64), (8, 3000, 64)]
 
 ALL_CORES = ", all cores"
@@ -121,7 +120,7 @@ def main() -> None:
     )
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument(
-        "--shapes", nargs="+", type=_shape, default=SHAPES, metavar="BATCH,PROMPT,NEW", help=f"default: {SHAPES}"
+        "--shapes", nargs="+", type=parse_shape, default=SHAPES, metavar="BATCH,PROMPT,NEW", help=f"default: {SHAPES}"
     )
     parser.add_argument("--only-all-cores", action="store_true", help="don't run engines as installed")
     parser.add_argument("--neighbour", action="store_true", help="also measure beside a process that computes")
@@ -133,13 +132,6 @@ def main() -> None:
     args = parser.parse_args()
     for checkpoint in args.checkpoints:
         _compare(checkpoint, args)
-
-
-def _shape(text: str) -> Shape:
-    shape = tuple(int(part) for part in text.split(","))
-    if len(shape) != 3 or min(shape) < 1:
-        raise ValueError(text)
-    return shape
 
 
 def _engines(args: argparse.Namespace) -> list[Engine]:

@@ -1,12 +1,14 @@
 """Tokens per second, memory and log probabilities of quantized checkpoints, beside the one that they were made of.
 
-All engines run in one process and take turns, timing by timing, on the same random prompts. Decoding is greedy. The
-tables have medians, and the medians of the ratios to the first checkpoint. *Memory* is what the worker's process has
-for itself, without the KV cache. *Log probabilities*: the mean difference of a prompt's, and how often the most likely
+All engines run in one process and take turns, timing by timing, on the same random prompts. Decoding is greedy. If
+several new tokens are generated, the prompts are computed before the time is taken. The tables have medians, and the
+medians of the ratios to the first checkpoint. *Memory* is what the worker's process has for itself, without the KV
+cache. *Log probabilities*: the mean difference of a prompt's, and how often the most likely
 token is the same.
 
     python benchmarks/quantization.py CHECKPOINT QUANTIZED [QUANTIZED ...]
-    python benchmarks/quantization.py CHECKPOINT int8            with the option quantization
+    python benchmarks/quantization.py CHECKPOINT int8                  with the option quantization
+    python benchmarks/quantization.py CHECKPOINT int8_per_token_head   with the option kv_cache_dtype
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import psutil
-from common import median, table
+from common import Shape, median, parse_shape, table
 
 from raycore import LLM, SamplingParams
 
-SHAPES = [(1, 8, 64), (16, 8, 32), (64, 8, 16), (1, 1024, 1)]
-OPTIONS = ("int8",)
+SHAPES: list[Shape] = [(1, 8, 64), (16, 8, 32), (64, 8, 16), (1, 1024, 1)]
+OPTIONS = {"int8": {"quantization": "int8"}, "int8_per_token_head": {"kv_cache_dtype": "int8_per_token_head"}}
 
 
 def main() -> None:
@@ -32,11 +34,14 @@ def main() -> None:
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--shapes", nargs="+", type=parse_shape, default=SHAPES, metavar="BATCH,PROMPT,NEW", help=f"default: {SHAPES}"
+    )
     args = parser.parse_args()
     engines = {Path(name).name: _start(args.checkpoints[0], name, args.dtype) for name in args.checkpoints}
     try:
         memory = {name: _worker_memory(llm) for name, llm in engines.items()}
-        print(_speeds(engines, args.repeats), flush=True)
+        print(_speeds(engines, args.shapes, args.repeats), flush=True)
         print(_rest(engines, memory))
     finally:
         for llm in engines.values():
@@ -44,8 +49,8 @@ def main() -> None:
 
 
 def _start(plain: str, name: str, dtype: str) -> LLM:
-    options = {"quantization": name} if name in OPTIONS else {}
-    llm = LLM(plain if options else name, dtype=dtype, max_model_len=2048, max_num_seqs=64, **options)  # pyright: ignore[reportArgumentType]
+    options = OPTIONS.get(name, {})
+    llm = LLM(plain if options else name, dtype=dtype, max_num_seqs=64, **options)  # pyright: ignore[reportArgumentType]
     llm.generate([_prompt(random.Random(0), 8)], SamplingParams(max_tokens=2), use_tqdm=False)
     return llm
 
@@ -59,16 +64,18 @@ def _worker_memory(llm: LLM) -> int:
     return int(llm.collective_rpc(lambda worker: psutil.Process().memory_full_info().uss)[0])
 
 
-def _speeds(engines: dict[str, LLM], repeats: int) -> str:
+def _speeds(engines: dict[str, LLM], shapes: list[Shape], repeats: int) -> str:
     rnd = random.Random(1)
     first = next(iter(engines))
     rows: list[list[object]] = [["(batch, prompt, new)", *engines, *(f"{name} / {first}" for name in engines)]]
-    for batch, length, new in SHAPES:
+    for batch, length, new in shapes:
         params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
         rates: dict[str, list[float]] = defaultdict(list)
         for repeat in range(1 + repeats):
             prompts = [_prompt(rnd, length) for _ in range(batch)]
             for name in sorted(engines, reverse=repeat % 2 == 1):
+                if new > 1:
+                    engines[name].generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
                 begun = time.perf_counter()
                 engines[name].generate(prompts, params, use_tqdm=False)
                 if repeat:  # the first one warms up
