@@ -3,7 +3,8 @@
 A `Batch` is the input of one step in one layer: the rows of its tokens, and the cache before it. An implementation is
 tested through an adapter, a function that takes a batch and returns an `Outcome`. It must not change the batch.
 
-The cache's layout is that of `KVTensors`. Whatever no token may read is NaN.
+The cache's layout is that of `KVTensors`. Whatever no token may read is NaN. If the cache rounds what it stores, that
+is checked first, and then attention to what it has stored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from hypothesis import strategies
-from kernels import assert_near, randn
+from kernels import ROUNDING, assert_near, randn
 from torch import Tensor
 
 from raycore.model.attention.batch_invariant import BatchInvariantAttention
@@ -37,6 +38,8 @@ class Sizes:
 
     seed: int = 0
     dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    """None: `dtype`."""
     num_kv_heads: int = 1
     group: int = 1
     head_dim: int = 16
@@ -73,7 +76,7 @@ class Outcome:
 
     out_TX: Tensor
     blocks: Tensor
-    """The cache after the step."""
+    """The cache after the step, in the batch's dtype."""
     qkv_TO: Tensor | None = None
     """With rotated queries and keys. None: the implementation doesn't promise to leave them there."""
 
@@ -89,6 +92,7 @@ class Batch:
     block_tables_SM: Tensor = field(init=False)
     """Slot 0 is unused. What lies behind a sequence's blocks must not be read."""
     blocks: Tensor = field(init=False)
+    """In the batch's dtype, but of numbers that the cache's dtype has."""
     qkv_TO: Tensor = field(init=False)
     """A slice of longer rows."""
     norm_NH: Tensor | None = field(init=False)
@@ -134,19 +138,20 @@ class Batch:
             self.block_tables_SM[sequence.slot, :count] = table_M
             self._store(self.blocks, sequence, range(sequence.start), self._earlier(sequence))
         self.blocks = self.blocks.view(-1, sizes.block_size * sizes.head_dim)
+        if sizes.cache_dtype is not None:
+            self.blocks = self.blocks.to(sizes.cache_dtype).to(sizes.dtype)
 
     def _earlier(self, sequence: Sequence) -> Tensor:
         """Keys and values of the tokens before a sequence's first row. Those of shared blocks are equal."""
         sizes = self.sizes
         shape = 2, sizes.num_kv_heads, sizes.head_dim
         num_shared = sizes.num_shared_blocks * sizes.block_size
-        if sequence.start < num_shared:
-            return randn(sizes.seed + 2 + sequence.slot, sequence.start, *shape).to(sizes.dtype)
         shared, own = (
             randn(sizes.seed + 2, num_shared, *shape),
             randn(sizes.seed + 2 + sequence.slot, sequence.start, *shape),
         )
-        return torch.cat([shared, own[num_shared:]]).to(sizes.dtype)
+        earlier = own if sequence.start < num_shared else torch.cat([shared, own[num_shared:]])
+        return earlier.to(sizes.dtype)
 
     def _store(self, blocks: Tensor, sequence: Sequence, positions: range, kv_T2KH: Tensor) -> None:
         size = self.sizes.block_size
@@ -154,6 +159,12 @@ class Batch:
         places_T = torch.arange(positions.start, positions.stop)
         block_ids_T = self.block_tables_SM[sequence.slot].long()[places_T // size]
         blocks[block_ids_T, :, :, places_T % size] = kv_T2KH
+
+    def _load(self, blocks: Tensor, sequence: Sequence, count: int) -> Tensor:
+        size = self.sizes.block_size
+        blocks = blocks.view(-1, 2, self.sizes.num_kv_heads, size, self.sizes.head_dim)
+        places_T = torch.arange(count)
+        return blocks[self.block_tables_SM[sequence.slot].long()[places_T // size], :, :, places_T % size]
 
     @cached_property
     def tables_of_seen_blocks(self) -> Tensor:
@@ -169,7 +180,11 @@ class Batch:
 
     @cached_property
     def expected(self) -> Outcome:
-        """The outcome by formula, in float64. Queries and keys are rounded where they are stored."""
+        """The outcome by formula, in float64. Queries and keys are rounded to the batch's dtype."""
+        return self._expected(None)
+
+    def _expected(self, stored: Tensor | None) -> Outcome:
+        """The outcome of attention to `stored`, a cache after the step. None: to what is stored by formula."""
         sizes = self.sizes
         x_TNH = self.qkv_TO.double().unflatten(1, (-1, sizes.head_dim))
         num_turned = sizes.num_heads + sizes.num_kv_heads
@@ -184,6 +199,8 @@ class Batch:
             kv_T2KH = torch.stack([turned_TNH[rows, sizes.num_heads :], values_TKH[rows]], 1)
             self._store(blocks, sequence, range(sequence.start, sequence.start + sequence.count), kv_T2KH)
             kv_L2KH = torch.cat([self._earlier(sequence).double(), kv_T2KH])
+            if stored is not None:
+                kv_L2KH = self._load(stored, sequence, len(kv_L2KH)).double()
             out_TNH[rows] = self._attended(turned_TNH[rows, : sizes.num_heads], kv_L2KH)
         return Outcome(out_TNH.flatten(1), blocks, torch.cat([turned_TNH, values_TKH], 1).flatten(1))
 
@@ -219,10 +236,15 @@ class Batch:
     def check(self, outcome: Outcome) -> None:
         """Fails if the outcome isn't the expected one."""
         expected = self.expected
-        assert_near(outcome.out_TX, expected.out_TX, self._size_of_sums)
         # the cache had NaN where rows are stored
         is_stored = self.blocks.isnan() & ~expected.blocks.isnan()
-        _assert_turned(outcome.blocks[is_stored], expected.blocks[is_stored])
+        if self.sizes.cache_dtype is None:
+            _assert_turned(outcome.blocks[is_stored], expected.blocks[is_stored])
+            assert_near(outcome.out_TX, expected.out_TX, self._size_of_sums)
+        else:
+            found = outcome.blocks[is_stored].double()
+            _assert_rounded(found, expected.blocks[is_stored], self.sizes)
+            assert_near(outcome.out_TX, self._expected(outcome.blocks).out_TX, self._size_of_sums)
         others = outcome.blocks[~is_stored], self.blocks[~is_stored]
         assert torch.equal(*(each.view(torch.uint8) for each in others)), "other places of the cache have changed"
         if outcome.qkv_TO is not None and expected.qkv_TO is not None:
@@ -234,7 +256,20 @@ def _assert_turned(found: Tensor, expected: Tensor) -> None:
     assert_near(found, expected, 2 * expected.abs() + 1)
 
 
-def sizes(dtypes: list[torch.dtype], longest: int, most_rows: int) -> strategies.SearchStrategy[Sizes]:
+def _assert_rounded(found: Tensor, expected: Tensor, sizes: Sizes) -> None:
+    """Each number is one of the cache's dtype, and as near as the numbers of both dtypes are."""
+    assert sizes.cache_dtype is not None
+    assert torch.equal(found, found.to(sizes.cache_dtype).double())
+    format = torch.finfo(sizes.cache_dtype)
+    expected = expected.clamp(format.min, format.max)
+    before = ROUNDING[sizes.dtype] * (2 * expected.abs() + 1)
+    allowed = format.eps / 2 * expected.abs() + format.smallest_normal * format.eps / 2 + before
+    assert ((found - expected).abs() <= allowed).all()
+
+
+def sizes(
+    dtypes: list[torch.dtype], longest: int, most_rows: int, cache_dtypes: tuple[torch.dtype | None, ...] = (None,)
+) -> strategies.SearchStrategy[Sizes]:
     """Sizes of batches with sequences up to `longest` tokens, and up to `most_rows` rows in a chunk."""
     position = strategies.integers(0, longest - 1) | strategies.integers(0, 20)
     chunk = strategies.tuples(position | strategies.just(0), strategies.integers(1, most_rows))
@@ -242,6 +277,7 @@ def sizes(dtypes: list[torch.dtype], longest: int, most_rows: int) -> strategies
         Sizes,
         seed=strategies.integers(0, 1 << 32),
         dtype=strategies.sampled_from(dtypes),
+        cache_dtype=strategies.sampled_from(cache_dtypes),
         num_kv_heads=strategies.integers(1, 2),
         group=strategies.sampled_from([1, 2, 3, 4, 7]),
         head_dim=strategies.sampled_from([8, 16, 64, 80, 128]),

@@ -39,6 +39,8 @@ struct Chunk {
   int64_t key_stride;                                   // between pairs of a key's components
   const P* tiles[kMaxChunk / kTileKeys];                // [H / 2, 16, 2], the first dimension `key_stride` apart
   const P* steps[kMaxChunk / kTileKeys];                // [kStep / 2, H, 2]
+  int64_t num_next, next_stride;                        // of the next chunk's tiles
+  const C* next[kMaxChunk / kTileKeys];                 // where the cache has these
   alignas(64) float scores[kTileRows * kRowStride];     // [rows, kRowStride]
   alignas(64) BFloat16 weights[kTileRows * kMaxChunk];  // [rows, kMaxChunk]
   ChunkScales<C> scales;
@@ -164,6 +166,24 @@ void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, i
   }
 }
 
+// Finds the tiles of the chunk after `chunk`, of keys from `first` to `end`.
+template <typename C, typename P>
+void find_next(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t first, int64_t end,
+               Chunk<C, P>& chunk) {
+  chunk.num_next = 0;
+  chunk.next_stride = 2 * args.block_size;
+  for (int64_t key = first; key < end && key < first + kMaxChunk; key += kTileKeys)
+    chunk.next[chunk.num_next++] = block_of<C>(args, table, head, key).keys + key % args.block_size * 2;
+}
+
+// Has `count` rows of 32 numbers, `stride` apart, read into a core's second cache. Processors read ahead by themselves,
+// but not into the next block.
+template <typename C>
+inline void fetch_ahead(const C* from, int64_t count, int64_t stride) {
+  const int64_t each = stride * sizeof(C) < 64 ? 2 : 1;  // rows in a cache line
+  for (int64_t i = 0; i < count; i += each) __builtin_prefetch(from + i * stride, 0, 2);
+}
+
 // Results of up to kMaxTaskRows rows of one sequence and key-value head. The cache's type is C. P is the type of which
 // keys and values are read, with the same results.
 template <class Products, typename C, typename P>
@@ -200,6 +220,7 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
     next = (first / kMaxChunk + 1) * kMaxChunk;
     chunk.first = first;
     find_chunk<kStep>(args, table, head, next < end ? next : end, chunk);
+    find_next(args, table, head, next, end, chunk);
     for (int64_t t = 0; t < num_tiles; t++) {
       products.score(tiles[t], chunk);
       for (int64_t r = 0; r < tiles[t].num_rows; r++) weigh_scores(tiles[t], chunk, r, chunk.num_steps * kStep);
@@ -271,6 +292,8 @@ class DotProducts {
   static void score_rows(const TileRows& rows, Chunk<C, P>& chunk, int64_t row) {
     for (int64_t t = 0; t < chunk.num_tiles; t += kVectors<R>)
       with_constant<kVectors<R>>(chunk.num_tiles - t, [&](auto count) {
+        for (int64_t i = t; row == 0 && i < t + decltype(count)::value; i++)
+          fetch_ahead(chunk.steps[i], rows.dim / 2, 2 * kTileKeys);
         Floats sums[R][decltype(count)::value] = {};
         add_products(rows.q + row * rows.dim, rows.dim, rows.dim / 2, chunk.tiles + t, chunk.key_stride, sums);
         store_sums(sums, chunk.scores + row * kRowStride + t * kTileKeys, kRowStride);
@@ -287,6 +310,8 @@ class DotProducts {
         for (int r = 0; r < R; r++)
           for (int v = 0; v < V; v++) sums[r][v] = load(to + r * rows.dim + v * kWidth);
         for (int64_t step = 0; step < chunk.num_steps; step++) {
+          if (row == 0 && h == 0 && step < chunk.num_next)
+            fetch_ahead(chunk.next[step], rows.dim / 2, chunk.next_stride);
           const P* columns[V];
           for (int v = 0; v < V; v++) columns[v] = chunk.steps[step] + 2 * (h + v * kWidth);
           add_products(chunk.weights + row * kMaxChunk + step * kStep, kMaxChunk, kStep / 2, columns, 2 * rows.dim,

@@ -53,7 +53,8 @@ class LayerCache:
     """The cache of one layer, and what sets the layer's attention apart from that of others."""
 
     blocks: Tensor
-    """Contiguous [blocks · 2 · K, block size · H]: row `(block · 2 + is_value) · K + head`. Of the model's dtype."""
+    """Contiguous [blocks · 2 · K, block size · H]: row `(block · 2 + is_value) · K + head`. Of the model's dtype, or
+    float8_e4m3fn."""
     window: int | None = None
     """How many tokens a token sees, itself included. None: all tokens up to its own."""
     norm_NH: Tensor | None = None
@@ -136,7 +137,7 @@ class PagedAttention:
     ) -> None:
         """Allocate the workspace on the device of `turns_PH`, which is `Rope.cosines_and_sines()`.
 
-        `dtype`: of queries, keys and values. `max_rows`: the largest number of rows of `attend_tokens`.
+        `dtype`: of queries, keys and values before they are stored. `max_rows`: the largest number of rows of `attend_tokens`.
         `batch_invariant`: make the bits of a row of `attend_tokens` independent of the number of rows.
         `num_multiprocessors`: None takes the device's. Raises ValueError if the kernels don't support the sizes.
         """

@@ -5,7 +5,8 @@ The layout of a layer's cache is [blocks, 2, K, block size, H], which `KVTensors
 Keys are visited in *tiles* of adjacent keys, which begin at fixed positions. Softmax is computed online: a query has
 the highest score so far, the total of its weights, and the weighted sum of the values, which is divided by the total at
 the end. A weight is 2 to the power of its score minus the highest score: scores have been multiplied by log2(e).
-Matrix products take operands in the model's dtype and add in float32. All other arithmetic is in float32.
+Matrix products take operands in the model's dtype and add in float32. All other arithmetic is in float32. A cache in
+fp8 stores keys and values rounded, without scales; a token's own key is rounded, too, before it is used.
 
 Shape suffixes: K key-value heads, G query heads that share a key-value head, H elements of a head, C pairs of them, R
 rows of a program, L keys of a tile. R and H are padded to powers of two. Offsets into the cache and into rows are
@@ -19,6 +20,7 @@ from __future__ import annotations
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportMissingParameterType=false
 # pyright: reportUntypedFunctionDecorator=false, reportIndexIssue=false, reportArgumentType=false
 # pyright: reportGeneralTypeIssues=false
+import torch
 import triton
 import triton.language as tl
 
@@ -27,6 +29,8 @@ _MIN_SHARE_TILES = tl.constexpr(2)
 _LOWEST_SCORE = tl.constexpr(-3.0e38)
 """The highest score before the first key. It is finite: after a tile without visible keys, the difference to the
 highest score is 0, not NaN."""
+
+_LARGEST_FP8 = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 
 _ARGUMENTS_OF_ANY_ALIGNMENT = ["slots", "positions"]
 """They may be slices that begin at any row. Kernels aren't compiled anew for those that happen to be aligned."""
@@ -71,6 +75,7 @@ def write_cache(
     _store_heads(qkv, head * G, q_RH, G, GROUP_ROWS, H, PADDED_H)
     _store_heads(qkv, K * G + head, key_1H, 1, 1, H, PADDED_H)
     table = tables + slot.to(tl.int64) * table_stride
+    key_1H, value_1H = _as_stored(key_1H, blocks), _as_stored(value_1H, blocks)
     _store_token(blocks, table, position, head, key_1H, value_1H, K, H, PADDED_H, BLOCK_SIZE)
 
 
@@ -148,6 +153,7 @@ def attend_tokens(
             key_1H = _load_heads(qkv, K * G + head, 1, 1, H, PADDED_H)
             key_1H = _turned(key_1H, norm, K * G + head, turns, norm_eps, HAS_NORM, 1, 1, H, PADDED_H)
             value_1H = _load_heads(qkv, K * G + K + head, 1, 1, H, PADDED_H)
+            key_1H, value_1H = _as_stored(key_1H, blocks), _as_stored(value_1H, blocks)
             _store_token(blocks, table, position, head, key_1H, value_1H, K, H, PADDED_H, BLOCK_SIZE)
             top_R = tl.sum(q_RH.to(tl.float32) * key_1H.to(tl.float32), 1) * scale
             total_R += 1.0
@@ -302,8 +308,8 @@ def _add_tile(
     else:
         block_L = tl.load(table + key_L // BLOCK_SIZE).to(tl.int64)
     place_L = (block_L * 2 * K + head) * BLOCK_SIZE + key_L % BLOCK_SIZE
-    keys_LH = _load_tile(blocks, place_L, is_read_L, IS_MASKED, H, PADDED_H)
-    values_LH = _load_tile(blocks, place_L + K * BLOCK_SIZE, is_read_L, IS_MASKED, H, PADDED_H)
+    keys_LH = _load_tile(blocks, place_L, is_read_L, IS_MASKED, H, PADDED_H).to(q_RH.dtype)
+    values_LH = _load_tile(blocks, place_L + K * BLOCK_SIZE, is_read_L, IS_MASKED, H, PADDED_H).to(q_RH.dtype)
 
     # "ieee": float32 isn't rounded to TF32. Has no effect on other dtypes.
     score_RL = tl.dot(q_RH, tl.trans(keys_LH), input_precision="ieee")
@@ -339,6 +345,17 @@ def _load_tile(blocks, place_L, is_read_L, IS_MASKED: tl.constexpr, H: tl.conste
 
 
 @triton.jit
+def _as_stored(x, blocks):
+    """Returns `x` in the cache's dtype. In fp8, what is too large becomes the largest number that there is."""
+    if blocks.dtype.element_ty == tl.float8e4nv:
+        x = x.to(tl.float32)
+        # minimum and maximum could drop a NaN
+        x = tl.where(x > _LARGEST_FP8, _LARGEST_FP8, x)
+        x = tl.where(x < -_LARGEST_FP8, -_LARGEST_FP8, x)
+    return x.to(blocks.dtype.element_ty)
+
+
+@triton.jit
 def _store_token(
     blocks,
     table,
@@ -351,7 +368,7 @@ def _store_token(
     PADDED_H: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Stores one head's key and value of the token at `position`."""
+    """Stores one head's key and value, in the cache's dtype, of the token at `position`."""
     block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
     place = (block * 2 * K + head) * BLOCK_SIZE + position % BLOCK_SIZE
     _store_heads(blocks, place, key_1H, 1, 1, H, PADDED_H)

@@ -40,7 +40,7 @@ class OnDevice:
 
     def __init__(self, batch: Batch) -> None:
         self.layer = LayerCache(
-            batch.blocks.clone().to(DEVICE),
+            batch.blocks.to(batch.sizes.cache_dtype or batch.sizes.dtype, copy=True).to(DEVICE),
             batch.sizes.window,
             None if batch.norm_NH is None else batch.norm_NH.to(DEVICE),
         )
@@ -73,7 +73,8 @@ class OnDevice:
         )
 
     def outcome(self, qkv_TO: torch.Tensor | None = None) -> Outcome:
-        return Outcome(self.out_TX.cpu(), self.layer.blocks.cpu(), None if qkv_TO is None else qkv_TO.cpu())
+        blocks = self.layer.blocks.cpu().to(self.out_TX.dtype)
+        return Outcome(self.out_TX.cpu(), blocks, None if qkv_TO is None else qkv_TO.cpu())
 
 
 def unfused(batch: Batch, num_multiprocessors: int) -> Outcome:
@@ -104,7 +105,9 @@ def as_chunks(batch: Batch, num_multiprocessors: int) -> Outcome:
 
 @pytest.mark.parametrize("attend", [unfused, fused, as_chunks])
 @hypothesis.settings(max_examples=8, deadline=None, phases=WITHOUT_SHRINKING)
-@hypothesis.given(sizes(DTYPES, longest=300, most_rows=20), strategies.sampled_from([1, 5]))
+@hypothesis.given(
+    sizes(DTYPES, longest=300, most_rows=20, cache_dtypes=(None, torch.float8_e4m3fn)), strategies.sampled_from([1, 5])
+)
 def test_attention(attend: Callable[[Batch, int], Outcome], sizes: Sizes, num_multiprocessors: int) -> None:
     hypothesis.note(f"{attend.__name__}, {num_multiprocessors} multiprocessors, {sizes}")
     batch = Batch(sizes)
