@@ -87,9 +87,10 @@ def make_runner(
     is_shared: bool = True,
     has_graphs: bool = False,
     batch_invariant: bool = False,
+    cache_dtype: torch.dtype = torch.float32,
     make_drafter: Callable[[Decoder, DeviceBatch, Sampler, Operations], Drafter] | None = None,
 ) -> ModelRunner:
-    """A runner in float32.
+    """A runner that computes in float32.
 
     Args:
         max_gathered: so many of the longest requests fit into the scratch memory of plain torch's attention.
@@ -100,13 +101,23 @@ def make_runner(
     """
     operations = make_operations(backend, batch_invariant=batch_invariant)
     decoder = Decoder(spec, weights or make_weights(spec), TensorParallel(), operations)
-    kv = KVTensors(spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
+    kv = KVTensors(spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, cache_dtype, CPU)
+    attention = make_attention(
+        spec,
+        decoder,
+        kv,
+        MAX_MODEL_LEN,
+        max_gathered,
+        backend,
+        batch_invariant=batch_invariant,
+        dtype=torch.float32,
+    )
     sizes = [3, 8] if has_graphs else []
     batch = DeviceBatch(SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=sizes, is_shared=is_shared)
     sampler = Sampler(spec.vocab_size, operations)
     return ModelRunner(
         decoder,
-        make_attention(spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend, batch_invariant=batch_invariant),
+        attention,
         batch,
         sampler,
         operations,

@@ -137,8 +137,8 @@ class PagedAttention:
     ) -> None:
         """Allocate the workspace on the device of `turns_PH`, which is `Rope.cosines_and_sines()`.
 
-        `dtype`: of queries, keys and values before they are stored. `max_rows`: the largest number of rows of `attend_tokens`.
-        `batch_invariant`: make the bits of a row of `attend_tokens` independent of the number of rows.
+        `dtype`: of queries, and of keys and values before they are stored. `max_rows`: the largest number of rows of
+        `attend_tokens`. `batch_invariant`: make the bits of a row of `attend_tokens` independent of the number of rows.
         `num_multiprocessors`: None takes the device's. Raises ValueError if the kernels don't support the sizes.
         """
         if reason := unsupported_reason(num_heads, num_kv_heads, head_dim, dtype):

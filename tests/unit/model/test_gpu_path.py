@@ -66,11 +66,20 @@ def test_tokens_are_those_of_plain_torch(has_graphs: bool) -> None:
     assert run(runner) == expected
 
 
-def test_batch_invariant_logits_have_the_same_bits_in_chunks_and_beside_others() -> None:
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float8_e4m3fn])
+def test_batch_invariant_logits_have_the_same_bits_in_chunks_and_beside_others(cache_dtype: torch.dtype) -> None:
     spec = msgspec.structs.replace(SMALL, num_layers=1, layer_windows=[7])
     prompt, others = PROMPTS[0], [PROMPTS[2], PROMPTS[1]]
     alone, together = [
-        make_runner(spec, make_weights(spec), backend="triton", is_shared=False, batch_invariant=True) for _ in "ab"
+        make_runner(
+            spec,
+            make_weights(spec),
+            backend="triton",
+            is_shared=False,
+            batch_invariant=True,
+            cache_dtype=cache_dtype,
+        )
+        for _ in "ab"
     ]
     logits: dict[ModelRunner, list[torch.Tensor]] = {alone: [], together: []}
     for runner, rows in logits.items():

@@ -208,6 +208,17 @@ def test_a_cache_of_more_than_two_to_the_31_elements() -> None:
     batch.check(on_device.outcome())
 
 
+@pytest.mark.parametrize("attend", [unfused, fused, as_chunks])
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_what_is_too_large_for_fp8_is_stored_as_its_largest_number_and_nan_as_nan(attend) -> None:
+    batch = Batch(Sizes(cache_dtype=torch.float8_e4m3fn, group=2, tokens=(20, 7), chunks=((3, 2),)))
+    values_TH = batch.qkv_TO[:, -16:]
+    values_TH[:, 3], values_TH[:, 5] = 1e5, -500.0
+    batch.check(attend(batch, 1))
+    values_TH[0, 7] = math.nan
+    assert attend(batch, 1).out_TX[:, 7].isnan().tolist() == [True, False, False, False]
+
+
 def test_nothing_to_do() -> None:
     batch = Batch(Sizes())
     for attend in (unfused, fused, as_chunks):
