@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raycore.kernels.gpu import experts, linear, rows, sampling
 from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenPlaces, chunk_tiles
+from raycore.model import fp8_linear
 from raycore.model.sampling import keyed_random, picking
 
 EPS = 1e-6
@@ -60,7 +61,12 @@ def check_kernels(checks: Checks, sizes: Sizes | None = None) -> None:
         ("keyed_uniform", _check_uniform),
     ):
         checks.run(f"kernels: {name}", functools.partial(check, sizes, device))
+    has_fp8 = device.type == "cpu" or fp8_linear.why_no_fp8(device) is None
     for head_dim in sizes.head_dims:
+        if has_fp8:
+            in_fp8 = functools.partial(_AttentionCase, sizes, device, head_dim, None, False, torch.float8_e4m3fn)
+            name = f"kernels: attention, head_dim {head_dim}, a cache in fp8"
+            checks.run(name, lambda in_fp8=in_fp8: in_fp8().check())
         for window in (None, 100):
             for has_norm in (False, True):
                 name = f"head_dim {head_dim}, window {window}{', norms' if has_norm else ''}"
@@ -193,7 +199,15 @@ def _check_uniform(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
 class _AttentionCase:
     """Decodes and chunks of prompts of one layer, in a cache with permuted blocks. Suffix L: a sequence's tokens."""
 
-    def __init__(self, sizes: Sizes, device: torch.device, head_dim: int, window: int | None, has_norm: bool) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        device: torch.device,
+        head_dim: int,
+        window: int | None,
+        has_norm: bool,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
         self.sizes, self.head_dim, self.window = sizes, head_dim, window
         self.num_heads = sizes.num_kv_heads * sizes.group
         self.sequences = [(position, 1) for position in sizes.contexts] + list(sizes.chunks)
@@ -211,7 +225,7 @@ class _AttentionCase:
         blocks = randn(1, device, sizes.dtype, order.size * 2 * sizes.num_kv_heads, BLOCK_SIZE * head_dim)
         num_turned = self.num_heads + sizes.num_kv_heads
         norm_NH = randn(2, device, sizes.dtype, num_turned, head_dim) if has_norm else None
-        self.layer = LayerCache(blocks, window, norm_NH)
+        self.layer = LayerCache(blocks.to(cache_dtype or sizes.dtype), window, norm_NH)
         angles_PC = randn(3, device, torch.float32, max(ends), head_dim // 2) * 3
         self.turns_PH = torch.stack([angles_PC.cos(), angles_PC.sin()], -1).flatten(1)
         self.kernels = PagedAttention(
@@ -270,7 +284,7 @@ class _AttentionCase:
     def _formula(self, heads_TNH: Tensor) -> Tensor:
         """Attention of rotated queries to what the cache holds."""
         sizes, outputs, row = self.sizes, [], 0
-        cache = self.layer.blocks.view(-1, 2, sizes.num_kv_heads, BLOCK_SIZE, self.head_dim)
+        cache = self.layer.blocks.to(sizes.dtype).view(-1, 2, sizes.num_kv_heads, BLOCK_SIZE, self.head_dim)
         for slot, (start, count) in enumerate(self.sequences):
             end = start + count
             blocks = cache[self.tables_SM[slot, : -(-end // BLOCK_SIZE)].long()].float()
