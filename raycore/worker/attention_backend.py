@@ -52,21 +52,16 @@ def choose_cache_dtype(asked: str, backend: Backend, device: torch.device, dtype
     """
     if asked == "auto":
         return dtype
-    if asked == "int8_per_token_head":
-        if backend != "native":
-            raise InvalidConfig(
-                f"kv_cache_dtype={asked!r} needs raycore's native kernels for CPUs, and attention is computed by "
-                f"{backend!r} on {device.type!r}. Omit the option"
-            )
-        return torch.int8
-    if backend != "triton":
+    needed, found = ("native", torch.int8) if asked == "int8_per_token_head" else ("triton", torch.float8_e4m3fn)
+    if backend != needed:
         raise InvalidConfig(
-            f"kv_cache_dtype={asked!r} needs raycore's kernels for GPUs, and attention is computed by {backend!r} on "
-            f"{device.type!r}. Omit the option" + (", or use 'int8_per_token_head'" if device.type == "cpu" else "")
+            f"kv_cache_dtype={asked!r} needs attention_backend={needed!r}, and attention is computed by {backend!r} on "
+            f"{device.type!r}. Omit it. With attention_backend={needed!r}, the error says what is missing"
         )
-    if reason := fp8_linear.why_no_fp8(device):
-        raise InvalidConfig(f"kv_cache_dtype={asked!r}: {reason}. Omit the option")
-    return torch.float8_e4m3fn
+    reason = None if needed == "native" else fp8_linear.why_no_fp8(device)
+    if reason is not None:
+        raise InvalidConfig(f"kv_cache_dtype={asked!r}: {reason}. Omit it")
+    return found
 
 
 def _why_not_triton(heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:
