@@ -1,10 +1,10 @@
 """Tokens per second, memory and log probabilities of quantized checkpoints, beside the one that they were made of.
 
 All engines run in one process and take turns, timing by timing, on the same random prompts. Decoding is greedy. If
-several new tokens are generated, the prompts are computed before the time is taken. The tables have medians, and the
-medians of the ratios to the first checkpoint. *Memory* is what the worker's process has for itself, without the KV
-cache. *Log probabilities*: the mean difference of a prompt's, and how often the most likely
-token is the same.
+several new tokens are generated, all whole blocks of the prompts are computed before the time is taken. The tables have
+medians, and the medians of the ratios to the first checkpoint. *Memory* is what the worker's process has for itself,
+without the KV cache. *Log probabilities*: the mean difference of a prompt's, and how often the most likely token is the
+same.
 
     python benchmarks/quantization.py CHECKPOINT QUANTIZED [QUANTIZED ...]
     python benchmarks/quantization.py CHECKPOINT int8                  with the option quantization

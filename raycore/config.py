@@ -183,6 +183,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return known
 
 
+CACHE_BACKENDS: dict[str, Literal["native", "triton"]] = {
+    "int8_per_token_head": "native",
+    "fp8": "triton",
+    "fp8_e4m3": "triton",
+}
+"""The attention backend that each `kv_cache_dtype` but `auto` needs."""
+
+
 class CacheConfig(msgspec.Struct, frozen=True):
     """The KV cache of each rank. A *block* holds the keys and values of `block_size` tokens, for all layers."""
 
@@ -196,8 +204,8 @@ class CacheConfig(msgspec.Struct, frozen=True):
             "What keys and values are stored in. auto: the data type. int8_per_token_head: integers of 8 bits, and a "
             "scale for each token and head, on CPUs, with the native kernels. fp8, or fp8_e4m3: floating-point numbers "
             "of 8 bits without scales, up to 448, on GPUs with compute capability 8.9 or more, with the Triton "
-            "kernels. 8 bits halve the cache's memory, and long contexts are read faster, for small errors in the "
-            "logits. Applies to the caches of draft models, too."
+            "kernels. 8 bits halve the cache's memory, and what steps read of it, for small errors in the logits. "
+            "Applies to the caches of draft models, too."
         ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
@@ -807,19 +815,18 @@ def _check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> 
 
 
 def _check_cache_dtype(chosen: dict[str, Any]) -> None:
-    """What workers find out themselves is checked by `choose_cache_dtype`."""
+    """What only workers know is checked by `choose_cache_dtype`."""
     wanted, device, backend = (chosen.get(name) for name in ("kv_cache_dtype", "device", "attention_backend"))
-    if wanted in (None, "auto"):
+    needed = CACHE_BACKENDS.get(wanted or "auto")
+    if needed is None:
         return
-    is_for_cpus = wanted == "int8_per_token_head"
-    other = "'fp8'" if is_for_cpus else "'int8_per_token_head'"
-    if device == ("cuda" if is_for_cpus else "cpu"):
-        needed = "a CPU" if is_for_cpus else "a GPU"
-        raise InvalidConfig(f"kv_cache_dtype={wanted!r} needs {needed}, and device={device!r}: use {other}")
-    if backend == "torch":
+    if device == ("cuda" if needed == "native" else "cpu"):
+        where, other = ("a CPU", "fp8") if needed == "native" else ("a GPU", "int8_per_token_head")
+        raise InvalidConfig(f"kv_cache_dtype={wanted!r} needs {where}, and device={device!r}: use {other!r}")
+    if backend not in (None, "auto", needed):
         raise InvalidConfig(
-            f"kv_cache_dtype={wanted!r} can't be used with attention_backend='torch', which computes with what the "
-            "model computes with: omit one of them"
+            f"kv_cache_dtype={wanted!r} needs attention_backend={needed!r}, and attention_backend={backend!r}: "
+            "omit one of them"
         )
 
 

@@ -155,8 +155,8 @@ class EngineOptions(VllmOptions, total=False):
     """What keys and values are stored in. auto: the data type. int8_per_token_head: integers of 8 bits, and a scale for
     each token and head, on CPUs, with the native kernels. fp8, or fp8_e4m3: floating-point numbers of 8 bits without
     scales, up to 448, on GPUs with compute capability 8.9 or more, with the Triton kernels. 8 bits halve the cache's
-    memory, and long contexts are read faster, for small errors in the logits. Applies to the caches of draft models,
-    too. Default: auto."""
+    memory, and what steps read of it, for small errors in the logits. Applies to the caches of draft models, too.
+    Default: auto."""
     gpu_memory_utilization: float
     """On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: a worker's default KV cache is
     this fraction of half its equal share of the available memory, but at most 4 GiB. Default: 0.9."""

@@ -117,16 +117,17 @@ class RunningEngine:
         self._read_metrics = partial(_read_metrics, manager, self._supervisor, self.clients)
         self._control = ControlThread(self.name, self._read_status, self._supervisor.scale)
         export = Periodic("raycore-ray-metrics", INTERVAL_S, RayExport(self.name, self._read_metrics).report)
-        # the finalizer runs at the latest when the interpreter exits
         self._finalizer = weakref.finalize(
             self, _stop, self._control, export, self._client, self.clients, self._supervisor, manager
         )
+        self._finalizer.atexit = False  # until the end of the start, which an exit cancels
         # shuts down on its own thread: Ctrl-C ends only the caller's wait, and never leaves the engine half shut down
         self._stopper = threading.Thread(target=self._finalizer, name="raycore-shutdown")
         self._ending = threading.Lock()
         try:
             with cancelled_at_exit(manager.cancel), loading_bar(use_tqdm_on_load) as bar:
                 infos = manager.start(bar.show if use_tqdm_on_load else None, _is_wanted)
+            self._finalizer.atexit = True
             end_before_ray(self._finalizer)
             end_with_owner(self._finalizer)
             self._supervisor.start()

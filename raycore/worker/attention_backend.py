@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from raycore.config import CACHE_BACKENDS
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as native_kernels
 from raycore.model import fp8_linear
@@ -50,18 +51,23 @@ def choose_cache_dtype(asked: str, backend: Backend, device: torch.device, dtype
     Raises:
         InvalidConfig: this backend or this device can't use such a cache.
     """
-    if asked == "auto":
+    needed = CACHE_BACKENDS.get(asked)
+    if needed is None:
         return dtype
-    needed, found = ("native", torch.int8) if asked == "int8_per_token_head" else ("triton", torch.float8_e4m3fn)
     if backend != needed:
+        if (device.type == "cpu") == (needed == "native"):
+            advice = f"Omit it. With attention_backend={needed!r}, the error says what is missing"
+        else:
+            advice = f"Use {'fp8' if needed == 'native' else 'int8_per_token_head'!r}, or omit it"
         raise InvalidConfig(
             f"kv_cache_dtype={asked!r} needs attention_backend={needed!r}, and attention is computed by {backend!r} on "
-            f"{device.type!r}. Omit it. With attention_backend={needed!r}, the error says what is missing"
+            f"{device.type!r}. {advice}"
         )
-    reason = None if needed == "native" else fp8_linear.why_no_fp8(device)
-    if reason is not None:
+    if needed == "native":
+        return torch.int8
+    if reason := fp8_linear.why_no_fp8(device):
         raise InvalidConfig(f"kv_cache_dtype={asked!r}: {reason}. Omit it")
-    return found
+    return torch.float8_e4m3fn
 
 
 def _why_not_triton(heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.config import EngineConfig
 from raycore.drafter_config import DrafterConfig
+from raycore.errors import InvalidConfig
 from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.spec import Attention, AttentionSpec, HeadShape
 from raycore.model.compute_threads import ComputeThreads
@@ -58,8 +59,11 @@ class DraftWorker:
         self._make_decoder = make_decoder
         heads = HeadShape.of(drafter.spec, self._ranks.size)
         model, block_size = config.model, config.cache.block_size
-        name = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
-        cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, name, device, dtype)
+        try:
+            name = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
+            cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, name, device, dtype)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"the draft model can't be computed: {error}") from error
         self._backend = ComputeBackend(name, device, model.batch_invariant, cache_dtype)
         self._network: Decoder | Eagle3Head | None = None
 

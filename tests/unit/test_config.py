@@ -167,7 +167,11 @@ def test_worker_class_travels_by_name() -> None:
         ),
         (
             {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "torch"},
-            ["kv_cache_dtype='fp8_e4m3'", "attention_backend='torch'"],
+            ["kv_cache_dtype='fp8_e4m3'", "needs attention_backend='triton'", "attention_backend='torch'"],
+        ),
+        (
+            {"kv_cache_dtype": "int8_per_token_head", "attention_backend": "triton"},
+            ["needs attention_backend='native'", "attention_backend='triton'"],
         ),
         ({"tensor_parallel_size": 3}, ["tensor_parallel_size=3", "num_attention_heads=4"]),
         ({"engine_name": "my engine"}, ["engine_name='my engine'"]),

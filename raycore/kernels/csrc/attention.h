@@ -36,7 +36,10 @@ struct Block {
   C* keys;
   C* values;
 
-  // The scale of each token's key, or value.
+  float* key_scales(const AttentionArgs& args) const { return scales(keys, args); }
+  float* value_scales(const AttentionArgs& args) const { return scales(values, args); }
+
+ private:
   static float* scales(C* numbers, const AttentionArgs& args) {
     return reinterpret_cast<float*>(numbers + args.block_size * args.head_dim);
   }
@@ -57,7 +60,7 @@ inline float quantize_head(const T* from, int64_t dim, int8_t* to) {
   for (int64_t i = 0; i < dim; i += kWidth) {
     const Floats x = load_up_to(from + i, dim - i);
     top = maximum(maximum(x, -x), top);
-    defect += x - x;
+    defect += x - x;  // NaN, if x isn't finite
   }
   const float largest = maximum(top), factor = largest > 0 ? 127.0f / largest : 0.0f;
   for (int64_t i = 0; i < dim; i += kWidth) {
@@ -90,8 +93,8 @@ inline void store_token(const AttentionArgs& args, const int32_t* table, T* row,
   const Block<C> block = block_of<C>(args, table, head, position);
   if constexpr (kHasScales<C>) {
     int8_t numbers[2][kMaxHeadDim];
-    block.scales(block.keys, args)[place] = quantize_head(key, H, numbers[0]);
-    block.scales(block.values, args)[place] = quantize_head(value, H, numbers[1]);
+    block.key_scales(args)[place] = quantize_head(key, H, numbers[0]);
+    block.value_scales(args)[place] = quantize_head(value, H, numbers[1]);
     store_numbers(args, block, place, numbers[0], numbers[1]);
   } else {
     store_numbers<C>(args, block, place, key, value);
@@ -169,7 +172,7 @@ struct QueryRows {
   int64_t stride;
 };
 
-// The scales of a chunk's keys and values. All of them are 1 if the cache has none, and those that nobody sees.
+// The scales of a chunk's keys and values; 1 for those that nobody sees. Unused if the cache has none.
 template <typename C>
 struct ChunkScales {
   static constexpr int64_t kSize = kHasScales<C> ? kMaxChunk + kWidth : 1;
@@ -181,11 +184,16 @@ struct ChunkScales {
   // Takes those of `count` tokens of a block, from `first` on, for the chunk's keys from `place` on.
   void take(const AttentionArgs& args, const Block<C>& block, int64_t first, int64_t count, int64_t place) {
     if constexpr (kHasScales<C>) {
-      std::memcpy(keys + place, block.scales(block.keys, args) + first, count * sizeof(float));
-      std::memcpy(values + place, block.scales(block.values, args) + first, count * sizeof(float));
+      std::memcpy(keys + place, block.key_scales(args) + first, count * sizeof(float));
+      std::memcpy(values + place, block.value_scales(args) + first, count * sizeof(float));
     }
   }
 };
+
+// A weight times the scale of its value. The product with a scale of NaN stays 0 for values that nobody sees.
+inline Floats scaled_weight(Floats weight, Floats scale) {
+  return weight == Floats{} ? weight : weight * scale;
+}
 
 // Adjacent keys and values of a sequence, at positions `begin` to `end`.
 template <typename C>
@@ -233,7 +241,7 @@ inline void weigh_keys(QueryRows& rows, int64_t row, const KeyChunk<C>& chunk, c
   Floats total = {};
   for (int64_t i = low; i < end; i += kWidth) {
     const Floats weight = power_of_two(load(scores + i) - shift);
-    if constexpr (kHasScales<C>) store(scores + i, weight * load(chunk.scales.values + i));
+    if constexpr (kHasScales<C>) store(scores + i, scaled_weight(weight, load(chunk.scales.values + i)));
     else store(scores + i, weight);
     total += weight;
   }
@@ -412,7 +420,8 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     for (int64_t key = chunk.begin; key < chunk.end; key += S) {
       const Block<C> block = block_of<C>(args, table, head, key);
       chunk.blocks[(key - chunk.begin) / S] = block;
-      chunk.scales.take(args, block, 0, chunk.end - key < S ? chunk.end - key : S, key - chunk.begin);
+      if (key + S > rows.from[0])
+        chunk.scales.take(args, block, 0, chunk.end - key < S ? chunk.end - key : S, key - chunk.begin);
     }
     if (num_rows <= kGroupRows) attend_up_to<C>(num_rows, args, chunk, rows);
     else attend_many_rows<C>(args, chunk, rows, num_rows);

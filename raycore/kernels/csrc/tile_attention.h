@@ -90,8 +90,8 @@ inline void weigh_scores(TileRows& rows, Chunk<C, P>& chunk, int64_t row, int64_
     total0 += weight0;
     total1 += weight1;
     if constexpr (kHasScales<C>) {
-      weight0 *= load(chunk.scales.values + i);
-      weight1 *= load(chunk.scales.values + i + kWidth);
+      weight0 = scaled_weight(weight0, load(chunk.scales.values + i));
+      weight1 = scaled_weight(weight1, load(chunk.scales.values + i + kWidth));
     }
     _mm512_storeu_si512(weights + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)weight1, (__m512)weight0));
   }
@@ -220,7 +220,7 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
     next = (first / kMaxChunk + 1) * kMaxChunk;
     chunk.first = first;
     find_chunk<kStep>(args, table, head, next < end ? next : end, chunk);
-    find_next(args, table, head, next, end, chunk);
+    if constexpr (Products::kReadsAhead) find_next(args, table, head, next, end, chunk);
     for (int64_t t = 0; t < num_tiles; t++) {
       products.score(tiles[t], chunk);
       for (int64_t r = 0; r < tiles[t].num_rows; r++) weigh_scores(tiles[t], chunk, r, chunk.num_steps * kStep);
@@ -266,6 +266,7 @@ inline void with_constant(int64_t count, const Function& function) {
 class DotProducts {
  public:
   static constexpr int64_t kStep = kTileKeys;
+  static constexpr bool kReadsAhead = true;
   static constexpr int64_t kMaxIntegerRows = 8;  // more would widen the same integers again
 
   template <typename C, typename P>
@@ -292,8 +293,10 @@ class DotProducts {
   static void score_rows(const TileRows& rows, Chunk<C, P>& chunk, int64_t row) {
     for (int64_t t = 0; t < chunk.num_tiles; t += kVectors<R>)
       with_constant<kVectors<R>>(chunk.num_tiles - t, [&](auto count) {
-        for (int64_t i = t; row == 0 && i < t + decltype(count)::value; i++)
-          fetch_ahead(chunk.steps[i], rows.dim / 2, 2 * kTileKeys);
+        if constexpr (std::is_same<C, P>::value)  // copies are in the cache already
+          if (row == 0)
+            for (int64_t i = t; i < t + decltype(count)::value; i++)
+              fetch_ahead(chunk.steps[i], rows.dim / 2, 2 * kTileKeys);
         Floats sums[R][decltype(count)::value] = {};
         add_products(rows.q + row * rows.dim, rows.dim, rows.dim / 2, chunk.tiles + t, chunk.key_stride, sums);
         store_sums(sums, chunk.scores + row * kRowStride + t * kTileKeys, kRowStride);
@@ -344,6 +347,7 @@ class DotProducts {
 class AmxProducts {
  public:
   static constexpr int64_t kStep = kTileInner;
+  static constexpr bool kReadsAhead = false;
   static constexpr int64_t kMaxIntegerRows = 0;  // tiles are loaded from copies
 
   template <typename C>

@@ -2,8 +2,8 @@
 
 This module defines the layout `[num_blocks, 2, num_kv_heads, block_size, head_dim]` and computes the indexes of its
 rows. In int8, each head of a block is followed by the float32 scales of its tokens, 4 bytes each. This module doesn't
-know which request a block belongs to. The memory is zeroed, because masked values are multiplied by
-zero: uninitialized memory could contain NaN, and the product would be NaN.
+know which request a block belongs to. The memory is zeroed, because masked values are multiplied by zero: uninitialized
+memory could contain NaN, and the product would be NaN.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class KVTensors:
 
 
 def _head_size(block_size: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Return of how many elements a block's keys, or values, of one head consist."""
+    """Return the number of elements of one head's keys, or values, in a block."""
     return block_size * (head_dim + (torch.float32.itemsize if dtype == torch.int8 else 0))
 
 

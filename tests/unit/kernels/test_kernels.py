@@ -373,7 +373,11 @@ def test_a_cache_of_integers_keeps_zeros_and_what_is_not_finite(dtype: torch.dty
     out = cache.attend(qkv, [[1, 0, 3, 0]]).view(3, 4, 32)
     assert out[:, 0].isfinite().all()
     assert (out[:, 1] == 0).all()
+    assert out[0].isfinite().all()
     assert out[1:, 2:].isnan().all()
+    step["window"] = 1
+    out = cache.attend(qkv, [[1, 0, 3, 0]]).view(3, 4, 32)
+    assert out[[0, 2]].isfinite().all()
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from drafting_checkpoints import head_config
+from kernels import needs_kernels
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -94,7 +95,8 @@ def test_asleep_nothing_is_left_and_awake_it_computes_the_same(checkpoint: str, 
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
-def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, kind: str, level: int) -> None:
+@pytest.mark.parametrize("cache", ["auto", pytest.param("int8_per_token_head", marks=needs_kernels)])
+def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, cache: str, kind: str, level: int) -> None:
     for name, config in (
         ("target", SHAPE | {"num_hidden_layers": 4}),
         ("draft", SHAPE if kind == "draft_model" else head_config(SHAPE["hidden_size"], SHAPE["vocab_size"])),
@@ -102,25 +104,30 @@ def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, kind: str, level: in
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     speculative = {"model": str(tmp_path / "draft"), "num_speculative_tokens": 4}
-    worker = start(str(tmp_path / "target"), speculative_config=speculative)
-    alone = start(str(tmp_path / "target"))
-    assert worker.bytes_per_block() > alone.bytes_per_block()
+    worker = start(str(tmp_path / "target"), speculative_config=speculative, kv_cache_dtype=cache)
+    alone = start(str(tmp_path / "target"), kv_cache_dtype=cache)
+    own, drafts = (4, 8), (SHAPE["num_hidden_layers"], 8) if kind == "draft_model" else (1, 4)
+    in_target, in_drafts = (
+        num_layers * 2 * 2 * 16 * (head_dim * 4 if cache == "auto" else head_dim + 4)
+        for num_layers, head_dim in (own, drafts)
+    )
+    assert (alone.bytes_per_block(), worker.bytes_per_block()) == (in_target, in_target + in_drafts)
     assert worker._step_bytes(worker.config) > alone._step_bytes(alone.config)
-    drafts: list[list[list[int]]] = []
+    guesses: list[list[list[int]]] = []
     gone: list[weakref.ref[object]] = []
     for _ in range(2):
         worker.initialize_cache(4)
         worker.warm_up()
         worker.execute_model(StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[PROMPT]))
-        drafts.append(worker.take_draft_token_ids([0], [4]))
+        guesses.append(worker.take_draft_token_ids([0], [4]))
         if not gone:
             gone = [weakref.ref(worker._drafting.network), weakref.ref(worker._runner._drafter.network)]
             freeze_heap()
             worker.sleep(level)
             assert [each() is None for each in gone] == [level == 2, True]
             worker.wake_up(["weights"])
-    assert drafts[0] == drafts[1]
-    assert len(drafts[0][0]) == 4
+    assert guesses[0] == guesses[1]
+    assert len(guesses[0][0]) == 4
     for each in (worker, alone):
         each.shutdown()
 
