@@ -198,16 +198,6 @@ class CacheConfig(msgspec.Struct, frozen=True):
     enable_prefix_caching: Annotated[
         bool, option("Reuse the KV cache of earlier requests for prompts with the same prefix.")
     ] = True
-    kv_cache_dtype: Annotated[
-        Literal["auto", "int8_per_token_head", "fp8", "fp8_e4m3"],
-        option(
-            "What keys and values are stored in. auto: the data type. int8_per_token_head: integers of 8 bits, and a "
-            "scale for each token and head, on CPUs, with the native kernels. fp8, or fp8_e4m3: floating-point numbers "
-            "of 8 bits without scales, up to 448, on GPUs with compute capability 8.9 or more, with the Triton "
-            "kernels. 8 bits halve the cache's memory, and what steps read of it, for small errors in the logits. "
-            "Applies to the caches of draft models, too."
-        ),
-    ] = "auto"
     gpu_memory_utilization: Annotated[
         float,
         Meta(gt=0, le=1),
@@ -228,6 +218,16 @@ class CacheConfig(msgspec.Struct, frozen=True):
         _Count | None,
         option("KV cache size of each worker, in bytes.", default="computed from the free memory at startup"),
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8_per_token_head", "fp8", "fp8_e4m3"],
+        option(
+            "What keys and values are stored in. auto: the data type. int8_per_token_head: integers of 8 bits, and a "
+            "scale for each token and head, on CPUs, with the native kernels. fp8, or fp8_e4m3: floating-point numbers "
+            "of 8 bits without scales, up to 448, on GPUs with compute capability 8.9 or more, with the Triton "
+            "kernels. 8 bits halve the cache's memory, and what steps read of it, for small errors in the logits. "
+            "Applies to the caches of draft models, too."
+        ),
+    ] = "auto"
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):

@@ -151,12 +151,6 @@ class EngineOptions(VllmOptions, total=False):
     """Tokens in a block of the KV cache. Default: 16."""
     enable_prefix_caching: bool
     """Reuse the KV cache of earlier requests for prompts with the same prefix. Default: True."""
-    kv_cache_dtype: Literal["auto", "int8_per_token_head", "fp8", "fp8_e4m3"]
-    """What keys and values are stored in. auto: the data type. int8_per_token_head: integers of 8 bits, and a scale for
-    each token and head, on CPUs, with the native kernels. fp8, or fp8_e4m3: floating-point numbers of 8 bits without
-    scales, up to 448, on GPUs with compute capability 8.9 or more, with the Triton kernels. 8 bits halve the cache's
-    memory, and what steps read of it, for small errors in the logits. Applies to the caches of draft models, too.
-    Default: auto."""
     gpu_memory_utilization: float
     """On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: a worker's default KV cache is
     this fraction of half its equal share of the available memory, but at most 4 GiB. Default: 0.9."""
@@ -165,6 +159,12 @@ class EngineOptions(VllmOptions, total=False):
     many as the cache's memory holds."""
     kv_cache_memory_bytes: int | None
     """KV cache size of each worker, in bytes. Default: computed from the free memory at startup."""
+    kv_cache_dtype: Literal["auto", "int8_per_token_head", "fp8", "fp8_e4m3"]
+    """What keys and values are stored in. auto: the data type. int8_per_token_head: integers of 8 bits, and a scale for
+    each token and head, on CPUs, with the native kernels. fp8, or fp8_e4m3: floating-point numbers of 8 bits without
+    scales, up to 448, on GPUs with compute capability 8.9 or more, with the Triton kernels. 8 bits halve the cache's
+    memory, and what steps read of it, for small errors in the logits. Applies to the caches of draft models, too.
+    Default: auto."""
     max_num_seqs: int | None
     """Maximum number of sequences that a rank runs concurrently. At most max_num_batched_tokens. Default: 256, or
     max_num_batched_tokens if that is less."""
