@@ -36,7 +36,7 @@ def test_kernels_are_correct(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     checks = Checks(print, DEVICE, tmp_path)
     check_kernels(checks, SMALL)
     assert checks.num_failed == 0, capsys.readouterr().out
-    assert len(capsys.readouterr().out.splitlines()) == 11
+    assert len(capsys.readouterr().out.splitlines()) == 12
 
 
 def test_a_wrong_kernel_is_found(
