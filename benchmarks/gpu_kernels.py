@@ -61,17 +61,14 @@ def check_kernels(checks: Checks, sizes: Sizes | None = None) -> None:
         ("keyed_uniform", _check_uniform),
     ):
         checks.run(f"kernels: {name}", functools.partial(check, sizes, device))
-    has_fp8 = device.type == "cpu" or fp8_linear.why_no_fp8(device) is None
+    cases = [(window, has_norm, sizes.dtype) for window in (None, 100) for has_norm in (False, True)]
+    if device.type == "cpu" or fp8_linear.why_no_fp8(device) is None:
+        cases.append((None, False, torch.float8_e4m3fn))
     for head_dim in sizes.head_dims:
-        if has_fp8:
-            in_fp8 = functools.partial(_AttentionCase, sizes, device, head_dim, None, False, torch.float8_e4m3fn)
-            name = f"kernels: attention, head_dim {head_dim}, a cache in fp8"
-            checks.run(name, lambda in_fp8=in_fp8: in_fp8().check())
-        for window in (None, 100):
-            for has_norm in (False, True):
-                name = f"head_dim {head_dim}, window {window}{', norms' if has_norm else ''}"
-                attention = functools.partial(_AttentionCase, sizes, device, head_dim, window, has_norm)
-                checks.run(f"kernels: attention, {name}", lambda attention=attention: attention().check())
+        for window, has_norm, cache_dtype in cases:
+            name = f"head_dim {head_dim}, window {window}{', norms' if has_norm else ''}, cache {cache_dtype}"
+            attention = functools.partial(_AttentionCase, sizes, device, head_dim, window, has_norm, cache_dtype)
+            checks.run(f"kernels: attention, {name}", lambda attention=attention: attention().check())
 
 
 def randn(seed: int, device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -206,7 +203,7 @@ class _AttentionCase:
         head_dim: int,
         window: int | None,
         has_norm: bool,
-        cache_dtype: torch.dtype | None = None,
+        cache_dtype: torch.dtype,
     ) -> None:
         self.sizes, self.head_dim, self.window = sizes, head_dim, window
         self.num_heads = sizes.num_kv_heads * sizes.group
@@ -225,7 +222,7 @@ class _AttentionCase:
         blocks = randn(1, device, sizes.dtype, order.size * 2 * sizes.num_kv_heads, BLOCK_SIZE * head_dim)
         num_turned = self.num_heads + sizes.num_kv_heads
         norm_NH = randn(2, device, sizes.dtype, num_turned, head_dim) if has_norm else None
-        self.layer = LayerCache(blocks.to(cache_dtype or sizes.dtype), window, norm_NH)
+        self.layer = LayerCache(blocks.to(cache_dtype), window, norm_NH)
         angles_PC = randn(3, device, torch.float32, max(ends), head_dim // 2) * 3
         self.turns_PH = torch.stack([angles_PC.cos(), angles_PC.sin()], -1).flatten(1)
         self.kernels = PagedAttention(

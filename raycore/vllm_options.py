@@ -78,7 +78,6 @@ _BOTH = (True, False)
 _NO_MEDIA = "multimodal models aren't supported"
 _NO_POOLING = "embedding, classification and scoring models aren't supported"
 _NO_HUB = "checkpoints are local directories and are never downloaded"
-_NO_CACHE_SCALES = "kv_cache_dtype needs no calibrated scales"
 _NO_SPECULATION = "use speculative_config"
 _NO_CODE = "code from checkpoints is never run"
 _NO_OFFLOADING = "CPU offloading isn't supported"
@@ -126,7 +125,7 @@ VLLM_OPTIONS: Mapping[str, VllmOption] = {
         VllmOption("rope_scaling", (None, {}), "RoPE scaling is read from the checkpoint's config.json"),
         VllmOption("rope_theta", (None,), "RoPE's base is read from the checkpoint's config.json"),
         VllmOption("disable_sliding_window", _OFF, "the checkpoint's sliding windows are always used"),
-        VllmOption("calculate_kv_scales", _OFF, _NO_CACHE_SCALES),
+        VllmOption("calculate_kv_scales", _OFF, "kv_cache_dtype needs no calibrated scales"),
         VllmOption("swap_space", (ANY,), "preempted requests are recomputed, not swapped"),
         VllmOption("cpu_offload_gb", (0, None), _NO_OFFLOADING),
         VllmOption("kv_offloading_size", (None,), _NO_OFFLOADING),

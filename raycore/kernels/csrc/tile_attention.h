@@ -5,8 +5,8 @@
 // rounded to bfloat16 before they are multiplied with values. A chunk's weighted values are added to those of the
 // chunks before it, which are scaled first if this chunk has a higher score.
 //
-// Integers of 8 bits are copied as the bfloat16 numbers that they equal. Their scales are multiplied with the scores and
-// with the weights.
+// Integers of 8 bits become the bfloat16 numbers that they equal: in registers for few rows, in copies for many. Scores
+// and weights are multiplied with their scales.
 //
 // A class `Products` computes the matrix products: scores of tiles of 16 keys, and sums of weighted values, kStep at a
 // time.
@@ -184,8 +184,8 @@ inline void fetch_ahead(const C* from, int64_t count, int64_t stride) {
   for (int64_t i = 0; i < count; i += each) __builtin_prefetch(from + i * stride, 0, 2);
 }
 
-// Results of up to kMaxTaskRows rows of one sequence and key-value head. The cache's type is C. P is the type of which
-// keys and values are read, with the same results.
+// Results of up to kMaxTaskRows rows of one sequence and key-value head. C is the cache's type, and P the type of the
+// keys and values that products are computed of. P makes no difference to the results.
 template <class Products, typename C, typename P>
 void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first_row,
                  int64_t num_rows) {

@@ -20,17 +20,16 @@ from __future__ import annotations
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportMissingParameterType=false
 # pyright: reportUntypedFunctionDecorator=false, reportIndexIssue=false, reportArgumentType=false
 # pyright: reportGeneralTypeIssues=false
-import torch
 import triton
 import triton.language as tl
+
+from raycore.kernels.gpu.fp8 import to_fp8
 
 _MIN_SHARE_TILES = tl.constexpr(2)
 """A single tile is read faster than its result is combined with others."""
 _LOWEST_SCORE = tl.constexpr(-3.0e38)
 """The highest score before the first key. It is finite: after a tile without visible keys, the difference to the
 highest score is 0, not NaN."""
-
-_LARGEST_FP8 = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 
 _ARGUMENTS_OF_ANY_ALIGNMENT = ["slots", "positions"]
 """They may be slices that begin at any row. Kernels aren't compiled anew for those that happen to be aligned."""
@@ -346,12 +345,9 @@ def _load_tile(blocks, place_L, is_read_L, IS_MASKED: tl.constexpr, H: tl.conste
 
 @triton.jit
 def _as_stored(x, blocks):
-    """Returns `x` in the cache's dtype. In fp8, what is too large becomes the largest number that there is."""
+    """Returns `x` in the cache's dtype."""
     if blocks.dtype.element_ty == tl.float8e4nv:
-        x = x.to(tl.float32)
-        # minimum and maximum could drop a NaN
-        x = tl.where(x > _LARGEST_FP8, _LARGEST_FP8, x)
-        x = tl.where(x < -_LARGEST_FP8, -_LARGEST_FP8, x)
+        x = to_fp8(x.to(tl.float32))
     return x.to(blocks.dtype.element_ty)
 
 

@@ -43,9 +43,14 @@ def _quantize_row(x_ptr, values_ptr, scales_ptr, stride, I: tl.constexpr, BLOCK:
     is_column_I = columns_I < I
     x_I = tl.load(x_ptr + row * stride + columns_I, mask=is_column_I, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(x_I), axis=0) / _LARGEST, _LEAST_SCALE)
-    scaled_I = x_I / scale
-    # minimum and maximum could drop a NaN
-    scaled_I = tl.where(scaled_I > _LARGEST, _LARGEST, scaled_I)
-    scaled_I = tl.where(scaled_I < -_LARGEST, -_LARGEST, scaled_I)
-    tl.store(values_ptr + row * I + columns_I, scaled_I.to(tl.float8e4nv), mask=is_column_I)
+    tl.store(values_ptr + row * I + columns_I, to_fp8(x_I / scale), mask=is_column_I)
     tl.store(scales_ptr + row, scale)
+
+
+@triton.jit
+def to_fp8(x):
+    """Returns float32 numbers in float8_e4m3fn. What is too large becomes the largest number; NaN stays NaN."""
+    # minimum and maximum could drop a NaN
+    x = tl.where(x > _LARGEST, _LARGEST, x)
+    x = tl.where(x < -_LARGEST, -_LARGEST, x)
+    return x.to(tl.float8e4nv)
