@@ -196,6 +196,18 @@ class DraftStats(msgspec.Struct, frozen=True, array_like=True):
 NO_DRAFT_STATS = DraftStats()
 
 
+class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
+    """The names of the LoRA adapters that a rank's unfinished requests use, without duplicates."""
+
+    running: tuple[str, ...] = ()
+    """Those of requests that have begun."""
+    waiting: tuple[str, ...] = ()
+    """Those of requests that haven't."""
+
+
+NO_ADAPTER_USE = AdapterUse()
+
+
 class LoadView(msgspec.Struct, frozen=True, array_like=True):
     """A rank's load and counters."""
 
@@ -212,6 +224,7 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     num_deferred: int = 0
     """Requests among `num_waiting` that wait for their grammars to be compiled."""
     drafts: DraftStats = NO_DRAFT_STATS
+    adapters: AdapterUse = NO_ADAPTER_USE
 
 
 NO_LOAD = LoadView(0, 0, 0.0)
@@ -290,6 +303,10 @@ class EngineInfo(msgspec.Struct):
     worker_pids: list[int]
     gpu_ids: list[str] = []
     """The GPU of each worker, as numbered on its node; empty on CPUs."""
+    kv_cache_dtype: str = "auto"
+    """The option's value."""
+    max_loras: int = 0
+    """The maximum number of LoRA adapters of running requests; 0 without `enable_lora`."""
 
     @property
     def num_kv_tokens(self) -> int:

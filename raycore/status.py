@@ -48,6 +48,10 @@ class RankStatus:
     """Requests among `num_waiting` that wait for their grammars to be compiled."""
     sleep_level: int = 0
     """The level of the sleep if the rank is `asleep`, else 0."""
+    running_adapters: tuple[str, ...] = ()
+    """The names of the LoRA adapters of requests that have begun."""
+    waiting_adapters: tuple[str, ...] = ()
+    """The same for requests that haven't begun."""
 
 
 @dataclass(frozen=True)

@@ -458,7 +458,9 @@ def _known_load(said: LoadView, num_own: int | None) -> LoadView:
     if num_own == 0:
         return NO_LOAD  # aborted requests cause no output, so the report may still count them
     num_waiting = max(said.num_waiting, num_own - said.num_running)
-    return LoadView(num_waiting, said.num_running, said.kv_usage, num_deferred=said.num_deferred)
+    return LoadView(
+        num_waiting, said.num_running, said.kv_usage, num_deferred=said.num_deferred, adapters=said.adapters
+    )
 
 
 def _tell(news: News) -> None:

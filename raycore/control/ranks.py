@@ -33,6 +33,8 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 num_restarts=watch.num_restarts if watch is not None else 0,
                 num_deferred=load.num_deferred,
                 sleep_level=manager.activity.sleep_level if state == "asleep" else 0,
+                running_adapters=load.adapters.running,
+                waiting_adapters=load.adapters.waiting,
             )
         )
     return statuses

@@ -12,7 +12,7 @@ request uses the added adapter with the number that it names, in its latest edit
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from raycore.errors import InvalidInput, InvalidRequest
 from raycore.executor.base import Executor
 from raycore.lora.added import NONE_ADDED, ONLY_REQUESTED, AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
+from raycore.messages import AdapterUse
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,10 @@ class AdaptersInUse:
         """By seq_id: those of requests that wait until their adapter is ready, or has a place. In order of arrival."""
         self._failed: dict[int, str] = {}
         """By seq_id: why requests can't go on. `take_done()` returns them."""
+        self._begun: set[int] = set()
+        """The seq_ids in `_used` whose requests have begun."""
+        self._use: AdapterUse | None = None
+        """What `use()` returns; None if it has changed."""
 
     def __bool__(self) -> bool:
         """Whether a request waits, or the workers have something to do."""
@@ -76,11 +81,21 @@ class AdaptersInUse:
         `edition`: the one with which the request has begun on another rank. None: it hasn't begun.
         """
         self._waiting[seq_id] = _Asked(adapter, edition)
+        self._use = None
+
+    def note_begun(self, seq_ids: Iterable[int]) -> None:
+        """Note which requests have begun. Those without adapters are ignored."""
+        own = [seq_id for seq_id in seq_ids if seq_id in self._used]
+        if own:
+            self._begun.update(own)
+            self._use = None
 
     def drop(self, seq_id: int) -> None:
         """Note that a request has ended. Unknown seq_ids are ignored."""
         self._waiting.pop(seq_id, None)
         self._failed.pop(seq_id, None)
+        self._begun.discard(seq_id)
+        self._use = None
         key = self._used.pop(seq_id, None)
         if key is not None:
             self._adapters[key].users.discard(seq_id)
@@ -90,6 +105,15 @@ class AdaptersInUse:
         """The edition that an unfinished request uses; None if it uses no adapter, or waits for it."""
         key = self._used.get(seq_id)
         return None if key is None else key.edition
+
+    def use(self) -> AdapterUse:
+        """Return the names of the adapters of running and of waiting requests, in alphabetical order."""
+        if self._use is None:
+            running = {self._used[seq_id].adapter.lora_name for seq_id in self._begun}
+            waiting = {asked.adapter.lora_name for asked in self._waiting.values()}
+            waiting |= {key.adapter.lora_name for seq_id, key in self._used.items() if seq_id not in self._begun}
+            self._use = AdapterUse(tuple(sorted(running)), tuple(sorted(waiting)))
+        return self._use
 
     def take_done(self) -> tuple[dict[int, HeldAdapter], dict[int, str]]:
         """Remove and return the requests whose adapters are ready, and those whose adapters can't be used, with the
@@ -229,6 +253,7 @@ class AdaptersInUse:
             for seq_id in users:
                 self._failed[seq_id] = error
                 del self._used[seq_id]
+                self._begun.discard(seq_id)
 
     def _drop_if_over(self, key: Key) -> None:
         """Drop an adapter that was removed or replaced, and that nobody uses any more."""

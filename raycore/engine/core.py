@@ -250,6 +250,7 @@ class EngineCore:
             self._speculation.observe(plan.num_step_tokens, plan.has_drafts, outputs.duration_s)
         if self._adapters is not None:
             editions = [(seq_id, self._adapters.edition(seq_id)) for seq_id, _ in outputs.started]
+            self._adapters.note_begun(seq_id for seq_id, _ in outputs.started)
             outputs.editions = [(seq_id, edition) for seq_id, edition in editions if edition is not None]
         for end in outputs.finished:
             self._drop_adapter(end.seq_id)
@@ -299,8 +300,9 @@ class EngineCore:
         return bool(self._in_flight) or (not self._is_at_rest and self.scheduler.has_work())
 
     def load(self) -> LoadView:
-        """The numbers of waiting and running requests, the share of the KV cache in use, and counters."""
-        return self.scheduler.load()
+        """The numbers of waiting and running requests, the share of the KV cache in use, counters, and adapters."""
+        load = self.scheduler.load()
+        return load if self._adapters is None else msgspec.structs.replace(load, adapters=self._adapters.use())
 
     # ---- pause and sleep
 

@@ -153,6 +153,8 @@ class DPEngineCoreActor:
             timings_s=self._core.timings_s,
             worker_pids=executor.worker_pids(),
             gpu_ids=executor.collective_rpc("gpu_id") if self._config.device == "cuda" else [],
+            kv_cache_dtype=self._config.cache.kv_cache_dtype,
+            max_loras=self._config.lora.max_loras if self._config.lora.enable_lora else 0,
         )
         executor.collective_rpc(freeze_heap)
         freeze_heap()

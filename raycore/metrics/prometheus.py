@@ -5,6 +5,7 @@ The label `engine` is the dp_rank. No state is kept: each scrape converts the cu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
@@ -50,6 +51,8 @@ class EngineCollector(Collector):
         yield from self._counters(view.counts)
         yield from self._histograms(view.counts)
         yield _cache_config(view)
+        if any(rank.max_loras for rank in view.infos):
+            yield _adapters(view)
 
     def _gauges(self, view: MetricsView) -> Iterable[Metric]:
         for name, text, value_of in GAUGES:
@@ -104,9 +107,21 @@ def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
 
 def _cache_config(view: MetricsView) -> Metric:
     """A metric with the size of each rank's KV cache, for autoscalers and gateways."""
-    info = GaugeMetricFamily(
-        "vllm:cache_config_info", "A rank's KV cache.", labels=("engine", "block_size", "num_gpu_blocks")
-    )
+    labels = ("engine", "block_size", "num_gpu_blocks", "cache_dtype")
+    info = GaugeMetricFamily("vllm:cache_config_info", "A rank's KV cache.", labels=labels)
     for rank in view.infos:
-        info.add_metric([str(rank.dp_rank), str(rank.block_size), str(rank.num_blocks)], 1)
+        info.add_metric([str(rank.dp_rank), str(rank.block_size), str(rank.num_blocks), rank.kv_cache_dtype], 1)
+    return info
+
+
+def _adapters(view: MetricsView) -> Metric:
+    """A metric with the names of the adapters in use, for gateways that send requests to ranks that hold them."""
+    labels = ("engine", "max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    text = "The LoRA adapters of a rank's running and waiting requests, separated by commas. The value is the time."
+    info = GaugeMetricFamily("vllm:lora_requests_info", text, labels=labels)
+    max_loras = {rank.dp_rank: rank.max_loras for rank in view.infos}
+    for rank in view.ranks:
+        if rank.dp_rank in max_loras:
+            names = ",".join(rank.running_adapters), ",".join(rank.waiting_adapters)
+            info.add_metric([str(rank.dp_rank), str(max_loras[rank.dp_rank]), *names], time.time())
     return info

@@ -138,6 +138,22 @@ def test_an_adapter_of_the_start_is_a_model(api: Api, directory: Path, expected:
     assert (answer.status_code, answer.json()["model"]) == (200, "first")
 
 
+def test_metrics_name_the_adapters_in_use(api: Api) -> None:
+    seen: set[str] = set()
+
+    def look() -> None:
+        if "first" not in seen:
+            metrics = api.client.get("/metrics").text
+            info = r'vllm:lora_requests_info{engine="0",max_lora="2",running_lora_adapters="([^"]*)"'
+            seen.update(re.findall(info, metrics))
+
+    for _ in range(20):  # a stream may end before the metrics are updated
+        api.streamed("first", look, max_tokens=1000)
+        if "first" in seen:
+            break
+    assert "first" in seen
+
+
 def test_all_servers_know_at_once_what_one_has_loaded_and_unloaded(
     api: Api, directory: Path, expected: Reference
 ) -> None:

@@ -12,6 +12,7 @@ from raycore.engine.adapters import AdaptersInUse
 from raycore.errors import InvalidAdapter, InvalidInput, InvalidRequest
 from raycore.lora.added import NONE_ADDED, AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
+from raycore.messages import AdapterUse
 
 
 def adapter(number: int) -> LoRARequest:
@@ -118,6 +119,35 @@ def test_an_adapter_that_is_held_makes_nobody_wait() -> None:
     adapters.add(2, adapter(1))
     ready, _ = adapters.take_done()
     assert set(ready) == {2}
+
+
+def test_names_of_adapters_wait_and_run_like_their_requests() -> None:
+    adapters, workers = make(2)
+    for seq_id, number in ((1, 2), (2, 1), (3, 1), (4, 3)):
+        adapters.add(seq_id, adapter(number))
+    assert adapters.use() == AdapterUse((), ("adapter 1", "adapter 2", "adapter 3"))
+    take_all(adapters, workers)
+    adapters.note_begun([1, 2, 100])  # 100 uses no adapter
+    assert adapters.use() == AdapterUse(("adapter 1", "adapter 2"), ("adapter 1", "adapter 3"))
+    adapters.drop(2)
+    assert adapters.use() == AdapterUse(("adapter 2",), ("adapter 1", "adapter 3"))
+    for seq_id in (1, 3, 4):
+        adapters.drop(seq_id)
+    assert adapters.use() == AdapterUse()
+
+
+def test_a_request_that_has_begun_and_fails_uses_no_adapter() -> None:
+    adapters, workers = make(1)
+    adapters.add(1, adapter(1))
+    take_all(adapters, workers)
+    adapters.note_begun([1])
+    adapters.sleep(drops=True)
+    workers.reads_at_once, workers.unreadable = True, {1}
+    adapters.wake(1.0)
+    assert adapters.take_done()[1].keys() == {1}
+    adapters.drop(1)
+    adapters.add(2, adapter(2))
+    assert adapters.use() == AdapterUse((), ("adapter 2",))
 
 
 def test_the_adapter_that_has_not_been_used_for_the_longest_time_makes_room() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
+import msgspec
 import pytest
 from metric_views import make_view
 from prometheus_client import CollectorRegistry, generate_latest
@@ -43,7 +45,23 @@ def test_every_metric_is_there_from_the_start_with_vllms_labels():
     reasons = {sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples}
     assert reasons == {"stop", "length", "abort", "error"}
     assert families["vllm:e2e_request_latency_seconds"].type == "histogram"
-    assert families["vllm:cache_config_info"].samples[0].labels["num_gpu_blocks"] == "64"
+    labels = {"engine": "0", "block_size": "16", "num_gpu_blocks": "64", "cache_dtype": "auto"}
+    assert families["vllm:cache_config_info"].samples[0].labels == labels
+    assert "vllm:lora_requests_info" not in families
+
+
+def test_gateways_read_which_adapters_are_in_use():
+    view = make_view(2, running_adapters=("sql", "sums"), waiting_adapters=("sql",))
+    view = replace(view, infos=[msgspec.structs.replace(view.infos[1], max_loras=4)])  # rank 0 isn't up
+    (family,) = [each for each in scrape(view).collect() if each.name == "vllm:lora_requests_info"]
+    (sample,) = family.samples
+    assert sample.labels == {
+        "engine": "1",
+        "max_lora": "4",
+        "running_lora_adapters": "sql,sums",
+        "waiting_lora_adapters": "sql",
+    }
+    assert abs(sample.value - time.time()) < 60
 
 
 def test_gauges_are_what_the_ranks_are():
