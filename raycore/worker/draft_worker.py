@@ -25,8 +25,9 @@ from raycore.model.eagle3_head import Eagle3Head
 from raycore.model.layers import TensorParallel
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, scratch_bytes, step_bytes
-from raycore.model.weights.eagle3_weights import load_eagle3_weights, random_eagle3_weights
-from raycore.model.weights.loader import load_decoder_weights, random_decoder_weights
+from raycore.model.weights.eagle3_weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
+from raycore.model.weights.loader import empty_decoder_weights, load_decoder_weights, random_decoder_weights
+from raycore.model.weights.named import named_weights
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype
 from raycore.worker.compute_backend import ComputeBackend
 
@@ -105,6 +106,14 @@ class DraftWorker:
     def unload(self) -> None:
         """Drop the weights."""
         self._network = None
+
+    def weight_bytes(self) -> int:
+        """Return the size of all weights on the first worker. An Eagle-3 head may have fewer."""
+        spec, head, tp_size = self._drafter.spec, self._drafter.head, self._ranks.size
+        if head is not None:
+            return eagle3_weight_bytes(spec, head, tp_size, self._dtype)
+        weights = empty_decoder_weights(spec, 0, tp_size, self._dtype, device=torch.device("meta"))
+        return sum(tensor.numel() * self._dtype.itemsize for _, tensor in named_weights(weights))
 
     def bytes_per_block(self) -> int:
         """Return how many bytes one block of the draft model's keys and values takes."""

@@ -579,7 +579,9 @@ class Worker(WorkerProtocol):
         rank = self.rank.with_experts(config.parallel, None)
         needed = weight_bytes(config, rank, self._stage, self._dtype) + self._step_bytes(config)
         if self.rank.is_new:
-            needed += num_blocks * self.bytes_per_block()
+            needed += num_blocks * self.bytes_per_block() + self._adapter_bytes
+            if self._drafting is not None:
+                needed += self._drafting.weight_bytes()
         else:
             needed -= weight_bytes(self.config, self.rank, self._stage, self._dtype) + self._step_bytes(self.config)
         return MemoryNeed(max(0, needed), self._free_memory() // num_local_workers[rank.worker])

@@ -19,8 +19,9 @@ from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.fill import CheckpointFill, RandomFill
 from raycore.model.weights.linear_formats import CONVERTED
 from raycore.model.weights.loader import LayerWeights, RankLayout, fill_weights
-from raycore.model.weights.moe_weights import Fill
+from raycore.model.weights.moe_weights import Fill, Part
 from raycore.model.weights.staging import NUM_READERS, Staging
+from raycore.model.weights.weight import Weight
 
 _LAYER_PREFIXES = ("midlayer.", "layers.0.")
 """Where checkpoints have the layer's tensors."""
@@ -96,6 +97,18 @@ def random_eagle3_weights(
     if head.draft_vocab_size < spec.vocab_size:
         weights.token_ids_W = torch.arange(head.draft_vocab_size)
     return weights
+
+
+def eagle3_weight_bytes(spec: ModelSpec, head: Eagle3Spec, tp_size: int, dtype: torch.dtype) -> int:
+    """Return how many bytes the first rank's part of a head takes, with an embedding of its own."""
+    sizes: list[int] = []
+
+    def note_size(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        sizes.append(out.numel() * dtype.itemsize)
+
+    device, prefix = torch.device("meta"), _LAYER_PREFIXES[0]
+    _allocate(spec, head, 0, tp_size, dtype, device, prefix, lambda name: name == _EMBEDDING)(note_size)
+    return sum(sizes)
 
 
 def _allocate(

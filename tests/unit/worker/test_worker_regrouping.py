@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+from drafting_checkpoints import head_config
 from test_worker import MOE, SHAPE, a_request_and_its_plans, run_together
 
 from raycore.config import EngineConfig, resolve
 from raycore.messages import StepPlan, StepResult
+from raycore.model.weights.eagle3_weights import random_eagle3_weights
+from raycore.model.weights.loader import random_decoder_weights
+from raycore.model.weights.lora_weights import largest_lora_bytes
 from raycore.node import resources as host
 from raycore.node.ports import address_of, free_ports
 from raycore.worker.rank import Regrouping, WorkerRank
@@ -165,6 +171,49 @@ def test_the_memory_that_a_change_needs(worker: Worker, monkeypatch: pytest.Monk
     worker.rank = msgspec.structs.replace(worker.rank, is_new=True)
     everything = bytes_of_all(config) + NUM_BLOCKS * worker.bytes_per_block() + 1000
     assert worker.memory_need(1, [1], NUM_BLOCKS).needed == everything
+
+
+@pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
+def test_a_new_worker_needs_room_for_adapters_and_for_what_drafts(tmp_path: Path, kind: str) -> None:
+    head = head_config(SHAPE["hidden_size"], SHAPE["vocab_size"])
+    target = SHAPE | MOE | {"num_hidden_layers": 4}
+    for name, shape in ("target", target), ("draft", SHAPE if kind == "draft_model" else head):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(shape))
+
+    def new_worker(**options: Any) -> Worker:
+        config = resolve(str(tmp_path / "target"), data_parallel_size=2, **OPTIONS, **options)
+        rank = WorkerRank(dp_rank=1, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1, is_new=True)
+        worker = Worker(config, rank.with_experts(config.parallel, "tcp://nowhere:1"))
+        worker.init_device()
+        return worker
+
+    def needed(worker: Worker) -> int:
+        return worker.memory_need(2, [1], 0).needed - worker._step_bytes(worker.config)
+
+    alone = needed(new_worker())
+    adapted = new_worker(enable_lora=True, max_loras=2, max_lora_rank=8)
+    spec = adapted.config.model.spec
+    # one more place than max_loras, for what replaces an adapter
+    assert needed(adapted) - alone == 3 * largest_lora_bytes(spec, spec.num_layers, 1, 8, torch.float32)
+    drafting = new_worker(speculative_config={"model": str(tmp_path / "draft"), "num_speculative_tokens": 2})
+    drafter = drafting.config.drafter
+    assert drafter is not None
+    if drafter.head is None:
+        weights: object = random_decoder_weights(drafter.spec, 0, 1, torch.float32)
+        more = 0
+    else:
+        weights = random_eagle3_weights(drafter.spec, drafter.head, 0, 1, torch.float32, torch.device("cpu"))
+        more = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]  # it may have an embedding of its own
+    assert needed(drafting) - alone == bytes_in(weights) + more
+
+
+def bytes_in(weights: object) -> int:
+    if isinstance(weights, torch.Tensor):
+        return weights.nbytes
+    if isinstance(weights, list):
+        return sum(map(bytes_in, weights))
+    return sum(map(bytes_in, vars(weights).values())) if is_dataclass(weights) else 0
 
 
 def bytes_of_all(config: EngineConfig) -> int:
