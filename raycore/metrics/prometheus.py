@@ -117,7 +117,7 @@ def _cache_config(view: MetricsView) -> Metric:
 def _adapters(view: MetricsView) -> Metric:
     """A metric with the names of the adapters in use, for gateways that send requests to ranks that hold them."""
     labels = ("engine", "max_lora", "running_lora_adapters", "waiting_lora_adapters")
-    text = "The LoRA adapters of a rank's running and waiting requests, separated by commas. The value is the time."
+    text = "The LoRA adapters of a rank's running and waiting requests. The value is the time, in seconds since 1970."
     info = GaugeMetricFamily("vllm:lora_requests_info", text, labels=labels)
     max_loras = {rank.dp_rank: rank.max_loras for rank in view.infos}
     for rank in view.ranks:
