@@ -81,7 +81,8 @@ def test_the_tokens_are_those_of_merged_weights(ray_cluster, adapters, sizes: di
         assert output.outputs[0].token_ids == adapters[1][1].tokens[0]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
+# rounding errors of bfloat16 depend on the instruction set: up to 0.10 with AVX2
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.02)])
 def test_logits_are_those_of_merged_weights(ray_cluster, adapters, dtype: str, tolerance: float) -> None:
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
     with LLM(demo_model_path(), dtype=dtype, enable_lora=True, **LIMITS) as llm:

@@ -5,7 +5,8 @@ library when it is imported. So the environment variable has to be set before an
 module before any module with kernels. With a GPU, the same tests run compiled kernels.
 
 The interpreter runs programs one after the other. Its `tl.dot` is wrong in bfloat16: use the dtypes in `DTYPES`. It
-rounds to fp8 wrongly: small numbers, and what becomes a power of two. So torch does that here.
+rounds to fp8 wrongly: small numbers, and what becomes a power of two. So torch does that here. Its `tl.dot` calls a
+BLAS library, and on some processors a row's bits then depend on its place in the tile. So products are added up here.
 """
 
 from __future__ import annotations
@@ -44,10 +45,24 @@ def _round_by_torch(convert: Callable[..., Any]) -> Callable[..., Any]:
     return converted
 
 
+def _dot(builder: Any, a: Any, b: Any, sums: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    """`create_dot` of the interpreter, which adds up each row's products in the order of the inputs."""
+
+    def wide(given: Any) -> Any:
+        numbers = given.data
+        if given.dtype.name == "fp8e4nv":
+            numbers = interpreter._convert_float(numbers, given.dtype, interpreter.tl.float16, None).view(np.float16)
+        return numbers.astype(sums.data.dtype)
+
+    products = wide(a)[..., :, :, None] * wide(b)[..., None, :, :]
+    return interpreter.TensorHandle(np.add.reduce(products, axis=-2) + sums.data, sums.dtype.scalar)
+
+
 if DEVICE.type == "cpu":
     from triton.runtime import interpreter
 
     interpreter._convert_float = _round_by_torch(interpreter._convert_float)
+    interpreter.InterpreterBuilder.create_dot = _dot
 
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])
 """The dtypes that kernels can be tested with."""
