@@ -2,7 +2,9 @@
 
 Prompts are of two kinds. *Repeating* ones are continued by repeating what they end with: random prompts after which the
 model, greedily, gets into a loop, with the tokens that it generates up to the end of the loop's second round, and at
-least 8 of the loop. *Other* prompts are random, and the model samples at temperature 1.
+least 8 of the loop. *Other* prompts are random, and the model samples at temperature 1. Prefix caching is
+off. With `--input-len 1024 --cached-prompts`, prompts have that many tokens, and the prefix cache has them: as when a
+document is asked about for the second time. Repeating ones get there by what the model generates.
 
 In each process of raycore, an engine with speculation and one without take turns, timing by timing, on the same
 prompts. The table has medians of the tokens per second, and the median of the ratios. vLLM runs in processes of its
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,8 @@ _MOST_BEFORE_LOOP = 96
 
 COMMON = """
 import json, random, sys, time, zlib
-run = json.loads(sys.argv[1])
+with open(sys.argv[1]) as file:
+    run = json.load(file)
 
 def make(LLM, speculative_config, **options):
     return LLM(model=run["checkpoint"], dtype=run["dtype"], max_model_len=run["max_model_len"], max_num_seqs=64,
@@ -42,9 +46,9 @@ def generate(llm, prompts, params):
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     return tokens, sum(map(len, tokens)) / (time.perf_counter() - begun)
 
-def random_prompts(seed, number):
+def random_prompts(seed, number, length=32):
     rnd = random.Random(seed)
-    return [[rnd.randrange(10, run["vocab_size"]) for _ in range(32)] for _ in range(number)]
+    return [[rnd.randrange(10, run["vocab_size"]) for _ in range(length)] for _ in range(number)]
 
 def measure(SamplingParams, engines):
     found = []
@@ -53,9 +57,12 @@ def measure(SamplingParams, engines):
         params = SamplingParams(temperature=temperature, max_tokens=run["num_tokens"], ignore_eos=True, seed=1)
         for batch in run["batches"]:
             for repeat in range(1 + run["repeats"]):
-                prompts = random_prompts(f"{batch} {repeat}", batch)
+                prompts = random_prompts(f"{batch} {repeat}", batch, run["input_len"])
                 if kind == "repeating":
                     prompts = [run["repeating"][(repeat + i) % len(run["repeating"])] for i in range(batch)]
+                if run["cached_prompts"]:
+                    for llm in engines.values():
+                        generate(llm, prompts, SamplingParams(max_tokens=1))
                 in_turn = sorted(engines, reverse=repeat % 2 == 1)
                 made = {name: generate(engines[name], prompts, params) for name in in_turn}
                 # the first one warms up
@@ -93,6 +100,10 @@ with make(LLM, None, standby_delay_s=None) as llm:
                 found.append(prompt + before)
         if len(found) >= max(run["batches"]):
             break
+    lengths = [max(run["input_len"] - len(prompt), 0) for prompt in found]
+    more = [SamplingParams(temperature=0, max_tokens=length or 1, ignore_eos=True) for length in lengths]
+    continued = generate(llm, found, more)[0]
+    found = [prompt + tokens[:length] for prompt, tokens, length in zip(found, continued, lengths)]
 print("@result " + json.dumps({"repeating": found}), flush=True)
 """
 )
@@ -101,7 +112,7 @@ OURS = (
     COMMON
     + """
 from raycore import LLM, SamplingParams
-options = {"standby_delay_s": None, "enable_prefix_caching": False}
+options = {"standby_delay_s": None, "enable_prefix_caching": run["cached_prompts"]}
 engines = {"off": make(LLM, None, **options), "on": make(LLM, run["speculative_config"], **options)}
 measure(SamplingParams, engines)
 for llm in engines.values():
@@ -114,7 +125,7 @@ PEER = (
     + """
 if __name__ == "__main__":
     from vllm import LLM, SamplingParams
-    options = {"enable_prefix_caching": False, "disable_log_stats": True}
+    options = {"enable_prefix_caching": run["cached_prompts"], "disable_log_stats": True}
     name, config = ("on", run["speculative_config"]) if run["is_on"] else ("off", None)
     measure(SamplingParams, {name: make(LLM, config, **options)})
 """
@@ -129,6 +140,8 @@ def main() -> None:
     parser.add_argument("--speculative-config", default='{"method": "ngram", "num_speculative_tokens": 8}')
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--input-len", type=int, default=32, help="tokens in a prompt; at least 32")
+    parser.add_argument("--cached-prompts", action="store_true", help="the prefix cache has the prompts")
     parser.add_argument("--num-tokens", type=int, default=128, help="generated for each request")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--runs", type=int, default=2, help="processes")
@@ -150,6 +163,9 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
                 more = {"repeating": repeating, "is_on": is_on}
                 timings["vLLM"] += _run(checkpoint, args, args.peer_python, PEER, environment, **more)["timings"]
     print(f"\n{Path(checkpoint).name}, dtype {args.dtype}, {args.speculative_config}: output tokens per second")
+    cached = "in the prefix cache" if args.cached_prompts else "not cached"
+    lengths = f"{args.input_len} tokens in other prompts, {min(map(len, repeating))} to {max(map(len, repeating))} in"
+    print(f"{lengths} repeating ones, {cached}; {args.num_tokens} tokens generated for each request")
     print(f"medians of {args.runs} processes x {args.repeats} timings; {len(repeating)} different repeating prompts")
     rows = [["prompts", "batch", "engine", "off", "on", "on / off", "same outputs"]]
     for kind in args.kinds:
@@ -181,7 +197,9 @@ def _run(
         "checkpoint": checkpoint,
         "dtype": args.dtype,
         "vocab_size": config["vocab_size"],
-        "max_model_len": 32 + _MOST_BEFORE_LOOP + args.num_tokens,
+        "max_model_len": args.input_len + _MOST_BEFORE_LOOP + args.num_tokens,
+        "input_len": args.input_len,
+        "cached_prompts": args.cached_prompts,
         "most_before_loop": _MOST_BEFORE_LOOP,
         "num_tokens": args.num_tokens,
         "speculative_config": json.loads(args.speculative_config),
@@ -190,7 +208,11 @@ def _run(
         "repeats": args.repeats,
         **more,
     }
-    return run_child(python, script, [json.dumps(run)], environment, args.timeout_s)
+    # prompts may be longer than arguments of a process
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(json.dumps(run))
+        file.flush()
+        return run_child(python, script, [file.name], environment, args.timeout_s)
 
 
 if __name__ == "__main__":
