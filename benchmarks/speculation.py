@@ -54,10 +54,13 @@ def measure(SamplingParams, engines):
     found = []
     for kind in run["kinds"]:
         temperature = 0 if kind == "repeating" else 1
-        params = SamplingParams(temperature=temperature, max_tokens=run["num_tokens"], ignore_eos=True, seed=1)
         for batch in run["batches"]:
             for repeat in range(1 + run["repeats"]):
-                prompts = random_prompts(f"{batch} {repeat}", batch, run["input_len"])
+                params = SamplingParams(
+                    temperature=temperature, max_tokens=run["num_tokens"], ignore_eos=True, seed=1 + repeat
+                )
+                seed = batch if run["cached_prompts"] else f"{batch} {repeat}"
+                prompts = random_prompts(seed, batch, run["input_len"])
                 if kind == "repeating":
                     prompts = [run["repeating"][(repeat + i) % len(run["repeating"])] for i in range(batch)]
                 if run["cached_prompts"]:
