@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
     @property
     def is_profiled(self) -> bool:
-        """Each value of the other columns is profiled. Every worker's first profile takes seconds."""
+        """Each value of the other columns is profiled."""
         return self.method in (None, "ngram")
 
     @property
