@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +119,33 @@ def test_without_the_option_there_are_none(checkpoint: str):  # noqa: F811
     with pytest.raises(InvalidInput, match="profiler_config"):
         worker.profile(True)
     worker.profile(False)
+
+
+PROFILE_WITHOUT_STEPS = """
+import sys
+from raycore.profiler_config import ProfilerConfig
+from raycore.worker.worker_profile import WorkerProfile
+
+class Runner:
+    def parts(self): return []
+    def launch(self, plan): return None
+
+profile = WorkerProfile("dp0_tp0", Runner())
+profile.start(ProfilerConfig(profiler="torch", torch_profiler_dir=sys.argv[1]), None)
+print(profile.stop())
+print(*sorted({"torch._dynamo", "torch._inductor"} & set(sys.modules)))
+"""
+
+
+def test_steps_do_not_wait_until_torchs_compiler_is_imported(tmp_path: Path):
+    run = subprocess.run(
+        [sys.executable, "-c", PROFILE_WITHOUT_STEPS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    (path,) = tmp_path.iterdir()
+    assert run.stdout == f"{path}\n\n"
+    assert read_trace(path).origin_ns
