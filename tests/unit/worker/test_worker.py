@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import weakref
@@ -17,6 +16,7 @@ import pytest
 import torch
 from drafting_checkpoints import head_config
 from kernels import needs_kernels
+from own_memory import anonymous_bytes
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -132,10 +132,6 @@ def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, cache: str, kind: st
         each.shutdown()
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("level", [1, 2])
@@ -147,18 +143,18 @@ def test_memory_goes_back_to_the_operating_system(tmp_path: Path, level: int, dt
     assert worker._decoder is not None
     num_weight_bytes = 2 * worker._decoder.num_weights  # the native kernels pack float32 in 16 bits if that is exact
     num_cache_bytes = 48 << 20
-    loaded = resident_bytes()
+    loaded = anonymous_bytes()
     worker.initialize_cache(num_cache_bytes // worker.bytes_per_block())
     worker.warm_up()
     for block in worker._runner._attention._kv.blocks:
         block.fill_(0.5)
     del block
-    full = resident_bytes()
+    full = anonymous_bytes()
     assert full - loaded > 0.9 * num_cache_bytes
     freeze_heap()
     worker.sleep(level)
     to_go = num_cache_bytes + (num_weight_bytes if level == 2 else 0)
-    assert full - resident_bytes() >= 0.9 * to_go
+    assert full - anonymous_bytes() >= 0.9 * to_go
     worker.shutdown()
 
 
