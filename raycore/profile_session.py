@@ -17,6 +17,9 @@ from raycore.profiler_config import ProfilerConfig
 
 logger = logging.getLogger(__name__)
 
+COMPRESSION_LEVEL = 6
+"""gzip's level for traces. Level 9 takes four times as long, for a file that is a seventh smaller."""
+
 Record = Callable[[str], AbstractContextManager[Any]]
 """Returns a context manager that records the time of its body under a name."""
 

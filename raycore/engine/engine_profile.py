@@ -18,7 +18,7 @@ from typing import Any
 from raycore.executor.base import Executor
 from raycore.messages import StepPlan, StepResult
 from raycore.pending import Callback, PendingCall
-from raycore.profile_session import ProfileSession, RecordedParts
+from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
 from raycore.profiler_config import ProfilerConfig
 
 _EPOCH_S = 7_889_238
@@ -93,7 +93,7 @@ class EngineProfile:
         self._recorded.restore()
         self._recorded = None
         text = json.dumps(self._trace()).encode()
-        self._path.write_bytes(gzip.compress(text) if self._path.suffix == ".gz" else text)
+        self._path.write_bytes(gzip.compress(text, COMPRESSION_LEVEL) if self._path.suffix == ".gz" else text)
         self._events = []
 
     @contextmanager

@@ -18,11 +18,8 @@ from torch.autograd.profiler import profile, record_function
 
 from raycore.messages import StepPlan
 from raycore.model.runner import LaunchedStep, ModelRunner
-from raycore.profile_session import ProfileSession, RecordedParts
+from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
 from raycore.profiler_config import ProfilerConfig
-
-_LEVEL = 6
-"""Of compression. The highest takes four times as long, and leaves six sevenths of the size."""
 
 
 class WorkerProfile:
@@ -106,7 +103,7 @@ class WorkerProfile:
         with tempfile.TemporaryDirectory() as directory:
             plain = Path(directory) / "trace.json"
             profiler.export_chrome_trace(str(plain))
-            with plain.open("rb") as trace, gzip.open(self._path, "wb", _LEVEL) as compressed:
+            with plain.open("rb") as trace, gzip.open(self._path, "wb", COMPRESSION_LEVEL) as compressed:
                 shutil.copyfileobj(trace, compressed, 1 << 20)
 
 
