@@ -2,9 +2,10 @@
 
 Prompts are of two kinds. *Repeating* ones are continued by repeating what they end with: random prompts after which the
 model, greedily, gets into a loop, with the tokens that it generates up to the end of the loop's second round, and at
-least 8 of the loop. *Other* prompts are random, and the model samples at temperature 1. Prefix caching is
-off. With `--input-len 1024 --cached-prompts`, prompts have that many tokens, and the prefix cache has them: as when a
-document is asked about for the second time. Repeating ones get there by what the model generates.
+least 8 of the loop. *Other* prompts are random, and the model samples at temperature 1. Prefix caching is off.
+
+With `--input-len 1024 --cached-prompts`, prompts have that many tokens, and the prefix cache has them: as when a
+document is asked about for the second time. Repeating ones are extended by what the model generates.
 
 In each process of raycore, an engine with speculation and one without take turns, timing by timing, on the same
 prompts. The table has medians of the tokens per second, and the median of the ratios. vLLM runs in processes of its
@@ -28,6 +29,8 @@ from common import PEER_ENVIRONMENT, median, peer_on_all_cores, run_child, table
 from raycore.demo import demo_model_path
 
 KINDS = ("repeating", "other")
+_LEAST_INPUT = 32
+"""Number of random tokens that a repeating prompt begins with."""
 _MOST_BEFORE_LOOP = 96
 """Maximum number of generated tokens in a repeating prompt."""
 
@@ -46,7 +49,7 @@ def generate(llm, prompts, params):
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     return tokens, sum(map(len, tokens)) / (time.perf_counter() - begun)
 
-def random_prompts(seed, number, length=32):
+def random_prompts(seed, number, length):
     rnd = random.Random(seed)
     return [[rnd.randrange(10, run["vocab_size"]) for _ in range(length)] for _ in range(number)]
 
@@ -59,6 +62,7 @@ def measure(SamplingParams, engines):
                 params = SamplingParams(
                     temperature=temperature, max_tokens=run["num_tokens"], ignore_eos=True, seed=1 + repeat
                 )
+                # to compute new prompts for the cache each time would take longer than the timings
                 seed = batch if run["cached_prompts"] else f"{batch} {repeat}"
                 prompts = random_prompts(seed, batch, run["input_len"])
                 if kind == "repeating":
@@ -96,7 +100,7 @@ num_tokens = run["most_before_loop"] + run["num_tokens"]
 params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 with make(LLM, None, standby_delay_s=None) as llm:
     for seed in range(30):
-        candidates = random_prompts(f"candidates {seed}", 64)
+        candidates = random_prompts(f"candidates {seed}", 64, run["least_input"])
         for prompt, tokens in zip(candidates, generate(llm, candidates, params)[0]):
             before = up_to_loop(tokens)
             if before is not None:
@@ -104,9 +108,10 @@ with make(LLM, None, standby_delay_s=None) as llm:
         if len(found) >= max(run["batches"]):
             break
     lengths = [max(run["input_len"] - len(prompt), 0) for prompt in found]
-    more = [SamplingParams(temperature=0, max_tokens=length or 1, ignore_eos=True) for length in lengths]
-    continued = generate(llm, found, more)[0]
-    found = [prompt + tokens[:length] for prompt, tokens, length in zip(found, continued, lengths)]
+    if any(lengths):
+        params = SamplingParams(temperature=0, max_tokens=max(lengths), ignore_eos=True)
+        continued = generate(llm, found, params)[0]
+        found = [prompt + tokens[:length] for prompt, tokens, length in zip(found, continued, lengths)]
 print("@result " + json.dumps({"repeating": found}), flush=True)
 """
 )
@@ -143,7 +148,7 @@ def main() -> None:
     parser.add_argument("--speculative-config", default='{"method": "ngram", "num_speculative_tokens": 8}')
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--input-len", type=int, default=32, help="tokens in a prompt; at least 32")
+    parser.add_argument("--input-len", type=int, default=_LEAST_INPUT, help="tokens in a prompt")
     parser.add_argument("--cached-prompts", action="store_true", help="the prefix cache has the prompts")
     parser.add_argument("--num-tokens", type=int, default=128, help="generated for each request")
     parser.add_argument("--dtype", default="auto")
@@ -151,13 +156,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="timings of each kind and batch in a process")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="for one process")
     args = parser.parse_args()
+    if args.input_len < _LEAST_INPUT:
+        parser.error(f"--input-len {args.input_len}: at least {_LEAST_INPUT}")
     for checkpoint in args.checkpoints:
         _compare(checkpoint, args)
 
 
 def _compare(checkpoint: str, args: argparse.Namespace) -> None:
     timings: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    repeating = _run(checkpoint, args, this_python(), SELECT, {})["repeating"]
+    is_repeating = "repeating" in args.kinds
+    repeating = _run(checkpoint, args, this_python(), SELECT, {})["repeating"] if is_repeating else []
     for _ in range(args.runs):
         timings["raycore"] += _run(checkpoint, args, this_python(), OURS, {}, repeating=repeating)["timings"]
         if args.peer_python:
@@ -167,8 +175,8 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
                 timings["vLLM"] += _run(checkpoint, args, args.peer_python, PEER, environment, **more)["timings"]
     print(f"\n{Path(checkpoint).name}, dtype {args.dtype}, {args.speculative_config}: output tokens per second")
     cached = "in the prefix cache" if args.cached_prompts else "not cached"
-    lengths = f"{args.input_len} tokens in other prompts, {min(map(len, repeating))} to {max(map(len, repeating))} in"
-    print(f"{lengths} repeating ones, {cached}; {args.num_tokens} tokens generated for each request")
+    print(f"{args.input_len} tokens in other prompts, at least as many in repeating ones, {cached}")
+    print(f"{args.num_tokens} tokens generated for each request")
     print(f"medians of {args.runs} processes x {args.repeats} timings; {len(repeating)} different repeating prompts")
     rows = [["prompts", "batch", "engine", "off", "on", "on / off", "same outputs"]]
     for kind in args.kinds:
@@ -202,6 +210,7 @@ def _run(
         "vocab_size": config["vocab_size"],
         "max_model_len": args.input_len + _MOST_BEFORE_LOOP + args.num_tokens,
         "input_len": args.input_len,
+        "least_input": _LEAST_INPUT,
         "cached_prompts": args.cached_prompts,
         "most_before_loop": _MOST_BEFORE_LOOP,
         "num_tokens": args.num_tokens,
