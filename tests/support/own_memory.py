@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def anonymous_bytes() -> int:
-    """Resident memory that isn't a file's: of files' pages, the kernel may reclaim some at any time."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
-    return int(line.split()[1]) << 10
+def resident_bytes() -> int:
+    """Resident memory except pages of files, which the kernel may reclaim at any time. Shared memory counts."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))

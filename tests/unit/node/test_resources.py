@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from own_memory import anonymous_bytes
+from own_memory import resident_bytes
 
 from raycore.node import resources as host
 from raycore.node.garbage import freeze_heap
@@ -32,19 +32,20 @@ class Cycle:
 def hold_and_return(num_bytes: int, on_thread: bool) -> tuple[int, int]:
     """How much more memory this process has than before while that many bytes are held, and when they are freed."""
     host.keep_freed_memory()
-    before = anonymous_bytes()
+    before = resident_bytes()
 
     def allocate() -> tuple[Cycle, object]:
-        return Cycle(num_bytes), ctypes.create_string_buffer(num_bytes // 32)  # too large for a gap
+        # the second one is too large for a gap, so it lies above the first, and keeps the heap from shrinking
+        return Cycle(num_bytes), ctypes.create_string_buffer(num_bytes // 32)
 
     with ThreadPoolExecutor() as pool:  # threads have heaps of their own
-        cycle, kept_at_the_end = pool.submit(allocate).result() if on_thread else allocate()
+        cycle, kept_above = pool.submit(allocate).result() if on_thread else allocate()
     freeze_heap()
-    held = anonymous_bytes() - before
+    held = resident_bytes() - before
     with host.freed_memory_returned():
         del cycle
-    left = anonymous_bytes() - before
-    del kept_at_the_end
+    left = resident_bytes() - before
+    del kept_above
     return held, left
 
 

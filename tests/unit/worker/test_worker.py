@@ -16,7 +16,7 @@ import pytest
 import torch
 from drafting_checkpoints import head_config
 from kernels import needs_kernels
-from own_memory import anonymous_bytes
+from own_memory import resident_bytes
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -143,18 +143,18 @@ def test_memory_goes_back_to_the_operating_system(tmp_path: Path, level: int, dt
     assert worker._decoder is not None
     num_weight_bytes = 2 * worker._decoder.num_weights  # the native kernels pack float32 in 16 bits if that is exact
     num_cache_bytes = 48 << 20
-    loaded = anonymous_bytes()
+    loaded = resident_bytes()
     worker.initialize_cache(num_cache_bytes // worker.bytes_per_block())
     worker.warm_up()
     for block in worker._runner._attention._kv.blocks:
         block.fill_(0.5)
     del block
-    full = anonymous_bytes()
+    full = resident_bytes()
     assert full - loaded > 0.9 * num_cache_bytes
     freeze_heap()
     worker.sleep(level)
     to_go = num_cache_bytes + (num_weight_bytes if level == 2 else 0)
-    assert full - anonymous_bytes() >= 0.9 * to_go
+    assert full - resident_bytes() >= 0.9 * to_go
     worker.shutdown()
 
 
