@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,12 @@ def run(
     for request in requests:
         request.lora = adapters[request.seq_id % len(adapters)]
         core.submit(request)
-    while core.has_work() or core._grammars or core._adapters:
+    deadline_s = time.monotonic() + 60
+    while core._grammars or core._adapters:  # else the time that it takes to prepare requests decides who is preempted
         assert not core.release_prepared()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    while core.has_work():
         step = core.step()
         most_in_flight = max(most_in_flight, len(core._in_flight) + (step is not None))
         if step is None:

@@ -48,7 +48,7 @@ def test_the_tokens_are_those_of_merged_weights(adapters, expected, backend: str
 
 def test_requests_with_adapters_are_preempted_and_aborted(adapters, expected) -> None:
     in_turn = [None, *(adapter for adapter, _ in adapters)]
-    options = {"enable_lora": True, "max_loras": 2, "num_gpu_blocks_override": 14}
+    options = {"enable_lora": True, "max_loras": 2, "num_gpu_blocks_override": 11}
     found, load = run({3: 5, 11: 1, 17: 9}, adapters=in_turn, **options, **LIMITS)
     assert load.num_preemptions > 0
     for seq_id, output in found.items():

@@ -54,7 +54,7 @@ def test_the_target_itself_is_always_right(options: dict[str, Any], blocks: int)
 
 @pytest.mark.parametrize("options", REPEATABLE)
 def test_a_head_that_knows_nothing_changes_nothing(head: Path, options: dict[str, Any]) -> None:
-    options = LIMITS | options | {"num_gpu_blocks_override": 16}
+    options = LIMITS | options | {"num_gpu_blocks_override": 12}
     expected, _ = run({}, **options)
     aborted_at = {3: 5, 11: 1, 17: 9}
     found, load = run(aborted_at, **options, **speculative(head))
