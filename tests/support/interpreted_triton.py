@@ -59,14 +59,17 @@ def _dot(builder: Any, a: Any, b: Any, sums: Any, input_precision: Any, max_num_
 
 
 def _patch_if_needed(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`patch`, a function of the interpreter. That patches the language again in each call of a device function."""
+    """`patch`, a function of the interpreter, unless the language is patched.
+
+    The interpreter calls it for each kernel, and again for each call of a device function. It ignores what the latter
+    calls return.
+    """
 
     def patched(function: Any) -> Any:
         named = function.__globals__.values()
         languages = [each for each in (interpreter.tl, interpreter.tl.core) if any(each is value for value in named)]
-        if languages and all(each.load.__module__ == interpreter.__name__ for each in languages):
-            return interpreter._LangPatchScope()
-        return patch(function)
+        is_patched = languages and all(each.load.__module__ == interpreter.__name__ for each in languages)
+        return None if is_patched else patch(function)
 
     return patched
 
@@ -74,7 +77,7 @@ def _patch_if_needed(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
 if DEVICE.type == "cpu":
     from triton.runtime import interpreter
 
-    # computing whether integers overflow takes a third of a kernel's time, and nothing comes of it without `debug`
+    # checks for integer overflow are slow, and without `debug` nothing is done with their results
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter._patch_lang = _patch_if_needed(interpreter._patch_lang)
     interpreter._convert_float = _round_by_torch(interpreter._convert_float)
