@@ -1,0 +1,52 @@
+"""What the repository holds: only the kinds of files that somebody meant to add."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path, PurePath
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KNOWN_FOLDERS = {".ci", ".github", "benchmarks", "docs", "examples", "placement", "raycore", "tests"}
+KNOWN_KINDS = {
+    ".cpp",
+    ".h",
+    ".ipynb",
+    ".json",
+    ".md",
+    ".png",
+    ".py",
+    ".safetensors",
+    ".svg",
+    ".toml",
+    ".typed",
+    ".yaml",
+    ".yml",
+}
+WITHOUT_KIND = {".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "MANIFEST.in", "py.typed"}
+
+
+def is_known(path: PurePath) -> bool:
+    if path.parts[0] == ".ci":
+        return True
+    is_placed = len(path.parts) == 1 or path.parts[0] in KNOWN_FOLDERS
+    return is_placed and (path.suffix in KNOWN_KINDS or path.name in WITHOUT_KIND)
+
+
+def tracked() -> list[PurePath]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    return [PurePath(name) for name in listed.stdout.split("\0") if name]
+
+
+def test_only_known_kinds_of_files_are_tracked():
+    assert [str(path) for path in tracked() if not is_known(path)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["logs/gptq_log.log", "trace.log", "core.1234", "notes/plan.md", "raycore/kernels/_cpu.so"]
+)
+def test_leftovers_are_not_a_known_kind(name):
+    assert not is_known(PurePath(name))
