@@ -70,12 +70,15 @@ def endpoint(group: str | None = None) -> Callable[[Callable[Concatenate[Any, P]
 def actor_class(plain: Callable[P, T], *, max_restarts: int = 0, **options: Any) -> ActorClass[P, T]:
     """Turn a plain class into a class whose instances are Ray actors.
 
+    Their calls leave no task events. Ray's GCS would keep 1 to 2 KB for each call, at the cost of the events of the
+    cluster's other jobs. The dashboard's and the state API's lists of actors don't need them.
+
     Args:
         plain: the class with the endpoints. Ray's tools show its name.
         max_restarts: how often Ray restarts an actor that died. -1: without limit.
         options: Ray's options for all actors of this class.
     """
-    return _ray.remote(max_restarts=max_restarts, **options)(plain)
+    return _ray.remote(max_restarts=max_restarts, enable_task_events=False, **options)(plain)
 
 
 def get(ref: ObjectRef[R], timeout_s: float | None = None) -> R:
