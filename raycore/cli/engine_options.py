@@ -15,10 +15,10 @@ from raycore.config import ENGINE_OPTIONS
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
 from raycore.options import Option
-from raycore.server.options import SERVER_OPTIONS, ServerOptions, server_options
+from raycore.server.options import LISTEN_OPTIONS, SERVER_OPTIONS, ListenOptions, ServerOptions, server_options
 from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, VllmOption
 
-_ENGINE, _SERVER, _VLLM = "engine.", "server.", "vllm."
+_ENGINE, _SERVER, _LISTEN, _VLLM = "engine.", "server.", "listen.", "vllm."
 """Prefixes of options' names in parsed arguments. They avoid collisions with flags that a command itself defines."""
 
 
@@ -51,6 +51,16 @@ def add_server_options(command: Parser, has_http: bool) -> None:
     shown = [each for each in SERVER_OPTIONS.values() if has_http or not each.is_http]
     _add_groups(command, shown, _SERVER, ())
     _add_vllm_flags(command, VLLM_SERVER_FLAGS.values(), ())
+
+
+def add_listen_options(command: Parser) -> None:
+    """Add the flags for where a server listens."""
+    _add_groups(command, LISTEN_OPTIONS.values(), _LISTEN, ())
+
+
+def chosen_listen_options(args: argparse.Namespace) -> ListenOptions:
+    """Where the server is to listen."""
+    return ListenOptions(**_chosen(args, _LISTEN))
 
 
 def chosen_engine_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,12 +11,15 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from raycore.cli.engine_options import (
     add_engine_options,
+    add_listen_options,
     add_model_argument,
     add_server_options,
     chosen_engine_options,
+    chosen_listen_options,
     chosen_server_options,
 )
 from raycore.cli.parser import Parser
@@ -29,8 +32,6 @@ if TYPE_CHECKING:
 
     from raycore.llm import AsyncLLM
     from raycore.server.adapters import Adapters
-
-DEFAULT_PORT = 8000
 
 _DISABLE_LOG_STATS = "--disable-log-stats"
 
@@ -45,18 +46,6 @@ def add_serve_command(commands: Any) -> None:
     )
     command.set_defaults(command=_serve)
     add_model_argument(command)
-    command.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="Address to listen on. Default: 127.0.0.1, which only this machine can reach.",
-    )
-    command.add_argument(
-        "--port",
-        type=int,
-        default=DEFAULT_PORT,
-        metavar="N",
-        help=f"Port to listen on. 0: a free port, which is printed. Default: {DEFAULT_PORT}.",
-    )
     command.add_argument(
         "--api-server-count",
         type=int,
@@ -82,6 +71,7 @@ def add_serve_command(commands: Any) -> None:
     command.add_argument(
         _DISABLE_LOG_STATS, action="store_true", help="Do not log the throughput of busy ranks every 10 seconds."
     )
+    add_listen_options(command)
     add_server_options(command, has_http=True)
     add_engine_options(command, without=[_DISABLE_LOG_STATS])
 
@@ -95,6 +85,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
+    from raycore.node.ports import joined
     from raycore.server.adapters import load_adapters
 
     count = args.api_server_count
@@ -106,10 +97,9 @@ def _serve(args: argparse.Namespace) -> int:
     traces = _trace_options(args.otlp_traces_endpoint)
     if not (logger := logging.getLogger("raycore")).isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
-    try:
-        listener = listen(args.host, args.port) if count == 1 else reserve(args.host, args.port)
-    except OSError as error:
-        raise InvalidConfig(f"can't listen on {args.host}:{args.port}: {error.strerror or error}") from error
+    address = chosen_listen_options(args)
+    # before the engine starts, which can take minutes
+    listener = (listen if count == 1 else reserve)(address.host, address.port)
     with listener, _tracing(traces if count == 1 else None) as tracing:
         engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), **chosen)
         try:
@@ -121,7 +111,7 @@ def _serve(args: argparse.Namespace) -> int:
                 if count == 1
                 else APIServers(engine, options, adapters, host, port, count, traces)
             )
-            where = f"{options.served_model_names[0]} on http://{host}:{port}"
+            where = f"{options.served_model_names[0]} on http://{joined(host, port)}"
             with throughput_logged(engine.read_metrics, is_wanted=not args.disable_log_stats):
                 ended_by = serve(engine, server, args.shutdown_timeout, lambda: _say(f"serving {where}"))
         finally:
@@ -138,13 +128,23 @@ def _trace_options(endpoint: str | None) -> TraceOptions | None:
     """Options for sending traces to `endpoint`. Raises InvalidConfig if that isn't a URL or packages are missing."""
     if endpoint is None:
         return None
-    if not endpoint.startswith(("http://", "https://")):
-        raise InvalidConfig(f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317")
+    if not _is_url(endpoint):
+        raise InvalidConfig(
+            f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317, with a port up to 65535"
+        )
     try:
         importlib.import_module("raycore.server.tracing")  # so that it fails in the process that the user started
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[otel]'") from error
     return TraceOptions(endpoint, {name: value for name, value in os.environ.items() if name.startswith("OTEL_")})
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port isn't one
+        return False
 
 
 @contextmanager

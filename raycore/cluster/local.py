@@ -28,6 +28,7 @@ from ray._private import auto_init_hook
 
 from raycore.cluster.lean_ray import start_lean_ray
 from raycore.errors import InitializationError
+from raycore.node.ports import parse_address
 from raycore.node.signals import cancel_ray_alarm
 from raycore.ray_api import is_connected
 
@@ -151,6 +152,11 @@ def _connect(num_cpus: float) -> bool:
     if "://" in address:
         raise InitializationError(_ray_client_message(f"RAY_ADDRESS={address}"))
     if address and address != "local":
+        if address != "auto":
+            try:
+                parse_address(address)
+            except ValueError as error:
+                raise InitializationError(f"RAY_ADDRESS={error}") from None
         _join(address, f"RAY_ADDRESS={address}")
         return False
     started_here = None if address else _address_of_last_start()
@@ -199,12 +205,18 @@ def _address_of_last_start() -> str | None:
 
 def is_listening(address: str) -> bool:
     """Whether something listens at `address` (`host:port`). Ray itself would try to connect for many seconds."""
-    host, _, port = address.rpartition(":")
+    return why_unreachable(address) is None
+
+
+def why_unreachable(address: str) -> str | None:
+    """Why no connection can be made to `address`, or None if one can."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()
-    except (OSError, ValueError):
-        return False
-    return True
+        socket.create_connection(parse_address(address), timeout=_PROBE_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return "no process listens on this port"
+    except (OSError, ValueError) as error:  # a UnicodeError, of a host, is a ValueError
+        return str(getattr(error, "strerror", None) or error)
+    return None
 
 
 def _refuse_ray_client() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from raycore.cluster.local import is_listening
+from raycore.cluster.local import why_unreachable
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
 from raycore.errors import ControlError
 from raycore.ray_api import actor_names, connect, disconnect, find_actor, get, wait
@@ -46,8 +46,9 @@ def connected(address: str) -> Generator[None, None, None]:
             f"address {asked!r} isn't supported: run this on a node of the cluster, and give its address as HOST:PORT"
         )
     try:
-        if asked != "auto" and not is_listening(asked):
-            raise ConnectionError("no process listens on this port")
+        reason = None if asked == "auto" else why_unreachable(asked)
+        if reason is not None:
+            raise ConnectionError(reason)
         connect(asked, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ControlError(

@@ -1,9 +1,11 @@
-"""Finds free ports, and formats addresses at which workers connect to each other."""
+"""Finds free ports, and reads and formats addresses."""
 
 from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+
+MAX_PORT = 65535
 
 
 def free_ports(host: str, count: int) -> list[int]:
@@ -20,3 +22,16 @@ def free_ports(host: str, count: int) -> list[int]:
 def address_of(host: str, port: int) -> str:
     """Return `tcp://host:port`."""
     return f"tcp://{host}:{port}"
+
+
+def joined(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """The host and the port of `host:port`. Raises ValueError if `text` isn't that, or no server can have the port."""
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
+        raise ValueError(f"{text!r} isn't HOST:PORT with a port from 1 to {MAX_PORT}")
+    return host.strip("[]"), int(port)

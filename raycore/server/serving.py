@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import resource
@@ -15,6 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 import uvicorn
 from fastapi import FastAPI
 
+from raycore.errors import InvalidConfig
+from raycore.node.ports import joined
+
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
 
@@ -25,6 +29,13 @@ _KEEP_ALIVE_S = 5
 _BACKLOG = 4096
 _START_TIMEOUT_S = 30.0
 _GARBAGE_THRESHOLDS = 50_000, 10, 10
+_ADVICE = {
+    errno.EADDRINUSE: "another program uses this port: give another --port, or 0 for a free one",
+    errno.EACCES: "this user may not use this port, as often those below 1024: give another --port",
+    errno.EADDRNOTAVAIL: "no interface of this machine has this address: give one that it has, or 0.0.0.0 for all",
+}
+"""By the reason why an address can't be bound."""
+
 GOODBYE_S = 5
 """Seconds that finished responses have to reach their clients."""
 
@@ -50,14 +61,14 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     With `is_shared`, several processes can listen on the same address; the kernel spreads connections over them.
 
     Raises:
-        OSError: the address can't be bound.
+        InvalidConfig: the host isn't one of this machine, or the port can't be used.
     """
     listener = _bind(host, port, is_shared)
     try:
         listener.listen(_BACKLOG)
-    except BaseException:
+    except OSError as error:
         listener.close()
-        raise
+        raise _refusal(host, port, error) from error
     return listener
 
 
@@ -67,7 +78,7 @@ def reserve(host: str, port: int) -> socket.socket:
     Returns: a socket that is bound to the address. It doesn't listen, so it gets no connections.
 
     Raises:
-        OSError: the address can't be bound.
+        InvalidConfig: the host isn't one of this machine, or the port can't be used.
     """
     with listen(host, port) as probe:  # because a shared bind also succeeds on a port that another program shares
         host, port = probe.getsockname()[:2]
@@ -75,17 +86,29 @@ def reserve(host: str, port: int) -> socket.socket:
 
 
 def _bind(host: str, port: int, is_shared: bool) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise _refusal(host, port, error) from error
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
-    except BaseException:
+    except OSError as error:
         bound.close()
-        raise
+        raise _refusal(host, port, error) from error
     return bound
+
+
+def _refusal(host: str, port: int, error: OSError | UnicodeError) -> InvalidConfig:
+    if isinstance(error, (socket.gaierror, UnicodeError)):
+        advice = "the host can't be resolved: give the name or address of an interface of this machine"
+    else:
+        advice = _ADVICE.get(error.errno or 0, "")
+    reason = error.strerror if isinstance(error, OSError) else None
+    return InvalidConfig(f"can't listen on {joined(host, port)}: {reason or error}{advice and f' ({advice})'}")
 
 
 class Server(Protocol):

@@ -50,7 +50,7 @@ def test_keys_are_names_of_flags_with_hyphens_or_underscores(tmp_path):
     assert found["engine.num_threads"] is None
     assert found["server.chat_template"] == "{{ messages }}"
     assert found["vllm.hf_overrides"] == {}
-    assert (found["port"], found["disable_log_stats"]) == (0, True)
+    assert (found["listen.port"], found["disable_log_stats"]) == (0, True)
     assert "server.max_logprobs" not in found
 
 

@@ -136,6 +136,9 @@ def test_flags_are_not_abbreviated(capsys):
         (["--quantization", "awq"], "quantization='awq' isn't 'fp8', 'int8' or None"),
         (["--kv-cache-dtype", "int4"], "kv_cache_dtype='int4' isn't 'auto', 'int8_per_token_head', 'fp8'"),
         (["--engine-name", "my engine"], "engine_name='my engine' isn't a name of letters"),
+        (["--port", "99999"], "port=99999 isn't an integer from 0 (a free port) to 65535"),
+        (["--port", "-5"], "port=-5 isn't an integer from 0 (a free port) to 65535"),
+        (["--host", ""], "host='' isn't the name or address of an interface of this machine"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_at_once(flags, message, capsys):
@@ -171,6 +174,20 @@ def test_flags_of_vllm_that_ask_for_something_are_refused_by_name(flags, message
     told = capsys.readouterr().err
     assert told.startswith("raycore: ")
     assert message in told
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_a_host_without_an_address_is_refused_before_an_engine_is_started(count, started, capsys):
+    assert main(["serve", "--host", "nosuch.invalid", "--api-server-count", count]) == 1
+    assert started == {}
+    assert "raycore: can't listen on nosuch.invalid:8000: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["localhost:99999", "localhost", "nosuch.invalid:6379"])
+@pytest.mark.parametrize("command", [["status"], ["scale", "-dp", "2"]])
+def test_an_address_of_no_cluster_is_refused(command, address, capsys):
+    assert main([*command, "--address", address]) == 1
+    assert f"raycore: no Ray cluster at address {address!r}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,14 @@ def test_a_stale_address_is_named_and_a_local_ray_started(
     assert fake_ray.calls[0]["address"] == "local"
 
 
+@pytest.mark.parametrize("address", ["head", "head:65536", "head:x"])
+def test_an_address_without_a_usable_port_is_refused(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch, address: str):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(InitializationError, match=f"^RAY_ADDRESS='{address}' isn't HOST:PORT with a port from 1 to"):
+        local.acquire_ray(1)
+    assert fake_ray.calls == []
+
+
 def test_ray_client_is_refused_with_what_to_do(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(InitializationError, match=r"RAY_ADDRESS=ray://head:10001.*ray job submit"):

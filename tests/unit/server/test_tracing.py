@@ -115,6 +115,7 @@ def test_a_collector_is_spoken_to_as_its_url_says(monkeypatch):
         assert made == [endpoint]
 
 
-def test_what_is_no_url_is_refused_before_anything_starts(capsys):
-    assert main(["serve", "--port", "0", "--otlp-traces-endpoint", "localhost:4317"]) == 1
-    assert "localhost:4317" in capsys.readouterr().err
+@pytest.mark.parametrize("text", ["localhost:4317", "http://localhost:99999", "http://:4317", "http://localhost:x"])
+def test_what_is_no_url_is_refused_before_anything_starts(text, capsys):
+    assert main(["serve", "--port", "0", "--otlp-traces-endpoint", text]) == 1
+    assert f"--otlp-traces-endpoint {text}: give a URL" in capsys.readouterr().err
