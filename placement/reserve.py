@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from ray import PlacementGroupID
@@ -23,7 +24,7 @@ from ray.util.placement_group import (
 
 from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape, RankPlan, describe_missing, describe_shortage, plan_ranks
-from placement.topology import ClusterView, read_cluster
+from placement.topology import ClusterView, free_in_group, read_cluster
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,20 @@ _LOG_INTERVAL_S = 10.0
 _RELEASE_TIMEOUT_S = 5.0
 _SETTLE_TIMEOUT_S = 2.0
 """How long `release()` waits in total for groups that are still being created."""
+
+
+@dataclass(frozen=True)
+class RankBundles:
+    """The bundles of one rank: all those of a placement group, or a part if several ranks share the group."""
+
+    group: PlacementGroup
+    indices: range
+    """The workers', then the engine process's, if it has one."""
+
+    def nodes(self) -> list[str]:
+        """The node id of each bundle. The group must have been created."""
+        nodes = bundle_nodes(self.group)
+        return [nodes[index] for index in self.indices]
 
 
 def reserve(
@@ -118,36 +133,68 @@ def groups_named(prefix: str) -> list[PlacementGroup]:
     ]
 
 
-def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float = 60.0) -> None:
-    """Check that a placement group that the caller created can hold one rank of `shape`.
+def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float = 60.0, num_ranks: int = 1) -> None:
+    """Check that a placement group that the caller created can hold `num_ranks` ranks of `shape`.
 
-    Waits up to `timeout_s` seconds for Ray to create a pending group. Bundles 0 to `world_size - 1` are for the
-    workers, the next one is for the engine process. A group may have more bundles and resources than the rank needs.
+    Waits up to `timeout_s` seconds for Ray to create a pending group. A rank has consecutive bundles: one for each
+    worker, then one for the engine process. A group may have more bundles and resources than the ranks need.
 
     Raises:
         InvalidPlacementGroup: the group has too few or too small bundles, or Ray doesn't create it in time.
     """
     label = f"placement group {group.id.hex()[:12]}"
-    needed = shape.bundles
+    needed = shape.bundles * num_ranks
     found: list[dict[str, Any]] = group.bundle_specs
     if len(found) < len(needed):
+        ranks = "a rank needs" if num_ranks == 1 else f"{num_ranks} ranks need"
         engine = " and one for its engine" if shape.engine_cpus else ""
         raise InvalidPlacementGroup(
-            f"{label} has {len(found)} bundles, but a rank needs at least {len(needed)}: "
-            f"{shape.world_size} for its workers{engine}"
+            f"{label} has {len(found)} bundles, but {ranks} at least {len(needed)}: "
+            f"{'' if num_ranks == 1 else 'for each, '}{shape.world_size} for its workers{engine}"
         )
     for index, (bundle, has) in enumerate(zip(needed, found, strict=False)):
+        user = "engine" if index % len(shape.bundles) == shape.world_size else "worker"
         for resource, amount in bundle.items():
             if has.get(resource, 0.0) < amount:
                 raise InvalidPlacementGroup(
                     f"bundle {index} of {label} has {resource} {has.get(resource, 0.0):g}, "
-                    f"but the rank's {'engine' if index == shape.world_size else 'worker'} needs {amount:g}"
+                    f"but the rank's {user} needs {amount:g}"
                 )
     if not _is_created_within(group, label, timeout_s):
         raise InvalidPlacementGroup(
             f"{label} is {_state(group)}, not CREATED (waited up to {timeout_s:g} s): "
             "pass a group that exists and fits the cluster"
         )
+
+
+def wait_until_free(bundles: RankBundles, shape: EngineShape, timeout_s: float) -> None:
+    """Wait until nothing else uses what a rank of `shape` needs of its bundles in a created group.
+
+    Raises:
+        InvalidPlacementGroup: after `timeout_s` seconds, actors or tasks still use a bundle.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        free = free_in_group(bundles.group.id.hex())
+        short = next(
+            (
+                (index, name, amount)
+                for index, needed in zip(bundles.indices, shape.bundles, strict=True)
+                for name, amount in needed.items()
+                if free.get((index, name), 0.0) < amount
+            ),
+            None,
+        )
+        if short is None:
+            return
+        if time.monotonic() > deadline_s:
+            index, name, amount = short
+            raise InvalidPlacementGroup(
+                f"bundle {index} of placement group {bundles.group.id.hex()[:12]} has {name} "
+                f"{free.get((index, name), 0.0):g} free, but a rank needs {amount:g} of it: other actors, tasks or "
+                f"engines use the bundle (waited {timeout_s:g} s)"
+            )
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def bundle_nodes(group: PlacementGroup) -> list[str]:
@@ -271,7 +318,9 @@ def _is_created_within(group: PlacementGroup, label: str, timeout_s: float) -> b
     """Wait up to `timeout_s` seconds, with log lines, for Ray to create the group. Returns whether it did."""
     deadline_s = time.monotonic() + timeout_s
     # Ray raises a bare Exception from wait() if the group was removed
-    while _state(group) != "REMOVED":
+    while (state := _state(group)) != "REMOVED":
+        if state == "CREATED":
+            return True
         left_s = max(0.0, deadline_s - time.monotonic())
         if group.wait(min(left_s, _LOG_INTERVAL_S)):
             return True

@@ -86,6 +86,22 @@ def draining_nodes() -> set[str]:
     return set(draining)
 
 
+def free_in_group(group_id: str) -> dict[tuple[int, str], float]:
+    """What is free in a created placement group: the amount, by the bundle's index and the resource's name."""
+    from ray._private.state import state
+
+    available: dict[str, dict[str, float]] = state.available_resources_per_node()
+    free: dict[tuple[int, str], float] = {}
+    for resources in available.values():
+        for name, amount in resources.items():
+            # Ray counts a bundle's part of a resource as `CPU_group_INDEX_ID`, and the group's as `CPU_group_ID`
+            resource, _, bundle = name.partition("_group_")
+            index, _, owner = bundle.partition("_")
+            if owner == group_id:
+                free[int(index), resource] = amount
+    return free
+
+
 def answers(node: NodeView, timeout_s: float = 1.0) -> bool:
     """Whether a node's raylet accepts connections. True if the raylet's port is unknown.
 

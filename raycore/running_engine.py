@@ -80,8 +80,9 @@ class RunningEngine:
         Args:
             model: directory of a Hugging Face checkpoint.
             tokenizer: directory of the tokenizer. None: the directory `model`.
-            placement_groups: one per data-parallel rank, created by the caller. raycore doesn't remove them. None:
-                raycore creates placement groups, and removes them at shutdown.
+            placement_groups: one per data-parallel rank, created by the caller. Ranks with the same group take its
+                bundles one after the other. raycore doesn't remove them. None: raycore creates placement groups, and
+                removes them at shutdown.
             use_tqdm_on_load: show a progress bar if reading the weights takes long.
             options: docs/options.md lists them with types, ranges and defaults. Other options of vLLM are accepted
                 if their values have no effect.

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from placement.plan import EngineShape
-from placement.reserve import bundle_nodes
+from placement.reserve import RankBundles
 from placement.topology import read_cluster
 from raycore.activity import RUNNING, Activity
 from raycore.cluster.device import choose_device
@@ -28,7 +28,7 @@ from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.logs import with_last_lines
 from raycore.cluster.rank import Rank
 from raycore.cluster.regrouping import CannotMove, GroupChange
-from raycore.cluster.reservations import Groups, Reservations
+from raycore.cluster.reservations import Places, Reservations
 from raycore.cluster.standby import Standbys
 from raycore.config import DType, EngineConfig
 from raycore.engine.engine_actor import DP_ENGINE_CORE_ACTOR, DPEngineCoreActor
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from raycore.ray_api import ActorClass
 
-    RankActorClass = ActorClass[[bytes, RankIdentity, PlacementGroup | None, str], DPEngineCoreActor]
+    RankActorClass = ActorClass[[bytes, RankIdentity, RankBundles | None, str], DPEngineCoreActor]
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +87,8 @@ class CoreEngineActorManager:
         """Create a manager. `start()` starts the ranks.
 
         Args:
-            placement_groups: one for each rank, created by the caller and never removed by raycore. None: raycore
-                creates and removes placement groups itself.
+            placement_groups: one for each rank, created by the caller and never removed by raycore. Ranks with the same
+                group take its bundles one after the other. None: raycore creates and removes placement groups itself.
             actor_cls: the Ray actor class of the ranks.
         """
         self.engine_id = secrets.token_hex(4)
@@ -317,11 +317,11 @@ class CoreEngineActorManager:
 
         They load no weights, and serve only after `regroup()`. Raises the errors of `grow()`.
         """
-        groups = self.reservations.for_growth([dp_rank for dp_rank in range(num_ranks) if dp_rank not in self.ranks])
+        places = self.reservations.for_growth([dp_rank for dp_rank in range(num_ranks) if dp_rank not in self.ranks])
         num_blocks = min(info.num_blocks for info in self.infos)
         with self._lock:
             self._check_running()
-            return self._create(groups, self._config.with_num_ranks(num_ranks), num_blocks)
+            return self._create(places, self._config.with_num_ranks(num_ranks), num_blocks)
 
     def check_memory(self, num_ranks: int) -> None:
         """Check that experts can be moved, and that workers have enough memory for those of `num_ranks` ranks.
@@ -373,20 +373,20 @@ class CoreEngineActorManager:
         recovery, timeout_s = self._config.recovery, self._config.executor.init_timeout_s
         return GroupChange(before, added, self.node, recovery.step_timeout_s, timeout_s)
 
-    def prepare(self, num_ranks: int) -> Groups:
+    def prepare(self, num_ranks: int) -> Places:
         """Reserve the placement groups that `num_ranks` ranks need in addition to the existing groups.
 
-        Returns: the existing and the new groups, for `restart()`.
+        Returns: the ranks' bundles in the existing and the new groups, for `restart()`.
 
         Raises:
             PlacementShortage, InitializationError: as in `grow()`.
         """
-        standing = {dp_rank: rank.group for dp_rank, rank in self.ranks.items() if rank.group is not None}
+        standing = {dp_rank: rank.bundles for dp_rank, rank in self.ranks.items() if rank.bundles is not None}
         added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in standing]
         return standing | self.reservations.for_growth(added)
 
-    def restart(self, groups: Groups, num_ranks: int) -> list[Rank]:
-        """Kill all ranks, and create ranks 0 to `num_ranks - 1` in their `groups`. Removes all other groups.
+    def restart(self, places: Places, num_ranks: int) -> list[Rank]:
+        """Kill all ranks, and create ranks 0 to `num_ranks - 1` in their `places`. Removes all other groups.
 
         Call `confirm()` with the returned ranks.
         """
@@ -395,15 +395,15 @@ class CoreEngineActorManager:
                 rank.kill(self.node)
             self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
             self.resize(num_ranks)
-            self.reservations.release(group for dp_rank, group in groups.items() if dp_rank >= num_ranks)
-            return self._create({dp_rank: groups[dp_rank] for dp_rank in range(num_ranks)})
+            self.reservations.release(bundles for dp_rank, bundles in places.items() if dp_rank >= num_ranks)
+            return self._create({dp_rank: places[dp_rank] for dp_rank in range(num_ranks)})
 
     def shrink(self, dp_ranks: Sequence[int], timeout_s: float = 0.0) -> None:
         """Stop ranks for good, and remove their placement groups. Ranks that still run after `timeout_s` are killed."""
         with self._lock:
             leaving = [self.ranks.pop(dp_rank) for dp_rank in dp_ranks if dp_rank in self.ranks]
         self._stop(leaving, timeout_s)
-        self.reservations.release(rank.group for rank in leaving if rank.group is not None)
+        self.reservations.release(rank.bundles for rank in leaving if rank.bundles is not None)
 
     def kill(self, dp_rank: int) -> None:
         """Kill a rank's processes. The rank's `run_ref` then completes."""
@@ -440,27 +440,27 @@ class CoreEngineActorManager:
 
     # ---- actors
 
-    def _create_in(self, groups: Groups) -> list[Rank]:
+    def _create_in(self, places: Places) -> list[Rank]:
         with self._lock:
             self._check_running()
-            return self._create(dict(sorted(groups.items())))
+            return self._create(dict(sorted(places.items())))
 
     def _check_running(self) -> None:
         if self._is_shut_down:  # shutdown() has removed the groups
             raise InitializationError("the engine was shut down")
 
-    def _create(self, groups: Groups, config: EngineConfig | None = None, num_blocks: int | None = None) -> list[Rank]:
+    def _create(self, places: Places, config: EngineConfig | None = None, num_blocks: int | None = None) -> list[Rank]:
         """
         Args:
             config: the ranks' configuration. None: that of the engine.
             num_blocks: for ranks that join others, which share experts: the size of those ranks' KV cache.
         """
         config = config or self._config
-        nodes = {dp_rank: bundle_nodes(group) for dp_rank, group in groups.items()}
+        nodes = {dp_rank: bundles.nodes() for dp_rank, bundles in places.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
         actors = {
-            dp_rank: self._actor(config, dp_rank, group, nodes[dp_rank], self._workers_on(nodes[dp_rank], standing))
-            for dp_rank, group in groups.items()
+            dp_rank: self._actor(config, dp_rank, bundles, nodes[dp_rank], self._workers_on(nodes[dp_rank], standing))
+            for dp_rank, bundles in places.items()
         }
         # the first rank chooses the dtype and provides the rendezvous address; Ray passes both to all ranks
         dtype, meeting, first = None, None, next(iter(actors.values()), None)
@@ -471,14 +471,14 @@ class CoreEngineActorManager:
         if config.parallel.is_lockstep and num_blocks is None:
             meeting = as_argument(first.rendezvous.remote(dtype))
         created = [
-            Rank(dp_rank, group, nodes[dp_rank], actor, actor.wait_for_init.remote(meeting, dtype, num_blocks))
-            for (dp_rank, group), actor in zip(groups.items(), actors.values(), strict=True)
+            Rank(dp_rank, bundles, nodes[dp_rank], actor, actor.wait_for_init.remote(meeting, dtype, num_blocks))
+            for (dp_rank, bundles), actor in zip(places.items(), actors.values(), strict=True)
         ]
         self.ranks |= {rank.dp_rank: rank for rank in created}
         return created
 
     def _actor(
-        self, config: EngineConfig, dp_rank: int, group: PlacementGroup, nodes: list[str], workers_on: dict[str, int]
+        self, config: EngineConfig, dp_rank: int, bundles: RankBundles, nodes: list[str], workers_on: dict[str, int]
     ) -> DPEngineCoreActor:
         name = self._name(f"dp{dp_rank}")
         identity = RankIdentity(dp_rank, workers_on[nodes[0]], workers_on=workers_on if len(workers_on) > 1 else {})
@@ -495,8 +495,8 @@ class CoreEngineActorManager:
             name=name,
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0.0),
-            scheduling_strategy=in_bundle(group, index),
-        ).remote(config.encode(), identity, group, name)
+            scheduling_strategy=in_bundle(bundles.group, bundles.indices[index]),
+        ).remote(config.encode(), identity, bundles, name)
 
     def _can_stand_in(self, rank: Rank, nodes: list[str]) -> bool:
         """Whether a standby can replace a rank, on these nodes. On GPUs, it has to know which GPUs the rank had."""

@@ -6,8 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ray.util.placement_group import PlacementGroup
-
+from placement.reserve import RankBundles
 from raycore.messages import EngineInfo
 from raycore.node.processes import send_signal
 from raycore.ray_api import kill
@@ -23,10 +22,10 @@ class Rank:
     """A rank from its creation to its end. The rank that replaces it is another `Rank` with the same `dp_rank`."""
 
     dp_rank: int
-    group: PlacementGroup | None
-    """The rank's placement group; None after its removal."""
+    bundles: RankBundles | None
+    """The rank's bundles; None after the removal of their placement group."""
     nodes: list[str]
-    """The node id of each bundle of the placement group."""
+    """The node id of each of the rank's bundles."""
     actor: DPEngineCoreActor
     init_ref: ObjectRef[bytes]
     """The ref of the rank's `wait_for_init()`. It completes when the rank is up, or has failed to start."""

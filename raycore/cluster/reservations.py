@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from ray.util.placement_group import PlacementGroup
 
 from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape
-from placement.reserve import release, reserve, validate_group
+from placement.reserve import RankBundles, release, reserve, validate_group, wait_until_free
 from placement.topology import answers, read_cluster
 from raycore.cluster.owner import Reaper, start_reaper
 from raycore.cluster.rank import Rank
@@ -32,8 +33,8 @@ _POLL_INTERVAL_S = 0.5
 _GROW_S = 10.0
 """How long growth waits for resources. It waits at all because Ray shows released resources with a delay."""
 
-Groups = dict[int, PlacementGroup]
-"""Placement groups, by dp_rank."""
+Places = dict[int, RankBundles]
+"""The bundles of each rank, by dp_rank."""
 
 
 class Reservations:
@@ -48,13 +49,16 @@ class Reservations:
         """Create reservations without any groups.
 
         Args:
-            brought_groups: placement groups that the caller created, one for each rank. raycore never removes them.
+            brought_groups: placement groups that the caller created, one for each rank. Several ranks may have the same
+                group. raycore never removes them.
         """
         self.crashed_nodes: set[str] = set()
         """Ids of nodes that don't answer, even if Ray still counts them as alive."""
         self._shape = EngineShape(num_ranks=0, world_size=0)
         self._prefix = f"raycore_{engine_id}_"
         self._brought_groups = None if brought_groups is None else list(brought_groups)
+        self._brought: Places = {}
+        """The bundles of the caller's groups, by the dp_rank that they are for."""
         self._patience_s = config.recovery.placement_timeout_s
         self._wait_for_nodes_s = config.parallel.wait_for_nodes_s
         self._is_ray_ours = False
@@ -82,7 +86,7 @@ class Reservations:
         if self._brought_groups is None:
             self._reaper = start_reaper(f"{self._prefix}reaper", f"{self._prefix}dp")
 
-    def for_new_engine(self, is_wanted: Callable[[], bool] = lambda: True) -> Groups:
+    def for_new_engine(self, is_wanted: Callable[[], bool] = lambda: True) -> Places:
         """Reserve groups for all ranks of a new engine, or check the groups that the caller brought.
 
         Args:
@@ -94,11 +98,12 @@ class Reservations:
             InitializationError: the reservation was cancelled.
         """
         if self._brought_groups is not None:
-            return dict(enumerate(self._validated(self._brought_groups)))
+            self._brought = self._validated(self._brought_groups)
+            return self._brought.copy()
         return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
 
-    def for_growth(self, dp_ranks: Sequence[int]) -> Groups:
-        """Reserve groups for additional ranks.
+    def for_growth(self, dp_ranks: Sequence[int]) -> Places:
+        """Reserve groups for additional ranks. A rank that had a group of the caller's before gets its bundles again.
 
         Raises:
             PlacementShortage: the cluster can't fit the additional ranks. Raised at once if even the idle cluster can't
@@ -106,9 +111,17 @@ class Reservations:
                 wait of that time for nodes.
             InitializationError: the engine was shut down during the call.
         """
-        return self._reserve(dp_ranks, self._wait_for_nodes_s or _GROW_S)
+        brought = {dp_rank: self._brought[dp_rank] for dp_rank in dp_ranks if dp_rank in self._brought}
+        try:
+            for bundles in brought.values():
+                validate_group(bundles.group, self._shape, _GROW_S, self._num_sharing(bundles.group))
+                wait_until_free(bundles, self._shape, _GROW_S)
+        except InvalidPlacementGroup as error:
+            raise PlacementShortage(str(error)) from error
+        others = [dp_rank for dp_rank in dp_ranks if dp_rank not in brought]
+        return brought | self._reserve(others, self._wait_for_nodes_s or _GROW_S)
 
-    def for_successors(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Groups:
+    def for_successors(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Places:
         """The groups of the successors of these ranks: the ranks that replace them.
 
         A successor gets the group of the rank that it replaces, if all nodes of that group are alive and not draining.
@@ -140,9 +153,11 @@ class Reservations:
             }
         return suspects & self.crashed_nodes
 
-    def release(self, groups: Iterable[PlacementGroup]) -> None:
-        """Remove those of `groups` that this object created, and kill the actors that still run in them."""
-        given = list(groups)
+    def release(self, places: Iterable[RankBundles]) -> None:
+        """Remove those groups of `places` that this object created, and kill the actors that still run in them."""
+        self._remove([bundles.group for bundles in places])
+
+    def _remove(self, given: list[PlacementGroup]) -> None:
         with self._lock:
             leaving = [group for group in self._made if group in given]
             self._made = [group for group in self._made if group not in given]
@@ -155,14 +170,14 @@ class Reservations:
     def close(self) -> None:
         """Remove every group that this object created. Idempotent. Needs a connection to Ray."""
         self.cancel()
-        self.release(list(self._made))
+        self._remove(list(self._made))
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
             kill(reaper)
 
     def _reserve(
         self, dp_ranks: Sequence[int], timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
-    ) -> Groups:
+    ) -> Places:
         if not dp_ranks:
             return {}
         try:
@@ -186,39 +201,53 @@ class Reservations:
         with self._lock:
             self._made += groups
         if self._is_cancelled:
-            self.release(groups)
+            self._remove(groups)
             raise InitializationError("the engine was shut down")
-        return dict(zip(dp_ranks, groups, strict=True))
+        whole = range(len(self._shape.bundles))
+        return {dp_rank: RankBundles(group, whole) for dp_rank, group in zip(dp_ranks, groups, strict=True)}
 
-    def _validated(self, groups: list[PlacementGroup]) -> list[PlacementGroup]:
+    def _validated(self, groups: list[PlacementGroup]) -> Places:
         if len(groups) != self._shape.num_ranks:
             raise InvalidConfig(
                 f"{len(groups)} placement_groups for data_parallel_size={self._shape.num_ranks}: give one for each rank"
             )
+        size, timeout_s = len(self._shape.bundles), self._wait_for_nodes_s or self._patience_s
+        places: Places = {}
+        num_placed = Counter[PlacementGroup]()
         try:
-            for group in groups:
-                validate_group(group, self._shape, self._wait_for_nodes_s or self._patience_s)
+            for dp_rank, group in enumerate(groups):
+                start = num_placed[group] * size
+                num_placed[group] += 1
+                places[dp_rank] = RankBundles(group, range(start, start + size))
+            for group, num_ranks in num_placed.items():
+                validate_group(group, self._shape, timeout_s, num_ranks)
+            for bundles in places.values():
+                wait_until_free(bundles, self._shape, timeout_s)
         except InvalidPlacementGroup as error:
             raise InvalidConfig(f"placement_groups: {error}") from error
-        return groups
+        return places
 
-    def _kept(self, ranks: Sequence[Rank]) -> Groups:
+    def _num_sharing(self, group: PlacementGroup) -> int:
+        return sum(bundles.group == group for bundles in self._brought.values())
+
+    def _kept(self, ranks: Sequence[Rank]) -> Places:
         """The ranks' groups whose nodes are all alive and not draining. Removes the others, except the caller's."""
         usable = {node.node_id for node in read_cluster().usable_nodes}
         usable -= self.find_crashed(node for rank in ranks for node in rank.nodes)
-        kept: Groups = {}
+        kept: Places = {}
         for rank in ranks:
-            if rank.group is None:
+            if rank.bundles is None:
                 continue
             if not usable.issuperset(rank.nodes):
-                if self._brought_groups is None:
-                    self.release([rank.group])
-                    rank.group = None
+                group = rank.bundles.group
+                if group in self._made:
+                    self._remove([group])
+                    rank.bundles = None
                     continue
                 # raycore can't replace the caller's group, but Ray may move the group to other nodes
                 try:
-                    validate_group(rank.group, self._shape, _REPLAN_S)
+                    validate_group(group, self._shape, _REPLAN_S, self._num_sharing(group))
                 except InvalidPlacementGroup as error:
                     raise PlacementShortage(str(error)) from error
-            kept[rank.dp_rank] = rank.group
+            kept[rank.dp_rank] = rank.bundles
         return kept

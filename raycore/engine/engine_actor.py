@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from ray.util.placement_group import PlacementGroup
 
+from placement.reserve import RankBundles
 from raycore.activity import RUNNING, Activity
 from raycore.config import DType, EngineConfig
 from raycore.engine.core import EngineCore, decode_requests, run_loop
@@ -62,13 +62,13 @@ class DPEngineCoreActor:
         self,
         config_bytes: bytes,
         identity: RankIdentity,
-        placement_group: PlacementGroup | None,
+        bundles: RankBundles | None,
         name: str,
     ) -> None:
         self._config = EngineConfig.decode(config_bytes)
         self._identity = identity
         self._name = name
-        self._group = placement_group
+        self._bundles = bundles
         log_as(_label(identity), self._config.log_level)
         self._mailbox = Mailbox()
         self._executor: Executor | None = None
@@ -300,7 +300,7 @@ class DPEngineCoreActor:
             return InlineExecutor(self._config, self._identity, node_ip())
         from raycore.executor.ray_executor import RayExecutor
 
-        return RayExecutor(self._config, self._identity, self._group)
+        return RayExecutor(self._config, self._identity, self._bundles)
 
 
 DP_ENGINE_CORE_ACTOR = actor_class(

@@ -14,8 +14,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup
 
+from placement.reserve import RankBundles
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RaycoreError, WorkerDied, WorkerFailed
 from raycore.executor.base import Executor, FailureCallback, WorkerCall
@@ -53,7 +53,7 @@ EXIT_WAIT_S = 2.0
 class WorkerGroup:
     """The worker actors of one engine."""
 
-    def __init__(self, config: EngineConfig, identity: RankIdentity, group: PlacementGroup | None) -> None:
+    def __init__(self, config: EngineConfig, identity: RankIdentity, bundles: RankBundles | None) -> None:
         self._config = config
         self._identity = identity
         self.addresses: list[WorkerAddress] = []
@@ -64,7 +64,7 @@ class WorkerGroup:
         for rank in range(parallel.world_size):
             pp_rank, tp_rank = divmod(rank, parallel.tensor_parallel_size)
             name = f"{engine}_pp{pp_rank}_tp{tp_rank}" if parallel.pipeline_parallel_size > 1 else f"{engine}_tp{rank}"
-            self.actors.append(WORKER_ACTOR.options(name=name, **_options(group, rank)).remote(config_bytes, name))
+            self.actors.append(WORKER_ACTOR.options(name=name, **_options(bundles, rank)).remote(config_bytes, name))
 
     def find(self) -> None:
         """Wait until the workers' processes have started, and store the workers' addresses. Idempotent.
@@ -212,17 +212,17 @@ class RayExecutor(Executor):
     a time.
     """
 
-    def __init__(self, config: EngineConfig, identity: RankIdentity, placement_group: PlacementGroup | None) -> None:
+    def __init__(self, config: EngineConfig, identity: RankIdentity, bundles: RankBundles | None) -> None:
         """Store the arguments, without starting anything.
 
-        The workers run in bundles 0 to `world_size - 1` of `placement_group`. For a standby, `placement_group` is None:
-        its workers reserve no resources and run on this node. A standby that replaces a rank uses the resources that
-        the rank's group still holds.
+        The workers run in the first `world_size` of `bundles`. For a standby, `bundles` is None: its workers reserve no
+        resources and run on this node. A standby that replaces a rank uses the resources that the rank's group still
+        holds.
         """
         super().__init__(config.executor, config.parallel.world_size - config.parallel.tensor_parallel_size)
         self._config = config
         self._identity = identity
-        self._placement_group = placement_group
+        self._bundles = bundles
         self.max_concurrent_batches = config.max_steps_in_flight
         self._workers: WorkerGroup | None = None
         self._transport: Transport | None = None
@@ -327,7 +327,7 @@ class RayExecutor(Executor):
 
     def _start_processes(self) -> WorkerGroup:
         if self._workers is None:
-            self._workers = WorkerGroup(self._config, self._identity, self._placement_group)
+            self._workers = WorkerGroup(self._config, self._identity, self._bundles)
         return self._workers
 
     def _ready(self) -> RpcClient:
@@ -376,19 +376,20 @@ class RayExecutor(Executor):
         return self._failure or EngineDeadError("the executor was shut down while a call was waiting for its workers")
 
 
-def _options(group: PlacementGroup | None, bundle_index: int) -> dict[str, Any]:
-    """Ray's options for a worker actor: it gets all resources of its bundle.
+def _options(bundles: RankBundles | None, rank: int) -> dict[str, Any]:
+    """Ray's options for the actor of worker `rank`: it gets all resources of its bundle.
 
-    Without a group, the actor reserves no resources and runs on this node.
+    Without bundles, the actor reserves no resources and runs on this node.
     """
-    if group is None:
+    if bundles is None:
         return {"num_cpus": 0, "scheduling_strategy": on_node(node_id())}
-    bundle = bundle_of(group, bundle_index)
+    group, index = bundles.group, bundles.indices[rank]
+    bundle = bundle_of(group, index)
     return {
         "num_cpus": bundle.pop("CPU", 0),
         "num_gpus": bundle.pop("GPU", 0),
         "resources": {name: amount for name, amount in bundle.items() if name != "memory"},
-        "scheduling_strategy": in_bundle(group, bundle_index),
+        "scheduling_strategy": in_bundle(group, index),
     }
 
 

@@ -26,7 +26,7 @@ from raycore.worker.rank import RankIdentity
 class FakeRank:
     """Stands in for `DPEngineCoreActor`; the model's name in its configuration says how it behaves."""
 
-    def __init__(self, config_bytes: bytes, identity: RankIdentity, placement_group: object, name: str) -> None:
+    def __init__(self, config_bytes: bytes, identity: RankIdentity, bundles: object, name: str) -> None:
         model = EngineConfig.decode(config_bytes).model
         self.behaviour, self.dtype = model.model, model.dtype
         dp_rank = self.dp_rank = identity.dp_rank
@@ -92,13 +92,14 @@ def config(
     data_parallel_size: int = 2,
     executor: ExecutorConfig | None = None,
     wait_for_nodes_s: float = 0.0,
+    placement_timeout_s: float = 60.0,
 ) -> EngineConfig:
     base = make_config()
     return msgspec.structs.replace(
         base,
         model=msgspec.structs.replace(base.model, model=behaviour, dtype=dtype),
         parallel=ParallelConfig(1, data_parallel_size, wait_for_nodes_s=wait_for_nodes_s),
-        recovery=RecoveryConfig(standby_delay_s=None),
+        recovery=RecoveryConfig(standby_delay_s=None, placement_timeout_s=placement_timeout_s),
         executor=executor or ExecutorConfig("inline", init_timeout_s=30.0, shutdown_timeout_s=5.0),
     )
 

@@ -18,6 +18,7 @@ import cloudpickle
 import pytest
 from families import FAMILIES, NUM_NEW_TOKENS, make_checkpoint, prompts, reference
 
+from placement.reserve import RankBundles
 from raycore import LLM, SamplingParams
 from raycore.config import EngineConfig, resolve
 from raycore.engine.core import EngineCore
@@ -92,7 +93,7 @@ def workers(request, ray_cluster, checkpoints):
         group = None
     else:
         group = ray_cluster.util.placement_group([{"CPU": 1}] * size)
-        executor = RayExecutor(config, RankIdentity(0, size), group)
+        executor = RayExecutor(config, RankIdentity(0, size), RankBundles(group, range(size)))
     executor.initialize()
     yield LivingWorkers(executor, shape)
     executor.shutdown()

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import shared_memory
 
+from placement.reserve import RankBundles
 from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, RpcTimeout, WorkerDied, WorkerFailed
@@ -42,9 +43,10 @@ def make_executor(ray_cluster):
 
     def make(worker_cls="fake_worker.FakeWorker", **options):
         config = make_config(worker_cls, **options)
-        groups.append(ray_cluster.util.placement_group([{"CPU": 1}] * config.parallel.world_size))
+        world_size = config.parallel.world_size
+        groups.append(ray_cluster.util.placement_group([{"CPU": 1}] * world_size))
         ray_cluster.get(groups[-1].ready())
-        made.append(RayExecutor(config, RankIdentity(0, config.parallel.world_size), groups[-1]))
+        made.append(RayExecutor(config, RankIdentity(0, world_size), RankBundles(groups[-1], range(world_size))))
         return made[-1]
 
     yield make
@@ -62,7 +64,7 @@ def shared(request, ray_cluster):
     group = ray_cluster.util.placement_group([{"CPU": 1}] * NUM_WORKERS)
     ray_cluster.get(group.ready())
     config = make_config("fake_worker.FakeWorker", transport=request.param, channel_capacity_bytes=8192)
-    executor = RayExecutor(config, RankIdentity(3, 5), group)
+    executor = RayExecutor(config, RankIdentity(3, 5), RankBundles(group, range(NUM_WORKERS)))
     executor.initialize()
     yield executor
     executor.shutdown()

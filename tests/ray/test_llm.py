@@ -382,6 +382,15 @@ def test_the_callers_own_groups_are_used_and_left(ray_cluster):
     assert states == ["CREATED", "CREATED"]
 
 
+def test_ranks_with_worker_actors_share_a_group(ray_cluster):
+    group = ray_cluster.util.placement_group([{"CPU": 1}] * 4)
+    options = LIMITS | {"data_parallel_size": 2, "executor_backend": "ray", "placement_groups": [group, group]}
+    with LLM(demo_model_path(), **options) as llm:
+        assert texts(llm, "27 + 58 =") == [" 85"]
+        assert len(llm.ranks) == 2
+    ray_cluster.util.remove_placement_group(group)
+
+
 def test_groups_that_do_not_fit_are_refused(ray_cluster):
     group = ray_cluster.util.placement_group([{"CPU": 1}])
     assert group.wait(10)

@@ -8,9 +8,10 @@ import pytest
 import ray
 from fake_ranks import config, live_groups, manager_of
 from job_cluster import eventually
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import PlacementGroup, placement_group
 
-from placement.reserve import release
+from placement.reserve import RankBundles, release
+from placement.topology import free_in_group
 from raycore.cluster.manager import shape_of
 from raycore.config import ExecutorConfig
 from raycore.errors import InitializationError, InvalidConfig, PlacementShortage
@@ -97,6 +98,50 @@ def test_the_callers_groups_must_be_one_a_rank_and_large_enough():
         manager_of(config(), placement_groups=[group]).start()
     with pytest.raises(InvalidConfig, match=r"placement_groups: bundle 0 .* needs 1"):
         manager_of(config(data_parallel_size=1), placement_groups=[group]).start()
+    release([group])
+
+
+def bundles_in_use(group: PlacementGroup) -> list[int]:
+    return [index for index in range(group.bundle_count) if free_in_group(group.id.hex()).get((index, "CPU"), 0) < 1]
+
+
+def test_ranks_that_share_a_group_take_its_bundles_one_after_the_other():
+    shared, other = placement_group([{"CPU": 1}] * 3), placement_group([{"CPU": 1}])
+    manager = manager_of(config(data_parallel_size=3), placement_groups=[shared, other, shared])
+    manager.start()
+    assert [rank.bundles for _, rank in sorted(manager.ranks.items())] == [
+        RankBundles(shared, range(1)),
+        RankBundles(other, range(1)),
+        RankBundles(shared, range(1, 2)),
+    ]
+    eventually(lambda: bundles_in_use(shared) == [0, 1])
+
+    taken = r"bundle 0 of placement group \w+ has CPU 0 free, but a rank needs 1 of it: other actors"
+    with pytest.raises(InvalidConfig, match=taken):
+        manager_of(config(data_parallel_size=1, placement_timeout_s=0.2), placement_groups=[shared]).start()
+
+    manager.shrink([1, 2])
+    eventually(lambda: bundles_in_use(shared) == [0])
+    manager.confirm(manager.grow([1, 2]))
+    assert len(live_groups()) == 2  # the caller's
+    eventually(lambda: bundles_in_use(shared) == [0, 1])
+    manager.confirm(manager.grow([3]))
+    assert len(live_groups()) == 3
+    manager.shutdown()
+    release([shared, other])
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_bundles", "message"),
+    [
+        ("inline", 1, "has 1 bundles, but 2 ranks need at least 2: for each, 1 for its workers$"),
+        ("ray", 3, "has 3 bundles, but 2 ranks need at least 4: for each, 1 for its workers and one for its engine$"),
+    ],
+)
+def test_a_shared_group_that_is_too_small_is_refused_with_numbers(backend, num_bundles, message):
+    group = placement_group([{"CPU": 1}] * num_bundles)
+    with pytest.raises(InvalidConfig, match=message):
+        manager_of(config(executor=ExecutorConfig(backend)), placement_groups=[group, group]).start()
     release([group])
 
 
