@@ -73,7 +73,7 @@ class SequenceState:
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
         self._follows_text = params.detokenize and (request.stream or bool(params.stop_strings))
-        self._text = SequenceText(tokenizer, params) if self._follows_text else None
+        self._text = self._new_text() if self._follows_text else None
         self._num_in_text = 0
 
     @property
@@ -137,8 +137,13 @@ class SequenceState:
         if not params.detokenize:
             return ""
         has_stop_token = self.finish_reason == "stop" and not params.include_stop_str_in_output
-        ids = self.token_ids[:-1] if has_stop_token else self.token_ids
-        return self._tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
+        text = self._new_text()
+        text.append(self.token_ids[:-1] if has_stop_token else self.token_ids)
+        text.finish()
+        return text.text
+
+    def _new_text(self) -> SequenceText:
+        return SequenceText(self._tokenizer, self.request.params, self.request.prompt_token_ids)
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:

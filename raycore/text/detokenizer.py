@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from raycore.sampling_params import SamplingParams
@@ -16,31 +17,41 @@ _WINDOW = 4
 """If the window has more tokens than this, the oldest are dropped. See `IncrementalDetokenizer`."""
 _MAX_HELD = 16
 """Maximum number of tokens whose bytes are held back until a character is complete."""
+_LONGEST_TAIL = 32
+"""Maximum number of the prompt's tokens that are decoded with the first tokens of the output."""
 
 
 class IncrementalDetokenizer:
-    """Turns a growing sequence of tokens into text.
+    """Turns the growing sequence of tokens that follows a prompt into text.
+
+    `text` is what the tokens add to the prompt's text: decoding the prompt and the tokens together gives the prompt's
+    text followed by `text`. So the space before the first word is part of `text`, and if the prompt ends with the first
+    bytes of a character and the tokens complete it, the character is, too.
 
     Bytes at the end that may be part of an incomplete character are held back, so that characters are only ever added
-    to `text`. After `finish()`, `text` equals the text of all tokens decoded at once. (Tokenizers with byte fallback
-    are an exception if bytes aren't valid UTF-8: decoded at once, a whole run of bytes becomes U+FFFD, including
-    characters that were complete.)
+    to `text`. How the tokens are divided over calls of `append` doesn't change `text` after `finish()`.
+
+    Tokenizers with byte fallback are an exception if bytes aren't valid UTF-8. Decoded at once, a whole run of bytes
+    becomes U+FFFD, including characters that were complete. `text` keeps these characters.
 
     For each new token, only the last few tokens (the window) are decoded again. The window begins between two
-    characters, and its first tokens have text that is already in `text`. So what decoders do only at the beginning of a
+    characters, and its first tokens have text that has been seen before. So what decoders do only at the beginning of a
     text, such as dropping a space, doesn't affect new text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []
-        self._num_settled = 0
+        self._window, self._seen = self._tail_of(prompt_token_ids)
+        """`_seen` is the part of the window's text that has been seen before: in the prompt's text, or in `text`."""
+        self._num_settled = len(self._window)
         """Number of tokens at the beginning of the window whose text is final."""
+        while self._decode(self._window[: self._num_settled]).endswith(_REPLACEMENT):
+            self._num_settled -= 1
         self._last_boundary = 0
         """The value of `_num_settled` before the latest tokens were added to it."""
-        self._seen = ""
-        """The part of the window's text that is already in `text`."""
         self.text = ""
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -49,15 +60,21 @@ class IncrementalDetokenizer:
             # a long run of special tokens, which have no text, would keep the window from moving
             special_ids = self._tokenizer.special_ids
             token_ids = [token_id for token_id in token_ids if token_id not in special_ids]
-            if not token_ids:
-                return
-        decoded = self._decode([*self._window, *token_ids])
-        complete = decoded.rstrip(_REPLACEMENT)
-        if len(complete) < len(decoded) and len(token_ids) > 1:
-            for token_id in token_ids:
-                self.append([token_id])
+        if not token_ids:
             return
+        decoded = self._decode([*self._window, *token_ids])
+        if len(token_ids) > 1 and self._has_broken_bytes(decoded):
+            middle = len(token_ids) // 2
+            self.append(token_ids[:middle])
+            self.append(token_ids[middle:])
+            return
+        if not decoded.startswith(self._seen.rstrip(_REPLACEMENT)):
+            # with byte fallback: the new bytes have made earlier ones in the window unreadable
+            self._window, self._seen = self._window[self._num_settled :], ""
+            self._last_boundary = self._num_settled = 0
+            decoded = self._decode([*self._window, *token_ids])
         self._window += token_ids
+        complete = decoded.rstrip(_REPLACEMENT)
         if len(complete) == len(decoded):
             self._grow(decoded)
             self._last_boundary, self._num_settled = self._num_settled, len(self._window)
@@ -72,8 +89,27 @@ class IncrementalDetokenizer:
         """Add the bytes that are still held back to `text`. Call this after the last token."""
         self._grow(self._decode(self._window))
 
+    def _tail_of(self, prompt_token_ids: Sequence[int]) -> tuple[list[int], str]:
+        """The prompt's last tokens, and their text. They have text and begin with a whole character, if possible."""
+        skipped = self._tokenizer.special_ids if self._skip_special_tokens else ()
+        last = (token_id for token_id in reversed(prompt_token_ids) if token_id not in skipped)
+        tail: list[int] = []
+        text = ""
+        while len(tail) < _LONGEST_TAIL and (more := list(islice(last, _WINDOW))):
+            tail = [*reversed(more), *tail]
+            text = self._decode(tail)
+            if text and not text.startswith(_REPLACEMENT):
+                break
+        return tail, text
+
+    def _has_broken_bytes(self, decoded: str) -> bool:
+        """Whether the window's text has bytes after `_seen` whose text depends on the tokens decoded with them."""
+        if self._tokenizer.has_byte_fallback:
+            return _REPLACEMENT in decoded[len(self._seen.rstrip(_REPLACEMENT)) :]
+        return decoded.endswith(_REPLACEMENT)
+
     def _grow(self, decoded: str) -> None:
-        self.text += decoded[len(self._seen) :]
+        self.text += decoded[len(common_start(self._seen, decoded)) :]
         self._seen = decoded
 
     def _move_window(self) -> None:
@@ -92,6 +128,13 @@ class IncrementalDetokenizer:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+
+
+def common_start(before: str, after: str) -> str:
+    """`before` without its end that `after`, the text with more tokens, no longer has: U+FFFD for half a character."""
+    while not after.startswith(before):
+        before = before[:-1]
+    return before
 
 
 class StopMatch(NamedTuple):
@@ -153,10 +196,10 @@ def _borders(stop: str) -> tuple[int, ...]:
 
 
 class SequenceText:
-    """The text of one sequence, up to the stop string that ends the text."""
+    """The text that one sequence adds to its prompt, up to the stop string that ends the text."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt_token_ids)
         self._stops = StopStrings(params.stop_strings)
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output

@@ -90,6 +90,11 @@ class Tokenizer:
         return self._native.decode_batch([list(ids) for ids in batch], skip_special_tokens=skip_special_tokens)
 
     @cached_property
+    def has_byte_fallback(self) -> bool:
+        """Whether the vocabulary has tokens for single bytes such as `<0x0A>`, as SentencePiece writes them."""
+        return self._native.token_to_id("<0x0A>") is not None
+
+    @cached_property
     def longest_token(self) -> int:
         """Length in characters of the vocabulary's longest token."""
         return max(map(len, self._native.get_vocab(with_added_tokens=True)))

@@ -83,6 +83,17 @@ def test_a_stop_token_is_no_part_of_the_text(assembler, tokenizer, stream):
         assert (completion.finish_reason, completion.stop_reason) == ("stop", ids[-1])
 
 
+@pytest.mark.parametrize("stop", [None, "fox"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_text_continues_the_prompts(llama2_tokenizer, stream, stop):
+    assembler = OutputProcessor(llama2_tokenizer)
+    prompt, ids = (llama2_tokenizer.encode(text, add_special_tokens=False) for text in ("say", "the quick"))
+    assembler.add("r", "say", prompt, SamplingParams(n=2, stop=stop), [1, 2], stream)
+    tokens = [(seq_id, token_id) for token_id in ids for seq_id in (1, 2)]
+    step = assembler.process(batch(tokens, [(1, "length"), (2, "length")]))
+    assert [each.text for each in step.updates[-1].output.outputs] == [" the quick"] * 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_a_request_and_aborts_it_in_the_engine(assembler, tokenizer, stream):
     ids = tokenizer.encode("the quick brown fox")

@@ -54,6 +54,63 @@ def test_any_tokens_grow_to_what_decoding_at_once_gives(tokenizer, ids, chunk):
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
 
 
+def what_decoding_adds(tokenizer, prompt, ids, skip_special_tokens=True):
+    """What decoding prompt and output together adds to the prompt's text. Completes a character of the prompt."""
+    before, after = (tokenizer.decode(each, skip_special_tokens) for each in (prompt, [*prompt, *ids]))
+    while not after.startswith(before):
+        before = before[:-1]
+    return after[len(before) :]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 50])
+def test_the_text_of_an_output_is_what_it_adds_to_its_prompt(any_tokenizer, chunk):
+    ids = any_tokenizer.encode(TEXT)
+    for num_prompt in range(len(ids)):
+        prompt, output = ids[:num_prompt], ids[num_prompt:]
+        texts = feed(IncrementalDetokenizer(any_tokenizer, prompt_token_ids=prompt), output, chunk)
+        assert texts[-1] == what_decoding_adds(any_tokenizer, prompt, output)
+        assert TEXT.endswith(texts[-1])
+
+
+def test_the_first_word_keeps_its_space(llama2_tokenizer):
+    prompt, word = llama2_tokenizer.encode("say the"), llama2_tokenizer.encode("the", add_special_tokens=False)
+    assert llama2_tokenizer.decode(word) == "the"
+    for before, expected in ((prompt, " the"), ([*prompt, llama2_tokenizer.eos_token_id], " the"), (prompt[:1], "the")):
+        assert feed(IncrementalDetokenizer(llama2_tokenizer, prompt_token_ids=before), word)[-1] == expected
+
+
+def test_a_character_that_the_prompt_begins_belongs_to_the_output_that_completes_it(any_tokenizer):
+    ids = any_tokenizer.encode("the あ!")
+    begun, letter = ids[:-2], any_tokenizer.encode("the", add_special_tokens=False)
+    assert any_tokenizer.decode(begun).endswith("\ufffd")
+    assert feed(IncrementalDetokenizer(any_tokenizer, prompt_token_ids=begun), ids[-2:])[-2:] == ["あ!", "あ!"]
+    broken = feed(IncrementalDetokenizer(any_tokenizer, prompt_token_ids=begun), letter)[-1]
+    assert broken == what_decoding_adds(any_tokenizer, begun, letter)
+    assert "\ufffd" not in broken, "the prompt's text has it already"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 399), max_size=40), st.lists(st.integers(0, 399), max_size=40), st.booleans())
+def test_any_tokens_after_any_prompt_add_what_decoding_adds(tokenizer, prompt, ids, skip):
+    text = feed(IncrementalDetokenizer(tokenizer, skip, prompt), ids)[-1]
+    assert text == what_decoding_adds(tokenizer, prompt, ids, skip)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_the_text_does_not_depend_on_how_the_tokens_come(llama2_tokenizer, data):
+    """Also with bytes that are no text: there, decoding at once would take back characters that a stream has sent."""
+    any_ids = st.integers(0, llama2_tokenizer.vocab_size)
+    some_ids = st.sampled_from(llama2_tokenizer.encode("the あ🎉 fox"))
+    prompt, ids = (data.draw(st.lists(st.one_of(any_ids, some_ids), max_size=30)) for _ in range(2))
+    texts = feed(IncrementalDetokenizer(llama2_tokenizer, prompt_token_ids=prompt), ids)
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+    for chunk in (2, 5, 30):
+        assert feed(IncrementalDetokenizer(llama2_tokenizer, prompt_token_ids=prompt), ids, chunk)[-1] == texts[-1]
+    expected = what_decoding_adds(llama2_tokenizer, prompt, ids)
+    assert texts[-1] == expected or "\ufffd" in llama2_tokenizer.decode([*prompt, *ids])
+
+
 def test_an_endless_run_of_broken_bytes_costs_no_more_each_time(tokenizer):
     broken = [token_id for token_id in range(tokenizer.vocab_size) if tokenizer.token_text(token_id) == "\ufffd"]
     assert len(broken) > 100
