@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from raycore.server.chat.chat import Chat, render
 from raycore.server.completions import Completion
 from raycore.server.errors import APIError, as_api_error, invalid_body
 from raycore.server.generation import ServingEngine
+from raycore.server.json_text import to_json
 from raycore.server.metrics import add_metrics
 from raycore.server.middleware import Admission, KeyCheck, WholeBody
 from raycore.server.models import ListedModel, Models
@@ -87,7 +89,8 @@ def build_app(engine: ServingEngine, options: ServerOptions, adapters: AdapterSo
         add_admin_endpoints(app, engine)
         if adapters is not None:
             add_adapter_endpoints(app, adapters)
-    app.openapi = cache(lambda: describe(app, options, engine))
+    # FastAPI encodes the description itself
+    app.openapi = cache(lambda: msgspec.json.decode(to_json(describe(app, options, engine))))
     return app
 
 

@@ -7,16 +7,20 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from raycore.outputs import RequestOutput
+from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from raycore.sampling_params import SamplingParams
 from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length, check_text
-from raycore.server.logprobs import CompletionLogprobs, prompt_logprobs
+from raycore.server.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
 from raycore.server.models import Model
 from raycore.server.options import ServerOptions
+from raycore.server.positions import OutputPieces, prompt_pieces, prompt_starts
 from raycore.server.protocol import CompletionRequest
 from raycore.server.sampling import completion_params
+from raycore.text.detokenizer import common_start
+from raycore.text.tokenizer import REPLACEMENT, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,9 @@ class Completion:
     envelope: Envelope
     jobs: list[Job]
     prompts: list[str | None]
+    names: TokenNames
+    starts: list[list[int]]
+    """For each prompt, where its tokens begin in its text. Empty if no log probabilities of prompts are shown."""
 
     @staticmethod
     def prepare(
@@ -43,7 +50,9 @@ class Completion:
             Job.of(request, token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}", lora=model.lora)
             for i, token_ids in enumerate(ids)
         ]
-        return Completion(engine, request, Envelope.of(request, model.name, request_id), jobs, texts)
+        names = TokenNames.of(request, engine.get_tokenizer(), options)
+        starts = _starts(request, names.tokenizer, texts, ids, params) if request.echo else []
+        return Completion(engine, request, Envelope.of(request, model.name, request_id), jobs, texts, names, starts)
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""
@@ -76,11 +85,15 @@ class Completion:
     def _choice(self, number: int, index: int, progress: Progress, output: RequestOutput) -> dict[str, Any] | None:
         """A choice with the new part of one sequence; None if that part has nothing for the client."""
         request, is_first = self.request, not progress.is_begun
-        new = progress.advance(output.outputs[index])
+        completion = output.outputs[index]
+        echoed = self._echoed(number, completion.token_ids) if request.echo and is_first else ""
+        if echoed.endswith(REPLACEMENT) and not (completion.text or completion.finish_reason):
+            return None  # the next tokens may complete the prompt's last character
+        new = progress.advance(completion)
         if request.max_tokens == 0:
             # leave out the one token that the engine had to generate
             new = New("", [], [], new.finish_reason and "length", None)
-        text = self._prompt_text(number, output) + new.text if request.echo and is_first else new.text
+        text = echoed + new.text
         wants_tokens = request.logprobs is not None or request.return_token_ids
         if not (text or new.finish_reason or (wants_tokens and new.token_ids)):
             return None
@@ -88,7 +101,7 @@ class Completion:
         choice: dict[str, Any] = {
             "index": number * self.jobs[number].params.n + index,
             "text": text,
-            "logprobs": self._logprobs(new, progress, output if request.echo and is_first else None),
+            "logprobs": self._logprobs(number, completion, new, progress, output.prompt_logprobs, echoed),
             "finish_reason": new.finish_reason,
             "stop_reason": new.stop_reason,
         }
@@ -96,25 +109,65 @@ class Completion:
             choice |= {"prompt_token_ids": output.prompt_token_ids if is_first else None, "token_ids": new.token_ids}
         return choice
 
-    def _logprobs(self, new: New, progress: Progress, echoed: RequestOutput | None) -> dict[str, Any] | None:
+    def _logprobs(
+        self,
+        number: int,
+        completion: CompletionOutput,
+        new: New,
+        progress: Progress,
+        of_prompt: list[PositionLogprobs | None] | None,
+        echoed: str,
+    ) -> dict[str, Any] | None:
+        """The `logprobs` of a choice: of the prompt, if `echoed` is its text, and of the new part."""
         if self.request.logprobs is None:
             return None
-        logprobs = CompletionLogprobs(self.engine.get_tokenizer(), progress.text_offset, self.request.logprobs)
-        if echoed is not None:
-            logprobs.add(echoed.prompt_token_ids, echoed.prompt_logprobs or [])
-        logprobs.add(new.token_ids, new.logprobs or [])
-        progress.text_offset = logprobs.offset
+        logprobs, job = CompletionLogprobs(self.names, self.request.logprobs), self.jobs[number]
+        if echoed:
+            logprobs.add(job.token_ids, of_prompt or [], prompt_pieces(self.starts[number], echoed))
+        if progress.pieces is None:
+            skip = job.params.skip_special_tokens
+            progress.pieces = OutputPieces(self.names.tokenizer, skip, job.token_ids, len(echoed))
+        if new.finish_reason is None:
+            pieces = progress.pieces.take(new.token_ids)
+        else:
+            ends_before = new.finish_reason == "stop" and not isinstance(new.stop_reason, str)
+            has_stop_token = ends_before and not job.params.include_stop_str_in_output and bool(new.token_ids)
+            pieces = progress.pieces.take_last(new.token_ids, len(completion.text), has_stop_token=has_stop_token)
+        logprobs.add(new.token_ids, new.logprobs or [], pieces)
         return logprobs.as_dict()
 
-    def _prompt_text(self, number: int, output: RequestOutput) -> str:
+    def _echoed(self, number: int, output_token_ids: list[int]) -> str:
+        """The prompt's text, without the beginning of a character that the output so far completes."""
         text = self.prompts[number]
-        return text if text is not None else self.engine.get_tokenizer().decode(output.prompt_token_ids)
+        if text is not None:
+            return text
+        job, decode = self.jobs[number], self.names.tokenizer.decode
+        text = decode(job.token_ids, job.params.skip_special_tokens)
+        if self.request.max_tokens == 0 or not text.endswith(REPLACEMENT):
+            return text
+        return common_start(text, decode([*job.token_ids, *output_token_ids], job.params.skip_special_tokens))
 
     def _counted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """The outputs as they count for the usage: without tokens that the client doesn't get."""
         if self.request.max_tokens != 0:
             return outputs
         return [replace(output, outputs=[replace(each, token_ids=[]) for each in output.outputs]) for output in outputs]
+
+
+def _starts(
+    request: CompletionRequest,
+    tokenizer: Tokenizer,
+    texts: list[str | None],
+    ids: list[list[int]],
+    params: SamplingParams,
+) -> list[list[int]]:
+    if request.logprobs is None:
+        return []
+    adds, skip = request.add_special_tokens is not False, params.skip_special_tokens
+    return [
+        prompt_starts(tokenizer, text, token_ids, adds_special_tokens=adds, skip=skip)
+        for text, token_ids in zip(texts, ids, strict=True)
+    ]
 
 
 def _prompts(

@@ -15,6 +15,7 @@ from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.constraints import named
+from raycore.server.positions import OutputPieces
 from raycore.server.protocol import SamplingRequest
 from raycore.text.tokenizer import Tokenizer
 
@@ -203,8 +204,8 @@ class Progress:
     def __init__(self) -> None:
         self.is_begun = False
         """Whether any part of the output has been sent to the client."""
-        self.text_offset = 0
-        """Character offset of the next token's text, for `logprobs.text_offset`."""
+        self.pieces: OutputPieces | None = None
+        """What the next tokens add to the text, for `logprobs.text_offset`. None: no token has been sent."""
         self._num_characters = 0
         self._num_tokens = 0
         self._is_finished = False

@@ -187,6 +187,10 @@ class ServerOptions(msgspec.Struct, frozen=True):
     max_logprobs: Annotated[
         int, Meta(ge=0), option("Maximum number of log probabilities per token that a request may ask for.")
     ] = 20
+    return_tokens_as_token_ids: Annotated[
+        bool,
+        option("Log probabilities name tokens as `token_id:123` instead of by their text. Requests may override this."),
+    ] = False
     max_stop_strings: Annotated[int, Meta(ge=0), option("Maximum number of stop strings in a request.")] = 16
     max_bad_words: Annotated[
         int,

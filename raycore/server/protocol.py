@@ -198,6 +198,9 @@ class SamplingRequest(_Fields):
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its special tokens to the prompt. Default: true for completions, false for chat."""
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool | None = None
+    """Whether log probabilities name tokens as `token_id:123` instead of by their text. null: as the server's option
+    says."""
     best_of: int | None = None
 
     use_beam_search: bool | None = None
@@ -220,7 +223,6 @@ class SamplingRequest(_Fields):
     repetition_detection: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     stream_interval: int | None = None
-    return_tokens_as_token_ids: bool | None = None
     return_token_offsets: bool | None = None
     return_mm_kwargs: bool | None = None
     routed_experts_prompt_start: int | None = None

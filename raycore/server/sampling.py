@@ -59,7 +59,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
-    "return_tokens_as_token_ids": (False,),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
     "watermarking": (False,),

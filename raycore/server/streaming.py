@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from raycore.server.errors import as_api_error
+from raycore.server.json_text import to_json
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,6 @@ T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
 """Status of a request whose client disconnected before the response. It appears only in metrics and traces."""
 
-_encode = msgspec.json.Encoder().encode
-
 
 class JSON(Response):
     """A response whose body is a plain value as JSON."""
@@ -31,7 +29,7 @@ class JSON(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return _encode(content)
+        return to_json(content)
 
 
 class ClientLeft(Exception):
@@ -101,9 +99,9 @@ class EventStream(Response):
         await send_part({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             if first is not None:
-                await send_event(_encode(first))
+                await send_event(to_json(first))
             async for event in self._events:
-                await send_event(_encode(event))
+                await send_event(to_json(event))
         except ClientLeft:
             raise
         except Exception as error:
@@ -111,7 +109,7 @@ class EventStream(Response):
             told = as_api_error(error)
             log = logger.exception if told.status == 500 and told is not error else logger.warning
             log("a stream failed: %s", error)
-            await send_event(_encode(told.body()))
+            await send_event(to_json(told.body()))
         await send_event(b"[DONE]")
         await send_part({"type": "http.response.body", "body": b"", "more_body": False})
 

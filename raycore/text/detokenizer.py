@@ -8,9 +8,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from raycore.sampling_params import SamplingParams
-from raycore.text.tokenizer import Tokenizer
+from raycore.text.tokenizer import REPLACEMENT, Tokenizer
 
-_REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
 """Maximum length of a UTF-8 character in bytes."""
 _WINDOW = 4
@@ -48,7 +47,7 @@ class IncrementalDetokenizer:
         """`_seen` is the part of the window's text that has been seen before: in the prompt's text, or in `text`."""
         self._num_settled = len(self._window)
         """Number of tokens at the beginning of the window whose text is final."""
-        while self._decode(self._window[: self._num_settled]).endswith(_REPLACEMENT):
+        while self._decode(self._window[: self._num_settled]).endswith(REPLACEMENT):
             self._num_settled -= 1
         self._last_boundary = 0
         """The value of `_num_settled` before the latest tokens were added to it."""
@@ -68,13 +67,13 @@ class IncrementalDetokenizer:
             self.append(token_ids[:middle])
             self.append(token_ids[middle:])
             return
-        if not decoded.startswith(self._seen.rstrip(_REPLACEMENT)):
+        if not decoded.startswith(self._seen.rstrip(REPLACEMENT)):
             # with byte fallback: the new bytes have made earlier ones in the window unreadable
             self._window, self._seen = self._window[self._num_settled :], ""
             self._last_boundary = self._num_settled = 0
             decoded = self._decode([*self._window, *token_ids])
         self._window += token_ids
-        complete = decoded.rstrip(_REPLACEMENT)
+        complete = decoded.rstrip(REPLACEMENT)
         if len(complete) == len(decoded):
             self._grow(decoded)
             self._last_boundary, self._num_settled = self._num_settled, len(self._window)
@@ -98,15 +97,15 @@ class IncrementalDetokenizer:
         while len(tail) < _LONGEST_TAIL and (more := list(islice(last, _WINDOW))):
             tail = [*reversed(more), *tail]
             text = self._decode(tail)
-            if text and not text.startswith(_REPLACEMENT):
+            if text and not text.startswith(REPLACEMENT):
                 break
         return tail, text
 
     def _has_broken_bytes(self, decoded: str) -> bool:
         """Whether the window's text has bytes after `_seen` whose text depends on the tokens decoded with them."""
         if self._tokenizer.has_byte_fallback:
-            return _REPLACEMENT in decoded[len(self._seen.rstrip(_REPLACEMENT)) :]
-        return decoded.endswith(_REPLACEMENT)
+            return REPLACEMENT in decoded[len(self._seen.rstrip(REPLACEMENT)) :]
+        return decoded.endswith(REPLACEMENT)
 
     def _grow(self, decoded: str) -> None:
         self.text += decoded[len(common_start(self._seen, decoded)) :]

@@ -23,7 +23,8 @@ from raycore.text.conversation import Message
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 _SENTENCEPIECE_SPACE = "▁"
-_REPLACEMENT = "\ufffd"
+REPLACEMENT = "\ufffd"
+"""Stands in decoded text for bytes that aren't UTF-8, such as a part of a character."""
 
 
 def _bytes_of_characters() -> dict[str, int]:
@@ -81,6 +82,20 @@ class Tokenizer:
         encodings = self._native.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def token_starts(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """For each token of `encode(text)`, the position in the text at which it begins, in characters.
+
+        A token has the white space that the tokenizer has dropped before it. The tokens of one character begin at the
+        same position. Special tokens that the tokenizer adds begin where the previous token ends.
+        """
+        (encoding,) = self._native.encode_batch([text], add_special_tokens=add_special_tokens)
+        starts: list[int] = []
+        previous_end = 0
+        for (start, end), is_added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
+            starts.append(previous_end if is_added else min(start, previous_end))
+            previous_end = max(previous_end, end)
+        return starts
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of the ids. Ids without a text are skipped; bytes that aren't UTF-8 become U+FFFD."""
         return self._native.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -113,9 +128,9 @@ class Tokenizer:
         stands for.
         """
         text = self.token_text(token_id)
-        if _REPLACEMENT not in text:
-            return text.encode()
         piece = self._native.id_to_token(token_id) or ""
+        if REPLACEMENT not in text or piece.replace(_SENTENCEPIECE_SPACE, " ") == text:
+            return text.encode()
         if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
             return bytes.fromhex(piece[3:5])
         spelled = bytes(_BYTES_OF_CHARACTERS.get(character, 0) for character in piece)

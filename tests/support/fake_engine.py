@@ -38,15 +38,22 @@ class FakeEngine:
     """Stands in for `AsyncLLM`. Records what was asked for, and which requests were aborted."""
 
     def __init__(
-        self, text: str = " 85 is the answer", max_model_len: int = 200, metrics: MetricsView | None = None
+        self,
+        text: str = " 85 is the answer",
+        max_model_len: int = 200,
+        metrics: MetricsView | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """
         Args:
             text: follows every prompt. The end of sequence comes after it.
             metrics: what `read_metrics()` returns. None: an engine without ranks.
+            tokenizer: the model's. None: the demo model's.
         """
         self.text = text
-        self.tokenizer = Tokenizer.from_dir(demo_model_path())
+        self.token_ids: list[int] | None = None
+        """Follow every prompt instead of `text`."""
+        self.tokenizer = Tokenizer.from_dir(demo_model_path()) if tokenizer is None else tokenizer
         self.unavailable_reason: str | None = None
         self.default_sampling_params: dict[str, Any] = {}
         self.max_model_len = max_model_len
@@ -70,7 +77,8 @@ class FakeEngine:
         self._metrics = make_view(0) if metrics is None else metrics
         self._is_tracing = False
         self._seq_ids = itertools.count()
-        self._limits = RequestLimits(VOCAB_SIZE, max_model_len, block_size=16, num_blocks=1000)
+        self._vocab_size = VOCAB_SIZE if tokenizer is None else tokenizer.vocab_size
+        self._limits = RequestLimits(self._vocab_size, max_model_len, block_size=16, num_blocks=1000)
 
     def read_metrics(self) -> MetricsView:
         return self._metrics
@@ -186,7 +194,9 @@ class FakeEngine:
 
     def _batches(self, prompt: list[int], params: SamplingParams, seq_ids: list[int]):
         """One for each step; the sequences of a request with `n` end one step after the other."""
-        text_ids = self.tokenizer.encode(self.text, add_special_tokens=False)
+        text_ids = self.token_ids
+        if text_ids is None:
+            text_ids = self.tokenizer.encode(self.text, add_special_tokens=False)
         most = min(params.max_tokens or self.max_model_len, self.max_model_len - len(prompt))
         length = most if params.ignore_eos else min(most, len(text_ids) + 1)
         for index in range(length + len(seq_ids)):
@@ -220,20 +230,19 @@ class FakeEngine:
             steps=[(len(tokens), 0.0, self.step_s)],
         )
         if params.logprobs is not None:
-            batch.logprobs = [(seq_id, _logprobs(token_id, params.logprobs)) for seq_id, token_id in tokens]
+            batch.logprobs = [(seq_id, self._logprobs(token_id, params.logprobs)) for seq_id, token_id in tokens]
         if params.prompt_logprobs is not None and len(prompt) > 1:
-            entries = [_logprobs(token_id, params.prompt_logprobs) for token_id in prompt[1:]]
+            entries = [self._logprobs(token_id, params.prompt_logprobs) for token_id in prompt[1:]]
             batch.prompt_logprobs = [(first, 1, entries)]
         if prompt:
             batch.started = [(first, 0)]
             batch.queued = [(first, self.queue_s)]
         return batch
 
-
-def _logprobs(token_id: int, num_top: int) -> TokenLogprobs:
-    """The token is the most likely one; the next ids follow it, the last of them at minus infinity."""
-    others = [(token_id + i) % VOCAB_SIZE for i in range(num_top)]
-    logprobs = [-0.5 - i for i in range(num_top)]
-    if num_top > 1:
-        logprobs[-1] = float("-inf")
-    return TokenLogprobs([token_id, *others], [-0.5, *logprobs], 1)
+    def _logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
+        """The token is the most likely one; the next ids follow it, the last of them at minus infinity."""
+        others = [(token_id + i) % self._vocab_size for i in range(num_top)]
+        logprobs = [-0.5 - i for i in range(num_top)]
+        if num_top > 1:
+            logprobs[-1] = float("-inf")
+        return TokenLogprobs([token_id, *others], [-0.5, *logprobs], 1)

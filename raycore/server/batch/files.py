@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from raycore.errors import InvalidInput
+from raycore.server.json_text import to_json
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class ResultFile:
 
     def append(self, result: Result) -> None:
         """Append a result. If that fails, raises OSError, which names the file."""
-        line = memoryview(msgspec.json.encode(result) + b"\n")
+        line = memoryview(to_json(result) + b"\n")
         try:
             while line:
                 line = line[os.write(self._fd, line) :]

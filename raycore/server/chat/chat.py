@@ -17,7 +17,7 @@ from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length, check_text
-from raycore.server.logprobs import chat_logprobs, prompt_logprobs
+from raycore.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from raycore.server.models import Model
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, Tool
@@ -35,6 +35,7 @@ class Chat:
     envelope: Envelope
     job: Job
     plan: MessagePlan
+    names: TokenNames
 
     @staticmethod
     def prepare(
@@ -63,7 +64,8 @@ class Chat:
         token_ids = _encode(engine, request, plan.prompt(conversation))
         engine.check(token_ids, params)
         job = Job.of(request, token_ids, params, request_id, plan.constraint_param, model.lora)
-        return Chat(engine, request, Envelope.of(request, model.name, request_id), job, plan)
+        names = TokenNames.of(request, tokenizer, options)
+        return Chat(engine, request, Envelope.of(request, model.name, request_id), job, plan, names)
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""
@@ -152,7 +154,7 @@ class Chat:
     def _logprobs(self, token_ids: list[int], positions: list[PositionLogprobs] | None) -> dict[str, Any] | None:
         if positions is None:
             return None
-        return chat_logprobs(self.engine.get_tokenizer(), token_ids, positions, self.request.top_logprobs or 0)
+        return chat_logprobs(self.names, token_ids, positions, self.request.top_logprobs or 0)
 
     def _counters(self) -> list[ReasoningCounter] | None:
         reasoning = self.plan.reasoning

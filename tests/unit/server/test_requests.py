@@ -137,7 +137,6 @@ REFUSED_BY_BOTH = [
     ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
     ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
     ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
-    ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
     ({"thinking_token_budget": 5}, "thinking_token_budget"),
     ({"cache_salt": ""}, "cache_salt"),
     ({"cache_salt": 5}, "cache_salt"),

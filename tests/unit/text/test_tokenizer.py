@@ -210,3 +210,11 @@ def test_the_bytes_of_tokens_spell_the_text(any_tokenizer):
     assert any("\ufffd" in any_tokenizer.token_text(token_id) for token_id in ids)
     special = any_tokenizer.encode("", add_special_tokens=True)
     assert all(any_tokenizer.token_bytes(i) == any_tokenizer.token_text(i).encode() for i in special)
+
+
+def test_a_token_for_the_replacement_character_has_its_bytes(tmp_path):
+    native = sentencepiece_like()
+    native.add_tokens(["▁\ufffd"])
+    tokenizer = Tokenizer.from_dir(write(tmp_path, native))
+    token_id = native.token_to_id("▁\ufffd")
+    assert tokenizer.token_bytes(token_id) == " \ufffd".encode()
