@@ -747,7 +747,8 @@ def resolve(
     path = Path(chosen["model"]).expanduser()
     parallel = _part(ParallelConfig, chosen)
     backend = _executor_backend(chosen.get("executor_backend"), parallel)
-    spec = load_model_spec(path)
+    tokenizer_path = Path(chosen.get("tokenizer", path)).expanduser()
+    spec = _with_end_of(tokenizer_path, load_model_spec(path))
     if parallel.enable_expert_parallel and spec.moe is None:
         raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
     spec.check_tensor_parallel(parallel.tensor_parallel_size, parallel.enable_expert_parallel)
@@ -765,7 +766,7 @@ def resolve(
             ModelConfig,
             chosen,
             model=os.path.abspath(path),
-            tokenizer=os.path.abspath(Path(chosen.get("tokenizer", path)).expanduser()),
+            tokenizer=os.path.abspath(tokenizer_path),
             spec=spec,
             max_model_len=length,
         ),
@@ -782,6 +783,17 @@ def resolve(
     )
     _check_load_format(config)
     return config
+
+
+def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:
+    """`spec` with the tokenizer's end-of-sequence token among its own. A fine-tuned model may end outputs with that
+    token, although its generation_config.json is the base model's."""
+    from raycore.text.tokenizer_files import read_eos_token_id  # imported lazily: `raycore --help` doesn't need it
+
+    token_id = read_eos_token_id(tokenizer_path)
+    if token_id is None or token_id in spec.eos_token_ids or token_id >= spec.vocab_size:
+        return spec
+    return msgspec.structs.replace(spec, eos_token_ids=[*spec.eos_token_ids, token_id])
 
 
 def _check_load_format(config: EngineConfig) -> None:

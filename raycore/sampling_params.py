@@ -53,7 +53,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop: str | list[str] | None = None
     """Strings that end the sequence when they occur in its text."""
     stop_token_ids: list[int] | None = None
-    """Tokens that end the sequence, in addition to the model's own end-of-sequence tokens."""
+    """Tokens that end the sequence, in addition to the model's own end-of-sequence tokens: those of
+    `generation_config.json` (or of `config.json` if there are none), and the tokenizer's `eos_token`."""
     ignore_eos: bool = False
     max_tokens: Annotated[int, Meta(ge=1)] | None = 16
     """Maximum number of generated tokens. None: limited only by `max_model_len`."""

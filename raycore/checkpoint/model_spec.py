@@ -62,6 +62,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """Type in which the weights are stored."""
     bos_token_id: int | None
     eos_token_ids: list[int]
+    """The end-of-sequence tokens of generation_config.json, or of config.json if there are none. `config.resolve` adds
+    the tokenizer's."""
     generation_defaults: dict[str, Any]
     """The sampling parameters that are present in generation_config.json, under the names in that file."""
     moe: MoeSpec | None = None

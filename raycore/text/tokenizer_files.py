@@ -53,6 +53,28 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     return TokenizerFiles(native, named, config)
 
 
+def read_eos_token_id(path: Path) -> int | None:
+    """Return the id of the tokenizer's `eos_token`. None if the directory `path` has no tokenizer, or it names none.
+
+    Reads the whole tokenizer only if `tokenizer.json` doesn't list the token among the added ones.
+
+    Raises:
+        InvalidCheckpoint: one of the tokenizer files is damaged.
+    """
+    if not (path / "tokenizer.json").is_file():
+        return None
+    named, _ = _special_texts(path, _read_json(path / "tokenizer_config.json"))
+    text = named.get("eos_token")
+    if text is None:
+        return None
+    try:
+        added = msgspec.json.decode((path / "tokenizer.json").read_bytes(), type=_AddedTokens).added_tokens
+    except (OSError, ValueError):
+        added = []  # reading the whole tokenizer names the mistake
+    known = next((token.id for token in added if token.content == text), None)
+    return read_tokenizer_files(path).native.token_to_id(text) if known is None else known
+
+
 def read_tokenizer_text(path: Path) -> TokenizerText:
     """Return the tokenizer of the checkpoint directory `path` as JSON text, for another library.
 
@@ -72,6 +94,12 @@ def read_tokenizer_text(path: Path) -> TokenizerText:
 class _AddedToken(msgspec.Struct):
     id: int
     content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    """The field of a `tokenizer.json` that `read_eos_token_id` needs."""
+
+    added_tokens: list[_AddedToken] = []
 
 
 class _Model(msgspec.Struct):

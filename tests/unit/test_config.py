@@ -1,6 +1,7 @@
 """What `resolve()` decides from the options and the checkpoint, and what it refuses."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,25 @@ def test_only_ranks_that_share_experts_need_each_other(
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="org/model isn't a directory"):
         resolve(str(tmp_path / "org/model"))
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [("<|im_end|>", [0, 3]), ("<|endoftext|>", [0]), (None, [0]), ("<|unheard of|>", [0])],
+)
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_the_tokenizers_end_of_sequence_ends_outputs_too(
+    tmp_path: Path, named: str | None, expected: list[int], is_elsewhere: bool
+) -> None:
+    """`generation_config.json` may be the base model's, and `eos_token` the fine-tuned model's."""
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL_DIR, model)
+    tokenizer = Path(shutil.copytree(model, tmp_path / "tokenizer")) if is_elsewhere else model
+    (model / "generation_config.json").write_text('{"eos_token_id": 0}')
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
+    assert resolve(model, tokenizer).model.spec.eos_token_ids == expected
+    (tokenizer / "tokenizer.json").unlink()
+    assert resolve(model, tokenizer).model.spec.eos_token_ids == [0], "a missing tokenizer is named later"
 
 
 def test_stages() -> None:

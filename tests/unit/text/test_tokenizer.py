@@ -4,7 +4,7 @@ from tokenizers_for_tests import byte_level, sentencepiece_like, write
 
 from raycore.errors import InvalidCheckpoint, InvalidRequest
 from raycore.text.tokenizer import Tokenizer
-from raycore.text.tokenizer_files import read_tokenizer_text
+from raycore.text.tokenizer_files import read_eos_token_id, read_tokenizer_text
 
 TEXTS = ["Hello, world!", "the  quick\n\nfox ", "你好 wörld 🎉", "x"]
 
@@ -50,10 +50,18 @@ def test_special_tokens_come_from_whichever_file_names_them(tmp_path):
     config_first = Tokenizer.from_dir(path)
     assert config_first.bos_token_id == config_first.encode("<s>")[0]
     assert config_first.encode("<extra>")[0] in config_first.special_ids
+    assert config_first.eos_token_id is read_eos_token_id(path) is None
     (path / "tokenizer_config.json").unlink()
     map_only = Tokenizer.from_dir(path)
     assert map_only.bos_token_id is None
-    assert map_only.eos_token_id == map_only.encode("<|im_end|>")[0]
+    assert map_only.eos_token_id == map_only.encode("<|im_end|>")[0] == read_eos_token_id(path)
+
+
+def test_the_end_of_sequence_may_be_an_ordinary_token_or_a_new_one(tmp_path):
+    for name in ("the", "<new>"):
+        path = write(tmp_path, byte_level(), {"eos_token": name})
+        assert read_eos_token_id(path) == Tokenizer.from_dir(path).eos_token_id
+    assert read_eos_token_id(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
