@@ -52,6 +52,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     derived from the engine's seed."""
     stop: str | list[str] | None = None
     """Strings that end the sequence when they occur in its text."""
+    stop_after: str | None = None
+    """The tag that closes the reasoning, such as `</think>`. The strings in `stop` are searched for after the first
+    such tag, and those of only white space after the white space that follows it. None: in the whole text."""
+    stop_or_from: str | None = None
+    """With `stop_after`: another tag that ends the reasoning, such as `<tool_call>`. The strings in `stop` are then
+    searched for from this tag on."""
     stop_token_ids: list[int] | None = None
     """Tokens that end the sequence, in addition to the model's own end-of-sequence tokens: those of
     `generation_config.json` (or of `config.json` if there are none), and the tokenizer's `eos_token`."""
@@ -179,6 +185,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _check_list(name, words)
             if words is not None:
                 setattr(self, name, [_checked_word(name, word) for word in words])
+        for name in ("stop_after", "stop_or_from"):
+            tag: Any = getattr(self, name)
+            if tag is not None and (not isinstance(tag, str) or not tag):
+                raise InvalidRequest(f"{name}={tag!r} isn't a non-empty string")
+            setattr(self, name, None if tag is None else _checked_word(name, tag))
+        if self.stop_or_from is not None and self.stop_after is None:
+            raise InvalidRequest(f"stop_or_from={self.stop_or_from!r} is given without stop_after: give both")
         if self.stop and not self.detokenize:
             raise InvalidRequest(f"stop={self.stop!r} needs text, but detokenize=False: use stop_token_ids")
 

@@ -157,6 +157,10 @@ class StopStrings:
     def __bool__(self) -> bool:
         return bool(self._stops)
 
+    def begin_at(self, position: int) -> None:
+        """Begin the search at this position of the text. Matches before it are not found."""
+        self.num_searched = position
+
     def find(self, new: str) -> StopMatch | None:
         """Append `new` to the text. Of the matches that end within `new`, returns the one that starts first."""
         found: StopMatch | None = None
@@ -200,6 +204,12 @@ class SequenceText:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt_token_ids)
         self._stops = StopStrings(params.stop_strings)
+        self._stop_after = params.stop_after
+        tags = [tag for tag in (params.stop_after, params.stop_or_from) if tag is not None]
+        self._tags = StopStrings(tags) if tags else None
+        """Finds the end of the reasoning, in which stop strings aren't searched for. None: it has ended."""
+        self._is_after_tag = False
+        """Whether there has been only white space after the tag that closes the reasoning."""
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
         self._num_tokens = 0
@@ -228,13 +238,16 @@ class SequenceText:
 
     @property
     def text(self) -> str:
-        """The text so far. Characters at its end that may be the beginning of a stop string are left out.
+        """The text so far, without characters at its end that may be the beginning of a stop string or of `stop_after`.
 
-        They aren't left out if the output includes stop strings, or after the text has ended.
+        Those of a stop string aren't left out if the output includes stop strings. None are after the text has ended.
         """
         text = self._detokenizer.text
         if self._end is not None:
             return text[: self._end]
+        if self._tags is not None and self._stops:
+            # a stop string may begin with the tag
+            return text[: len(text) - self._tags.num_held_back]
         if self._include_stop or not self._stops:
             return text
         return text[: len(text) - self._stops.num_held_back]
@@ -244,9 +257,29 @@ class SequenceText:
 
         A stop string that ends within the first `min_tokens` tokens is ignored.
         """
-        match = self._stops.find(self._detokenizer.text[self._stops.num_searched :])
+        text = self._detokenizer.text
+        if self._tags is not None and not self._find_tag(text):
+            return False
+        if self._is_after_tag:
+            # models write an empty line there, which must not end the output before it has begun
+            new = text[self._stops.num_searched :]
+            content = new.lstrip()
+            self._stops.find(new[: len(new) - len(content)])
+            self._is_after_tag = not content
+        match = self._stops.find(text[self._stops.num_searched :])
         if match is None or self._num_tokens <= self._min_tokens:
             return False
         self.stop = match.stop
         self._end = match.start + (len(match.stop) if self._include_stop else 0)
+        return True
+
+    def _find_tag(self, text: str) -> bool:
+        """Search new text for a tag that ends the reasoning, and let the search for stop strings begin after it."""
+        assert self._tags is not None
+        match = self._tags.find(text[self._tags.num_searched :])
+        if match is None:
+            return False
+        self._tags = None
+        self._is_after_tag = match.stop == self._stop_after
+        self._stops.begin_at(match.start + (len(match.stop) if self._is_after_tag else 0))
         return True

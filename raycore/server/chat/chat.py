@@ -7,8 +7,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from raycore.outputs import PositionLogprobs, RequestOutput
 from raycore.server.chat.choice_reader import ChoiceReader
 from raycore.server.chat.plan import MessagePlan
@@ -56,11 +54,7 @@ class Chat:
             continue_final_message=request.continue_final_message,
         )
         plan = MessagePlan.of(request, conversation, template_kwargs, asked.structured_outputs, tokenizer, options)
-        params = msgspec.structs.replace(
-            asked,
-            structured_outputs=plan.constraint(tokenizer),
-            skip_special_tokens=asked.skip_special_tokens and not plan.needs_special_tokens(tokenizer),
-        )
+        params = plan.params(asked, tokenizer)
         token_ids = _encode(engine, request, plan.prompt(conversation))
         engine.check(token_ids, params)
         job = Job.of(request, token_ids, params, request_id, plan.constraint_param, model.lora)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from raycore.sampling_params import SamplingParams
 from raycore.server.chat.choice_reader import ChoiceReader
 from raycore.server.chat.reasoning import Reasoning
 from raycore.server.chat.tools import MessageReader, ToolUse
@@ -71,6 +74,21 @@ class MessagePlan:
                 tokenizer, self.content, is_prefilled=self._is_call_prefilled, param=self.constraint_param
             )
         return constraint if self.reasoning is None else self.reasoning.postpone(constraint)
+
+    def params(self, asked: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+        """The sampling parameters of the request, with what the parts of the answer need.
+
+        Raises:
+            APIError: as `constraint` does.
+        """
+        stop_after, stop_or_from = (None, None) if self.reasoning is None else self.reasoning.ends
+        return msgspec.structs.replace(
+            asked,
+            structured_outputs=self.constraint(tokenizer),
+            skip_special_tokens=asked.skip_special_tokens and not self.needs_special_tokens(tokenizer),
+            stop_after=stop_after,
+            stop_or_from=stop_or_from,
+        )
 
     @property
     def constraint_param(self) -> str:

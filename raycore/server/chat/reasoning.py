@@ -66,10 +66,18 @@ class Reasoning:
 
     def postpone(self, constraint: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
         """The same constraint, but applied only to the text after the reasoning."""
-        if constraint is None or not self.is_first:
-            return constraint
-        call = self.call if self.parser.calls_end_reasoning else None
-        return msgspec.structs.replace(constraint, after=self.parser.closing, or_from=call)
+        if constraint is None:
+            return None
+        closing, call = self.ends
+        return msgspec.structs.replace(constraint, after=closing, or_from=call)
+
+    @property
+    def ends(self) -> tuple[str | None, str | None]:
+        """The tags that end the reasoning of an output: the closing tag, and the tag of a tool call, if it may end the
+        reasoning. Both are None if the output doesn't begin with reasoning."""
+        if not self.is_first:
+            return None, None
+        return self.parser.closing, self.call if self.parser.calls_end_reasoning else None
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether the tags are special tokens, which the output's text leaves out by default."""

@@ -161,6 +161,24 @@ def test_min_tokens_put_off_stop_strings(tokenizer):
     assert text.text == ""
 
 
+def test_stop_strings_are_searched_for_after_a_tag(any_tokenizer):
+    text = "so, STOP.<end>\n STOP, the fox"
+    ids = any_tokenizer.encode(text, add_special_tokens=False)
+    for stop, expected in (
+        ("STOP", "so, STOP.<end>\n "),
+        (["\n", ">", "fox"], "so, STOP.<end>\n STOP, the "),
+        ("nd", text),
+    ):
+        after = {"stop_after": "<end>", "stop_or_from": "<other>"}
+        found, num_taken = text_with_stops(any_tokenizer, ids, stop, **after)
+        found.finish()
+        assert (found.text, found.stop is None) == (expected, num_taken == len(ids) and expected == text)
+    found, _ = text_with_stops(any_tokenizer, ids, ["STOP", "<end"], stop_after="fox", stop_or_from="<end>")
+    assert found.text == "so, STOP."
+    found, _ = text_with_stops(any_tokenizer, ids, ["so"], stop_after="fox")
+    assert found.text == text, "nothing is held back before the tag"
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text("ab", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.data())
 def test_finding_stop_strings_piece_by_piece(text, stops, data):

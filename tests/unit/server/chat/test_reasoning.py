@@ -141,8 +141,56 @@ def test_each_of_several_choices_has_its_reasoning():
         assert (joined(events, "reasoning", index), joined(events, "content", index)) == ("So.", "Seven.")
 
 
-def test_a_stop_string_may_end_reasoning():
-    assert Reasoner("One, two, three.</think>Two.").message(stop=["three"]) == ("One, two, ", None, "stop")
+@pytest.mark.parametrize("parser", BOTH)
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_strings_are_searched_for_in_the_content(parser, include):
+    reasoner = Reasoner("One,\n\nTwo.</think>\n\nTwo, three.\n\nFour", parser=parser)
+    for stop, end in ((["\n\n"], "\n\n"), ("three", "three"), (["Question:", "\n\n", "One"], "\n\n"), (">\n\nTwo", "")):
+        found = reasoner.message(stop=stop, include_stop_str_in_output=include)
+        content = "\n\nTwo, three.\n\nFour"
+        if end:
+            position = content.index(end, 2)
+            content = content[: position + (len(end) if include else 0)]
+        assert found == ("One,\n\nTwo.", content, "stop")
+        for choice in reasoner.answer(stop=stop, n=2, temperature=1).json["choices"]:
+            assert choice["stop_reason"] == (end or None)
+
+
+@pytest.mark.parametrize("content", ["{}seven", "\n{}seven", " \n\n{}seven", "\n\nOf{}seven"])
+@pytest.mark.parametrize("stop", ["\n\n", "\nQ:", "Q", "\n\nQ"])
+def test_only_a_stop_string_of_white_space_may_follow_the_reasoning(content, stop):
+    content = content.format("\n\nQ: ")
+    reasoner = Reasoner(f"Hm, Q: {stop}</think>{content}")
+    begin = 0 if stop.strip() else len(content) - len(content.lstrip())
+    position = content.find(stop, begin)
+    expected = content if position < 0 else content[:position] or None
+    assert reasoner.message(stop=stop) == (f"Hm, Q: {stop}", expected, "stop")
+
+
+def test_without_an_end_of_the_reasoning_no_stop_string_is_found():
+    assert Reasoner("One, two").message(stop="two") == ("One, two", None, "stop")
+    assert Reasoner("One, two", parser=None).message(stop="two") == (None, "One, ", "stop")
+
+
+def test_stop_strings_are_searched_for_from_the_beginning_without_reasoning():
+    for kwargs in ({"enable_thinking": False}, {}):
+        reasoner = Reasoner("One, </think> two.", tool_templates.QWEN3)
+        expected = (None, "One, ", "stop") if kwargs else ("One, ", " two.", "stop")
+        assert reasoner.message(stop=["</think>", "<"], chat_template_kwargs=kwargs) == expected
+
+
+def test_a_call_that_ends_the_reasoning_may_begin_with_a_stop_string():
+    asked = {"tools": TOOLS, "stop": ["<tool", "Hm"]}
+    assert Reasoner(f"Hm. {CALL}").message(**asked) == ("Hm. ", None, "stop")
+    (choice,) = Reasoner(f"Hm. {CALL} Hm").answer(**asked | {"stop": "Hm"}).json["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", "Hm")
+
+
+def test_stop_tokens_end_reasoning_too():
+    reasoner = Reasoner("One, two.</think>Two.")
+    (choice,) = reasoner.answer(stop="Two", max_tokens=3).json["choices"]
+    assert choice["finish_reason"] == "length"
+    assert reasoner.engine.params[-1].stop_after == "</think>"
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -430,6 +478,11 @@ def test_calls_whose_tags_are_tokens_follow_reasoning(tmp_path, special, body):
 def test_clients_cannot_say_where_constraints_begin():
     answer = Reasoner("")._client.chat(messages=ASKED, structured_outputs={"regex": "a", "after": "b"})
     assert answer.error[:2] == (400, "invalid_request_error")
+    assert Reasoner("")._client.chat(messages=ASKED, stop_after="b").error == (
+        400,
+        "invalid_request_error",
+        "stop_after",
+    )
 
 
 def test_an_unknown_parser_is_refused_with_the_known_ones():
