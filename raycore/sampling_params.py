@@ -78,7 +78,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
     """If set, only these tokens can be sampled."""
     bad_words: list[str] | None = None
-    """Words that must not be generated."""
+    """Words that must not be generated, with or without a space before them. They are forbidden as the tokenizer writes
+    them; a model may still spell a word with other tokens."""
     structured_outputs: StructuredOutputsParams | None = None
     """A constraint on the output, such as a JSON schema. If this constraint and the other parameters together leave no
     token to sample, the constraint takes precedence."""

@@ -23,6 +23,8 @@ from raycore.text.conversation import Message
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 _SENTENCEPIECE_SPACE = "▁"
+_BEFORE = ("", "\n", "(")
+"""What may come before a word: nothing, or a character that most tokenizers don't merge with the word."""
 REPLACEMENT = "\ufffd"
 """Stands in decoded text for bytes that aren't UTF-8, such as a part of a character."""
 
@@ -60,6 +62,8 @@ class Tokenizer:
         )
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
+        self._unknown_token: str = named_tokens.get("unk_token") or getattr(native.model, "unk_token", None) or "<unk>"
+        self._unknown_id = native.token_to_id(self._unknown_token)
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Tokenizer:
@@ -137,19 +141,39 @@ class Tokenizer:
         return spelled if spelled.decode(errors="replace") == text else None
 
     def bad_words_token_ids(self, words: Sequence[str]) -> list[list[int]]:
-        """Return token sequences that spell the words: each word as at the beginning of a text, and as after a space.
+        """Return token sequences that spell the words: at the beginning of a text and inside, each with and without a
+        space before the word. White space at a word's beginning is ignored. Sequences that end with another one are
+        left out, because a request in which the other one is forbidden can't have them.
 
-        As in vLLM, the second sequence is left out unless it has the same length as the first, and another first token.
+        Raises:
+            InvalidRequest: a word has no tokens, or only the unknown token for a part of it.
         """
-        sequences: list[list[int]] = []
-        for word in words:
-            bare = self.encode(word.lstrip(), add_special_tokens=False)
-            spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
-            if bare:
-                sequences.append(bare)
-            if spaced and len(spaced) == len(bare) and spaced[0] != bare[0]:
-                sequences.append(spaced)
-        return sequences
+        return [spelling for word in words for spelling in self._spellings(word)]
+
+    def _spellings(self, word: str) -> list[list[int]]:
+        bare = word.lstrip() or word
+        texts = [before + space + bare for before in _BEFORE for space in ("", " ")]
+        encoded = self.encode_batch([*_BEFORE, *texts], add_special_tokens=False)
+        # a context's tokens, twice: for the word without a space and with one
+        contexts = [ids for ids in encoded[: len(_BEFORE)] for _ in range(2)]
+        found = [
+            ids[len(context) :]
+            for context, ids in zip(contexts, encoded[len(_BEFORE) :], strict=True)
+            if len(ids) > len(context) and ids[: len(context)] == context
+        ]
+        if not found:
+            raise InvalidRequest(f"bad_words contains {word!r}, for which the tokenizer has no tokens")
+        known = [ids for ids in found if self._unknown_id not in ids or bare == self._unknown_token]
+        if not known:
+            raise InvalidRequest(
+                f"bad_words contains {word!r}, for a part of which the tokenizer has only its unknown token "
+                f"{self._unknown_token!r}: a model can't generate the word"
+            )
+        spellings: list[list[int]] = []
+        for ids in sorted(known, key=len):
+            if not any(ids[-len(shorter) :] == shorter for shorter in spellings):
+                spellings.append(ids)
+        return spellings
 
     def apply_chat_template(
         self,

@@ -3,7 +3,7 @@
 import json
 
 from tokenizers import Tokenizer as NativeTokenizer
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
@@ -58,6 +58,19 @@ def sentencepiece_like():
     native.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", vocab["<s>"])]
     )
+    return native
+
+
+def word_piece():
+    """As BERT: words of lower-case letters, and their parts after `##`. Other characters are unknown."""
+    letters = sorted(set("".join(CORPUS[:2]).lower()) - {" "})
+    texts = ["[UNK]", *SPECIAL, *letters, *(f"##{letter}" for letter in letters), "the", "fox", "par", "##is", "("]
+    vocab = {token: i for i, token in enumerate(dict.fromkeys(texts))}
+    native = NativeTokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    native.normalizer = normalizers.Lowercase()
+    native.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    native.decoder = decoders.WordPiece()
+    native.add_special_tokens(SPECIAL)
     return native
 
 

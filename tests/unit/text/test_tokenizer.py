@@ -1,6 +1,8 @@
+import re
+
 import pytest
 from tokenizers import Tokenizer as NativeTokenizer
-from tokenizers_for_tests import byte_level, sentencepiece_like, write
+from tokenizers_for_tests import byte_level, byte_level_with_bos, sentencepiece_like, word_piece, write
 
 from raycore.errors import InvalidCheckpoint, InvalidRequest
 from raycore.text.tokenizer import Tokenizer
@@ -92,13 +94,46 @@ def test_token_text_keeps_the_space_of_a_word(tokenizer, llama2_tokenizer):
     assert tokenizer.token_text(10**6) == ""
 
 
-def test_bad_words_are_spelled_with_and_without_a_space(tokenizer):
+@pytest.fixture(scope="module", params=[byte_level, byte_level_with_bos, sentencepiece_like, word_piece])
+def every_tokenizer(request, tmp_path_factory):
+    return Tokenizer.from_dir(write(tmp_path_factory.mktemp("tokenizer"), request.param()))
+
+
+def spells(ids, spelling):
+    return any(ids[start : start + len(spelling)] == spelling for start in range(len(ids)))
+
+
+@pytest.mark.parametrize("word", ["the", "fox", "brown fox", "jumps", "paris"])
+def test_a_bad_word_is_found_wherever_it_stands(every_tokenizer, word):
+    for given in (word, f" {word}"):
+        spellings = every_tokenizer.bad_words_token_ids([given])
+        for before in ("", " ", "the ", "the the ", "\n", "\n ", "(", "(the)\n"):
+            ids = every_tokenizer.encode(before + word)
+            assert any(spells(ids, spelling) for spelling in spellings), before
+        for other in ("a lazy dog", "over", "café" if every_tokenizer.has_byte_fallback else "a"):
+            assert not any(spells(every_tokenizer.encode(other), spelling) for spelling in spellings)
+        assert not any(spells(one, other) for one in spellings for other in spellings if one is not other)
+
+
+def test_bad_words_are_spelled_with_and_without_a_space(tokenizer, llama2_tokenizer):
     assert tokenizer.encode("the") != tokenizer.encode(" the")
     assert tokenizer.bad_words_token_ids(["the"]) == [tokenizer.encode("the"), tokenizer.encode(" the")]
     assert tokenizer.bad_words_token_ids([" the"]) == tokenizer.bad_words_token_ids(["the"])
     # where the space is a token of its own, the word is found behind it
     assert tokenizer.encode(" ~")[-1:] == tokenizer.encode("~")
     assert tokenizer.bad_words_token_ids(["~"]) == [tokenizer.encode("~")]
+    # the two forms may have different numbers of tokens
+    assert sorted(map(len, tokenizer.bad_words_token_ids(["fox"]))) == [1, 2]
+    assert sorted(map(len, llama2_tokenizer.bad_words_token_ids(["the"]))) == [1, 2]
+    assert tokenizer.bad_words_token_ids(["\n"]) == [tokenizer.encode("\n")]
+    assert tokenizer.bad_words_token_ids([]) == []
+
+
+@pytest.mark.parametrize("word", ["你好", "the 你", "\n"])
+def test_a_word_that_the_tokenizer_cannot_write_is_refused(tmp_path, word):
+    tokenizer = Tokenizer.from_dir(write(tmp_path, word_piece()))
+    with pytest.raises(InvalidRequest, match=f"bad_words contains {re.escape(repr(word))}, for"):
+        tokenizer.bad_words_token_ids(["the", word])
 
 
 def test_damaged_files_are_named(tmp_path):
