@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
 from raycore.checkpoint.sharded_state import (
@@ -24,6 +25,8 @@ from raycore.checkpoint.sharded_state import (
     parse_loader_config,
 )
 from raycore.checkpoint.stages import Stage, split_layers
+from raycore.checkpoint.stored_model import fit_model
+from raycore.checkpoint.weight_files import has_weight_files
 from raycore.class_paths import as_class_path
 from raycore.drafter_config import DrafterConfig, resolve_drafter
 from raycore.errors import InvalidConfig
@@ -646,12 +649,30 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     def with_num_ranks(self, num_ranks: int) -> EngineConfig:
         """Return the same configuration with another number of data-parallel ranks."""
-        parallel = msgspec.structs.replace(self.parallel, data_parallel_size=num_ranks)
-        return msgspec.structs.replace(self, parallel=parallel)
+        parallel = replace(self.parallel, data_parallel_size=num_ranks)
+        return replace(self, parallel=parallel)
 
     def stages(self) -> list[Stage]:
         """Return the part of the model that each stage of a rank computes."""
         return self.parallel.stages(self.model.spec)
+
+    def fitted(self) -> EngineConfig:
+        """Return the same configuration with what the checkpoints' files say of the models, from their headers.
+
+        Files that this process doesn't see are left to workers, which see them.
+
+        Raises:
+            InvalidCheckpoint: a file is damaged, or the files and config.json are of different models.
+            InvalidConfig: saved shares are divided differently.
+        """
+        model, drafter, path = self.model, self.drafter, Path(self.model.model)
+        if model.load_format == "dummy":
+            return self
+        if model.load_format == "sharded_state":
+            model = replace(model, spec=check_saved_state(path, self.shard_pattern, model.spec, self.division))
+        elif has_weight_files(path):
+            model = replace(model, spec=fit_model(model.spec, path))
+        return replace(self, model=model, drafter=None if drafter is None else drafter.fitted())
 
     @property
     def division(self) -> Division:
@@ -781,8 +802,8 @@ def resolve(
         drafter=drafter,
         plugins=plugins,
     )
-    _check_load_format(config)
-    return config
+    _check_loader_config(config.model)
+    return config.fitted()
 
 
 def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:
@@ -796,11 +817,8 @@ def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:
     return msgspec.structs.replace(spec, eos_token_ids=[*spec.eos_token_ids, token_id])
 
 
-def _check_load_format(config: EngineConfig) -> None:
-    model = config.model
-    if model.load_format == "sharded_state":
-        check_saved_state(Path(model.model), config.shard_pattern, model.spec, config.division)
-    elif model.model_loader_extra_config is not None:
+def _check_loader_config(model: ModelConfig) -> None:
+    if model.load_format != "sharded_state" and model.model_loader_extra_config is not None:
         raise InvalidConfig(
             f"model_loader_extra_config={model.model_loader_extra_config!r} needs load_format='sharded_state', and "
             f"load_format={model.load_format!r}: omit it"

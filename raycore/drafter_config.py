@@ -9,6 +9,8 @@ import msgspec
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec, load_eagle3_spec
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
+from raycore.checkpoint.stored_model import fit_eagle3, fit_model
+from raycore.checkpoint.weight_files import has_weight_files
 from raycore.errors import InvalidConfig
 from raycore.speculative_config import SpeculativeConfig
 
@@ -27,6 +29,14 @@ class DrafterConfig(msgspec.Struct, frozen=True):
     """As many workers share the draft model as share the target; or 1: one worker computes it."""
     max_model_len: int
     """Longer sequences have no drafts."""
+
+    def fitted(self) -> DrafterConfig:
+        """As `EngineConfig.fitted`."""
+        path = Path(self.path)
+        if not has_weight_files(path):
+            return self
+        fit = fit_model(self.spec, path) if self.head is None else fit_eagle3(self.spec, self.head, path)
+        return msgspec.structs.replace(self, spec=fit)
 
 
 def resolve_drafter(

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-__all__ = ["ExpertShare", "MoeSpec", "parse_moe"]
+__all__ = ["EXPERT_NAMES", "ExpertShare", "MoeSpec", "has_stacked_experts", "parse_moe"]
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
 from raycore.checkpoint.json_fields import JsonFields
+
+
+class ExpertNames(NamedTuple):
+    """What checkpoints call a sparse layer's block and the projections of an expert, unless experts are stacked."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+EXPERT_NAMES = {
+    "MixtralForCausalLM": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+    "Qwen3MoeForCausalLM": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+}
 
 
 class ExpertShare(NamedTuple):
@@ -44,6 +60,11 @@ class MoeSpec(msgspec.Struct, frozen=True):
         """
         first, end = (rank * self.num_experts // ep_size for rank in (ep_rank, ep_rank + 1))
         return ExpertShare(range(first, end), range(self.intermediate_size))
+
+
+def has_stacked_experts(moe: MoeSpec, has_tensor: Callable[[str], bool]) -> bool:
+    """Whether a checkpoint has all experts of a layer in one tensor."""
+    return has_tensor(f"model.layers.{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj")
 
 
 def parse_moe(architecture: str, config: JsonFields) -> MoeSpec | None:

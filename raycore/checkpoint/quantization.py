@@ -7,10 +7,10 @@ layer's name which `WeightScheme` it has. This module doesn't import torch or re
 
 from __future__ import annotations
 
-__all__ = ["Quantization", "WeightScheme", "parse_quantization"]
+__all__ = ["Quantization", "WeightScheme", "parse_quantization", "stored_scheme"]
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -28,7 +28,14 @@ _ORDERED = ("group", "dynamic", True)
 """Values of `actorder` with which weight_g_idx has the group of each input. `dynamic` and True are old names."""
 _IN_ORDER = (None, False, "weight", "static")
 """Values of `actorder` with which neighboring inputs form a group."""
+_WEIGHT = ".weight"
 _ROTATED = "weights that are rotated or otherwise transformed"
+
+_TRANSPOSED_TENSORS = ("qweight", "qzeros", "scales", "g_idx")
+_COMPRESSED_TENSORS = (
+    *("weight", "weight_packed", "weight_scale", "weight_shape", "weight_g_idx"),
+    "weight_zero_point",  # old versions wrote it for symmetric weights, too, where it says nothing
+)
 
 RowBits = Literal[8, 16]
 """Number of bits to which the numbers of a linear layer's input are rounded."""
@@ -66,6 +73,11 @@ class WeightScheme(msgspec.Struct, frozen=True):
         names = {"packed": "weight_packed", "gptq": "qweight", "awq": "qweight"}
         return names.get(self.layout, "weight_scale")
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All tensors that a layer may have if it is stored like this. Not every layer has all of them."""
+        return _TRANSPOSED_TENSORS if self.layout in ("gptq", "awq") else _COMPRESSED_TENSORS
+
 
 class Quantization(msgspec.Struct, frozen=True):
     """Which layers of a checkpoint are quantized, and how."""
@@ -96,6 +108,22 @@ class Quantization(msgspec.Struct, frozen=True):
     def stores_integers(self) -> bool:
         """Whether there are weights in integers of 4 or 8 bits."""
         return any(scheme is not None and scheme.layout != "float8" for _, scheme in self.targets)
+
+
+def stored_scheme(
+    quantization: Quantization | None, has_tensor: Callable[[str], bool], name: str
+) -> WeightScheme | None:
+    """Return how the weight `name`, for example `lm_head.weight`, is stored. None: it isn't quantized.
+
+    A weight that config.json has as quantized isn't if the checkpoint has an ordinary tensor instead.
+    """
+    if quantization is None or not name.endswith(_WEIGHT):
+        return None
+    layer = name.removesuffix(_WEIGHT)
+    scheme = quantization.scheme_of(layer)
+    if scheme is None or has_tensor(f"{layer}.{scheme.marker}") or not has_tensor(name):
+        return scheme
+    return None
 
 
 def parse_quantization(config: JsonFields) -> Quantization | None:

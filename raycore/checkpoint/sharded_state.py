@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.weight_files import read_header
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.options import json_object
 
@@ -26,9 +27,11 @@ _INDEX_SUFFIX = ".index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SIZES = (
     *("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
-    *("vocab_size", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "tie_word_embeddings", "moe"),
+    *("vocab_size", "qk_norm", "moe"),
 )
 """The fields of a `ModelSpec` that the weights depend on."""
+_DECIDED = ("qkv_bias", "o_bias", "mlp_bias", "tie_word_embeddings")
+"""Those that the weights decide, whatever config.json says: `fit_model` found them when the model was read."""
 
 
 class Division(msgspec.Struct, frozen=True):
@@ -152,8 +155,10 @@ def read_shard_file(path: Path) -> ShardFile:
         ) from error
 
 
-def check_saved_state(path: Path, pattern: str, spec: ModelSpec, division: Division) -> None:
-    """Check that the files at `path` are those of this model, divided like this. Reads only the first file.
+def check_saved_state(path: Path, pattern: str, spec: ModelSpec, division: Division) -> ModelSpec:
+    """Check that the files at `path` are those of this model, divided like this. Reads only headers.
+
+    Returns: `spec` with the head and the biases that the files have.
 
     Raises:
         InvalidCheckpoint: they are of another model, or damaged.
@@ -175,6 +180,9 @@ def check_saved_state(path: Path, pattern: str, spec: ModelSpec, division: Divis
             f"load_format='sharded_state': the files in {path} were saved with {saved.division}, and this engine has "
             f"{division}: use the same sizes, or load the original checkpoint"
         )
+    for file in sorted(path.glob("*.safetensors")):  # those of other workers may be on other nodes
+        read_header(file)
+    return msgspec.structs.replace(spec, **{name: getattr(saved.spec, name) for name in _DECIDED})
 
 
 def copy_other_files(model: Path, tokenizer: Path, directory: Path) -> None:

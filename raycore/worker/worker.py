@@ -162,8 +162,10 @@ class Worker(WorkerProtocol):
 
         Raises:
             InvalidConfig: the configured device, attention backend, quantization or kv_cache_dtype is not available.
+            InvalidCheckpoint: a file is damaged, or the files and config.json are of different models.
         """
-        config = self.config
+        # the driver may not have seen the checkpoint's files
+        self.config = config = self.config.fitted()
         if config.model.prepare_structured_outputs and self.rank.is_last_stage:
             self._prepared = self._grammars.prepare()
         if config.device == "cuda":
@@ -243,9 +245,9 @@ class Worker(WorkerProtocol):
         if model.load_format == "sharded_state":
             pattern = self.config.shard_pattern
             # once more, because scale() may have changed the number of workers that share experts
-            check_saved_state(path, pattern, model.spec, self.config.division)
+            spec = check_saved_state(path, pattern, model.spec, self.config.division)
             return load_saved_weights(
-                model.spec, path, pattern, self._shard, *tp, self._dtype, progress, share, device, formats, stage
+                spec, path, pattern, self._shard, *tp, self._dtype, progress, share, device, formats, stage
             )
         return load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, formats, stage=stage)
 

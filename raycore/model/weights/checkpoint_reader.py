@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.checkpoint.stored_model import wrong_shape
+from raycore.checkpoint.weight_files import read_header, stored_tensors
 from raycore.errors import InvalidCheckpoint
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 READABLE = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of tensors that aren't quantized."""
 
@@ -34,12 +33,8 @@ class CheckpointReader:
         """`files`: those of the checkpoint in the directory `path`. None: a single file, or those of the index."""
         self._path = path
         self._open_files: dict[Path, Any] = {}
-        if files is None:
-            self._file_of_tensor = self._find_tensors()
-        else:
-            self._file_of_tensor = {}
-            for file in files:
-                self._file_of_tensor |= dict.fromkeys(self._open(file).keys(), file)
+        headers = [stored_tensors(path)] if files is None else map(read_header, files)
+        self._file_of_tensor = {name: tensor.file for header in headers for name, tensor in header.items()}
 
     def __enter__(self) -> CheckpointReader:
         return self
@@ -108,36 +103,12 @@ class CheckpointReader:
         """
         found = self._slice(name)
         if tuple(found.get_shape()) != expected_shape:
-            raise InvalidCheckpoint(
-                f"{self.describe(name)} has shape {tuple(found.get_shape())}, but config.json "
-                f"implies {expected_shape}: the weights and config.json are of different models"
-            )
+            raise wrong_shape(self.describe(name), tuple(found.get_shape()), expected_shape)
         view: torch.Tensor = found[part]
         if view.dtype not in dtypes:
             names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
             raise InvalidCheckpoint(f"{self.describe(name)} is stored as {view.dtype}: expected {' or '.join(names)}")
         return view
-
-    def _find_tensors(self) -> dict[str, Path]:
-        single = self._path / SINGLE_FILE
-        if single.exists():
-            return dict.fromkeys(self._open(single).keys(), single)
-        index = self._path / INDEX_FILE
-        if not index.exists():
-            raise InvalidCheckpoint(
-                f"{self._path} holds neither {SINGLE_FILE} nor {INDEX_FILE}: found {self._weight_files()}. Files that "
-                "save_sharded_state() has written need load_format='sharded_state'"
-            )
-        fields = JsonFields.read(index)
-        weight_map = fields.child("weight_map").values
-        if not weight_map:
-            raise fields.error("weight_map", "an object with the file of every tensor")
-        return {name: self._path / str(file) for name, file in weight_map.items()}
-
-    def _weight_files(self) -> str:
-        suffixes = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-        names = sorted(file.name for file in self._path.glob("*") if file.suffix in suffixes)
-        return ", ".join(names) or "no weights at all"
 
     def _slice(self, name: str) -> Any:
         file = self._file_of_tensor.get(name)
@@ -147,12 +118,7 @@ class CheckpointReader:
                 f"tensor {name} is missing from {self._path}: its {', '.join(files)} "
                 f"hold {len(self._file_of_tensor)} other tensors"
             )
-        try:
-            return self._open(file).get_slice(name)
-        except SafetensorError as error:
-            raise InvalidCheckpoint(
-                f"tensor {name} is missing from {file}, although {INDEX_FILE} lists it there: {error}"
-            ) from error
+        return self._open(file).get_slice(name)
 
     def _open(self, file: Path) -> Any:
         if file not in self._open_files:

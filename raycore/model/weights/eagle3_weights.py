@@ -14,6 +14,7 @@ from torch import Tensor
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.stages import Stage
+from raycore.checkpoint.stored_model import layer_prefix
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.fill import CheckpointFill, RandomFill
@@ -23,8 +24,6 @@ from raycore.model.weights.moe_weights import Fill, Part
 from raycore.model.weights.staging import NUM_READERS, Staging
 from raycore.model.weights.weight import Weight
 
-_LAYER_PREFIXES = ("midlayer.", "layers.0.")
-"""Where checkpoints have the layer's tensors."""
 _EMBEDDING = "embed_tokens.weight"
 _OFFSETS = "d2t"
 """The tensor with the difference of each drafted token's id in the target's vocabulary and in the head's."""
@@ -69,7 +68,7 @@ def load_eagle3_weights(
                 f"{path} has no {_EMBEDDING}, and its hidden_size={spec.hidden_size} isn't that of the target's "
                 f"embedding, {head.target_hidden_size}"
             )
-        prefix = next((each for each in _LAYER_PREFIXES if f"{each}hidden_norm.weight" in reader), _LAYER_PREFIXES[0])
+        prefix = layer_prefix(reader.__contains__)
         weights = fill_weights(
             _allocate(spec, head, tp_rank, tp_size, dtype, device, prefix, reader.__contains__),
             CheckpointFill(reader, staging, spec.quantization),
@@ -92,7 +91,7 @@ def random_eagle3_weights(
     seed: int = 0,
 ) -> Eagle3Weights:
     """Return a rank's part of a head with random weights, which drafts the first tokens of the vocabulary."""
-    allocate = _allocate(spec, head, tp_rank, tp_size, dtype, device, _LAYER_PREFIXES[0], lambda name: False)
+    allocate = _allocate(spec, head, tp_rank, tp_size, dtype, device, layer_prefix(), lambda name: False)
     weights = fill_weights(allocate, RandomFill(seed), None, None if device.type == "cpu" else 1)
     if head.draft_vocab_size < spec.vocab_size:
         weights.token_ids_W = torch.arange(head.draft_vocab_size)
@@ -106,7 +105,7 @@ def eagle3_weight_bytes(spec: ModelSpec, head: Eagle3Spec, tp_size: int, dtype: 
     def note_size(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
         sizes.append(out.numel() * dtype.itemsize)
 
-    device, prefix = torch.device("meta"), _LAYER_PREFIXES[0]
+    device, prefix = torch.device("meta"), layer_prefix()
     _allocate(spec, head, 0, tp_size, dtype, device, prefix, lambda name: name == _EMBEDDING)(note_size)
     return sum(sizes)
 

@@ -12,13 +12,13 @@ import zlib
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.quantization import Quantization, WeightScheme
+from raycore.checkpoint.quantization import Quantization, WeightScheme, stored_scheme
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.model.weights.fp8_weight import FP8, Fp8Weight
 from raycore.model.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.model.weights.moe_weights import Part
-from raycore.model.weights.quantized import read_packed, stored_scheme
+from raycore.model.weights.quantized import read_packed
 from raycore.model.weights.staging import Staging
 from raycore.model.weights.weight import Weight
 

@@ -21,6 +21,7 @@ import torch
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.moe_spec import ExpertShare
+from raycore.checkpoint.quantization import stored_scheme
 from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows, Rows
 from raycore.checkpoint.stages import Stage
 from raycore.model.weights.checkpoint_reader import CheckpointReader
@@ -29,7 +30,6 @@ from raycore.model.weights.fp8_weight import Fp8Weight
 from raycore.model.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.model.weights.linear_formats import CONVERTED, LinearFormats
 from raycore.model.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
-from raycore.model.weights.quantized import stored_scheme
 from raycore.model.weights.staging import NUM_READERS, Staging
 from raycore.model.weights.weight import Weight
 

@@ -1,21 +1,21 @@
 """Allocates one rank's experts, and has them filled from a checkpoint.
 
-This module knows the names of experts' tensors in checkpoints. There are two formats. In one, each expert has tensors
-of its own; transformers 4 writes this format, and so does transformers 5 by default. In the other, all experts of a
-layer are stacked in one tensor, as transformers 5 has them in memory. Shape suffixes: E the rank's experts, D hidden
-size, F the rank's rows of each expert (2F where gate and up are fused).
+There are two formats of experts in checkpoints. In one, each expert has tensors of its own; transformers 4 writes this
+format, and so does transformers 5 by default. In the other, all experts of a layer are stacked in one tensor, as
+transformers 5 has them in memory. Shape suffixes: E the rank's experts, D hidden size, F the rank's rows of each expert
+(2F where gate and up are fused).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import ExpertShare, MoeSpec
+from raycore.checkpoint.moe_spec import EXPERT_NAMES, ExpertShare, MoeSpec, has_stacked_experts
 from raycore.model.weights.weight import Weight
 
 Part = tuple[int | slice, ...]
@@ -41,19 +41,6 @@ class MoeWeights:
     down_EDF: torch.Tensor
 
 
-class _Names(NamedTuple):
-    block: str
-    gate: str
-    up: str
-    down: str
-
-
-_NAMES = {
-    "MixtralForCausalLM": _Names("block_sparse_moe", "w1", "w3", "w2"),
-    "Qwen3MoeForCausalLM": _Names("mlp", "gate_proj", "up_proj", "down_proj"),
-}
-
-
 class MoeLayout:
     """Allocates one rank's sparse layers and has `fill` fill them, possibly after `layer()` has returned."""
 
@@ -73,9 +60,8 @@ class MoeLayout:
         self._dtype = dtype
         self._device = device
         self._fill = fill
-        self._names = _NAMES[spec.architecture]
-        first_sparse = self._moe.sparse_layers.index(True)
-        self._is_stacked = has_tensor(f"model.layers.{first_sparse}.mlp.experts.gate_up_proj")
+        self._names = EXPERT_NAMES[spec.architecture]
+        self._is_stacked = has_stacked_experts(self._moe, has_tensor)
 
     def layer(self, prefix: str) -> MoeWeights:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""

@@ -7,12 +7,10 @@ that the requested outputs and inputs need is read, rounded to whole words and w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.quantization import Quantization, WeightScheme
+from raycore.checkpoint.quantization import WeightScheme
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.model.weights.packed_weight import WORD_BITS, PackedWeight, pack, unpack
@@ -21,22 +19,6 @@ _SUFFIX = ".weight"
 _INTEGERS = (torch.int64, torch.int32)
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight neighboring outputs has its integer in a word of AWQ, counted from the lowest bits."""
-
-
-def stored_scheme(
-    quantization: Quantization | None, has_tensor: Callable[[str], bool], name: str
-) -> WeightScheme | None:
-    """Return how the weight `name`, for example `lm_head.weight`, is stored. None: it isn't quantized.
-
-    A weight that config.json has as quantized isn't if the checkpoint has an ordinary tensor instead.
-    """
-    if quantization is None or not name.endswith(_SUFFIX):
-        return None
-    layer = name.removesuffix(_SUFFIX)
-    scheme = quantization.scheme_of(layer)
-    if scheme is None or has_tensor(f"{layer}.{scheme.marker}") or not has_tensor(name):
-        return scheme
-    return None
 
 
 def read_packed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 import weakref
@@ -17,9 +18,10 @@ import torch
 from drafting_checkpoints import head_config
 from kernels import needs_kernels
 from own_memory import resident_bytes
+from safetensors.torch import load_file, save_file
 
 from raycore.config import resolve
-from raycore.demo import demo_model_path
+from raycore.demo import DEMO_MODEL_DIR, demo_model_path
 from raycore.errors import InvalidConfig
 from raycore.grammar import compiler
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
@@ -174,6 +176,20 @@ def test_from_nothing_to_a_token_and_back(checkpoint: str, batch_invariant: bool
     assert 0 <= np.frombuffer(result.token_ids, np.int32)[0] < 64
     worker.check_health()
     worker.shutdown()
+    worker.shutdown()
+
+
+def test_a_worker_sees_what_the_driver_has_not(tmp_path: Path) -> None:
+    shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    hidden = file.rename(tmp_path / "hidden")
+    config = resolve(str(tmp_path / "model"), num_threads=1)
+    tensors = load_file(hidden)
+    assert config.model.spec.tie_word_embeddings
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, file)
+    worker = Worker(config, ALONE)
+    worker.init_device()
+    assert not worker.config.model.spec.tie_word_embeddings
     worker.shutdown()
 
 

@@ -337,7 +337,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     check_refused(tmp_path, ["found pytorch_model.bin"])
     write_in_two(tmp_path, make_tensors(PLAIN))
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    check_refused(tmp_path, ["model-00002-of-00002.safetensors can't be read"])
+    check_refused(tmp_path, ["lacks 1 of the 2 files", "model-00002-of-00002.safetensors"])
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     check_refused(tmp_path, ["model.safetensors.index.json", "weight_map"])
 

@@ -142,6 +142,18 @@ def test_another_model_is_refused_with_both(saved: Path) -> None:
     check_saved_state(saved, PATTERN, msgspec.structs.replace(PLAIN, rope_theta=1e6), Division(2))
 
 
+def test_the_files_say_which_biases_and_head_there_are(saved: Path) -> None:
+    other = msgspec.structs.replace(PLAIN, qkv_bias=True, tie_word_embeddings=True)
+    assert check_saved_state(saved, PATTERN, other, Division(2)) == PLAIN
+
+
+def test_a_damaged_file_of_another_worker_is_found(saved: Path) -> None:
+    file = saved / "model-rank-1-part-0.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InvalidCheckpoint, match=r"model-rank-1-part-0.safetensors can't be read"):
+        check_saved_state(saved, PATTERN, PLAIN, Division(2))
+
+
 def test_missing_and_foreign_files_are_named(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match=r"other-0-0.safetensors doesn't exist; found model-rank-0-part-0"):
         check_saved_state(saved, "other-{rank}-{part}.safetensors", PLAIN, Division(2))

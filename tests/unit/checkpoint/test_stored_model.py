@@ -1,0 +1,268 @@
+"""config.json against the tensors: what the tensors decide, and what is refused."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from raycore.checkpoint.eagle3_spec import Eagle3Spec
+from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
+from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.checkpoint.quantization import Quantization, WeightScheme
+from raycore.checkpoint.stages import Stage, split_layers
+from raycore.checkpoint.stored_model import fit_eagle3, fit_model, model_tensors
+from raycore.demo import DEMO_MODEL_DIR
+from raycore.errors import InvalidCheckpoint
+from raycore.model.weights.linear_formats import CONVERTED
+from raycore.model.weights.loader import RankLayout, load_decoder_weights
+
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    vocab_size=13,
+    hidden_size=8,
+    intermediate_size=16,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    rope_scaling=None,
+    layer_windows=[None, None],
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tie_word_embeddings=False,
+    hidden_act="silu",
+    max_position_embeddings=64,
+    dtype="float32",
+    bos_token_id=None,
+    eos_token_ids=[2],
+    generation_defaults={},
+)
+BIASED = msgspec.structs.replace(SPEC, qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=True)
+TIED = msgspec.structs.replace(SPEC, tie_word_embeddings=True)
+MOE = MoeSpec(3, 2, 6, norm_topk_prob=True, sparse_layers=[False, True])
+QWEN = msgspec.structs.replace(SPEC, architecture="Qwen3MoeForCausalLM", moe=MOE)
+MIXTRAL = msgspec.structs.replace(
+    SPEC, architecture="MixtralForCausalLM", moe=msgspec.structs.replace(MOE, sparse_layers=[True, True])
+)
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LAYER = "model.layers.1."
+
+Tensors = dict[str, Any]
+
+
+def make(spec: ModelSpec, *, is_stacked: bool = False) -> Tensors:
+    numbers = np.random.default_rng(0)
+    shapes = model_tensors(spec, lambda name: is_stacked)
+    return {name: numbers.standard_normal(shape, np.float32) for name, shape in shapes}
+
+
+def write(path: Path, tensors: Tensors) -> Path:
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def message(spec: ModelSpec, path: Path) -> str:
+    with pytest.raises(InvalidCheckpoint) as raised:
+        fit_model(spec, path)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize("spec", [SPEC, BIASED, TIED, QWEN, MIXTRAL])
+def test_the_expected_tensors_are_those_that_are_read(spec: ModelSpec, is_stacked: bool) -> None:
+    read: dict[str, tuple[int, ...]] = {}
+
+    def note(out: object, name: str, expected_shape: tuple[int, ...], part: object) -> None:
+        read[name] = expected_shape
+
+    meta = torch.device("meta")
+    layout = RankLayout(
+        spec, Stage.whole(spec), 0, 1, torch.float32, meta, CONVERTED, None, lambda name: is_stacked, note
+    )
+    layout.decoder()
+    assert dict(model_tensors(spec, lambda name: is_stacked)) == read
+
+
+@pytest.mark.parametrize("spec", [SPEC, BIASED, TIED, QWEN, MIXTRAL])
+def test_files_that_fit_change_nothing(tmp_path: Path, spec: ModelSpec, caplog: pytest.LogCaptureFixture) -> None:
+    assert fit_model(spec, write(tmp_path, make(spec))) == spec
+    assert not caplog.records
+
+
+def test_a_head_of_its_own_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tensors = make(SPEC)
+    write(tmp_path, tensors)
+    fitted = fit_model(TIED, tmp_path)
+    assert fitted == SPEC
+    assert "tie_word_embeddings=true" in caplog.text
+    assert HEAD in caplog.text
+    stages = [Stage.whole(fitted), split_layers(fitted, 2)[1]]
+    for stage in stages:
+        for rank in range(2):
+            weights = load_decoder_weights(fitted, tmp_path, rank, 2, torch.float32, stage=stage)
+            assert weights.lm_head_VD is not None
+            rows = weights.lm_head_VD[: 13 - weights.vocab_start].numpy()
+            assert np.array_equal(rows, tensors[HEAD][weights.vocab_start :][: len(rows)])
+
+
+def test_a_head_that_is_a_copy_of_the_embedding_needs_no_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = make(TIED)
+    tensors[HEAD] = tensors[EMBEDDING].copy()
+    assert fit_model(TIED, write(tmp_path, tensors)) == TIED
+    tensors[HEAD][-1, -1] += 1
+    assert fit_model(TIED, write(tmp_path, tensors)) == SPEC
+    assert len(caplog.records) == 1
+
+
+def test_a_quantized_head_is_used(tmp_path: Path) -> None:
+    scheme = WeightScheme("packed", 8)
+    tied = msgspec.structs.replace(TIED, quantization=Quantization("compressed-tensors", [("lm_head", scheme)]))
+    tensors = make(TIED) | {
+        "lm_head.weight_packed": np.zeros((13, 2), np.int32),
+        "lm_head.weight_scale": np.ones((13, 1), np.float32),
+        "lm_head.weight_shape": np.int64([13, 8]),
+    }
+    fitted = fit_model(tied, write(tmp_path, tensors))
+    assert fitted == msgspec.structs.replace(tied, tie_word_embeddings=False)
+    del tensors["lm_head.weight_packed"]
+    assert "lm_head.weight_scale" in message(tied, write(tmp_path, tensors))
+
+
+def test_without_a_head_the_setting_is_named(tmp_path: Path) -> None:
+    found = message(SPEC, write(tmp_path, make(TIED)))
+    assert HEAD in found
+    assert "tie_word_embeddings=true" in found
+
+
+@pytest.mark.parametrize(
+    ("kind", "projections"),
+    [
+        ("qkv_bias", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+        ("o_bias", ["self_attn.o_proj"]),
+        ("mlp_bias", ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]),
+    ],
+)
+def test_biases_are_those_of_the_files(
+    tmp_path: Path, kind: str, projections: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    biased = msgspec.structs.replace(SPEC, **{kind: True})
+    tensors = make(biased)
+    assert fit_model(SPEC, write(tmp_path, tensors)) == biased
+    assert f"{projections[0].rpartition('.')[2]}" in caplog.text
+    assert "computed with it" in caplog.text
+    assert fit_model(biased, write(tmp_path, make(SPEC))) == SPEC
+    assert "computed without it" in caplog.text
+    # a bias that only some have is no model's
+    del tensors[f"{LAYER}{projections[-1]}.bias"]
+    assert f"{LAYER}{projections[-1]}.bias" in message(SPEC, write(tmp_path, tensors))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "stored", "expected"),
+    [
+        ({"intermediate_size": 32}, "model.layers.0.mlp.gate_proj.weight", (16, 8), (32, 8)),
+        ({"num_heads": 8}, "model.layers.0.self_attn.q_proj.weight", (16, 8), (32, 8)),
+        ({"num_kv_heads": 4}, "model.layers.0.self_attn.k_proj.weight", (8, 8), (16, 8)),
+        ({"vocab_size": 20}, EMBEDDING, (13, 8), (20, 8)),
+        ({"hidden_size": 16}, EMBEDDING, (13, 8), (13, 16)),
+    ],
+)
+def test_other_sizes_are_refused(
+    tmp_path: Path, changes: dict[str, Any], name: str, stored: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    found = message(msgspec.structs.replace(SPEC, **changes), write(tmp_path, make(SPEC)))
+    for fragment in (name, str(stored), str(expected), str(tmp_path / "model.safetensors")):
+        assert fragment in found
+
+
+@pytest.mark.parametrize(("others", "layers"), [(3, "have 2 layers"), (1, "have 2 layers")])
+def test_another_number_of_layers_is_refused(tmp_path: Path, others: int, layers: str) -> None:
+    spec = msgspec.structs.replace(SPEC, num_layers=others, layer_windows=[None] * others)
+    found = message(spec, write(tmp_path, make(SPEC)))
+    assert layers in found
+    assert f"num_hidden_layers={others}" in found
+    assert f"model.layers.{min(others, 2)}." in found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{LAYER}self_attn.q_norm.weight",
+        f"{LAYER}input_layernorm.bias",
+        f"{LAYER}mlp.experts.0.up_proj.weight",
+        "score.weight",
+        "lm_head.bias",
+    ],
+)
+def test_tensors_that_nobody_reads_are_refused(tmp_path: Path, name: str) -> None:
+    found = message(SPEC, write(tmp_path, make(SPEC) | {name: np.zeros((5, 3), np.float32)}))
+    for fragment in (name, "(5, 3)", str(tmp_path / "model.safetensors")):
+        assert fragment in found
+
+
+def test_norms_that_are_missing_are_refused(tmp_path: Path) -> None:
+    with_norms = msgspec.structs.replace(SPEC, qk_norm=True)
+    assert "model.layers.0.self_attn.q_norm.weight" in message(with_norms, write(tmp_path, make(SPEC)))
+
+
+def test_known_tensors_without_use_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = [
+        "model.rotary_emb.inv_freq",
+        f"{LAYER}self_attn.rotary_emb.inv_freq",
+        f"{LAYER}self_attn.k_scale",
+        "mtp.layers.0.mlp.up_proj.weight",
+    ]
+    tensors = make(SPEC) | dict.fromkeys(names, np.zeros(2, np.float32))
+    with caplog.at_level(logging.INFO):
+        assert fit_model(SPEC, write(tmp_path, tensors)) == SPEC
+    for name in names:
+        assert name in caplog.text
+
+
+def test_other_dtypes_are_refused(tmp_path: Path) -> None:
+    tensors = make(SPEC)
+    tensors[EMBEDDING] = tensors[EMBEDDING].astype(np.int8)
+    found = message(SPEC, write(tmp_path, tensors))
+    assert f"tensor {EMBEDDING}" in found
+    assert "I8: expected F32 or BF16 or F16" in found
+
+
+@pytest.mark.parametrize("prefix", ["midlayer.", "layers.0."])
+def test_heads_of_eagle(tmp_path: Path, prefix: str) -> None:
+    spec = msgspec.structs.replace(SPEC, num_layers=1, layer_windows=[None])
+    head = Eagle3Spec(5, 8, [0, 1], norm_before_residual=False)
+    own = {name.replace("model.layers.0.", prefix): tensor for name, tensor in make(spec).items() if "layers" in name}
+    for each in "qkv":
+        name = f"{prefix}self_attn.{each}_proj.weight"
+        own[name] = np.concatenate([own[name]] * 2, axis=1)
+    tensors = own | {
+        "fc.weight": np.zeros((8, 16), np.float32),
+        f"{prefix}hidden_norm.weight": np.ones(8, np.float32),
+        "norm.weight": np.ones(8, np.float32),
+        HEAD: np.zeros((5, 8), np.float32),
+        "d2t": np.zeros(5, np.int64),
+        "t2d": np.zeros(13, np.bool_),
+    }
+    assert fit_eagle3(spec, head, write(tmp_path, tensors)) == spec
+    bias = {f"{prefix}self_attn.o_proj.bias": np.zeros(8, np.float32)}
+    assert fit_eagle3(spec, head, write(tmp_path, tensors | bias)).o_bias
+    for changed, fragment in (({"fc.weight": np.zeros((8, 24), np.float32)}, r"\(8, 24\)"), ({"x": own[name]}, "x")):
+        with pytest.raises(InvalidCheckpoint, match=fragment):
+            fit_eagle3(spec, head, write(tmp_path, tensors | changed))
+
+
+def test_the_demo_models_tensors_are_all_read() -> None:
+    spec = load_model_spec(DEMO_MODEL_DIR)
+    assert fit_model(spec, DEMO_MODEL_DIR) == spec
