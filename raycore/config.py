@@ -232,6 +232,31 @@ class CacheConfig(msgspec.Struct, frozen=True):
         ),
     ] = "auto"
 
+    def check_memory(self, num_workers: int, total: int | None, where: str, bytes_per_block: int | None = None) -> None:
+        """Check that caches aren't larger than the memory, before anything is read into it.
+
+        Args:
+            num_workers: how many workers share the memory.
+            total: its size in bytes. None: unknown.
+            where: what the error calls it.
+            bytes_per_block: None: unknown yet.
+
+        Raises:
+            InvalidConfig: they are larger.
+        """
+        num_blocks, num_bytes = self.num_gpu_blocks_override, self.kv_cache_memory_bytes
+        asked = f"kv_cache_memory_bytes={num_bytes}"
+        if num_blocks is not None:
+            num_bytes = None if bytes_per_block is None else num_blocks * bytes_per_block
+            asked = f"num_gpu_blocks_override={num_blocks} ({num_bytes} bytes)"
+        if num_bytes is None or total is None or num_bytes * num_workers <= total:
+            return
+        each = "" if num_workers == 1 else f" for each of {num_workers} workers"
+        raise InvalidConfig(
+            f"{asked}{each} is more memory than {where} has: {total} bytes ({total / 2**30:.1f} GiB). Lower it, or "
+            "omit it: then the KV cache gets the memory that is free"
+        )
+
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
     """The limits of a step, and the order in which requests are scheduled."""
@@ -656,10 +681,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """Return the part of the model that each stage of a rank computes."""
         return self.parallel.stages(self.model.spec)
 
-    def fitted(self) -> EngineConfig:
+    def fitted(self, *, must_see: bool = False) -> EngineConfig:
         """Return the same configuration with what the checkpoints' files say of the models, from their headers.
 
-        Files that this process doesn't see are left to workers, which see them.
+        Args:
+            must_see: whether workers run on this node. Otherwise, files that this process doesn't see are left to them.
 
         Raises:
             InvalidCheckpoint: a file is damaged, or the files and config.json are of different models.
@@ -670,9 +696,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
             return self
         if model.load_format == "sharded_state":
             model = replace(model, spec=check_saved_state(path, self.shard_pattern, model.spec, self.division))
-        elif has_weight_files(path):
+        elif must_see or has_weight_files(path):
             model = replace(model, spec=fit_model(model.spec, path))
-        return replace(self, model=model, drafter=None if drafter is None else drafter.fitted())
+        return replace(self, model=model, drafter=None if drafter is None else drafter.fitted(must_see=must_see))
 
     @property
     def division(self) -> Division:

@@ -31,6 +31,8 @@ _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 _DECLARED = "option"
 
+_MAX_INT = 2**63 - 1
+"""What messages between processes can hold."""
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -182,6 +184,8 @@ class Option:
             raise self._refusal(value) from None
         if isinstance(checked, float) and not math.isfinite(checked):
             raise self._refusal(value)
+        if isinstance(checked, int) and abs(checked) > _MAX_INT:
+            raise InvalidConfig(f"{self.name}={value!r} is too large: the largest number is {_MAX_INT}")
         return checked
 
     def parse(self, text: str) -> Any:

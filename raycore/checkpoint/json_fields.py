@@ -10,6 +10,7 @@ import msgspec
 
 from raycore.errors import InvalidCheckpoint
 
+_LFS_POINTER = b"version https://git-lfs"
 _MAX_SHOWN = 300
 """Characters of a value in an error message."""
 
@@ -29,7 +30,9 @@ class JsonFields:
     def read(cls, path: Path) -> JsonFields:
         """Read the JSON object in a file. Raises InvalidCheckpoint if it can't be read or isn't one JSON object."""
         try:
-            values: object = msgspec.json.decode(path.read_bytes())
+            content = path.read_bytes()
+            refuse_lfs_pointer(path, content)
+            values: object = msgspec.json.decode(content)
         except OSError as error:
             raise InvalidCheckpoint(f"{path} can't be read: {error.strerror}") from error
         except msgspec.DecodeError as error:
@@ -105,6 +108,12 @@ class JsonFields:
         found = self.get(key)
         shown = " is missing" if found is None else f"={shortened(found)}"
         return InvalidCheckpoint(f"{self.source}: {_cut(key)}{shown}: expected {expected}")
+
+
+def refuse_lfs_pointer(path: Path, content: bytes) -> None:
+    """Raise InvalidCheckpoint if a file, which begins with `content`, only says where Git LFS has the real one."""
+    if content.startswith(_LFS_POINTER):
+        raise InvalidCheckpoint(f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` there")
 
 
 def shortened(value: object) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.checkpoint.json_fields import JsonFields, refuse_lfs_pointer
 from raycore.errors import InvalidCheckpoint
 
 SINGLE_FILE = "model.safetensors"
@@ -22,7 +22,6 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
 """The limit of the library safetensors."""
-_LFS_POINTER = b"version https://git-lfs"
 _MAX_NAMED = 4
 
 
@@ -95,9 +94,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     """
     try:
         with file.open("rb") as opened:
-            start = opened.read(len(_LFS_POINTER))
-            if start == _LFS_POINTER:
-                raise InvalidCheckpoint(f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` there")
+            start = opened.read(1024)
+            refuse_lfs_pointer(file, start)
             num_bytes = file.stat().st_size
             length = int.from_bytes(start[:_LENGTH_BYTES], "little")
             if num_bytes < _LENGTH_BYTES:

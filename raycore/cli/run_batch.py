@@ -125,13 +125,14 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
     """Answer the remaining lines of the file. Returns the signal that stopped the batch, or None."""
     from raycore.cli.batch_progress import Progress
     from raycore.llm import AsyncLLM
-    from raycore.server.adapters import load_adapters
+    from raycore.server.adapters import check_adapters, load_adapters
     from raycore.server.batch.runner import run_lines
     from raycore.server.models import Models
 
     chosen = chosen_engine_options(args)
     options = chosen_server_options(args, chosen["model"])
     check_enable_lora(bool(chosen.get("enable_lora")), options.lora_modules)
+    check_adapters(chosen, options)
     logging.getLogger("raycore").setLevel(logging.INFO)
     engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), **chosen)
     try:

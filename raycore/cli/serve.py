@@ -86,7 +86,7 @@ def _serve(args: argparse.Namespace) -> int:
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
     from raycore.node.ports import joined
-    from raycore.server.adapters import load_adapters
+    from raycore.server.adapters import check_adapters, load_adapters
 
     count = args.api_server_count
     if not 1 <= count <= MAX_API_SERVERS:
@@ -94,6 +94,7 @@ def _serve(args: argparse.Namespace) -> int:
     chosen = chosen_engine_options(args)
     options = chosen_server_options(args, chosen["model"], api_key=api_keys_of_environment())
     check_enable_lora(bool(chosen.get("enable_lora")), options.lora_modules, options.allowed_lora_directories)
+    check_adapters(chosen, options)
     traces = _trace_options(args.otlp_traces_endpoint)
     if not (logger := logging.getLogger("raycore")).isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)

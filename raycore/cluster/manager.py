@@ -36,6 +36,7 @@ from raycore.errors import InitializationError, InvalidInput
 from raycore.lora.added import NONE_ADDED, AddedAdapters
 from raycore.messages import EngineInfo
 from raycore.node.processes import wait_until_gone
+from raycore.node.resources import total_memory_bytes
 from raycore.ray_api import as_argument, get, in_bundle, is_connected, node_id, wait
 from raycore.worker.rank import RankIdentity
 
@@ -144,7 +145,9 @@ class CoreEngineActorManager:
             self._standbys = self._make_standbys()
             self.node = node_id()
             self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours)
-            self._create(self.reservations.for_new_engine(is_wanted))
+            groups = self.reservations.for_new_engine(is_wanted)
+            self._check_own_node(groups)
+            self._create(groups)
             self.confirm(list(self.ranks.values()), on_progress, is_wanted)
             undo.pop_all()
         return self.infos
@@ -497,6 +500,19 @@ class CoreEngineActorManager:
             num_gpus=bundle.get("GPU", 0.0),
             scheduling_strategy=in_bundle(bundles.group, bundles.indices[index]),
         ).remote(config.encode(), identity, bundles, name)
+
+    def _check_own_node(self, groups: Groups) -> None:
+        """Check what this process sees of the memory and the files of workers, if some are on its node.
+
+        They would find the same, but only after they have started. Raises InvalidInput.
+        """
+        nodes = {dp_rank: bundle_nodes(group) for dp_rank, group in groups.items()}
+        num_workers = sum(own[: self._shape.world_size].count(self.node) for own in nodes.values())
+        if num_workers == 0:
+            return
+        if self._config.device == "cpu":
+            self._config.cache.check_memory(num_workers, total_memory_bytes(), "this node")
+        self._config.fitted(must_see=True)
 
     def _can_stand_in(self, rank: Rank, nodes: list[str]) -> bool:
         """Whether a standby can replace a rank, on these nodes. On GPUs, it has to know which GPUs the rank had."""

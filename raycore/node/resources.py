@@ -10,6 +10,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -124,21 +125,36 @@ def available_memory_bytes() -> int:
 
     Returns 1 GiB if neither limit is known.
     """
-    candidates = [_machine_available(), cgroup_available()]
+    limit = cgroup_memory()
+    candidates = [_machine_memory("MemAvailable"), None if limit is None else limit.left]
     return min((size for size in candidates if size is not None), default=1 << 30)
 
 
-def _machine_available() -> int | None:
+def total_memory_bytes() -> int | None:
+    """Bytes that this machine has, or this process's control group (cgroup) allows. None if neither is known."""
+    limit = cgroup_memory()
+    candidates = [_machine_memory("MemTotal"), None if limit is None else limit.limit]
+    return min((size for size in candidates if size is not None), default=None)
+
+
+def _machine_memory(field: str) -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+    return int(fields[field].split()[0]) * 1024 if field in fields else None
 
 
-def cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes left below the control group's (cgroup's) memory limit. None if there is no limit or no control group.
+class MemoryLimit(NamedTuple):
+    """A control group's limit, and what is left of it, in bytes."""
+
+    limit: int
+    left: int
+
+
+def cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> MemoryLimit | None:
+    """The control group's (cgroup's) memory limit. None if there is no limit or no control group.
 
     `root`: the directory with the control group's files.
     """
@@ -151,5 +167,5 @@ def cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
         except OSError:
             continue
         if texts[0].isdigit():
-            return max(0, int(texts[0]) - int(texts[1]))
+            return MemoryLimit(int(texts[0]), max(0, int(texts[0]) - int(texts[1])))
     return None

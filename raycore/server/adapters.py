@@ -11,21 +11,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, CONFIG_FILE
+from raycore.client.adapter_checks import AdapterChecks
+from raycore.config import resolve
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
 from raycore.server.errors import NotAllowed, NotFound
-from raycore.server.options import ServerOptions
+from raycore.server.options import LoraModule, ServerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,22 @@ class AdapterSource(AdapterCalls, Protocol):
         ...
 
 
+def check_adapters(engine_options: Mapping[str, Any], options: ServerOptions) -> None:
+    """Check the adapters that `options.lora_modules` lists, before an engine starts, which can take minutes.
+
+    `engine_options`: keyword arguments of `LLM`.
+
+    Raises:
+        InvalidConfig: one of them can't be used, or an engine option is invalid. The message names it.
+    """
+    if options.lora_modules:
+        config = resolve(**engine_options)
+        checks = AdapterChecks(config.model.spec, config.lora)
+        for module in options.lora_modules:
+            with _naming(module):
+                checks.check_new(LoRARequest(module.name, 1, _path_of(module)))
+
+
 async def load_adapters(engine: AdapterEngine, options: ServerOptions) -> Adapters:
     """Load the adapters that `options.lora_modules` lists, for `build_app`.
 
@@ -86,12 +104,21 @@ async def load_adapters(engine: AdapterEngine, options: ServerOptions) -> Adapte
     """
     adapters = Adapters(engine, options)
     for module in options.lora_modules:
-        try:
-            path = os.path.abspath(os.path.expanduser(module.path))
-            await adapters.load(module.name, path, module.base_model_name)
-        except InvalidRequest as error:
-            raise InvalidConfig(f"lora_modules: {shortened(module.name)}: {error}") from error
+        with _naming(module):
+            await adapters.load(module.name, _path_of(module), module.base_model_name)
     return adapters
+
+
+@contextmanager
+def _naming(module: LoraModule) -> Generator[None, None, None]:
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidConfig(f"lora_modules: {shortened(module.name)}: {error}") from error
+
+
+def _path_of(module: LoraModule) -> str:
+    return os.path.abspath(os.path.expanduser(module.path))
 
 
 class Adapters:

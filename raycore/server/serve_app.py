@@ -22,7 +22,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError
 from raycore.llm import AsyncLLM
 from raycore.options import check_options
-from raycore.server.adapters import load_adapters
+from raycore.server.adapters import check_adapters, load_adapters
 from raycore.server.app import build_app
 from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, check_enable_lora, server_options
 from raycore.vllm_options import VLLM_OPTIONS, without_vllm_options
@@ -84,6 +84,7 @@ class Raycore:
         """Start the engine with arguments that `build_serve_app` has checked, and return once it can serve."""
         engine = {"model": str(demo_model_path()), **engine}
         self._options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
+        await asyncio.to_thread(check_adapters, engine, self._options)
         # loading a model can take minutes, during which the event loop must stay free for Serve's calls
         self._engine = await AsyncLLM.create(use_tqdm_on_load=False, **engine)
         try:

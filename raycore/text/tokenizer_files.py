@@ -15,6 +15,7 @@ import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as NativeTokenizer
 
+from raycore.checkpoint.json_fields import refuse_lfs_pointer
 from raycore.errors import InvalidCheckpoint
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -147,6 +148,7 @@ def _read_native(path: Path) -> NativeTokenizer:
     try:
         native = NativeTokenizer.from_file(str(path))
     except Exception as error:  # the native library raises nothing more specific
+        refuse_lfs_pointer(path, path.read_bytes())
         raise InvalidCheckpoint(f"{path} isn't a tokenizer that the tokenizers library can read: {error}") from error
     native.no_truncation()
     native.no_padding()

@@ -161,7 +161,8 @@ class Worker(WorkerProtocol):
         """Choose the device, the dtype and the number of threads, and connect to the other workers.
 
         Raises:
-            InvalidConfig: the configured device, attention backend, quantization or kv_cache_dtype is not available.
+            InvalidConfig: the configured device, attention backend, quantization or kv_cache_dtype is not available, or
+                the KV cache would be larger than the memory.
             InvalidCheckpoint: a file is damaged, or the files and config.json are of different models.
         """
         # the driver may not have seen the checkpoint's files
@@ -198,6 +199,11 @@ class Worker(WorkerProtocol):
                 is_native=is_native,
                 batch_invariant=config.model.batch_invariant,
             )
+        if self._device.type == "cuda":
+            memory = 1, torch.cuda.mem_get_info(self._device)[1], f"GPU {self._device}"
+        else:
+            memory = self.rank.num_local_workers, host.total_memory_bytes(), "this node"
+        config.cache.check_memory(*memory, self.bytes_per_block())
 
     def _make_drafting(self) -> DraftWorker | None:
         """Return this worker's part in drafting. If one worker is enough, that is the one that reports steps."""

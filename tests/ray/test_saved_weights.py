@@ -11,7 +11,7 @@ from number_formats import DTYPE
 
 from raycore import LLM, InvalidConfig, SamplingParams
 from raycore.demo import demo_model_path
-from raycore.errors import InitializationError
+from raycore.errors import InvalidCheckpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3], [20]]
@@ -49,7 +49,7 @@ def test_a_state_is_loaded_by_engines_of_the_same_shape(ray_cluster, tmp_path: P
         assert tokens(llm) == expected
     with pytest.raises(InvalidConfig, match=r"tensor_parallel_size=2, and this engine has tensor_parallel_size=1"):
         LLM(str(whole), load_format="sharded_state", **OPTIONS)
-    with pytest.raises(InitializationError, match="load_format='sharded_state'"):
+    with pytest.raises(InvalidCheckpoint, match="load_format='sharded_state'"):
         LLM(str(whole), **OPTIONS)
 
 

@@ -173,6 +173,11 @@ def test_a_text_is_what_it_says(name, text, value):
         ("enable_prefix_caching", "maybe", "enable_prefix_caching='maybe' isn't True or False"),
         ("wait_for_nodes_s", "nan", "wait_for_nodes_s=nan isn't a number of seconds, 0 or more"),
         ("device", "none", "device='none' isn't "),
+        (
+            "kv_cache_memory_bytes",
+            str(10**20),
+            f"kv_cache_memory_bytes={10**20} is too large: the largest number is {2**63 - 1}",
+        ),
     ],
 )
 def test_a_text_that_says_nothing_usable_is_refused(name, text, message):

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.weight_files import has_weight_files, read_header, stored_tensors
 from raycore.errors import InvalidCheckpoint
+from raycore.text.tokenizer_files import read_tokenizer_files
 
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(5, np.float16), "c": np.float32([[7]])}
 
@@ -97,5 +99,10 @@ def test_a_pointer_instead_of_a_file_is_explained(tmp_path: Path) -> None:
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
     with pytest.raises(InvalidCheckpoint, match=r"Git LFS pointer.*git lfs pull"):
         read_header(file)
+    for name in ("config.json", "tokenizer.json"):
+        file.rename(tmp_path / name)
+        file = tmp_path / name
+        with pytest.raises(InvalidCheckpoint, match=rf"{name} is a Git LFS pointer"):
+            read_tokenizer_files(tmp_path) if name == "tokenizer.json" else JsonFields.read(file)
     with pytest.raises(InvalidCheckpoint, match="can't be read"):
         read_header(tmp_path)

@@ -17,7 +17,7 @@ from raycore.node.garbage import freeze_heap
 
 def test_this_machine_has_cores_and_memory() -> None:
     assert host.usable_cores() >= 1
-    assert host.available_memory_bytes() > 0
+    assert 0 < host.available_memory_bytes() <= (host.total_memory_bytes() or 0)
     host.keep_freed_memory()
 
 
@@ -61,12 +61,12 @@ def test_freed_memory_returns_to_the_operating_system(on_thread: bool) -> None:
 
 
 def test_a_control_groups_limit_counts(tmp_path: Path) -> None:
-    assert host.cgroup_available(tmp_path) is None
+    assert host.cgroup_memory(tmp_path) is None
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("700\n")
-    assert host.cgroup_available(tmp_path) is None
+    assert host.cgroup_memory(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
-    assert host.cgroup_available(tmp_path) == 300
+    assert host.cgroup_memory(tmp_path) == (1000, 300)
 
 
 def write(path: Path, text: str) -> None:

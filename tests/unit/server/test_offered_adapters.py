@@ -12,10 +12,11 @@ import pytest
 from asgi_client import Answer, Client
 from fake_engine import FakeEngine
 
+from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.server import ServerOptions, build_app, load_adapters
-from raycore.server.adapters import Adapters, OfferedAdapter, allowed_directory
+from raycore.server.adapters import Adapters, OfferedAdapter, allowed_directory, check_adapters
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.models import Models
 from raycore.server.options import LoraModule
@@ -94,6 +95,9 @@ def test_an_adapter_that_cannot_be_used_fails_the_start(engine: FakeEngine, tmp_
     options = ServerOptions(("fake",), lora_modules=(LoraModule("sums", str(tmp_path / "none")),))
     with pytest.raises(InvalidConfig, match=r"lora_modules: 'sums': .*/none isn't a directory"):
         asyncio.run(load_adapters(engine, options))
+    with pytest.raises(InvalidConfig, match=r"lora_modules: 'sums': .*/none' isn't a directory"):
+        check_adapters({"model": demo_model_path(), "enable_lora": True}, options)
+    check_adapters({"model": "/nowhere"}, ServerOptions(("fake",)))
     with pytest.raises(InvalidConfig, match="load_adapters"):
         build_app(engine, options)
 

@@ -249,6 +249,21 @@ def test_given_cache_memory_is_taken_as_it_is(checkpoint: str) -> None:
     assert start(checkpoint, kv_cache_memory_bytes=12345).determine_available_memory() == 12345
 
 
+@pytest.mark.parametrize("asked", [{"kv_cache_memory_bytes": 501}, {"num_gpu_blocks_override": 2}])
+def test_more_cache_than_the_machine_has_memory_is_refused_before_the_weights_are_read(
+    checkpoint: str, asked: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "total_memory_bytes", lambda: 1000)
+    config = resolve(checkpoint, load_format="dummy", num_threads=1, **asked)  # pyright: ignore
+    rank = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=2)
+    with pytest.raises(
+        InvalidConfig, match=rf"{next(iter(asked))}=.* for each of 2 workers .* has: 1000 bytes.*Lower it"
+    ):
+        Worker(config, rank).init_device()
+    monkeypatch.setattr(host, "total_memory_bytes", lambda: 10**6)
+    Worker(config, rank).init_device()
+
+
 def test_no_memory_left_says_what_to_do(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = start(checkpoint)
     monkeypatch.setattr(host, "available_memory_bytes", lambda: 0)
