@@ -29,10 +29,11 @@ from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files
 from raycore.class_paths import as_class_path
 from raycore.drafter_config import DrafterConfig, resolve_drafter
-from raycore.errors import InvalidConfig
+from raycore.errors import InitializationError, InvalidConfig
 from raycore.options import check_options, option, options_of, with_options
 from raycore.plugins import Plugins, find_plugins, load_general_plugins
 from raycore.profiler_config import ProfilerConfig, parse_profiler_config
+from raycore.same_copy import seal, unseal
 from raycore.speculative_config import SpeculativeConfig, parse_speculative_config
 from raycore.vllm_options import without_vllm_options
 
@@ -718,13 +719,14 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return checked_pattern((self.model.model_loader_extra_config or {}).get("pattern"), self.division)
 
     def encode(self) -> bytes:
-        """Encode the configuration as msgpack. Actors get it in this form."""
-        return msgspec.msgpack.encode(self)
+        """Encode the configuration, with a line that says which copy of raycore did. Actors get it in this form."""
+        return seal(msgspec.msgpack.encode(self))
 
     @staticmethod
     def decode(data: bytes) -> EngineConfig:
-        """The inverse of `encode()`."""
-        return msgspec.msgpack.decode(data, type=EngineConfig)
+        """The inverse of `encode()`. Raises InitializationError if another copy of raycore has encoded it."""
+        message = unseal(data, "the process that encoded the configuration", InitializationError)
+        return msgspec.msgpack.decode(message, type=EngineConfig)
 
 
 def changes(old: EngineConfig, new: EngineConfig) -> list[str]:

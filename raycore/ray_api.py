@@ -13,12 +13,16 @@ Ray starts. The handle of an actor is typed as the plain class, so a type checke
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import ray
+import ray.cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from raycore import same_copy
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -32,6 +36,7 @@ T_co = TypeVar("T_co", covariant=True)
 RefT = TypeVar("RefT", bound="ObjectRef[Any] | Iterator[ObjectRef[Any]]")
 
 _ray: Any = ray
+_cloudpickle: Any = ray.cloudpickle
 """Untyped on purpose: this module provides the types."""
 
 
@@ -78,7 +83,33 @@ def actor_class(plain: Callable[P, T], *, max_restarts: int = 0, **options: Any)
         max_restarts: how often Ray restarts an actor that died. -1: without limit.
         options: Ray's options for all actors of this class.
     """
-    return _ray.remote(max_restarts=max_restarts, enable_task_events=False, **options)(plain)
+    actor: Any = _ray.remote(max_restarts=max_restarts, enable_task_events=False, **options)(plain)
+    exported = actor.__ray_metadata__
+    base = _Loaded(exported.modified_class)
+    exported.modified_class = types.new_class(exported.class_name, (base,))
+    return actor
+
+
+def checked(value: T) -> T:
+    """A value, to pass to an actor's constructor. A process that runs another copy of raycore doesn't unpickle it."""
+    return cast(T, _Loaded(value))
+
+
+class _Loaded:
+    """A value that other processes unpickle by `same_copy.load`. If it is a class, others can derive from it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[Any]:
+        return (self._value,)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        public = [name for name in dir(self._value) if not name.startswith("_")]
+        return same_copy.load, (same_copy.own_copy(), _cloudpickle.dumps(self._value), public)
+
+
+_cloudpickle.register_pickle_by_value(same_copy)
 
 
 def get(ref: ObjectRef[R], timeout_s: float | None = None) -> R:

@@ -23,6 +23,7 @@ from placement.reserve import RankBundles
 from placement.topology import read_cluster
 from raycore.activity import RUNNING, Activity
 from raycore.cluster.device import choose_device
+from raycore.cluster.equal_kernels import missing_kernels
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
 from raycore.cluster.local import acquire_ray, release_ray
 from raycore.cluster.logs import with_last_lines
@@ -33,11 +34,13 @@ from raycore.cluster.standby import Standbys
 from raycore.config import DType, EngineConfig
 from raycore.engine.engine_actor import DP_ENGINE_CORE_ACTOR, DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidInput
+from raycore.kernels import are_compiled
 from raycore.lora.added import NONE_ADDED, AddedAdapters
 from raycore.messages import EngineInfo
 from raycore.node.processes import wait_until_gone
 from raycore.node.resources import total_memory_bytes
-from raycore.ray_api import as_argument, get, in_bundle, is_connected, node_id, wait
+from raycore.ray_api import as_argument, checked, get, in_bundle, is_connected, node_id, wait
+from raycore.same_copy import own_copy
 from raycore.worker.rank import RankIdentity
 
 if TYPE_CHECKING:
@@ -139,15 +142,17 @@ class CoreEngineActorManager:
         """
         with ExitStack() as undo:
             undo.callback(self.shutdown, timeout_s=0.0)
+            # the sources are read while Ray starts
+            threading.Thread(target=own_copy, name="raycore-own-copy", daemon=True).start()
             is_ray_ours = acquire_ray(self._shape.num_cpus)
             self._uses_ray = True
             self._decide_device()
             self._standbys = self._make_standbys()
             self.node = node_id()
             self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours)
-            groups = self.reservations.for_new_engine(is_wanted)
-            self._check_own_node(groups)
-            self._create(groups)
+            places = self.reservations.for_new_engine(is_wanted)
+            self._check_own_node(places)
+            self._create(places)
             self.confirm(list(self.ranks.values()), on_progress, is_wanted)
             undo.pop_all()
         return self.infos
@@ -201,6 +206,9 @@ class CoreEngineActorManager:
             for ref in done:
                 rank = waiting.pop(ref)
                 rank.info = _init_result(ref, rank.dp_rank, rank.nodes[self._shape.engine_bundle_index])
+        problem = missing_kernels(self.infos, are_compiled())
+        if problem is not None:
+            raise InitializationError(problem)
         self._keep_dtype()
         with self._activity_lock:
             for rank in ranks:
@@ -499,15 +507,15 @@ class CoreEngineActorManager:
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0.0),
             scheduling_strategy=in_bundle(bundles.group, bundles.indices[index]),
-        ).remote(config.encode(), identity, bundles, name)
+        ).remote(config.encode(), checked(identity), checked(bundles), name)
 
-    def _check_own_node(self, groups: Groups) -> None:
+    def _check_own_node(self, places: Places) -> None:
         """Check what this process sees of the memory and the files of workers, if some are on its node.
 
         They would find the same, but only after they have started. Raises InvalidInput.
         """
-        nodes = {dp_rank: bundle_nodes(group) for dp_rank, group in groups.items()}
-        num_workers = sum(own[: self._shape.world_size].count(self.node) for own in nodes.values())
+        nodes = [bundles.nodes()[: self._shape.world_size] for bundles in places.values()]
+        num_workers = sum(own.count(self.node) for own in nodes)
         if num_workers == 0:
             return
         if self._config.device == "cpu":
@@ -543,7 +551,7 @@ class CoreEngineActorManager:
         def make_actor(options: dict[str, Any]) -> DPEngineCoreActor:
             name = self._name("standby")
             return self._actor_cls.options(name=name, **options).remote(
-                self._config.encode(), RankIdentity(-1, 1), None, name
+                self._config.encode(), checked(RankIdentity(-1, 1)), None, name
             )
 
         return Standbys(make_actor)

@@ -17,8 +17,10 @@ from ray.exceptions import RayError
 from raycore.cluster.failure_reports import describe_death
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
 from raycore.control.control_actor import ENGINE_CONTROL, EngineControl
+from raycore.errors import ControlError
 from raycore.node.processes import wait_until_gone
 from raycore.ray_api import is_connected, kill, node_id, on_node
+from raycore.same_copy import seal, unseal
 from raycore.status import EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -92,7 +94,7 @@ class ControlThread:
             namespace=NAMESPACE,
             # on this node, so that a node failure that ends this process ends the actor too
             scheduling_strategy=on_node(node_id()),
-        ).remote(f"raycore_{self._name}_control", msgspec.msgpack.encode(status))
+        ).remote(f"raycore_{self._name}_control", seal(msgspec.msgpack.encode(status)))
         try:
             self._pid = actor.pid.remote().future()
             self._exchange(actor, status)
@@ -104,7 +106,7 @@ class ControlThread:
         while not self._stopping.is_set():
             status = self._read_status()
             if status != published:
-                actor.publish.remote(msgspec.msgpack.encode(status))
+                actor.publish.remote(seal(msgspec.msgpack.encode(status)))
                 published = status
             self._wake.wait(_PUBLISH_S)
             self._wake.clear()
@@ -124,14 +126,15 @@ class ControlThread:
 
     def _execute(self, actor: EngineControl, number: int, data: bytes) -> None:
         try:
-            command = msgspec.msgpack.decode(data, type=ScaleCommand)
+            message = unseal(data, "the process that sent the command", ControlError)
+            command = msgspec.msgpack.decode(message, type=ScaleCommand)
             logger.info("received a command to scale to %d ranks", command.data_parallel_size)
             self._scale(command.data_parallel_size, command.drain_timeout_s)
             outcome = Outcome()
         except Exception as error:  # the thread's outermost frame: the caller is told of any error
             outcome = Outcome(describe_death(error))
         if not self._stopping.is_set():
-            encoded = msgspec.msgpack.encode(outcome), msgspec.msgpack.encode(self._read_status())
+            encoded = [seal(msgspec.msgpack.encode(each)) for each in (outcome, self._read_status())]
             actor.finish.remote(number, *encoded)
 
     def _end(self, actor: EngineControl) -> None:

@@ -15,6 +15,7 @@ from raycore.cluster.local import why_unreachable
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
 from raycore.errors import ControlError
 from raycore.ray_api import actor_names, connect, disconnect, find_actor, get, wait
+from raycore.same_copy import seal, unseal
 from raycore.status import EngineStatus
 
 if TYPE_CHECKING:
@@ -99,20 +100,20 @@ class RemoteEngine:
         """The status that the engine's program last published, and whether the program still polls for commands.
 
         Raises:
-            ControlError: the engine has ended.
+            ControlError: the engine has ended, or runs another copy of raycore.
         """
         data, is_answering = self._get(self._actor.status.remote())
-        return msgspec.msgpack.decode(data, type=EngineStatus), is_answering
+        return msgspec.msgpack.decode(self._unseal(data), type=EngineStatus), is_answering
 
     def scale(self, data_parallel_size: int, drain_timeout_s: float | None) -> None:
         """Scale the engine; see `LLM.scale`.
 
         Raises:
             ControlError: the engine refused the command or failed to scale, with the engine's own message. Or the
-                engine's program doesn't answer.
+                engine's program doesn't answer, or runs another copy of raycore.
         """
         command = msgspec.msgpack.encode(ScaleCommand(data_parallel_size, drain_timeout_s))
-        asked = self._actor.execute.remote(command)
+        asked = self._actor.execute.remote(seal(command))
         # scaling may take minutes: wait as long as the control actor answers
         while not wait([asked], timeout_s=_ANSWER_S)[0]:
             self.status()
@@ -122,7 +123,7 @@ class RemoteEngine:
                 f"engine {self._name}'s driver process doesn't answer. If it recovers, it may still scale the engine: "
                 "see `raycore status`"
             )
-        error = msgspec.msgpack.decode(data, type=Outcome).error
+        error = msgspec.msgpack.decode(self._unseal(data), type=Outcome).error
         if error is not None:
             raise ControlError(error)
 
@@ -135,6 +136,9 @@ class RemoteEngine:
             raise self._ended() from error
         except RayError as error:
             raise ControlError(f"engine {self._name}'s control actor can't be reached: {error}") from error
+
+    def _unseal(self, data: bytes) -> bytes:
+        return unseal(data, f"the driver of engine {self._name}", ControlError)
 
     def _ended(self) -> ControlError:
         return ControlError(f"engine {self._name} has ended")

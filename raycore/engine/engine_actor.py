@@ -39,6 +39,7 @@ from raycore.engine.mailbox import (
 )
 from raycore.engine.waves import Waves
 from raycore.executor.base import Executor
+from raycore.kernels import are_compiled
 from raycore.logs import log_as
 from raycore.messages import EngineInfo
 from raycore.node import lifeline
@@ -155,10 +156,14 @@ class DPEngineCoreActor:
             gpu_ids=executor.collective_rpc("gpu_id") if self._config.device == "cuda" else [],
             kv_cache_dtype=self._config.cache.kv_cache_dtype,
             max_loras=self._config.lora.max_loras if self._config.lora.enable_lora else 0,
+            kernels=executor.collective_rpc(are_compiled) if self._may_use_cpu_kernels() else [],
         )
         executor.collective_rpc(freeze_heap)
         freeze_heap()
         return msgspec.msgpack.encode(info)
+
+    def _may_use_cpu_kernels(self) -> bool:
+        return self._config.device == "cpu" and self._config.model.attention_backend != "torch"
 
     def _use_dtype(self, dtype: DType | None) -> None:
         if dtype is not None:

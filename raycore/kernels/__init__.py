@@ -4,3 +4,27 @@ The C++ sources in `csrc` are compiled when raycore is installed, if there is a 
 The library links to nothing: it finds libtorch's stable C functions in the running process. So it is built without
 torch, and one binary works with every torch that raycore supports.
 """
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "RAYCORE_CPU_KERNELS"
+"""This environment variable chooses the kernels' instruction set: `avx2`, `avx512`, `avx512_bf16`, `amx` or `neon`; or
+`none`, for plain torch. By default, the best that the processor has."""
+
+FOLDER = Path(__file__).parent
+
+
+def compiled() -> list[Path]:
+    """The compiled kernels of this copy of raycore. Empty if it was installed without a compiler."""
+    return sorted(FOLDER.glob("_cpu*.so"))
+
+
+def are_compiled(*_: object) -> tuple[str, bool] | None:
+    """The kernels' folder, and whether they are there. None if this process is told not to use them.
+
+    The arguments are ignored; `collective_rpc` passes the worker.
+    """
+    return None if os.environ.get(VARIABLE) == "none" else (str(FOLDER), bool(compiled()))

@@ -11,13 +11,9 @@ from pathlib import Path
 
 import torch
 
+from raycore.kernels import VARIABLE, compiled
+
 logger = logging.getLogger(__name__)
-
-VARIABLE = "RAYCORE_CPU_KERNELS"
-"""This environment variable chooses the kernels' instruction set: `avx2`, `avx512`, `avx512_bf16`, `amx` or `neon`; or
-`none`, for plain torch. By default, the best that the processor has."""
-
-_DIRECTORY = Path(__file__).parent
 
 
 @cache
@@ -58,7 +54,7 @@ def _load(choice: str) -> str:
 
 @cache
 def _library() -> ctypes.CDLL:
-    found = sorted(_DIRECTORY.glob("_cpu*.so"))
+    found = compiled()
     if not found:
         raise _Unusable(
             "raycore was installed without its native kernels, which GCC compiles: install g++, then raycore again"

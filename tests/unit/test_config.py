@@ -12,6 +12,7 @@ import pytest
 from raycore.config import EngineConfig, ExecutorConfig, RecoveryConfig, changes, resolve
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.same_copy import seal
 
 MODEL = str(DEMO_MODEL_DIR)
 """1024 positions, 4 query and 4 key-value heads."""
@@ -277,7 +278,7 @@ def test_frozen_and_the_same_in_every_process() -> None:
     with pytest.raises(AttributeError):
         config.device = "cuda"  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(msgspec.ValidationError):
-        EngineConfig.decode(msgspec.msgpack.encode({"device": "cpu"}))
+        EngineConfig.decode(seal(msgspec.msgpack.encode({"device": "cpu"})))
 
 
 def test_changes_are_named_with_both_values() -> None:

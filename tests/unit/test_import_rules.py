@@ -40,6 +40,7 @@ SHARED = {
     "display",
     "notebook",
     "ray_api",
+    "same_copy",
 }
 """Values, and what needs no layer: everything may import them."""
 

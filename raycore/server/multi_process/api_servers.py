@@ -30,7 +30,7 @@ from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.node.processes import send_signal, wait_until_gone
-from raycore.ray_api import get, kill, node_id, on_node, stream, wait
+from raycore.ray_api import checked, get, kill, node_id, on_node, stream, wait
 from raycore.server.adapters import Adapters, OfferedAdapter
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
@@ -300,7 +300,14 @@ class _Factory:
             # Ray may still hold the name of a process that has ended
             name=f"{name}_{client_index}",
             scheduling_strategy=on_node(node_id()),
-        ).remote(self._engine.config.encode(), client_index, self._limits, self._options, self._traces, name)
+        ).remote(
+            self._engine.config.encode(),
+            client_index,
+            checked(self._limits),
+            checked(self._options),
+            checked(self._traces),
+            name,
+        )
         return _Process(actor, client_index)
 
 

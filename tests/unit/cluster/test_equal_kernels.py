@@ -1,0 +1,54 @@
+"""A start is refused if some workers have native kernels and others lack them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from raycore.cluster.equal_kernels import Kernels, missing_kernels
+from raycore.messages import EngineInfo
+
+HAS: Kernels = ("/a/raycore/kernels", True)
+LACKS: Kernels = ("/b/raycore/kernels", False)
+UNUSED: Kernels = None
+
+
+def infos(*ranks: list[Kernels]) -> list[EngineInfo]:
+    """One rank for each list of its workers' kernels."""
+    info = EngineInfo(0, 1, "", 8, 16, 128, "float32", {}, [])
+    return [
+        msgspec.structs.replace(info, dp_rank=dp_rank, node_id=f"node{dp_rank}", kernels=kernels)
+        for dp_rank, kernels in enumerate(ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "driver"),
+    [
+        ([[HAS], [HAS]], HAS),
+        ([[HAS], [HAS]], LACKS),  # the driver computes nothing
+        ([[LACKS], [LACKS]], LACKS),
+        ([[LACKS], [UNUSED]], UNUSED),
+        ([[HAS], [UNUSED]], HAS),
+        ([[], []], HAS),  # on GPUs
+    ],
+)
+def test_ranks_that_compute_alike_start(ranks, driver):
+    assert missing_kernels(infos(*ranks), driver) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "driver", "where", "who_has"),
+    [
+        ([[HAS], [LACKS]], LACKS, "dp_rank 1 on node node1", "dp_rank 0 on node node0"),
+        ([[LACKS], [HAS]], UNUSED, "dp_rank 0 on node node0", "dp_rank 1 on node node1"),
+        ([[HAS, LACKS]], UNUSED, "dp_rank 0 on node node0", "dp_rank 0 on node node0"),
+        ([[LACKS], [LACKS]], HAS, "dp_rank 0 on node node0", "the driver"),
+    ],
+)
+def test_kernels_that_are_missing_somewhere_are_told_with_both_nodes_and_folders(ranks, driver, where, who_has):
+    told = missing_kernels(infos(*ranks), driver)
+    assert told is not None
+    assert f"{where} finds none in /b/raycore/kernels" in told
+    assert f"{who_has} has them in /a/raycore/kernels" in told
+    assert "RAYCORE_CPU_KERNELS=none" in told
