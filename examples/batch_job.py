@@ -1,6 +1,6 @@
 """Answer prompts in a job on a Ray cluster. Here the bundled model solves sums that were not in its training data:
 
-ray job submit --working-dir . -- python examples/batch_job.py
+ray job submit --working-dir examples -- python batch_job.py
 """
 
 import sys

@@ -92,7 +92,7 @@ def actor_class(plain: Callable[P, T], *, max_restarts: int = 0, **options: Any)
 
 def checked(value: T) -> T:
     """A value, to pass to an actor's constructor. A process that runs another copy of raycore doesn't unpickle it."""
-    return cast(T, _Loaded(value))
+    return value if value is None else cast(T, _Loaded(value))
 
 
 class _Loaded:
@@ -110,6 +110,9 @@ class _Loaded:
 
 
 _cloudpickle.register_pickle_by_value(same_copy)
+
+FromDriversCopy = cast(type[object], _Loaded(object))
+"""A base for classes that Ray's libraries pickle: their processes import the driver's copy of raycore, too."""
 
 
 def get(ref: ObjectRef[R], timeout_s: float | None = None) -> R:

@@ -68,6 +68,9 @@ def load(theirs: Copy, pickled: bytes, methods: list[str]) -> Any:
 
     Returns: the class or argument. If this process imports another copy: a class whose `methods` all raise
     InitializationError.
+
+    Raises:
+        ImportError: this process imports another copy, and `methods` is empty.
     """
     us = f"a worker on {platform.node()}"
     if "raycore" in sys.modules:
@@ -79,6 +82,8 @@ def load(theirs: Copy, pickled: bytes, methods: list[str]) -> Any:
     identity = _file_digest(files)
     ours = folder, version, theirs[2] if identity == theirs[3] else _content_digest(folder, files), identity
     problem = difference(theirs, ours, "the driver", us)
+    if problem is not None and not methods:
+        raise ImportError(problem)
     if problem is not None:
         return _refusal(problem, methods)
     import_module("raycore.same_copy").remember(ours)
@@ -158,5 +163,4 @@ def _refusal(problem: str, methods: list[str]) -> type[Any]:
     def accept(self: object, *args: object, **kwargs: object) -> None:
         """Ray ends a process whose actor can't be created with a C++ stack trace."""
 
-    # nobody would learn why an actor without methods does nothing
-    return type("OtherCopy", (), {"__init__": accept if methods else refuse} | dict.fromkeys(methods, refuse))
+    return type("OtherCopy", (), {"__init__": accept} | dict.fromkeys(methods, refuse))

@@ -22,6 +22,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError
 from raycore.llm import AsyncLLM
 from raycore.options import check_options
+from raycore.ray_api import FromDriversCopy
 from raycore.server.adapters import check_adapters, load_adapters
 from raycore.server.app import build_app
 from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, check_enable_lora, server_options
@@ -77,7 +78,7 @@ def _value(name: str, given: Any) -> Any:
     max_constructor_retry_count=_MAX_STARTS,
 )
 @serve.ingress()
-class Raycore:
+class Raycore(FromDriversCopy):
     """A replica: an engine and its server. To stop a replica, Serve drains it and then calls `__del__`."""
 
     async def __init__(self, server: dict[str, Any], engine: dict[str, Any]) -> None:

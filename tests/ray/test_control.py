@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from engine_probe import control_pid, wait_until_reachable
+from installation import another_copy
 from number_formats import DTYPE
 
-from raycore import LLM, EngineDeadError, SamplingParams
+from raycore import LLM, EngineDeadError, SamplingParams, __version__
 from raycore.cluster.supervisor import RestartBudget
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE
 from raycore.control.remote import RemoteEngine
@@ -33,17 +36,18 @@ def llm(ray_cluster):
         yield llm
 
 
-def start(address: str, command: str, *arguments: str) -> subprocess.Popen[str]:
+def start(address: str, command: str, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "raycore", command, "--address", address, *arguments],
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def raycore(address: str, command: str, *arguments: str) -> tuple[int, str, str]:
-    with start(address, command, *arguments) as process:
+def raycore(address: str, command: str, *arguments: str, cwd: Path | None = None) -> tuple[int, str, str]:
+    with start(address, command, *arguments, cwd=cwd) as process:
         stdout, stderr = process.communicate(timeout=60)
     return process.returncode, stdout, stderr
 
@@ -52,6 +56,16 @@ def ranks_of(address: str, *arguments: str) -> list[dict[str, object]]:
     code, stdout, stderr = raycore(address, "status", "--json", *arguments)
     assert code == 0, stderr
     return json.loads(stdout)["ranks"]
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("scale", "--data-parallel-size", "2")])
+def test_a_command_of_another_version_is_refused(llm, address, tmp_path, arguments):
+    code, stdout, stderr = raycore(address, *arguments, cwd=another_copy(tmp_path, "9.9"))
+    assert code == 1
+    assert stdout == ""
+    assert f"the driver of engine {llm.name} imported raycore {__version__} " in stderr
+    assert re.search(rf"this process imported raycore 9\.9 \(sources \w+\) from {tmp_path}\.", stderr)
+    assert len(llm.engine_infos) == 1
 
 
 def test_status_shows_the_ranks(llm, address):

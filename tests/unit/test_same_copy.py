@@ -15,11 +15,20 @@ from ray import cloudpickle
 from raycore.config import EngineConfig, resolve
 from raycore.demo import demo_model_path
 from raycore.errors import ControlError, InitializationError
-from raycore.ray_api import actor_class, checked, endpoint
+from raycore.ray_api import FromDriversCopy, actor_class, checked, endpoint
 from raycore.same_copy import difference, own_copy, seal, unseal
 from raycore.worker.rank import RankIdentity
 
 ROOT = Path(__file__).parents[2]
+REFUSED = """
+import pickle, sys
+greeter, identity = pickle.load(sys.stdin.buffer)
+import raycore
+try:
+    greeter("configuration", identity).greet()
+except raycore.InitializationError as error:
+    print(error)
+"""
 OURS = ("/ours", "1.0", "aaaaaaaa11", "files")
 
 
@@ -40,14 +49,18 @@ def other(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(code: str, path: Path, **environment: str) -> str:
-    """What a process prints whose `sys.path` begins with `path`, given this process's pickled actor class."""
+def pickled_actor() -> bytes:
+    """An actor's class as Ray pickles it, and an argument of its constructor."""
     metadata = actor_class(Greeter).__ray_metadata__  # pyright: ignore[reportAttributeAccessIssue]
-    paths = os.pathsep.join([str(path), str(ROOT / "tests/unit")])
+    return cloudpickle.dumps((metadata.modified_class, checked(RankIdentity(3, 1))))
+
+
+def python(code: str, path: Path, pickled: bytes = b"") -> str:
+    """What a process prints whose `sys.path` begins with `path`. Its standard input is `pickled`."""
     run = subprocess.run(
         [sys.executable, "-c", code],
-        input=cloudpickle.dumps((metadata.modified_class, checked(RankIdentity(3, 1)))),
-        env=os.environ | {"PYTHONPATH": paths} | environment,
+        input=pickled,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(path), str(ROOT / "tests/unit")])},
         stdout=subprocess.PIPE,
         timeout=60,
         check=True,
@@ -116,22 +129,35 @@ assert sys.path == path
 print(raycore.__file__, placement.__file__, of_a_user.__file__, greeter().greet(), identity.dp_rank)
 """
     expected = [ROOT / "raycore/__init__.py", ROOT / "placement/__init__.py", other / "of_a_user.py", "hello", "3"]
-    assert python(code, other).split() == list(map(str, expected))
+    assert python(code, other, pickled_actor()).split() == list(map(str, expected))
+
+
+def test_a_class_that_rays_libraries_pickle_has_the_drivers_copy_imported(other):
+    class Replica(FromDriversCopy):
+        def imported(self) -> str:
+            import raycore
+
+            return raycore.__file__
+
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer)().imported())"
+    assert python(code, other, cloudpickle.dumps(Replica)).strip() == str(ROOT / "raycore/__init__.py")
+
+
+def test_a_worker_on_a_node_without_the_drivers_folder_refuses_another_copy(other, monkeypatch):
+    elsewhere = ("/nowhere", own_copy()[1], own_copy()[2], "other files")
+    monkeypatch.setattr("raycore.same_copy._own", elsewhere)
+    told = python(REFUSED, other, pickled_actor())
+    assert "different contents" in told
+    assert f"the driver imported raycore {elsewhere[1]} (sources {elsewhere[2][:8]}) from /nowhere," in told
+    assert f" imported raycore {elsewhere[1]} (sources {copy_in(other)[2][:8]}) from {other}." in told
+    assert "before the engine started" not in told
 
 
 def test_a_worker_that_has_imported_another_copy_refuses(other):
     """It doesn't look at the arguments: their classes may have other fields, or may not exist."""
     front = other / "raycore/__init__.py"
     front.write_text(front.read_text().replace(f'"{own_copy()[1]}"', '"9.9"'))
-    code = """
-import pickle, sys, raycore
-greeter, identity = pickle.load(sys.stdin.buffer)
-try:
-    greeter("configuration", identity).greet()
-except raycore.InitializationError as error:
-    print(error)
-"""
-    told = python(code, other)
+    told = python(f"import raycore\n{REFUSED}", other, pickled_actor())
     assert "different versions" in told
     assert f"the driver imported raycore {own_copy()[1]} (sources {own_copy()[2][:8]}) from {ROOT}," in told
     assert f"before the engine started, imported raycore 9.9 (sources {copy_in(other)[2][:8]}) from {other}." in told
