@@ -17,6 +17,7 @@ RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.11,<2.14"
 
 ARG RAY_VERSION=2.60.0
 COPY pyproject.toml setup.py README.md LICENSE /src/
+COPY build_backend /src/build_backend
 COPY raycore /src/raycore
 COPY placement /src/placement
 RUN pip install --no-cache-dir "ray==${RAY_VERSION}" "/src[serve,ray-serve]" && rm -rf /src

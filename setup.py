@@ -1,29 +1,23 @@
 """Builds the native kernels. Everything else about the package is in pyproject.toml."""
 
+import sys
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCES = "raycore/kernels/csrc"
+sys.path.insert(0, str(Path(__file__).parent / "build_backend"))
+from raycore_build import BuildKernels
 
 setup(
     ext_modules=[
         Extension(
             "raycore.kernels._cpu",
-            sources=sorted(glob(f"{SOURCES}/*.cpp")),
-            depends=sorted(glob(f"{SOURCES}/*.h")),
-            language="c++",
-            extra_compile_args=[
-                "-std=c++17",
-                "-O3",
-                "-g0",
-                "-ffp-contract=fast",  # also where the compiler's default is another: results have the same bits
-                "-fvisibility=hidden",
-                "-Wno-maybe-uninitialized",  # false alarms in GCC's own headers
-            ],
+            sources=sorted(glob("raycore/kernels/csrc/*.cpp")),
             py_limited_api=True,  # it contains no Python code: one file serves every version
-            optional=True,  # without a compiler, plain torch computes
+            optional=True,
         )
     ],
+    cmdclass={"build_ext": BuildKernels},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import raycore_build
 import torch
 
 from raycore.kernels import library
@@ -126,8 +127,7 @@ def emulated_ops() -> EmulatedOps:
 def _program() -> Path:
     program = Path(_FOLDER.name) / "run_kernel"
     sources = [_SOURCES / "neon.cpp", Path(__file__).parent / "run_kernel.cpp"]
-    flags = ["-std=c++17", "-O3", "-ffp-contract=fast", "-static", f"-I{_SOURCES}"]
-    subprocess.run([_COMPILER, *flags, *sources, "-o", program], check=True)
+    subprocess.run([_COMPILER, *raycore_build.FLAGS, "-static", f"-I{_SOURCES}", *sources, "-o", program], check=True)
     return program
 
 

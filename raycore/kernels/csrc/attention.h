@@ -64,7 +64,7 @@ inline float quantize_head(const T* from, int64_t dim, int8_t* to) {
   }
   const float largest = maximum(top), factor = largest > 0 ? 127.0f / largest : 0.0f;
   for (int64_t i = 0; i < dim; i += kWidth) {
-    const Floats rounded = load_up_to(from + i, dim - i) * splat(factor) + splat(kRounder);
+    const Floats rounded = multiply_add(load_up_to(from + i, dim - i), splat(factor), splat(kRounder));
     const Bytes bytes = __builtin_convertvector(bits_of<Ints>(rounded) - bits_of<Ints>(splat(kRounder)), Bytes);
     std::memcpy(to + i, &bytes, dim - i < kWidth ? dim - i : kWidth);
   }
@@ -117,7 +117,7 @@ inline void score(const C* keys, int64_t count, int64_t block_size, const float*
   Floats sums[R][V] = {};
   const auto add = [&](const Floats(&keys)[V], int64_t i) {
     for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) sums[r][v] += keys[v] * splat(q[i * R + r]);
+      for (int v = 0; v < V; v++) sums[r][v] = multiply_add(keys[v], splat(q[i * R + r]), sums[r][v]);
   };
   for (int64_t i = 0; i < dim; i += kPair<C>) {
     Floats even[V], odd[V];
@@ -142,7 +142,8 @@ inline void weigh(const Block<C>* blocks, int64_t block_size, int64_t first, int
     for (int v = 0; v < V; v++) sums[r][v] = load(out + r * out_stride + first + v * kWidth);
   const auto add = [&](const Floats(&values)[V], int64_t token) {
     for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) sums[r][v] += values[v] * splat(weights[r * kRowStride + token]);
+      for (int v = 0; v < V; v++)
+        sums[r][v] = multiply_add(values[v], splat(weights[r * kRowStride + token]), sums[r][v]);
   };
   for (; count > 0; blocks++, weights += block_size, count -= block_size) {
     const int64_t num_tokens = count < block_size ? count : block_size;
@@ -354,7 +355,8 @@ inline void weigh_task(int64_t h, int64_t width, const AttentionArgs& args, cons
     for (int64_t key = seen.first; key < seen.end; key++)
       for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++)
-          sums[r][v] += load(slice + (key * V + v) * kWidth) * splat(weights[r * kRowStride + key]);
+          sums[r][v] =
+              multiply_add(load(slice + (key * V + v) * kWidth), splat(weights[r * kRowStride + key]), sums[r][v]);
     for (int r = 0; r < R; r++)
       for (int v = 0; v < V; v++) store(out + r * rows.stride + v * kWidth, sums[r][v]);
   });

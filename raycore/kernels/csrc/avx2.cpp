@@ -1,6 +1,5 @@
 #if defined(__x86_64__)
 #define RAYCORE_WIDTH 8
-#pragma GCC target("avx2,fma,f16c")
 #include "attention.h"
 #include "integer_linear.h"
 #include "linear.h"

@@ -1,8 +1,7 @@
 #if defined(__x86_64__)
 #define RAYCORE_WIDTH 16
 #define RAYCORE_VNNI
-#define RAYCORE_BF16_PAIRS  // GCC 12 does not define its own macros for this pragma
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,fma,f16c,amx-tile,amx-bf16")
+#define RAYCORE_BF16_PAIRS
 #include "integer_linear.h"
 #include "linear.h"
 #include "lora.h"

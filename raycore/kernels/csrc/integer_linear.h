@@ -68,8 +68,8 @@ inline void store_quads(Ints x, int digits, char* to) {
   }
   typedef int32_t Quads __attribute__((vector_size(kWidth)));
   const Quads first = bits_of<Quads>(parts[0]), second = bits_of<Quads>(parts[1]);
-  const Quads both[2] = {__builtin_shufflevector(first, second, 0, 4, 1, 5),
-                         __builtin_shufflevector(first, second, 2, 6, 3, 7)};
+  const Quads both[2] = {RAYCORE_SHUFFLE(first, second, 0, 4, 1, 5),
+                         RAYCORE_SHUFFLE(first, second, 2, 6, 3, 7)};
   std::memcpy(to, both, sizeof(both));
 #else
   typedef int16_t Shorts __attribute__((vector_size(2 * kWidth)));
@@ -103,7 +103,7 @@ void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t r
     const int64_t end = i + rows.block_inputs < I ? i + rows.block_inputs : I;
     Ints total = {};
     for (; i < end; i += kWidth, data += kWidth / kQuad * quad_bytes(digits)) {
-      const Floats rounded = load_up_to(x + i, I - i) * factor + splat(kRounder) - splat(kRounder);
+      const Floats rounded = multiply_add(load_up_to(x + i, I - i), factor, splat(kRounder)) - splat(kRounder);
       const Ints integers = __builtin_convertvector(rounded, Ints);
       store_quads(integers, digits, data);
       total += integers;
@@ -210,7 +210,7 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
         Words exact = all_digits<digits>(sums[r][v]);
         if constexpr (has_zeros) exact -= zeros * x_sum;
         else exact -= x_sum;
-        own[r][v] += __builtin_convertvector(bits_of<Ints>(exact), Floats) * scales;
+        own[r][v] = multiply_add(__builtin_convertvector(bits_of<Ints>(exact), Floats), scales, own[r][v]);
       }
     }
   }

@@ -70,7 +70,7 @@ struct LinearArgs {
 
 constexpr int kPanelOutputs = 16;
 
-inline int64_t panels_of(int64_t num_outputs) {
+static inline int64_t panels_of(int64_t num_outputs) {
   return (num_outputs + kPanelOutputs - 1) / kPanelOutputs;
 }
 
@@ -109,14 +109,14 @@ struct IntegerLinearArgs {
 constexpr int64_t kMaxBlockInputs = 256;  // the sum of as many products of 8 and 16 bits fits in 32 bits
 
 // The scratch memory of a row in integers: 2 bytes for each input, then the sum of each block of inputs.
-inline int64_t integer_row_bytes(int64_t num_inputs, int64_t group_size) {
+static inline int64_t integer_row_bytes(int64_t num_inputs, int64_t group_size) {
   const int64_t block = group_size < kMaxBlockInputs ? group_size : kMaxBlockInputs;
   const int64_t size = (num_inputs + 15) / 16 * 32 + (num_inputs + block - 1) / block * int64_t(sizeof(int32_t));
   return (size + 63) / 64 * 64;
 }
 
 // The scales of the rows, then the rows.
-inline int64_t integer_scratch_bytes(int64_t num_rows, int64_t num_inputs, int64_t group_size) {
+static inline int64_t integer_scratch_bytes(int64_t num_rows, int64_t num_inputs, int64_t group_size) {
   return (num_rows * int64_t(sizeof(float)) + 63) / 64 * 64 + num_rows * integer_row_bytes(num_inputs, group_size);
 }
 
@@ -158,7 +158,7 @@ struct DrawLimits {
 constexpr int64_t kDrawBlock = 128;  // tokens whose weights are added up, or whose maximum is taken, together
 
 // The scratch memory of a worker that draws.
-inline int64_t draw_scratch_bytes(int64_t dim) {
+static inline int64_t draw_scratch_bytes(int64_t dim) {
   return (dim + kDrawBlock - 1) / kDrawBlock * 2 * (kDrawBlock * sizeof(float) + sizeof(double));
 }
 

@@ -38,8 +38,8 @@ void some_outputs(const LinearArgs& args, int64_t first_row, int64_t begin, int6
       load_two(weight + i, count, w0, w1);
       for (int r = 0; r < R; r++) {
         load_two(x[r] + i, count, x0, x1);
-        even[r] += w0 * x0;
-        odd[r] += w1 * x1;
+        even[r] = multiply_add(w0, x0, even[r]);
+        odd[r] = multiply_add(w1, x1, odd[r]);
       }
     };
     int64_t i = 0;

@@ -1,15 +1,13 @@
 // Registers the kernels with torch, under `torch.ops.raycore`.
 
 #include <dlfcn.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 
 #include "kernels.h"
+#include "processor.h"
 #include "threads.h"
 #include "torch_abi.h"
 
@@ -19,18 +17,50 @@ TorchFunctions torch_functions;
 
 namespace {
 
+constexpr char kExpect[] = "raycore's kernels expect %s";
 constexpr uint64_t kAbiVersion = (2ull << 56) | (10ull << 48);  // of the interface that torch_abi.h declares
 const Kernels* kernels;
 int32_t dtype_codes[kNumDTypes];
 
-// A tensor that this object owns.
+// The tensors that the running call owns. They are deleted when it ends, also by an error.
+class OwnedTensors {
+ public:
+  void add(TensorHandle handle) { handles_[count_++] = handle; }
+  void release(TensorHandle handle) {
+    for (int i = 0; i < count_; i++)
+      if (handles_[i] == handle) handles_[i] = handles_[--count_];
+  }
+  void delete_all() {
+    while (count_) torch_functions.aoti_torch_delete_tensor_object(handles_[--count_]);
+  }
+
+ private:
+  TensorHandle handles_[16];  // no operation has more
+  int count_ = 0;
+};
+
+thread_local OwnedTensors owned_tensors;
+
+// Has torch throw an error, which the caller in Python gets as a RuntimeError. It passes this library's functions without
+// a stop: they know nothing of C++ exceptions, so that it doesn't matter whose C++ library they were compiled with.
+[[noreturn]] void fail(const char* format, const char* what) {
+  char message[256];
+  std::snprintf(message, sizeof(message), format, what);
+  owned_tensors.delete_all();
+  torch_functions.aoti_torch_check(false, "raycore", __FILE__, __LINE__, message);
+  __builtin_unreachable();
+}
+
+#define RAYCORE_TORCH(NAME, ...)                                      \
+  do {                                                                \
+    if (torch_functions.NAME(__VA_ARGS__)) fail("%s failed", #NAME); \
+  } while (false)
+
+// A tensor that the running call owns.
 class Tensor {
  public:
-  explicit Tensor(StackValue value) : handle_(reinterpret_cast<TensorHandle>(value)) {}
-  Tensor(const Tensor&) = delete;
-  ~Tensor() {
-    if (handle_) torch_functions.aoti_torch_delete_tensor_object(handle_);
-  }
+  explicit Tensor(TensorHandle handle) : handle_(handle) { owned_tensors.add(handle); }
+  explicit Tensor(StackValue value) : Tensor(reinterpret_cast<TensorHandle>(value)) {}
   template <typename T = void>
   T* data() const {
     void* pointer;
@@ -56,7 +86,7 @@ class Tensor {
     const int32_t code = torch_dtype();
     for (int i = 0; i < kNumDTypes; i++)
       if (dtype_codes[i] == code) return DType(i);
-    throw std::runtime_error("raycore's kernels expect float32, bfloat16 or float16");
+    fail(kExpect, "float32, bfloat16 or float16");
   }
   int64_t dim() const {
     int64_t dim;
@@ -70,18 +100,16 @@ class Tensor {
     return true;
   }
   StackValue release() {
-    const StackValue value = reinterpret_cast<StackValue>(handle_);
-    handle_ = nullptr;
-    return value;
+    owned_tensors.release(handle_);
+    return reinterpret_cast<StackValue>(handle_);
   }
 
  private:
   TensorHandle handle_;
 };
 
-// Throws an error, which the caller in Python gets as a RuntimeError.
 void expect(bool condition, const char* what) {
-  if (!condition) throw std::runtime_error(std::string("raycore's kernels expect ") + what);
+  if (!condition) fail(kExpect, what);
 }
 
 Tensor empty(int64_t size, int32_t dtype) {
@@ -118,7 +146,7 @@ Threads threads() {
   return {count, for_range};
 }
 
-void rms_norm(StackValue* stack, uint64_t, uint64_t) {
+void rms_norm(StackValue* stack) {
   Tensor x(stack[0]), weight(stack[1]);
   const DType dtype = x.dtype();
   expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
@@ -131,7 +159,7 @@ void rms_norm(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-void silu_and_mul(StackValue* stack, uint64_t, uint64_t) {
+void silu_and_mul(StackValue* stack) {
   Tensor gate_up(stack[0]);
   expect(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && gate_up.is_contiguous(), "a contiguous gate_up [T, 2F]");
   const int64_t dim = gate_up.size(1) / 2;
@@ -140,7 +168,7 @@ void silu_and_mul(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-void most_likely(StackValue* stack, uint64_t, uint64_t) {
+void most_likely(StackValue* stack) {
   Tensor logits(stack[0]);
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   Tensor out = empty(logits.size(0), torch_functions.aoti_torch_dtype_int64());
@@ -149,7 +177,7 @@ void most_likely(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-void draw(StackValue* stack, uint64_t, uint64_t) {
+void draw(StackValue* stack) {
   Tensor logits(stack[0]), limits(stack[1]);
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   const int64_t num_rows = logits.size(0), dim = logits.size(1);
@@ -166,7 +194,7 @@ void draw(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-void logprobs(StackValue* stack, uint64_t, uint64_t) {
+void logprobs(StackValue* stack) {
   Tensor logits(stack[0]), token_ids(stack[1]);
   const int64_t num_likely = stack[2];
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
@@ -190,7 +218,7 @@ void logprobs(StackValue* stack, uint64_t, uint64_t) {
   stack[3] = ids.release();
 }
 
-void attention(StackValue* stack, uint64_t, uint64_t) {
+void attention(StackValue* stack) {
   Tensor qkv(stack[0]), norm(stack[1]), turns(stack[3]), cache(stack[4]), tables(stack[5]), sequences(stack[6]);
   AttentionArgs args;
   args.qkv = qkv.data();
@@ -231,7 +259,7 @@ void attention(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-void few_rows_linear(StackValue* stack, uint64_t, uint64_t) {
+void few_rows_linear(StackValue* stack) {
   Tensor x(stack[0]), weight(stack[1]);
   expect(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % 2 == 0, "x [R, I] with contiguous rows and an even I");
   expect(weight.dim() == 2 && weight.size(1) == x.size(1) && weight.is_contiguous(), "a contiguous weight [O, I]");
@@ -252,7 +280,7 @@ void pack_panel(const Word* from, int64_t num_words, int64_t num_outputs, Word* 
 }
 
 // The weight of a linear layer, packed in panels: [O, I], with O rounded up to a multiple of 16.
-void pack_linear(StackValue* stack, uint64_t, uint64_t) {
+void pack_linear(StackValue* stack) {
   Tensor weight(stack[0]);
   const DType dtype = weight.dtype();
   expect(weight.dim() == 2 && weight.is_contiguous(), "a contiguous weight [O, I]");
@@ -290,7 +318,7 @@ void panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias, con
          threads());
 }
 
-void panel_linear(StackValue* stack, uint64_t, uint64_t) {
+void panel_linear(StackValue* stack) {
   Tensor x(stack[0]), packed(stack[1]), bias(stack[2]);
   const int64_t num_outputs = stack[3];
   Tensor out = empty(x.size(0), num_outputs, x.torch_dtype());
@@ -298,7 +326,7 @@ void panel_linear(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-void gated_panel_linear(StackValue* stack, uint64_t, uint64_t) {
+void gated_panel_linear(StackValue* stack) {
   Tensor x(stack[0]), packed(stack[1]), bias(stack[2]);
   expect(packed.size(0) % (2 * kPanelOutputs) == 0, "a panel of gates for each panel of other outputs");
   Tensor out = empty(x.size(0), packed.size(0) / 2, x.torch_dtype());
@@ -306,7 +334,7 @@ void gated_panel_linear(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-void add_panel_linear(StackValue* stack, uint64_t, uint64_t) {
+void add_panel_linear(StackValue* stack) {
   Tensor residual(stack[0]), x(stack[1]), packed(stack[2]), bias(stack[3]);
   expect(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.is_contiguous() &&
              residual.dtype() == x.dtype(),
@@ -368,7 +396,7 @@ class IntegerLinear {
   IntegerLinearArgs args_;
 };
 
-void integer_linear(StackValue* stack, uint64_t, uint64_t) {
+void integer_linear(StackValue* stack) {
   IntegerLinear linear(stack);
   const int64_t num_outputs = stack[8];
   Tensor out = empty(linear.x.size(0), num_outputs, linear.x.torch_dtype());
@@ -376,7 +404,7 @@ void integer_linear(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-void gated_integer_linear(StackValue* stack, uint64_t, uint64_t) {
+void gated_integer_linear(StackValue* stack) {
   IntegerLinear linear(stack);
   const int64_t num_outputs = linear.packed.size(0);
   expect(num_outputs % (2 * kPanelOutputs) == 0, "a panel of gates for each panel of other outputs");
@@ -385,7 +413,7 @@ void gated_integer_linear(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
-void add_integer_linear(StackValue* stack, uint64_t, uint64_t) {
+void add_integer_linear(StackValue* stack) {
   IntegerLinear linear(stack);
   Tensor residual(stack[8]);
   expect(residual.dim() == 2 && residual.size(0) == linear.x.size(0) && residual.is_contiguous() &&
@@ -418,7 +446,7 @@ LoraArgs lora_args(const Tensor& numbers, const Tensor& rows, const Tensor& plac
 }
 
 // A x for some rows of x, [R, width]. What is beyond the number of rows of A isn't set.
-void lora_shrink(StackValue* stack, uint64_t, uint64_t) {
+void lora_shrink(StackValue* stack) {
   Tensor x(stack[0]), rows(stack[1]), places(stack[2]), adapters(stack[3]);
   LoraArgs args = lora_args(x, rows, places, adapters);
   expect(x.size(1) % 2 == 0, "x [T, I] with an even I");
@@ -433,7 +461,7 @@ void lora_shrink(StackValue* stack, uint64_t, uint64_t) {
 }
 
 // Adds B (A x) to some rows of y.
-void lora_expand(StackValue* stack, uint64_t, uint64_t) {
+void lora_expand(StackValue* stack) {
   Tensor y(stack[0]), products(stack[1]), rows(stack[2]), places(stack[3]), adapters(stack[4]);
   LoraArgs args = lora_args(y, rows, places, adapters);
   expect(products.dim() == 2 && products.is_contiguous() && products.dtype() == y.dtype() &&
@@ -446,6 +474,13 @@ void lora_expand(StackValue* stack, uint64_t, uint64_t) {
   kernels->lora_expand[y.dtype()](args, threads());
 }
 
+// An operation as torch calls it. Its arguments and results are on the stack.
+template <void (*operation)(StackValue*)>
+void call(StackValue* stack, uint64_t, uint64_t) {
+  operation(stack);
+  owned_tensors.delete_all();
+}
+
 struct Op {
   const char* name;
   const char* schema;
@@ -456,40 +491,31 @@ struct Op {
   "Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor bias, int bits, int row_bits, int group_size"
 
 const Op kOps[] = {
-    {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm},
-    {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", silu_and_mul},
-    {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", few_rows_linear},
-    {"most_likely", "most_likely(Tensor logits) -> Tensor", most_likely},
-    {"pack_linear", "pack_linear(Tensor weight) -> Tensor", pack_linear},
-    {"panel_linear", "panel_linear(Tensor x, Tensor packed, Tensor bias, int num_outputs) -> Tensor", panel_linear},
-    {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", gated_panel_linear},
+    {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", call<rms_norm>},
+    {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", call<silu_and_mul>},
+    {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", call<few_rows_linear>},
+    {"most_likely", "most_likely(Tensor logits) -> Tensor", call<most_likely>},
+    {"pack_linear", "pack_linear(Tensor weight) -> Tensor", call<pack_linear>},
+    {"panel_linear", "panel_linear(Tensor x, Tensor packed, Tensor bias, int num_outputs) -> Tensor", call<panel_linear>},
+    {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", call<gated_panel_linear>},
     {"add_panel_linear", "add_panel_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
-     add_panel_linear},
-    {"integer_linear", "integer_linear(" RAYCORE_INTEGER_LINEAR ", int num_outputs) -> Tensor", integer_linear},
-    {"gated_integer_linear", "gated_integer_linear(" RAYCORE_INTEGER_LINEAR ") -> Tensor", gated_integer_linear},
+     call<add_panel_linear>},
+    {"integer_linear", "integer_linear(" RAYCORE_INTEGER_LINEAR ", int num_outputs) -> Tensor", call<integer_linear>},
+    {"gated_integer_linear", "gated_integer_linear(" RAYCORE_INTEGER_LINEAR ") -> Tensor", call<gated_integer_linear>},
     {"add_integer_linear", "add_integer_linear(" RAYCORE_INTEGER_LINEAR ", Tensor(a!) residual) -> ()",
-     add_integer_linear},
+     call<add_integer_linear>},
     {"lora_shrink", "lora_shrink(Tensor x, Tensor rows, Tensor places, Tensor adapters, int width) -> Tensor",
-     lora_shrink},
+     call<lora_shrink>},
     {"lora_expand",
-     "lora_expand(Tensor(a!) y, Tensor products, Tensor rows, Tensor places, Tensor adapters) -> ()", lora_expand},
+     "lora_expand(Tensor(a!) y, Tensor products, Tensor rows, Tensor places, Tensor adapters) -> ()", call<lora_expand>},
     {"logprobs", "logprobs(Tensor logits, Tensor token_ids, int num_likely) -> (Tensor, Tensor, Tensor, Tensor)",
-     logprobs},
-    {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", draw},
+     call<logprobs>},
+    {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", call<draw>},
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
      "Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale) -> Tensor",
-     attention},
+     call<attention>},
 };
-
-#if defined(__x86_64__)
-// Whether AMX may be used. Linux allows it to a process that asks for it.
-bool has_amx() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-#endif
 
 // The kernels named `choice`, or the best ones ("auto"). Null if this processor or library hasn't got them.
 const Kernels* choose(const char* choice) {
@@ -497,14 +523,11 @@ const Kernels* choose(const char* choice) {
     return !std::strcmp(choice, "auto") || !std::strcmp(choice, kernels.name);
   };
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  if (has_bf16 && is_wanted(kAmxKernels) && has_amx()) return &kAmxKernels;
-  if (has_bf16 && is_wanted(kAvx512Bf16Kernels)) return &kAvx512Bf16Kernels;
-  if (has_avx512 && is_wanted(kAvx512Kernels)) return &kAvx512Kernels;
-  if (has_avx2 && is_wanted(kAvx2Kernels)) return &kAvx2Kernels;
+  const Processor processor;
+  if (is_wanted(kAmxKernels) && processor.has_amx()) return &kAmxKernels;
+  if (is_wanted(kAvx512Bf16Kernels) && processor.has_bf16) return &kAvx512Bf16Kernels;
+  if (is_wanted(kAvx512Kernels) && processor.has_avx512) return &kAvx512Kernels;
+  if (is_wanted(kAvx2Kernels) && processor.has_avx2) return &kAvx2Kernels;
 #elif defined(__aarch64__)
   if (is_wanted(kNeonKernels)) return &kNeonKernels;
 #endif
@@ -529,34 +552,28 @@ RAYCORE_EXPORT const char* raycore_choose(const char* choice) {
 // Returns null, or why it failed.
 RAYCORE_EXPORT const char* raycore_register(const char* libtorch) {
   using namespace raycore;
-  static std::string reason;
+  static char reason[512];
+  const auto because = [](const char* format, const char* what) {
+    std::snprintf(reason, sizeof(reason), format, what);
+    return reason;
+  };
   void* library = dlopen(libtorch, RTLD_NOW | RTLD_NOLOAD);
-  if (!library) {
-    reason = std::string("torch hasn't loaded ") + libtorch;
-    return reason.c_str();
-  }
+  if (!library) return because("torch hasn't loaded %s", libtorch);
 #define RAYCORE_FIND(RESULT, NAME, ARGUMENTS)                                                     \
   torch_functions.NAME = reinterpret_cast<decltype(torch_functions.NAME)>(dlsym(library, #NAME)); \
-  if (!torch_functions.NAME) {                                                                    \
-    reason = "this version of torch has no function " #NAME;                                      \
-    return reason.c_str();                                                                        \
-  }
+  if (!torch_functions.NAME) return because("this version of torch has no function %s", #NAME);
   RAYCORE_TORCH_FUNCTIONS(RAYCORE_FIND)
 #undef RAYCORE_FIND
   dtype_codes[kFloat32] = torch_functions.aoti_torch_dtype_float32();
   dtype_codes[kBFloat16] = torch_functions.aoti_torch_dtype_bfloat16();
   dtype_codes[kFloat16] = torch_functions.aoti_torch_dtype_float16();
-  try {
-    LibraryHandle fragment, implementation;
-    RAYCORE_TORCH(aoti_torch_library_init_fragment, "raycore", __FILE__, __LINE__, &fragment);
-    RAYCORE_TORCH(aoti_torch_library_init_impl, "raycore", "CPU", __FILE__, __LINE__, &implementation);
-    for (const Op& op : kOps) {
-      RAYCORE_TORCH(aoti_torch_library_def, fragment, op.schema);
-      RAYCORE_TORCH(torch_library_impl, implementation, op.name, op.function, kAbiVersion);
-    }
-  } catch (const std::exception& error) {
-    reason = error.what();
-    return reason.c_str();
-  }
+  LibraryHandle fragment, implementation;
+  if (torch_functions.aoti_torch_library_init_fragment("raycore", __FILE__, __LINE__, &fragment) ||
+      torch_functions.aoti_torch_library_init_impl("raycore", "CPU", __FILE__, __LINE__, &implementation))
+    return because("torch refuses the library %s", "raycore");
+  for (const Op& op : kOps)
+    if (torch_functions.aoti_torch_library_def(fragment, op.schema) ||
+        torch_functions.torch_library_impl(implementation, op.name, op.function, kAbiVersion))
+      return because("torch refuses the operation %s", op.schema);
   return nullptr;
 }

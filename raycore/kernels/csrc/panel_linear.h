@@ -86,10 +86,11 @@ void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int6
         for (int v = 0; v < V; v++) own[r][v] = add_pairs(own[r][v], first[v], x + r * block.x_stride + i);
     } else {
       for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) own[r][v] += first[v] * splat(x[r * block.x_stride + i]);
+        for (int v = 0; v < V; v++) own[r][v] = multiply_add(first[v], splat(x[r * block.x_stride + i]), own[r][v]);
       if constexpr (kPair<W> == 2)
         for (int r = 0; r < R; r++)
-          for (int v = 0; v < V; v++) own[r][v] += second[v] * splat(x[r * block.x_stride + i + 1]);
+          for (int v = 0; v < V; v++)
+            own[r][v] = multiply_add(second[v], splat(x[r * block.x_stride + i + 1]), own[r][v]);
     }
   }
   for (int r = 0; r < R; r++)

@@ -11,21 +11,21 @@ namespace {
 // pair.
 inline Floats rotated(Floats x, Floats turns) {
 #if RAYCORE_WIDTH == 16
-  const Floats other = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-  const Floats cosine = __builtin_shufflevector(turns, turns, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14);
-  const Floats sine = __builtin_shufflevector(turns, turns, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
+  const Floats other = RAYCORE_SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  const Floats cosine = RAYCORE_SHUFFLE(turns, turns, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14);
+  const Floats sine = RAYCORE_SHUFFLE(turns, turns, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
 #elif RAYCORE_WIDTH == 8
-  const Floats other = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6);
-  const Floats cosine = __builtin_shufflevector(turns, turns, 0, 0, 2, 2, 4, 4, 6, 6);
-  const Floats sine = __builtin_shufflevector(turns, turns, 1, 1, 3, 3, 5, 5, 7, 7);
+  const Floats other = RAYCORE_SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6);
+  const Floats cosine = RAYCORE_SHUFFLE(turns, turns, 0, 0, 2, 2, 4, 4, 6, 6);
+  const Floats sine = RAYCORE_SHUFFLE(turns, turns, 1, 1, 3, 3, 5, 5, 7, 7);
 #else
-  const Floats other = __builtin_shufflevector(x, x, 1, 0, 3, 2);
-  const Floats cosine = __builtin_shufflevector(turns, turns, 0, 0, 2, 2);
-  const Floats sine = __builtin_shufflevector(turns, turns, 1, 1, 3, 3);
+  const Floats other = RAYCORE_SHUFFLE(x, x, 1, 0, 3, 2);
+  const Floats cosine = RAYCORE_SHUFFLE(turns, turns, 0, 0, 2, 2);
+  const Floats sine = RAYCORE_SHUFFLE(turns, turns, 1, 1, 3, 3);
 #endif
   Words signs = {};
   for (int i = 0; i < kWidth; i += 2) signs[i] = 0x80000000u;
-  return x * cosine + other * bits_of<Floats>(bits_of<Words>(sine) ^ signs);
+  return multiply_add(x, cosine, other * bits_of<Floats>(bits_of<Words>(sine) ^ signs));
 }
 
 // Normalizes and rotates one head in place. `norm` may be null.

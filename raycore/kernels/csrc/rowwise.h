@@ -16,12 +16,12 @@ inline float inverse_norm(const T* x, int64_t dim, float eps) {
   int64_t i = 0;
   for (; i + 2 * kWidth <= dim; i += 2 * kWidth) {
     const Floats x0 = load(x + i), x1 = load(x + i + kWidth);
-    a += x0 * x0;
-    b += x1 * x1;
+    a = multiply_add(x0, x0, a);
+    b = multiply_add(x1, x1, b);
   }
   for (; i < dim; i += kWidth) {
     const Floats x0 = load_up_to(x + i, dim - i);
-    a += x0 * x0;
+    a = multiply_add(x0, x0, a);
   }
   return 1.0f / __builtin_sqrtf(sum(a + b) / dim + eps);
 }

@@ -85,8 +85,8 @@ inline void weigh_scores(TileRows& rows, Chunk<C, P>& chunk, int64_t row, int64_
   const Floats scale = splat(rows.log2_scale), shift = splat(rows.highest[row]);
   Floats total0 = {}, total1 = {};
   for (int64_t i = low; i < high; i += W) {
-    Floats weight0 = exp2(load(scores + i) * scale - shift);
-    Floats weight1 = exp2(load(scores + i + kWidth) * scale - shift);
+    Floats weight0 = exp2(multiply_add(load(scores + i), scale, -shift));
+    Floats weight1 = exp2(multiply_add(load(scores + i + kWidth), scale, -shift));
     total0 += weight0;
     total1 += weight1;
     if constexpr (kHasScales<C>) {

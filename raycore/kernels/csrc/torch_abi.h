@@ -6,8 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 
 namespace raycore {
 
@@ -19,8 +17,9 @@ using LibraryHandle = LibraryHandle_*;
 using StackValue = uint64_t;  // a tensor handle, or the bits of an int64_t, a double or a bool
 using BoxedFunction = void (*)(StackValue* stack, uint64_t num_inputs, uint64_t num_outputs);
 
-// name, arguments; every function returns 0 for success unless it returns a number
+// result, name, arguments; functions return 0 for success, except those that return a number or throw an error
 #define RAYCORE_TORCH_FUNCTIONS(F)                                                                                    \
+  F(void, aoti_torch_check, (bool, const char*, const char*, uint32_t, const char*))                                  \
   F(int32_t, aoti_torch_library_init_fragment, (const char*, const char*, uint32_t, LibraryHandle*))                  \
   F(int32_t, aoti_torch_library_init_impl, (const char*, const char*, const char*, uint32_t, LibraryHandle*))         \
   F(int32_t, aoti_torch_library_def, (LibraryHandle, const char*))                                                    \
@@ -51,11 +50,5 @@ struct TorchFunctions {
 };
 
 extern TorchFunctions torch_functions;
-
-inline void check(int32_t error, const char* what) {
-  if (error) throw std::runtime_error(std::string(what) + " failed");
-}
-
-#define RAYCORE_TORCH(NAME, ...) ::raycore::check(::raycore::torch_functions.NAME(__VA_ARGS__), #NAME)
 
 }  // namespace raycore

@@ -3,6 +3,9 @@
 // Each instruction set has a translation unit of its own. Everything in it is in an anonymous namespace, and nothing of
 // the C++ library is used that the compiler might not inline: of equal functions in several units the linker keeps one,
 // and that one might use instructions that this processor lacks.
+//
+// Compilers choose differently which product and sum to compute with one rounding. So they are told not to, and
+// `multiply_add` says where: results have the same bits with every compiler.
 
 #pragma once
 
@@ -12,6 +15,15 @@
 
 #if RAYCORE_WIDTH > 4
 #include <immintrin.h>
+#else
+#include <arm_neon.h>
+#endif
+
+// The numbers of two vectors at these places, as in `__builtin_shufflevector`, which GCC has from version 12 on.
+#if defined(__clang__) || __GNUC__ >= 12
+#define RAYCORE_SHUFFLE(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
+#else
+#define RAYCORE_SHUFFLE(A, B, ...) __builtin_shuffle(A, B, typename ::Places<sizeof(A)>::Type{__VA_ARGS__})
 #endif
 
 namespace {
@@ -24,6 +36,11 @@ typedef float Floats __attribute__((vector_size(4 * kWidth)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
+
+template <int bytes>
+struct Places {
+  typedef int32_t Type __attribute__((vector_size(bytes)));
+};
 
 struct BFloat16 {
   uint16_t bits;
@@ -42,6 +59,17 @@ inline To bits_of(const From& from) {
 
 inline Floats splat(float x) {
   return x - Floats{};  // minus zero changes no x, so nothing is computed
+}
+
+// a · b + c, rounded once.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if RAYCORE_WIDTH == 16
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif RAYCORE_WIDTH == 8
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#endif
 }
 
 inline Floats load(const float* from) {
@@ -197,8 +225,8 @@ inline float combine_lanes(Vector x, const Combine& combine) {
     std::memcpy(halves, &x, sizeof(x));
     return combine_lanes(combine(halves[0], halves[1]), combine);
   } else {
-    const Quad pairs = combine(x, __builtin_shufflevector(x, x, 2, 3, 0, 1));
-    return combine(pairs, __builtin_shufflevector(pairs, pairs, 1, 0, 3, 2))[0];
+    const Quad pairs = combine(x, RAYCORE_SHUFFLE(x, x, 2, 3, 0, 1));
+    return combine(pairs, RAYCORE_SHUFFLE(pairs, pairs, 1, 0, 3, 2))[0];
   }
 }
 
@@ -219,9 +247,9 @@ inline float maximum(Floats x) {
 inline Floats exp2(Floats x) {
   const Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // 0 if infinite
   Floats y = splat(0.05517167f);
-  y = y * r + splat(0.24261113f);
-  y = y * r + splat(0.69326097f);
-  y = y * r + splat(0.99992806f);
+  y = multiply_add(y, r, splat(0.24261113f));
+  y = multiply_add(y, r, splat(0.69326097f));
+  y = multiply_add(y, r, splat(0.99992806f));
   return (Floats)_mm512_scalef_ps((__m512)y, (__m512)(x - r));
 }
 #endif
@@ -233,28 +261,28 @@ inline Floats power_of_two(Floats x) {
   x = splat(-127.0f) > x ? splat(-127.0f) : x;
   const Floats shifted = x + splat(kRounder), r = x - (shifted - splat(kRounder));
   Floats y = splat(0.00132647273f);
-  y = y * r + splat(0.00967151299f);
-  y = y * r + splat(0.0555073358f);
-  y = y * r + splat(0.240222424f);
-  y = y * r + splat(0.693147004f);
-  y = y * r + splat(1.0f);
+  y = multiply_add(y, r, splat(0.00967151299f));
+  y = multiply_add(y, r, splat(0.0555073358f));
+  y = multiply_add(y, r, splat(0.240222424f));
+  y = multiply_add(y, r, splat(0.693147004f));
+  y = multiply_add(y, r, splat(1.0f));
   return bits_of<Floats>(bits_of<Ints>(y) + (bits_of<Ints>(shifted) << 23));  // the other bits of kRounder are lost
 }
 
 // e to the power of r, for |r| <= ln 2 / 2.
 inline Floats exponential_near_zero(Floats r) {
   Floats y = splat(1.98756915e-4f);
-  y = y * r + splat(1.39819995e-3f);
-  y = y * r + splat(8.33345187e-3f);
-  y = y * r + splat(4.16657959e-2f);
-  y = y * r + splat(1.66666655e-1f);
-  y = y * r + splat(0.5f);
-  return y * r * r + r + splat(1.0f);
+  y = multiply_add(y, r, splat(1.39819995e-3f));
+  y = multiply_add(y, r, splat(8.33345187e-3f));
+  y = multiply_add(y, r, splat(4.16657959e-2f));
+  y = multiply_add(y, r, splat(1.66666655e-1f));
+  y = multiply_add(y, r, splat(0.5f));
+  return multiply_add(y * r, r, r) + splat(1.0f);
 }
 
 // x - n ln 2, with ln 2 in two parts.
 inline Floats without_multiples(Floats x, Floats n) {
-  return x - n * splat(0.693145752f) - n * splat(1.42860677e-6f);
+  return multiply_add(n, splat(-1.42860677e-6f), multiply_add(n, splat(-0.693145752f), x));
 }
 
 // e to the power of x, off by less than 2 units in the last place; 0 far below -87, infinity far above 88. NaN gives
@@ -270,7 +298,7 @@ inline Floats exponential(Floats x) {
 }
 #else
 inline Floats exponential(Floats x) {
-  const Floats shifted = x * splat(kLog2OfE) + splat(kRounder);
+  const Floats shifted = multiply_add(x, splat(kLog2OfE), splat(kRounder));
   const Ints exponent = bits_of<Ints>(shifted) - bits_of<Ints>(splat(kRounder));
   const Floats y = exponential_near_zero(without_multiples(x, shifted - splat(kRounder)));
   const Floats scaled = bits_of<Floats>(bits_of<Ints>(y) + (exponent << 23));

@@ -1,0 +1,240 @@
+"""Builds raycore: setuptools' backend, with a compiler for the native kernels where the machine has none.
+
+The kernels are compiled by the machine's C++ compiler. Where none works, the build requires `ziglang`, a compiler that
+pip installs, into the environment of this build only. If the kernels can't be compiled at all, raycore is installed
+without them. `_cpu.json`, beside their library, records what compiled them, or why nothing did.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, build_meta
+from setuptools.build_meta import (
+    build_editable,
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+from setuptools.command.build_ext import build_ext
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+ZIG = "ziglang>=0.17,<0.18"
+OLDEST = "g++ 11 or clang 14"
+
+# fmt: off
+FLAGS = [
+    "-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-fno-math-errno", "-ffp-contract=off",
+    # errors are torch's own, which unwind the stack; so the library needs no C++ library of the compiler
+    "-fno-exceptions", "-fno-rtti", "-fasynchronous-unwind-tables",
+]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"]
+# fmt: on
+X86_FLAGS = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": AVX512_BF16}
+"""What the compiler may use in a source file, by its name. In the others, whatever every such processor has."""
+
+PROBE = """
+#include <cstring>
+#include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+extern "C" void tiles() { _tile_zero(0); }
+#endif
+typedef float Floats __attribute__((vector_size(16)));
+typedef int Ints __attribute__((vector_size(16)));
+template <typename T> constexpr bool is_float = std::is_same<T, float>::value;
+extern "C" void convert(const char* from, Floats* to) {
+  Ints x;
+  std::memcpy(&x, from, sizeof(x));
+  if constexpr (is_float<float>) *to = __builtin_convertvector(x, Floats);
+}
+"""
+PROBE_S, COMPILE_S = 120.0, 3600.0
+
+
+class NotCompiled(Exception):
+    """The kernels can't be compiled. The message says why, `remedy` what to do, and `output` what the compiler said."""
+
+    def __init__(self, why: str, remedy: str, output: str = "") -> None:
+        super().__init__(why)
+        self.remedy, self.output = remedy, output
+
+
+def get_requires_for_build_wheel(config_settings=None) -> list[str]:
+    return [*build_meta.get_requires_for_build_wheel(config_settings), *_compiler_requirement()]
+
+
+def get_requires_for_build_editable(config_settings=None) -> list[str]:
+    return [*build_meta.get_requires_for_build_editable(config_settings), *_compiler_requirement()]
+
+
+def _compiler_requirement() -> list[str]:
+    has_zig = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+    if not has_zig or not _are_wanted() or working_compiler([]):
+        return []
+    return [ZIG]
+
+
+def _are_wanted() -> bool:
+    return os.environ.get("RAYCORE_CPU_KERNELS") != "none"
+
+
+def target_flags(source: str) -> list[str]:
+    """The flags for the instruction set of the source file with this name."""
+    return X86_FLAGS.get(source, []) if platform.machine() in ("x86_64", "AMD64") else []
+
+
+def working_compiler(tried: list[str]) -> list[str] | None:
+    """The first command that compiles what the kernels need. Adds to `tried` what is wrong with those before it."""
+    for command in _candidates():
+        if not shutil.which(command[0]):
+            tried.append(f"{command[0]}: not found")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "probe.cpp"
+            source.write_text(PROBE)
+            arguments = [*FLAGS, *target_flags("avx512_bf16"), *_link_flags(), str(source), "-o", f"{source}.so"]
+            try:
+                _run([*command, *arguments], PROBE_S)
+                return command
+            except NotCompiled as error:
+                tried.append(f"{shlex.join(command)}: {_first_error(error.output)}")
+    return None
+
+
+def _candidates() -> list[list[str]]:
+    """What CXX says, or what goes with CC; else the usual compilers."""
+    if command := shlex.split(os.environ.get("CXX", "")):
+        return [command]
+    if command := shlex.split(os.environ.get("CC", "")):
+        path = Path(command[0])
+        for c, cxx in (("gcc", "g++"), ("clang", "clang++"), ("cc", "c++")):
+            if c in path.name:
+                return [[str(path.with_name(path.name.replace(c, cxx))), *command[1:]]]
+        return [command]
+    python_s = shlex.split(sysconfig.get_config_var("CXX") or "")[:1]
+    return [[name] for name in dict.fromkeys([*python_s, "c++", "g++", "clang++"])]
+
+
+def _link_flags() -> list[str]:
+    if sys.platform == "darwin":
+        return ["-dynamiclib", "-undefined", "dynamic_lookup"]
+    return ["-shared", "-Wl,--as-needed"]
+
+
+def _compiler() -> tuple[list[str], list[str]]:
+    """The commands that compile and that link."""
+    tried: list[str] = []
+    if command := working_compiler(tried):
+        return command, command
+    if importlib.util.find_spec("ziglang") is None:
+        raise NotCompiled(
+            f"no C++ compiler worked when raycore was installed ({'; '.join(tried)}), and ziglang was not installed",
+            f"install {OLDEST}, or a later version, or {ZIG}, and then raycore again",
+        )
+    # an old C library, and what every such processor has: zig's default is this machine's
+    target = ["-target", f"{platform.machine()}-linux-gnu.2.17"] if sys.platform == "linux" else ["-mcpu=baseline"]
+    zig = [sys.executable, "-m", "ziglang"]
+    return [*zig, "c++", *target], [*zig, "cc", *target]  # `c++` would compile its C++ library to link with
+
+
+def compile_kernels(sources: list[str], library: Path) -> str:
+    """Compile and link the kernels. Returns the command that compiled them."""
+    if not _are_wanted():
+        raise NotCompiled(
+            "raycore was installed with RAYCORE_CPU_KERNELS=none", "install raycore again without this variable"
+        )
+    compile_command, link_command = _compiler()
+    compile_flags = [*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+
+        def compile_one(source: str) -> str:
+            name = Path(source).stem
+            target = str(Path(folder) / f"{name}.o")
+            _run([*compile_command, *compile_flags, *target_flags(name), "-c", source, "-o", target], COMPILE_S)
+            return target
+
+        objects = list(pool.map(compile_one, sorted(sources, key=lambda source: -len(target_flags(Path(source).stem)))))
+        linked = Path(folder) / library.name
+        libraries = [*shlex.split(os.environ.get("LDFLAGS", "")), "-ldl", "-lm"]
+        _run([*link_command, *_link_flags(), *objects, *libraries, "-o", str(linked)], COMPILE_S)
+        shutil.copyfile(linked, library)
+    return shlex.join(compile_command)
+
+
+def _run(command: list[str], limit_s: float) -> None:
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=limit_s
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _failed(command, str(error)) from error
+    if done.returncode:
+        raise _failed(command, done.stdout.strip() or f"exit status {done.returncode}")
+
+
+def _failed(command: list[str], output: str) -> NotCompiled:
+    return NotCompiled(
+        f"when raycore was installed, `{shlex.join(command)}` failed: {_first_error(output)}",
+        f"set CXX to {OLDEST}, or a later version, and install raycore again",
+        output,
+    )
+
+
+def _first_error(output: str) -> str:
+    lines = output.splitlines()
+    return next((line for line in lines if "error" in line), lines[-1])
+
+
+class BuildKernels(build_ext):
+    """Compiles the kernels, and records how, or why not. Without kernels, raycore is complete, but slower."""
+
+    def build_extension(self, ext: Extension) -> None:
+        self._library = library = Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.unlink(missing_ok=True)  # of an earlier build
+        record = {"machine": platform.machine()}
+        try:
+            record["compiler"] = compile_kernels(ext.sources, library)
+        except NotCompiled as error:
+            print(f"warning: raycore has no native kernels: {error}. To get them, {error.remedy}.", file=sys.stderr)
+            record |= {"failure": str(error), "remedy": error.remedy, "output": error.output[:20_000]}
+        self._record(library.parent).write_text(json.dumps(record, indent=1))
+
+    def copy_extensions_to_source(self) -> None:
+        """For an editable installation."""
+        (ext,) = self.extensions
+        package = ext.name.rpartition(".")[0]
+        folder = Path(self.get_finalized_command("build_py").get_package_dir(package))
+        (folder / self._library.name).unlink(missing_ok=True)  # of an earlier build
+        shutil.copyfile(self._record(self._library.parent), self._record(folder))
+        super().copy_extensions_to_source()
+
+    @staticmethod
+    def _record(folder: Path) -> Path:
+        return folder / "_cpu.json"

@@ -1,0 +1,60 @@
+// What this processor and its operating system can do.
+//
+// Asked of the processor itself, because compilers know different names of features.
+
+#pragma once
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace raycore {
+
+// Whether all of these bits are set.
+constexpr bool has_bits(uint64_t number, uint64_t bits) {
+  return (number & bits) == bits;
+}
+
+constexpr uint64_t bit(int place) {
+  return uint64_t(1) << place;
+}
+
+class Processor {
+ public:
+  bool has_avx2 = false, has_avx512 = false, has_bf16 = false;
+
+  // See `cpuid` and `xgetbv` in Intel's Software Developer's Manual, volume 2.
+  Processor() {
+    uint32_t eax, ebx, ecx, edx;
+    if (!__get_cpuid_count(1, 0, &eax, &ebx, &ecx, &edx)) return;
+    const uint64_t fma = bit(12), f16c = bit(29), saves_state = bit(27);
+    if (!has_bits(ecx, fma | f16c | saves_state)) return;
+    uint32_t low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    const uint64_t saved = uint64_t(high) << 32 | low;
+    if (!has_bits(saved, bit(1) | bit(2)) || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return;
+    has_avx2 = has_bits(ebx, bit(5));
+    const uint64_t f = bit(16), dq = bit(17), bw = bit(30), vl = bit(31);
+    has_avx512 = has_avx2 && has_bits(ebx, f | dq | bw | vl) && has_bits(saved, bit(5) | bit(6) | bit(7));
+    const bool has_vnni = has_bits(ecx, bit(11));
+    has_tiles_ = has_bits(edx, bit(22) | bit(24)) && has_bits(saved, bit(17) | bit(18));
+    const bool has_subleaf = eax >= 1;
+    has_bf16 = has_avx512 && has_vnni && has_subleaf && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
+               has_bits(eax, bit(5));
+  }
+
+  // Whether AMX may be used. Linux allows it to a process that asks for it.
+  bool has_amx() const {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;
+    return has_bf16 && has_tiles_ && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }
+
+ private:
+  bool has_tiles_ = false;
+};
+
+}  // namespace raycore
+#endif
