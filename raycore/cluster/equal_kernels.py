@@ -25,5 +25,5 @@ def missing_kernels(infos: Sequence[EngineInfo], drivers: Kernels) -> str | None
         return None
     return (
         f"native kernels for CPUs are missing: {lack[0]}, but {have[0]}. Results would differ in their last bits. "
-        f"Install raycore with g++ there too, or set {VARIABLE}=none on all nodes to use plain torch"
+        f"Install raycore there again, or set {VARIABLE}=none on all nodes to use plain torch"
     )

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
+import platform
 import sys
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from raycore.kernels import VARIABLE, compiled
+from raycore.kernels import FOLDER, VARIABLE, compiled
 
 logger = logging.getLogger(__name__)
+
+RECORD = "_cpu.json"
+"""Beside the library: what compiled it, for which machine; or why it is missing."""
+
+_PACKAGE = FOLDER.parent
 
 
 @cache
@@ -28,7 +36,12 @@ def load() -> str | None:
     try:
         return _load(choice)
     except _Unusable as error:
-        logger.warning("%s. So plain torch computes, which is slower.", error)
+        logger.warning(
+            "raycore, imported from %s, can't use its native kernels: %s. Plain torch computes, which is slower. %s.",
+            _PACKAGE,
+            error,
+            error.remedy,
+        )
         return None
 
 
@@ -37,32 +50,75 @@ def choose(instruction_set: str) -> str | None:
     return _name(_library().raycore_choose(instruction_set.encode()))
 
 
+def find() -> Path:
+    """The library that was compiled when raycore was installed."""
+    if found := compiled():
+        return found[0]
+    record = _record()
+    if failure := record.get("failure"):
+        remedy = f"To get them, {record['remedy']}"
+        raise _Unusable(
+            failure, f"{remedy}; {FOLDER / RECORD} has all that it said" if record.get("output") else remedy
+        )
+    root = _PACKAGE.parent
+    install = (
+        f"run `pip install -e {root}`" if (root / "pyproject.toml").exists() else "install raycore on this machine"
+    )
+    raise _Unusable("this copy's were never compiled", f"To get them, {install}, or import an installed raycore")
+
+
 class _Unusable(Exception):
-    """The kernels can't be used. The message says why."""
+    """The kernels can't be used. The message says why, and `remedy`, a sentence, what to do."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
+
+def _record() -> dict[str, str]:
+    """What the build recorded; nothing if there was none."""
+    try:
+        return json.loads((FOLDER / RECORD).read_text())
+    except OSError:
+        return {}
 
 
 def _load(choice: str) -> str:
     name = choose(choice)
+    if name is None and choice == "auto":
+        needs = "AVX2, FMA and F16C" if platform.machine() == "x86_64" else "x86-64 or arm64"
+        raise _Unusable(f"they need a processor with {needs}", "Nothing is wrong with the installation")
     if name is None:
-        raise _Unusable(f"raycore has no kernels with the instruction set {choice!r} for this processor")
+        raise _Unusable(
+            f"{VARIABLE}={choice}, which this processor hasn't got",
+            f"Unset {VARIABLE} to use the best kernels that it has: {choose('auto') or 'none'}",
+        )
     libtorch = Path(torch.__file__).parent / "lib" / f"libtorch_cpu{'.dylib' if sys.platform == 'darwin' else '.so'}"
     reason = _name(_library().raycore_register(str(libtorch).encode()))
     if reason is not None:
-        raise _Unusable(f"raycore's native kernels can't be registered: {reason}")
+        raise _Unusable(f"torch {torch.__version__} doesn't take them: {reason}", f"Install {_needed_torch()}")
     return name
+
+
+def _needed_torch() -> str:
+    try:
+        return next(needed for needed in metadata.requires("raycore") or () if needed.startswith("torch"))
+    except (metadata.PackageNotFoundError, StopIteration):
+        return "a version of torch that raycore's pyproject.toml allows"
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    found = compiled()
-    if not found:
-        raise _Unusable(
-            "raycore was installed without its native kernels, which GCC compiles: install g++, then raycore again"
-        )
+    path = find()
     try:
-        library = ctypes.CDLL(str(found[0]))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise _Unusable(f"raycore's native kernels can't be loaded: {error}") from error
+        built_for = _record().get("machine", "another machine")
+        why = f"they were compiled for {built_for}, and this is {platform.machine()}"
+        raise _Unusable(
+            f"{path.name} can't be loaded ({error})" if built_for == platform.machine() else why,
+            "Install raycore again, on this machine",
+        ) from error
     for function in (library.raycore_choose, library.raycore_register):
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_char_p
     return library
