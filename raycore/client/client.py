@@ -24,7 +24,7 @@ from raycore.client.updates import Sink
 from raycore.config import EngineConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidRequest
-from raycore.grammar.compiler import GrammarCompiler
+from raycore.grammar.gate import ConstraintGate
 from raycore.lora.request import LoRARequest
 from raycore.messages import NO_LOAD, EngineInfo, LoadView, OutputBatch
 from raycore.metrics.counts import RankCounts
@@ -65,9 +65,9 @@ class EngineClient:
         self._connections = RankConnections(client_index, self._deliver)
         spec = config.model.spec
         self._vocab_size = spec.vocab_size
-        self._grammars = GrammarCompiler(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
+        self._constraints = ConstraintGate(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         if config.model.prepare_structured_outputs:
-            self._grammars.prepare()  # while the ranks start
+            self._constraints.prepare()  # while the ranks start
         self._adapters = AdapterChecks(spec, config.lora)
         self._failure: BaseException | None = None
         self._is_abandoned = False
@@ -123,7 +123,9 @@ class EngineClient:
             self.check(prompt, param)
             if prompt.lora is not None:
                 self._adapters.check(prompt.lora)
-            self.check_structured_outputs(param)
+        self._constraints.check_all(
+            param.structured_outputs for param in params if param.structured_outputs is not None
+        )
         # before the lock is taken: tokenization with the lock held would delay the outputs of all ranks
         bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
         with self._lock:
@@ -154,13 +156,18 @@ class EngineClient:
         return ids
 
     def check_structured_outputs(self, params: SamplingParams) -> None:
-        """Check that the constraint in `params` can be compiled. May take a second if the constraint isn't cached.
+        """Check that the constraint in `params` can be compiled, in another process. May take seconds unless
+        `knows_structured_outputs`.
 
         Raises:
             InvalidRequest: the constraint is invalid; the message says why.
         """
         if params.structured_outputs is not None:
-            self._grammars.check(params.structured_outputs)
+            self._constraints.check(params.structured_outputs)
+
+    def knows_structured_outputs(self, params: SamplingParams) -> bool:
+        """Whether there is no constraint in `params`, or it has been checked before."""
+        return params.structured_outputs is None or self._constraints.knows(params.structured_outputs)
 
     def knows_adapter(self, adapter: LoRARequest) -> bool:
         """Whether the adapter has been checked before, so that a request with it reads no files."""
@@ -430,6 +437,7 @@ class EngineClient:
             news = self._requests.fail_all(self._failure)
             self._drained.notify_all()
         _tell(news)
+        self._constraints.close()
 
     def _raise_if_failed(self) -> None:
         """If the engine has failed, raise its failure. The caller holds the lock."""

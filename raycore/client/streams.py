@@ -45,6 +45,8 @@ class Submitter(Protocol):
 
     def check_structured_outputs(self, params: SamplingParams) -> None: ...
 
+    def knows_structured_outputs(self, params: SamplingParams) -> bool: ...
+
     def knows_adapter(self, adapter: LoRARequest) -> bool: ...
 
     def check_adapter(self, adapter: LoRARequest) -> None: ...
@@ -74,9 +76,9 @@ class Streams:
         """See `AsyncLLM.generate`."""
         streams = self._of_this_loop()
         request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
-        if params.structured_outputs is not None:
-            # compile in a thread, so that the event loop isn't blocked; submit() then finds the compiled grammar cached
-            await asyncio.to_thread(self._client.check_structured_outputs, params)
+        if not self._client.knows_structured_outputs(params):
+            # so that the event loop isn't blocked; submit() then finds that the constraint has been checked
+            await on_own_thread(self._client.check_structured_outputs, params)
         prompts = with_adapters(parse_prompts([prompt], self._client.tokenizer), lora_request)
         if lora_request is not None and not self._client.knows_adapter(lora_request):
             # a slow disk must not block the event loop; submit() then finds that the adapter has been checked

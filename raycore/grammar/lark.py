@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from raycore.errors import InvalidRequest
-from raycore.grammar.compiler import NO_SPACE, WHITE_SPACE, pattern_of_choice
+from raycore.grammar.native import NO_SPACE, WHITE_SPACE, pattern_of_choice
 from raycore.structured_outputs import StructuredOutputsParams
 
 SpecialTokens = Mapping[str, int]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from raycore.errors import InvalidRequest
 from raycore.grammar.free_text import FreeText
+from raycore.grammar.native import reason_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -132,8 +133,3 @@ def _num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     length = min(len(one), len(other))
     differing = (one[:length] != other[:length]).nonzero()[0]
     return int(differing[0]) if len(differing) else length
-
-
-def reason_of(native: LLMatcher) -> str:
-    """llguidance's error message, without its placeholder for omitted details."""
-    return native.get_error().removesuffix("<non-verbose/>").rstrip()

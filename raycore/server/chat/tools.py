@@ -26,8 +26,8 @@ from enum import Enum
 from typing import Any
 
 from raycore.errors import InvalidRequest
-from raycore.grammar.compiler import WHITE_SPACE
 from raycore.grammar.lark import alternative
+from raycore.grammar.native import WHITE_SPACE
 from raycore.server.constraints import named
 from raycore.server.errors import APIError
 from raycore.server.options import ServerOptions

@@ -39,6 +39,9 @@ class FakeClient:
         self.flush_interval_s = options["flush_interval_s"]
         return [request_id]
 
+    def knows_structured_outputs(self, params: SamplingParams) -> bool:
+        return params.structured_outputs is None
+
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
         self.aborted += request_ids
 

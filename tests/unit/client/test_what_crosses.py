@@ -84,7 +84,7 @@ def rank() -> Rank:
 @pytest.fixture
 def client(tokenizer, rank, monkeypatch) -> EngineClient:
     client = EngineClient(make_config(), tokenizer)
-    monkeypatch.setattr(client._grammars, "check", lambda asked: None)  # the tokenizer has another vocabulary
+    monkeypatch.setattr(client._constraints, "check_all", lambda asked: None)  # the tokenizer has another vocabulary
     client.on_rank_event(RankUp(0, rank, EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])))
     return client
 

@@ -1,0 +1,121 @@
+"""Compiles a constraint with llguidance, in the same way wherever it is compiled.
+
+A constraint is compiled in the process that checks it (`grammar/gate_process.py`) and then by the workers. Both call
+`NativeCompiler.compile`, so that what has been checked is what the workers compile: the same text and the same limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raycore.errors import InvalidRequest
+from raycore.grammar.embedded import with_enforceable_schemas
+from raycore.grammar.schema import enforceable, parse_schema
+from raycore.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+_ESCAPES = 'nrbtf\\"'
+"""Without `u`: llguidance doesn't recognize a property's name that is written as `\\u0061`, and lets its value be
+anything."""
+WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,32}", "json_allowed_escapes": _ESCAPES}
+"""Allowed white space between the parts of JSON: enough for indentation, but bounded, so that a model can't generate
+white space for ever."""
+NO_SPACE: JsonCompileOptions = {"whitespace_flexible": False, "json_allowed_escapes": _ESCAPES}
+_MAX_LEXER_STATES = 50_000
+"""Bounds the memory of one grammar: a state takes 1 to 2 KB, and a hostile pattern creates them as fast as it can."""
+_REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
+
+
+class NativeCompiler:
+    """Compiles constraints for one model's tokens. Loads the tokenizer and llguidance on first use."""
+
+    def __init__(self, tokenizer_dir: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """`vocab_size` is the width of the model's logits. The tokenizer may have fewer tokens, or more."""
+        self._tokenizer_dir = tokenizer_dir
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+
+    def compile(self, asked: StructuredOutputsParams) -> LLMatcher:
+        """Return a matcher at the beginning of an output. Raises InvalidRequest, with the reason, if there is none."""
+        tokenizer = self.load()
+        from llguidance import LLMatcher, LLParserLimits
+
+        try:
+            text = _grammar_text(asked)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        # verbose error messages would include the parser's state
+        limits = LLParserLimits(verbose_errors=False, max_lexer_states=_MAX_LEXER_STATES)
+        native = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        if native.is_error():
+            raise InvalidRequest(reason_of(native))
+        return native
+
+    def load(self) -> LLTokenizer:
+        """The tokenizer. Raises InvalidRequest if it, or llguidance, can't be used."""
+        if self._tokenizer is None:
+            self._tokenizer = self._read_tokenizer()
+        return self._tokenizer
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise InvalidRequest(
+                f"the package llguidance is missing ({error}): pip install 'raycore[structured]'"
+            ) from error
+        from raycore.grammar.plain_tags import with_plain_tags
+        from raycore.text.tokenizer_files import read_tokenizer_text
+
+        if not self._eos_token_ids:
+            raise InvalidRequest("the model has no end-of-sequence token: a constrained output could never end")
+        try:
+            text, num_ids = read_tokenizer_text(Path(self._tokenizer_dir))
+            return LLTokenizer(
+                with_plain_tags(text, self._eos_token_ids),
+                n_vocab=max(self._vocab_size, num_ids),
+                eos_token=self._eos_token_ids,
+            )
+        except (ValueError, OSError) as error:
+            raise InvalidRequest(f"the tokenizer in {self._tokenizer_dir} can't be used: {error}") from error
+
+
+def reason_of(native: LLMatcher) -> str:
+    """llguidance's error message, without its placeholder for omitted details and without the trace of a panic."""
+    message = native.get_error().partition("\n<backtrace>")[0].removesuffix("<non-verbose/>").rstrip()
+    if "coerce_one_of" in message:
+        return "oneOf: the compiler can't tell that no value matches two of the alternatives: use anyOf"
+    return message
+
+
+def _grammar_text(asked: StructuredOutputsParams) -> str:
+    """The constraint in llguidance's format. Raises ValueError if it can't be converted."""
+    from llguidance import LLMatcher, grammar_from
+
+    if asked.regex is not None:
+        return LLMatcher.grammar_from_regex(asked.regex)
+    if asked.choice is not None:
+        # llguidance limits a grammar's alternatives to some hundreds, but not a regular expression's
+        return LLMatcher.grammar_from_regex(pattern_of_choice(asked.choice))
+    if asked.grammar is not None:
+        return grammar_from("grammar", with_enforceable_schemas(asked.grammar))
+    schema = {"type": "object"} if asked.json is None else enforceable(parse_schema(str(asked.json)))
+    return LLMatcher.grammar_from_json_schema(
+        schema, defaults=NO_SPACE if asked.disable_any_whitespace else WHITE_SPACE
+    )
+
+
+def pattern_of_choice(texts: Sequence[str]) -> str:
+    """A regular expression that matches these texts and nothing else."""
+    return "|".join(map(_literal, texts))
+
+
+def _literal(text: str) -> str:
+    """A regular expression that matches this text and nothing else."""
+    return "".join(f"\\{character}" if character in _REGEX_SPECIAL else character for character in text)
