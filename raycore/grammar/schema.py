@@ -26,7 +26,7 @@ for each."""
 MAX_COUNTS = {"subschemas": 10_000, "properties": 5_000, "alternatives": 1_000, "enum values": 5_000, "$refs": 5_000}
 """Maximum numbers of parts in one schema."""
 
-_ONE = ("items", "additionalItems", "additionalProperties")
+_ONE = ("items", "additionalProperties")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _MAPS = ("properties", "patternProperties")
 _TRUE_SCHEMAS: tuple[Any, ...] = (True, {})
@@ -61,7 +61,7 @@ def parse_schema(text: str) -> Any:
         raise InvalidRequest(f"the schema isn't valid JSON: {error}") from error
 
 
-def enforceable(schema: Any) -> Any:
+def enforceable(schema: Any) -> dict[str, Any]:
     """The schema as llguidance gets it.
 
     Raises:
@@ -84,11 +84,13 @@ class _Reduction:
         self._counts = dict.fromkeys(MAX_COUNTS, 0)
         self._multiples: list[tuple[str, int | float]] = []
 
-    def reduced(self) -> Any:
+    def reduced(self) -> dict[str, Any]:
         reduced = self._subschema(self._schema, "", 0)
         values.check_multiples(self._multiples)
         if isinstance(reduced, bool):
-            return reduced
+            if not reduced:
+                raise _refusal("", "the schema false allows nothing")
+            return {}
         names = {pointer: f"d{number}" for number, pointer in enumerate(self._definitions)}
         for each in (reduced, *self._definitions.values()):
             _point_at(each, names)
@@ -119,15 +121,17 @@ class _Reduction:
         """Add to `reduced` what a keyword of `schema` becomes, if anything."""
         if keyword == "$ref":
             reduced["$ref"] = self._referred(value, path, depth)
-        elif keyword in _ONE and not (keyword == "items" and isinstance(value, list)):
+        elif keyword == "items" and isinstance(value, list):
+            if "prefixItems" in schema:
+                raise _refusal(path, "items must be a schema beside prefixItems")
+            self._list(reduced, "prefixItems", value, path, depth)  # as it was called before 2020-12
+        elif keyword == "additionalItems":
+            if isinstance(schema.get("items"), list):
+                reduced["items"] = self._subschema(value, path, depth + 1)
+        elif keyword in _ONE:
             reduced[keyword] = self._subschema(value, path, depth + 1)
-        elif keyword in _LISTS or keyword == "items":
-            items = values.checked(keyword, value, list, path, may_be_empty=keyword == "items")
-            if keyword.endswith("Of"):
-                self._count("alternatives", len(items), path)
-            reduced.setdefault(keyword, []).extend(
-                self._subschema(each, f"{path}/{n}", depth + 1) for n, each in enumerate(items)
-            )
+        elif keyword in _LISTS:
+            self._list(reduced, keyword, values.checked(keyword, value, list, path, may_be_empty=False), path, depth)
         elif keyword in _MAPS:
             named = values.checked(keyword, value, dict, path)
             self._count("properties", len(named), path)
@@ -141,6 +145,14 @@ class _Reduction:
                 raise _refusal(path, f"{keyword} can't be enforced: leave it out, or check the output yourself")
         elif keyword in values.CHECKS:
             self._value(reduced, keyword, value, schema, path)
+
+    def _list(self, reduced: dict[str, Any], keyword: str, schemas: list[Any], path: str, depth: int) -> None:
+        if keyword != "prefixItems":
+            self._count("alternatives", len(schemas), path)
+        # a format may have added to it
+        reduced.setdefault(keyword, []).extend(
+            self._subschema(each, f"{path}/{number}", depth + 1) for number, each in enumerate(schemas)
+        )
 
     def _value(self, reduced: dict[str, Any], keyword: str, value: Any, schema: Mapping[str, Any], path: str) -> None:
         value = values.CHECKS[keyword](keyword, value, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raycore.errors import InvalidRequest
+from raycore.errors import InvalidRequest, RequestFailed
 from raycore.server.errors import APIError
 from raycore.server.protocol import ChatCompletionRequest, SamplingRequest
 from raycore.structured_outputs import StructuredOutputsParams
@@ -34,8 +34,8 @@ def constraint_param(request: SamplingRequest) -> str:
     return "response_format" if _response_format(request) is not None else "structured_outputs"
 
 
-def named(error: InvalidRequest, param: str) -> APIError:
-    """The error response for an invalid constraint that the request's field `param` sets."""
+def named(error: InvalidRequest | RequestFailed, param: str) -> APIError:
+    """The error response for a constraint that is invalid or can't be followed. The request's field `param` sets it."""
     said = str(error)
     return APIError(400, said if said.startswith(param) else f"{param}: {said}", param=param)
 

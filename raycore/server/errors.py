@@ -90,6 +90,8 @@ def as_api_error(error: BaseException) -> APIError:
         # the rest of the message is a traceback, which clients must not see
         return APIError(503, str(error).partition("\n")[0], code="engine_dead", kind="service_unavailable_error")
     if isinstance(error, RequestFailed):
+        if (param := _subject(str(error))) is not None:
+            return APIError(400, str(error), param=param, code="request_failed")
         return APIError(500, str(error).partition("\n")[0], code="request_failed", kind="server_error")
     if isinstance(error, RaycoreError):
         return APIError(500, str(error).partition("\n")[0], kind="server_error")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from raycore.activity import PauseMode
-from raycore.errors import InvalidRequest
+from raycore.errors import InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
@@ -267,5 +267,5 @@ async def _naming_constraint(
         try:
             async for output in outputs:
                 yield output
-        except InvalidRequest as error:
+        except (InvalidRequest, RequestFailed) as error:
             raise (named(error, param) if str(error).startswith("structured_outputs") else error) from error

@@ -160,11 +160,34 @@ def test_a_constraint_that_cannot_be_followed_is_refused(llm):
     assert texts(llm, "27 + 58 =") == [" 85"]
 
 
+NUMBERS = '{"type":"integer","minimum":-100000000000000000000,"maximum":-10000000000000000000}'
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"json": NUMBERS},
+        {"json": '{"type":"integer","minimum":-9223372036854775808,"maximum":-9223372036854775808}'},
+        {"grammar": f"start: %json {NUMBERS}"},
+    ],
+)
+def test_a_constraint_that_crashes_the_compiler_is_refused(llm, constraint):
+    with pytest.raises(InvalidRequest, match="can't be held exactly"):
+        texts(llm, ["1", "2"], [constrained(regex="a"), constrained(**constraint)])
+    assert texts(llm, "27 + 58 =") == [" 85"]
+
+
+def test_a_chain_of_references_is_followed(llm):
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d3000": {"const": 85}}}
+    assert texts(llm, "27 + 58 =", constrained(json=schema)) == ["85"]
+
+
 def test_a_constraint_that_gets_too_complex_costs_its_request_alone(llm):
-    """The parser holds 2,000 items in a row at most."""
+    """The parser holds 2,000 items in a row at most. The check looks less far than these."""
     names = [f"r{i}" for i in range(3000)]
     start = " | ".join(f'"a" {name}' for name in names)
-    grammar = "\n".join([f"start: {start}", *(f'{name}: "{name}"' for name in names)])
+    grammar = "\n".join([f"start: /q{{100}}/ ({start})", *(f'{name}: "{name}"' for name in names)])
     params = [GREEDY, constrained(grammar=grammar), GREEDY]
     with pytest.raises(
         RequestFailed, match=r"structured_outputs can't be enforced at token \d+: .* max is 2000"

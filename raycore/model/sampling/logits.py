@@ -174,7 +174,8 @@ class LogitsRules:
         try:
             return self._grammars.matcher(params.structured_outputs, params.stop_token_ids or ())
         except InvalidRequest as error:
-            self._failures[slot] = 0, str(error)
+            why = str(error)
+            self._failures[slot] = 0, why if why.startswith("structured_outputs") else f"structured_outputs: {why}"
             return None
 
     def _make_rules(

@@ -96,7 +96,7 @@ def test_what_fails_on_the_way_is_refused_before(real_gate):
     """A row of the parser holds 2,000 items at most; this one comes after the first token."""
     alternatives = " | ".join(f'"a" r{i}' for i in range(3000))
     rules = "\n".join(f'r{i}: "{i}"' for i in range(3000))
-    with pytest.raises(InvalidRequest, match="can't be enforced at token 1 of an output: .* max is 2000"):
+    with pytest.raises(InvalidRequest, match=r"can't be enforced at token 1 of an output: .* max is 2000"):
         real_gate.check(StructuredOutputsParams(grammar=f"start: {alternatives}\n{rules}"))
 
 

@@ -7,7 +7,7 @@ import openai.types.completion_create_params as completion_params
 import pytest
 from pydantic import ValidationError
 
-from raycore.errors import InvalidRequest
+from raycore.errors import InvalidRequest, RequestFailed
 from raycore.server.errors import invalid_body
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 from raycore.structured_outputs import StructuredOutputsParams
@@ -275,16 +275,17 @@ def test_constraints_reach_the_engine(client, engine, fields, asked):
         assert params.structured_outputs == StructuredOutputsParams(**asked)
 
 
+@pytest.mark.parametrize("kind", [InvalidRequest, RequestFailed])
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(
     ("field", "value"),
     [("response_format", {"type": "json_object"}), ("structured_outputs", {"json_object": True})],
 )
 def test_a_constraint_that_cannot_be_followed_is_told_of_by_the_clients_name_for_it(
-    client, engine, field, value, is_stream
+    client, engine, field, value, is_stream, kind
 ):
     def fail(index):
-        raise InvalidRequest("structured_outputs.json_object=True: no way")
+        raise kind("structured_outputs.json_object=True: no way")
 
     engine.at_token = fail
     answer = client.chat(**{field: value}, stream=is_stream)
