@@ -9,16 +9,21 @@ state API and no usage reports, and the first use of a `runtime_env` takes a sec
 Two more functions are replaced to keep the program's signals from Ray's processes: see `own_processes`.
 """
 
+# ray's own types are partial:
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
+import inspect
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, cast
 
 import ray
-from ray._private import services, utils
+from ray._private import services, utils, worker
 from ray._private.node import Node
 from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD_AGENT, PROCESS_TYPE_RUNTIME_ENV_AGENT
 
@@ -46,6 +51,9 @@ _IDLE_AGENTS = {
 _OBJECT_STORE_BYTES = 256 << 20
 """Size of a local Ray's object store. It holds the channels, a few MiB for each worker, and no tensors."""
 
+_END_TIMEOUT_S = 10.0
+"""How long to wait for each of Ray's processes to end after it has been killed."""
+
 _SPARE_CPUS = 16
 """Minimum number of logical CPUs declared in addition to those of the first engine, for the program's other actors and
 tasks."""
@@ -54,7 +62,7 @@ tasks."""
 def start_lean_ray(num_cpus: int, **options: Any) -> None:
     """Start a local Ray with `num_cpus` logical CPUs and some spare ones. `options` are passed to `ray.init()`."""
     with _environment(_ENVIRONMENT), without_cluster_processes(), _with_own_processes():
-        ray.init(  # pyright: ignore[reportUnknownMemberType]  # its annotations have gaps
+        ray.init(
             address="local",
             num_cpus=num_cpus + max(_SPARE_CPUS, os.cpu_count() or 1),
             include_dashboard=False,
@@ -63,6 +71,20 @@ def start_lean_ray(num_cpus: int, **options: Any) -> None:
             _system_config={"prestart_worker_first_driver": False},
             **options,
         )
+
+
+def end_lean_ray() -> None:
+    """Shut down the local Ray. No process of it is left when this returns."""
+    if "wait_for_processes" in inspect.signature(ray.shutdown).parameters:
+        ray.shutdown(wait_for_processes=True)
+        return
+    # Ray before 2.57 kills its processes, but doesn't wait for their end
+    node = cast("Any", worker)._global_node
+    processes = [info.process for infos in node.all_processes.values() for info in infos] if node is not None else []
+    ray.shutdown()
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
 
 
 @contextmanager

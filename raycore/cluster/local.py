@@ -26,7 +26,7 @@ from weakref import finalize
 import ray
 from ray._private import auto_init_hook
 
-from raycore.cluster.lean_ray import start_lean_ray
+from raycore.cluster.lean_ray import end_lean_ray, start_lean_ray
 from raycore.errors import InitializationError
 from raycore.node.ports import parse_address
 from raycore.node.signals import cancel_ray_alarm
@@ -81,8 +81,7 @@ def release_ray() -> None:
         _num_users = max(0, _num_users - 1)
         if _num_users == 0 and _is_ours:
             _is_ours = False
-            # no process of Ray is left when this returns
-            ray.shutdown(wait_for_processes=True)
+            end_lean_ray()
 
 
 def end_before_ray(end: finalize[..., Any]) -> None:

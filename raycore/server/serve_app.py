@@ -7,11 +7,13 @@ which reserve CPUs themselves.
 """
 
 # ray's own types are partial:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUntypedClassDecorator=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedClassDecorator=false
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 from fastapi import FastAPI
@@ -70,6 +72,25 @@ def _value(name: str, given: Any) -> Any:
     return VLLM_OPTIONS[name].parse(given) if name in VLLM_OPTIONS else given
 
 
+def late_ingress(plain: type[Any]) -> Any:
+    """`serve.ingress()`: a replica serves what its `__serve_build_asgi_app__` returns after its `__init__`.
+
+    Serve before 2.56 has to be given the application here. It gets an empty one, which the replica replaces.
+    """
+    if inspect.signature(serve.ingress).parameters["app"].default is None:
+        return serve.ingress()(plain)
+    from ray.serve._private.http_util import ASGIAppReplicaWrapper
+
+    with_empty_app: Any = serve.ingress(lambda: FastAPI())(plain)
+
+    class WithLateApp(with_empty_app):
+        async def __init__(self, *args: Any, **options: Any) -> None:
+            await super().__init__(*args, **options)
+            ASGIAppReplicaWrapper.__init__(self, self.__serve_build_asgi_app__())
+
+    return WithLateApp
+
+
 @serve.deployment(
     name="raycore",
     ray_actor_options={"num_cpus": 0},
@@ -77,7 +98,7 @@ def _value(name: str, given: Any) -> Any:
     health_check_period_s=_HEALTH_CHECK_PERIOD_S,
     max_constructor_retry_count=_MAX_STARTS,
 )
-@serve.ingress()
+@late_ingress
 class Raycore(FromDriversCopy):
     """A replica: an engine and its server. To stop a replica, Serve drains it and then calls `__del__`."""
 

@@ -74,7 +74,7 @@ class Operator:
         """Whether an object is as it is awaited. Exits if KubeRay never says that, or if it can't come any more."""
         match document["kind"], awaited:
             case "RayCluster", "condition=RayClusterProvisioned" | "condition=HeadPodReady":
-                return self._ask("GET", "/api/version")["ray_version"] == document["spec"]["rayVersion"]
+                return bool(self._ask("GET", "/api/version")["ray_version"])
             case "RayService", "condition=Ready":
                 applications = self._ask("GET", "/api/serve/applications/")["applications"]
                 states = {application["status"] for application in applications.values()}
