@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import re
 from importlib import metadata
@@ -9,6 +10,11 @@ from pathlib import Path
 
 from raycore import __version__
 from raycore.node.cpu_features import describe_cpu
+
+logger = logging.getLogger(__name__)
+
+TESTED = {"Ray": ("2.55", "2.60"), "torch": ("2.11", "2.14")}
+"""The oldest and the newest minor version on which raycore is tested. pyproject.toml admits the same range."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -27,6 +33,17 @@ def versions() -> str:
     return f"raycore {__version__}, {others}, Python {platform.python_version()}"
 
 
+def warn_if_untested(package: str, version: str) -> None:
+    """Warn of a version of Ray or torch that raycore doesn't admit, which somebody has installed all the same."""
+    oldest, newest = TESTED[package]
+    if not _minor(oldest) <= _minor(version) <= _minor(newest):
+        logger.warning(
+            "%s %s is installed here, but raycore %s is tested with %s %s to %s only. If anything fails, install one "
+            "of these, the same on all nodes of the cluster.",
+            *(package, version, __version__, package, oldest, newest),
+        )
+
+
 def hardware(cpuinfo: Path = Path("/proc/cpuinfo"), gpus: Path = _GPUS) -> str:
     """This node's processor with its features, and its GPUs. Doesn't initialize CUDA."""
     try:
@@ -36,6 +53,10 @@ def hardware(cpuinfo: Path = Path("/proc/cpuinfo"), gpus: Path = _GPUS) -> str:
     names = [_gpu_name(path) for path in sorted(gpus.glob("*/information"))]
     counted = [f"{names.count(name)} x {name}" for name in sorted(set(names))]
     return "; ".join([f"{model} ({' '.join(features)})" if features else model, *counted])
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def _gpu_name(path: Path) -> str:

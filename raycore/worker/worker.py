@@ -65,7 +65,7 @@ from raycore.model.weights.offload import OffloadedTensors, tensors_of
 from raycore.model.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
-from raycore.node.versions import hardware
+from raycore.node.versions import hardware, warn_if_untested
 from raycore.pending import Pending
 from raycore.plugins import MODELS
 from raycore.profiler_config import checked_prefix, session_config
@@ -165,6 +165,7 @@ class Worker(WorkerProtocol):
                 the KV cache would be larger than the memory.
             InvalidCheckpoint: a file is damaged, or the files and config.json are of different models.
         """
+        warn_if_untested("torch", torch.__version__)
         # the driver may not have seen the checkpoint's files
         self.config = config = self.config.fitted()
         if config.model.prepare_structured_outputs and self.rank.is_last_stage:
