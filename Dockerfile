@@ -13,8 +13,9 @@ RUN useradd --uid 1000 --create-home --shell /bin/bash ray
 
 # in a layer of its own, because PyTorch is large and changes rarely
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.11,<2.14"
+RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.11,<2.15"
 
+# 2.55 to 2.60; a manifest's rayVersion is the same
 ARG RAY_VERSION=2.60.0
 COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY build_backend /src/build_backend

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from raycore import __version__
 from raycore.node.cpu_features import describe_cpu
-from raycore.node.versions import hardware, version_of, versions
+from raycore.node.versions import TESTED, hardware, version_of, versions, warn_if_untested
 
+ROOT = Path(__file__).parents[3]
 CPUINFO = """\
 processor	: 0
 model name	: A Processor
@@ -40,3 +45,42 @@ def test_hardware_is_the_processor_and_gpus(tmp_path: Path):
         (tmp_path / "gpus" / name / "information").write_text(f"Model: \t\t {model}\nIRQ: 3\n")
     assert hardware(cpuinfo, tmp_path / "gpus") == f"{cpu}; 2 x NVIDIA H100; 1 x NVIDIA L4"
     assert hardware(tmp_path / "none", tmp_path / "none") == platform.machine()
+
+
+@pytest.mark.parametrize(
+    ("package", "version"),
+    [("Ray", "2.54.1"), ("Ray", "2.61.0"), ("Ray", "3.0.0.dev0"), ("torch", "2.10.0"), ("torch", "2.15.0+cu132")],
+)
+def test_a_version_outside_the_range_is_warned_of(package: str, version: str, caplog: pytest.LogCaptureFixture):
+    warn_if_untested(package, version)
+    (message,) = caplog.messages
+    oldest, newest = TESTED[package]
+    assert message.startswith(f"{package} {version} is installed here")
+    assert f"tested with {package} {oldest} to {newest} only" in message
+
+
+@pytest.mark.parametrize(
+    ("package", "version"),
+    [("Ray", "2.55.0"), ("Ray", "2.60.3"), ("torch", "2.11.0+cpu"), ("torch", "2.14.1+cu130"), ("torch", "2.14.0a0")],
+)
+def test_a_version_in_the_range_is_not(package: str, version: str, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.DEBUG):
+        warn_if_untested(package, version)
+    assert caplog.messages == []
+
+
+def test_the_ranges_are_those_that_pip_admits_and_ci_tests():
+    project = (ROOT / "pyproject.toml").read_text()
+    for requirement in ("ray[default]", "ray[serve]", "torch"):
+        package = {"torch": "torch"}.get(requirement, "Ray")
+        oldest, newest = TESTED[package]
+        major, minor = newest.split(".")
+        assert f'"{requirement}>={oldest},<{major}.{int(minor) + 1}"' in project
+    (matrix,) = re.findall(r"^ *ray: (\[.*\])$", (ROOT / ".github/workflows/ci.yml").read_text(), re.MULTILINE)
+    first, last = (int(version.split(".")[1]) for version in TESTED["Ray"])
+    assert matrix == str([f"2.{minor}" for minor in range(first, last + 1)]).replace("'", '"')
+
+
+@pytest.mark.parametrize("page", ["Dockerfile", "docs/quickstart-kuberay.md", "examples/ray_up/cluster.yaml"])
+def test_pages_name_the_range(page: str):
+    assert " to ".join(TESTED["Ray"]) in (ROOT / page).read_text()

@@ -75,6 +75,12 @@ def start(checkpoint: str, **options: object) -> Worker:
     return worker
 
 
+def test_a_worker_warns_of_a_torch_that_is_not_tested(checkpoint: str, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    start(checkpoint)
+    assert "torch 2.99.0 is installed here" in caplog.text
+
+
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_asleep_nothing_is_left_and_awake_it_computes_the_same(checkpoint: str, backend: str, level: int) -> None:
