@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from installation import PACKAGES, ROOT, Installation
 NO_SUCH_EXTRA = "does not provide the extra"
 """pip only warns of it."""
 
+HAS_ZIG = importlib.util.find_spec("ziglang") is not None
 START_S = 60.0
 TOKEN = "a-token"
 
@@ -58,6 +60,33 @@ def test_what_a_page_installs_is_there(installation, name, found):
     printed = installation.run(pip_command(name).replace("install", "install --dry-run"))
     assert found in printed
     assert NO_SUCH_EXTRA not in printed
+
+
+def install_without_a_compiler(installation: Installation, folder: Path) -> str:
+    """What loading the kernels prints then: their instruction set, or why there are none."""
+    installation.run(f"pip install --target {folder} .", CXX="no-such-compiler", RAYCORE_CPU_KERNELS="auto")
+    return installation.run(
+        "python -c 'from raycore.kernels import library; print(library.load())'",
+        PYTHONPATH=str(folder),
+        RAYCORE_CPU_KERNELS="auto",
+    )
+
+
+@pytest.mark.skipif(HAS_ZIG, reason="ziglang is installed")
+def test_without_a_compiler_all_but_the_kernels_is_installed(installation, tmp_path):
+    printed = install_without_a_compiler(installation, tmp_path)
+    assert f"raycore, imported from {tmp_path / 'raycore'}, can't use its native kernels" in printed
+    assert "no-such-compiler: not found" in printed
+    assert "ziglang was not installed" in printed
+    assert printed.endswith("None\n")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not HAS_ZIG, reason="needs ziglang")
+def test_without_a_compiler_ziglang_compiles_the_kernels(installation, tmp_path):
+    printed = install_without_a_compiler(installation, tmp_path)
+    assert printed.strip() in ("avx2", "avx512", "avx512_bf16", "amx", "neon")
+    assert "ziglang" in json.loads((tmp_path / "raycore" / "kernels" / "_cpu.json").read_text())["compiler"]
 
 
 def test_jupyter_lab_makes_importing_ray_no_slower(installation):

@@ -140,7 +140,8 @@ def test_the_image_has_what_its_pods_need():
 def test_packages_in_the_image_are_those_that_are_installed():
     """The package's metadata names files, all of which the image needs to build it."""
     copied = set(" ".join(re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE)).split())
-    assert {PROJECT["readme"], *PROJECT["license-files"], "pyproject.toml", "raycore", "placement"} <= copied
+    files = {PROJECT["readme"], *PROJECT["license-files"], "pyproject.toml", "setup.py", "build_backend"}
+    assert files | {"raycore", "placement"} <= copied
 
 
 def test_variables_of_raycore_in_manifests_are_read():

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KNOWN_FOLDERS = {".ci", ".github", "benchmarks", "docs", "examples", "placement", "raycore", "tests"}
+KNOWN_FOLDERS = {".ci", ".github", "benchmarks", "build_backend", "docs", "examples", "placement", "raycore", "tests"}
 KNOWN_KINDS = {
     ".cpp",
     ".h",

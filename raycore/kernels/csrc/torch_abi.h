@@ -1,6 +1,6 @@
 // The functions of libtorch's stable C interface that the kernels use, found in the running process.
 //
-// Declared here and looked up by name, so that the library is built without torch, links to nothing, and loads under
+// Declared here and looked up by name, so that the library is built without torch, does not link to it, and loads under
 // every torch that has the functions: 2.10 and later.
 
 #pragma once

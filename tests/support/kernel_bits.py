@@ -1,0 +1,127 @@
+"""Prints a digest of what each native kernel computes of fixed numbers, by instruction set, as JSON.
+
+usage: kernel_bits.py LIBRARY
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from raycore.kernels import library
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+INSTRUCTION_SETS = ["avx2", "avx512", "avx512_bf16", "amx", "neon"]
+EPS = 1e-6
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def integers(low: int, high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(0))
+
+
+def rowwise(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    ops, x = torch.ops.raycore, (numbers(1, 37, 602) * 4).to(dtype)
+    yield ops.rms_norm(x, x[0].clone(), EPS)
+    yield ops.silu_and_mul(x)
+    logits = (numbers(2, 9, 5003) * 6).to(dtype)
+    limits = torch.tensor([[0.8, 0.0, 40.0 + i, 0.9, i / 9] for i in range(9)], dtype=torch.float64)
+    yield ops.most_likely(logits)
+    yield ops.draw(logits, limits)
+    yield from ops.logprobs(logits, integers(0, 5003, 9), 20)
+
+
+def linear(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    ops, no_bias = torch.ops.raycore, torch.empty(0, dtype=dtype)
+    stored = [dtype] if dtype != torch.float32 else DTYPES
+    for num_rows, num_inputs, num_outputs in ((1, 70, 33), (7, 320, 96), (50, 1100, 160), (251, 64, 64)):
+        x = numbers(3, num_rows, num_inputs).to(dtype)
+        for each in stored:
+            weight, residual = numbers(4, num_outputs, num_inputs).to(each), numbers(5, num_rows, num_outputs)
+            packed, residual = ops.pack_linear(weight), residual.to(dtype)
+            yield ops.panel_linear(x, packed, residual[0].clone(), num_outputs)
+            ops.add_panel_linear(residual, x, packed, no_bias)
+            yield residual
+            if num_outputs % 32 == 0:
+                yield ops.gated_panel_linear(x, packed, no_bias)
+        yield ops.few_rows_linear(x[:7], weight.to(dtype))
+
+
+def integer_linear(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    bias = torch.empty(0, dtype=dtype)
+    for bits, group_size in ((4, 32), (8, 512)):
+        packed = integers(-(1 << 31), 1 << 31, 64, 512 * bits // 32).int()
+        scales = numbers(6, 4, 512 // group_size, 16) / 50
+        for zeros in (torch.empty(0, dtype=torch.uint8), integers(0, 16, *scales.shape).to(torch.uint8)):
+            for row_bits in (8, 16):
+                x = numbers(7, 19, 512).to(dtype)
+                yield torch.ops.raycore.integer_linear(x, packed, scales, zeros, bias, bits, row_bits, group_size, 64)
+
+
+def lora(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    ops = torch.ops.raycore
+    a, b = ops.pack_linear(numbers(8, 16, 130).to(dtype)), ops.pack_linear(numbers(9, 200, 16).to(dtype))
+    adapters = torch.zeros(1, 17, dtype=torch.int64)
+    adapters[0, :7] = torch.tensor([a.data_ptr(), 16, b.data_ptr(), 0, 16, 0, 200])
+    rows = torch.arange(23)
+    products = ops.lora_shrink(numbers(10, 23, 130).to(dtype), rows, rows * 0, adapters, 16)
+    yield products
+    y = numbers(11, 23, 200).to(dtype)
+    ops.lora_expand(y, products, rows, rows * 0, adapters)
+    yield y
+
+
+def attention(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """A prefill, then a step of a longer prefill and a decode."""
+    for head_dim, block_size, window, scaled in ((32, 16, 0, 0), (80, 24, 100, 0), (128, 32, 0, 1), (24, 16, 50, 1)):
+        angles = numbers(12, 600, head_dim // 2)
+        turns = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
+        shape = 60, 2, 2, block_size * (head_dim + 4 * scaled)
+        cache = torch.zeros(shape, dtype=torch.int8 if scaled else dtype)
+        tables = torch.arange(60, dtype=torch.int32).view(2, 30)
+        norm = numbers(13, 8, head_dim).to(dtype)
+        sizes = 6, 2, block_size, window, head_dim**-0.5
+        for sequences in ([[0, 0, 70, 0], [1, 70, 300, 0]], [[0, 0, 40, 70], [1, 40, 1, 300]], [[1, 0, 1, 301]]):
+            count = sum(tokens for _, _, tokens, _ in sequences)
+            qkv = numbers(14 + count, count, 10 * head_dim).to(dtype)
+            rows = torch.tensor(sequences, dtype=torch.int32)
+            yield torch.ops.raycore.attention(qkv, norm, EPS, turns, cache, tables, rows, *sizes)
+        yield cache
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def refusal() -> str:
+    try:
+        torch.ops.raycore.silu_and_mul(torch.zeros(3, 3))
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return "none"
+
+
+def main() -> None:
+    library.find = lambda: Path(sys.argv[1])
+    assert library.load() is not None
+    found: dict[str, object] = {"refusal": refusal()}
+    for name in INSTRUCTION_SETS:
+        if library.choose(name) is not None:
+            kernels = (rowwise, linear, integer_linear, lora, attention)
+            found[name] = {f"{each.__name__} {dtype}": digest(each(dtype)) for each in kernels for dtype in DTYPES}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

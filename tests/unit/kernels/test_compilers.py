@@ -1,0 +1,52 @@
+"""Every compiler that builds the kernels makes the same numbers of them."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import raycore_build
+from kernels import needs_kernels
+
+from raycore.kernels import library
+
+pytestmark = [needs_kernels, pytest.mark.timeout(900)]
+"""Compiling all instruction sets takes a minute or two of processor time."""
+
+SOURCES = Path(library.__file__).parent / "csrc"
+PROGRAM = Path(__file__).parents[2] / "support" / "kernel_bits.py"
+
+
+def bits(path: Path) -> dict[str, dict[str, str]]:
+    printed = subprocess.run([sys.executable, PROGRAM, path], check=True, capture_output=True, timeout=300).stdout
+    return json.loads(printed)
+
+
+@pytest.fixture(scope="module")
+def installed() -> dict[str, dict[str, str]]:
+    found = bits(library.find())
+    assert len(found) > 1
+    return found
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++", "ziglang"])
+def test_results_have_the_same_bits(monkeypatch, tmp_path, installed, compiler):
+    if compiler == "ziglang":
+        if importlib.util.find_spec(compiler) is None:
+            pytest.skip("needs ziglang")
+        monkeypatch.setattr(raycore_build, "working_compiler", lambda tried: None)
+    elif not shutil.which(compiler):
+        pytest.skip(f"needs {compiler}")
+    elif compiler in json.loads((SOURCES.parent / library.RECORD).read_text())["compiler"]:
+        pytest.skip("compiled the installed library")
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("CXXFLAGS", "-O1")  # with -O3, compiling takes twice as long
+    path = tmp_path / "kernels.so"
+    raycore_build.compile_kernels(sorted(glob.glob(f"{SOURCES}/*.cpp")), path)
+    assert bits(path) == installed
