@@ -1,7 +1,7 @@
 """Has the workers compile requests' constraints before the requests are scheduled, so that no step has to wait.
 
-This is only an optimization: if a scheduled request has a constraint that a worker hasn't compiled, the worker compiles
-it within the step.
+This is only an optimization: if a scheduled request has a constraint that a worker hasn't compiled, or no longer has,
+the worker compiles it within the step.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from raycore.executor.base import Executor
 from raycore.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 
-HOLD_TIMEOUT_S = 30.0
-"""Maximum time in seconds that a request waits for its grammar.
+HOLD_TIMEOUT_S = 60.0
+"""Maximum time in seconds that a request waits for its grammar, which has been compiled before, in the client's check,
+with a tenth of this in seconds of a processor.
 
-After that, the request is scheduled, and its first step compiles the grammar or reports an error.
+After that, the request is scheduled, and its first step waits for the grammar for a short time or reports an error.
 """
 
 

@@ -28,8 +28,8 @@ _NUM_THREADS = 4
 """A constraint that takes seconds doesn't delay the others."""
 _NUM_KEPT = 256
 """Size of the cache of compiled grammars. Many requests have the same grammar."""
-_COMPILE_TIMEOUT_S = 30.0
-"""A grammar that has passed the check compiles in a few seconds, including the time to load the tokenizer."""
+_COMPILE_TIMEOUT_S = 10.0
+"""How long a step waits, in seconds, if a grammar isn't ready. Then its request fails, because all others wait, too."""
 
 
 class _Compiled(NamedTuple):
@@ -79,7 +79,7 @@ class GrammarCompiler:
         one of `stop_token_ids`.
 
         Raises:
-            InvalidRequest: the constraint can't be compiled, wasn't compiled within 30 s, or allows no first token.
+            InvalidRequest: the constraint can't be compiled, wasn't compiled within 10 s, or allows no first token.
         """
         try:
             compiled: _Compiled | InvalidRequest = self.begin(asked).result(_COMPILE_TIMEOUT_S)
