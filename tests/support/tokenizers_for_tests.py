@@ -61,6 +61,19 @@ def sentencepiece_like():
     return native
 
 
+def unigram():
+    """As newer conversions of SentencePiece's unigrams: the decoder treats the whole first token differently."""
+    bytes_ = [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+    letters = [(letter, -6.0) for letter in sorted(set("".join(CORPUS[:2])) - {" "})]
+    special = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
+    words = [("▁", -5.0), ("▁the", -2.0), ("▁qu", -3.0), ("ll", -4.0)]
+    native = NativeTokenizer(models.Unigram([*special, *bytes_, *letters, *words], 0, byte_fallback=True))
+    native.pre_tokenizer = pre_tokenizers.Metaspace()
+    native.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    native.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return native
+
+
 def word_piece():
     """As BERT: words of lower-case letters, and their parts after `##`. Other characters are unknown."""
     letters = sorted(set("".join(CORPUS[:2]).lower()) - {" "})

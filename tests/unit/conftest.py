@@ -1,12 +1,12 @@
 import pytest
-from tokenizers_for_tests import byte_level, byte_level_with_bos, sentencepiece_like, write
+from tokenizers_for_tests import byte_level, byte_level_with_bos, sentencepiece_like, unigram, write
 
 from raycore.text.tokenizer import Tokenizer
 
 
-@pytest.fixture(scope="session", params=["byte_level", "sentencepiece_like"])
+@pytest.fixture(scope="session", params=["byte_level", "sentencepiece_like", "unigram"])
 def any_tokenizer(request, tmp_path_factory):
-    make = {"byte_level": byte_level, "sentencepiece_like": sentencepiece_like}[request.param]
+    make = {"byte_level": byte_level, "sentencepiece_like": sentencepiece_like, "unigram": unigram}[request.param]
     return Tokenizer.from_dir(write(tmp_path_factory.mktemp(request.param), make()))
 
 

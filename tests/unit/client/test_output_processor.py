@@ -90,7 +90,10 @@ def test_the_text_continues_the_prompts(llama2_tokenizer, stream, stop):
     prompt, ids = (llama2_tokenizer.encode(text, add_special_tokens=False) for text in ("say", "the quick"))
     assembler.add("r", "say", prompt, SamplingParams(n=2, stop=stop), [1, 2], stream)
     tokens = [(seq_id, token_id) for token_id in ids for seq_id in (1, 2)]
-    step = assembler.process(batch(tokens, [(1, "length"), (2, "length")]))
+    assembler.process(batch(tokens[:2]))
+    assembler.rebind(2, 3)  # the request has moved to another rank
+    tokens = [(1 if seq_id == 1 else 3, token_id) for seq_id, token_id in tokens[2:]]
+    step = assembler.process(batch(tokens, [(1, "length"), (3, "length")]))
     assert [each.text for each in step.updates[-1].output.outputs] == [" the quick"] * 2
 
 

@@ -96,19 +96,19 @@ def test_any_tokens_after_any_prompt_add_what_decoding_adds(tokenizer, prompt, i
     assert text == what_decoding_adds(tokenizer, prompt, ids, skip)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_the_text_does_not_depend_on_how_the_tokens_come(llama2_tokenizer, data):
+def test_the_text_does_not_depend_on_how_the_tokens_come(any_tokenizer, data):
     """Also with bytes that are no text: there, decoding at once would take back characters that a stream has sent."""
-    any_ids = st.integers(0, llama2_tokenizer.vocab_size)
-    some_ids = st.sampled_from(llama2_tokenizer.encode("the あ🎉 fox"))
+    any_ids = st.integers(0, any_tokenizer.vocab_size)
+    some_ids = st.sampled_from(any_tokenizer.encode("the あ🎉 fox"))
     prompt, ids = (data.draw(st.lists(st.one_of(any_ids, some_ids), max_size=30)) for _ in range(2))
-    texts = feed(IncrementalDetokenizer(llama2_tokenizer, prompt_token_ids=prompt), ids)
+    texts = feed(IncrementalDetokenizer(any_tokenizer, prompt_token_ids=prompt), ids)
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
     for chunk in (2, 5, 30):
-        assert feed(IncrementalDetokenizer(llama2_tokenizer, prompt_token_ids=prompt), ids, chunk)[-1] == texts[-1]
-    expected = what_decoding_adds(llama2_tokenizer, prompt, ids)
-    assert texts[-1] == expected or "\ufffd" in llama2_tokenizer.decode([*prompt, *ids])
+        assert feed(IncrementalDetokenizer(any_tokenizer, prompt_token_ids=prompt), ids, chunk)[-1] == texts[-1]
+    expected = what_decoding_adds(any_tokenizer, prompt, ids)
+    assert texts[-1] == expected or "\ufffd" in any_tokenizer.decode([*prompt, *ids])
 
 
 def test_an_endless_run_of_broken_bytes_costs_no_more_each_time(tokenizer):

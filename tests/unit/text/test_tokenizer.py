@@ -2,7 +2,7 @@ import re
 
 import pytest
 from tokenizers import Tokenizer as NativeTokenizer
-from tokenizers_for_tests import byte_level, byte_level_with_bos, sentencepiece_like, word_piece, write
+from tokenizers_for_tests import byte_level, byte_level_with_bos, sentencepiece_like, unigram, word_piece, write
 
 from raycore.errors import InvalidCheckpoint, InvalidRequest
 from raycore.text.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ def test_token_text_keeps_the_space_of_a_word(tokenizer, llama2_tokenizer):
     assert tokenizer.token_text(10**6) == ""
 
 
-@pytest.fixture(scope="module", params=[byte_level, byte_level_with_bos, sentencepiece_like, word_piece])
+@pytest.fixture(scope="module", params=[byte_level, byte_level_with_bos, sentencepiece_like, unigram, word_piece])
 def every_tokenizer(request, tmp_path_factory):
     return Tokenizer.from_dir(write(tmp_path_factory.mktemp("tokenizer"), request.param()))
 
