@@ -13,7 +13,7 @@ RUN useradd --uid 1000 --create-home --shell /bin/bash ray
 
 # in a layer of its own, because PyTorch is large and changes rarely
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.11,<2.15"
+RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.11,<2.14"
 
 # 2.55 to 2.60; a manifest's rayVersion is the same
 ARG RAY_VERSION=2.60.0

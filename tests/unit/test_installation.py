@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import pytest
