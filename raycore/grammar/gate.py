@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 
 from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.same_copy import own_copy
 from raycore.structured_outputs import StructuredOutputsParams
 
 MAX_AT_ONCE = 8
@@ -181,8 +182,9 @@ class _Process:
 
     def __init__(self, order: GateOrder) -> None:
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        # with this process's path, because the other one may be started elsewhere than it
-        start = f"import sys; sys.path[:] = {sys.path!r}; from raycore.grammar.gate_process import main; main()"
+        # this process's path, and in front of it the folder of its copy of raycore, which it need not have found there
+        path = [own_copy()[0], *sys.path]
+        start = f"import sys; sys.path[:] = {path!r}; from raycore.grammar.gate_process import main; main()"
         arguments = [sys.executable, "-c", start, _NAME, str(its.fileno()), msgspec.json.encode(order).decode()]
         with its:
             self._process = subprocess.Popen(arguments, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
