@@ -36,9 +36,7 @@ _own: Copy | None = None
 def own_copy() -> Copy:
     """The copy that this process runs. The first call reads the sources, which takes milliseconds."""
     if _own is None:
-        folder, version = _imported()
-        files = _source_files(folder)
-        remember((folder, version, _content_digest(folder, files), _file_digest(files)))
+        remember(_read_copy())
     assert _own is not None
     return _own
 
@@ -59,7 +57,7 @@ def difference(theirs: Copy, ours: Copy, them: str, us: str) -> str | None:
     what = "version" if theirs[1] != ours[1] else "content"
     return (
         f"two copies of raycore with different {what}s can't work together: {them} imported {_name(theirs)}, {us} "
-        f"imported {_name(ours)}. Install the same raycore in both places"
+        f"imported {_name(ours)}. Install the same raycore in both places, and restart what had imported another one"
     )
 
 
@@ -77,13 +75,9 @@ def load(theirs: Copy, pickled: bytes, methods: list[str]) -> Any:
         us += ", before the engine started,"
     else:
         _import_from(theirs[0])
-    folder, version = _imported()
-    files = _source_files(folder)
-    identity = _file_digest(files)
-    ours = folder, version, theirs[2] if identity == theirs[3] else _content_digest(folder, files), identity
+    # known if it was checked before; another version may not have the name
+    ours = getattr(sys.modules.get("raycore.same_copy"), "_own", None) or _read_copy(theirs)
     problem = difference(theirs, ours, "the driver", us)
-    if problem is not None and not methods:
-        raise ImportError(problem)
     if problem is not None:
         return _refusal(problem, methods)
     import_module("raycore.same_copy").remember(ours)
@@ -122,10 +116,14 @@ def _import_from(folder: str) -> None:
     sys.meta_path.insert(0, SimpleNamespace(find_spec=find_spec))  # pyright: ignore[reportArgumentType]
 
 
-def _imported() -> tuple[str, str]:
-    """Folder and version of the copy that this process imports, or has imported."""
+def _read_copy(theirs: Copy | None = None) -> Copy:
+    """The copy that this process imports, or has imported. Doesn't read sources that are the files of `theirs`."""
     module = import_module("raycore")
-    return os.path.dirname(os.path.dirname(os.path.abspath(str(module.__file__)))), module.__version__
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(str(module.__file__))))
+    files = _source_files(folder)
+    identity = _file_digest(files)
+    digest = theirs[2] if theirs is not None and identity == theirs[3] else _content_digest(folder, files)
+    return folder, module.__version__, digest, identity
 
 
 def _source_files(folder: str) -> list[str]:
@@ -157,6 +155,9 @@ def _name(copy: Copy) -> str:
 
 
 def _refusal(problem: str, methods: list[str]) -> type[Any]:
+    if not methods:
+        raise ImportError(problem)
+
     def refuse(self: object, *args: object, **kwargs: object) -> None:
         raise import_module("raycore.errors").InitializationError(problem)
 

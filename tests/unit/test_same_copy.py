@@ -141,6 +141,15 @@ def test_a_class_that_rays_libraries_pickle_has_the_drivers_copy_imported(other)
 
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer)().imported())"
     assert python(code, other, cloudpickle.dumps(Replica)).strip() == str(ROOT / "raycore/__init__.py")
+    (other / "placement/errors.py").write_text("class PlacementShortage(Exception): 'another'")
+    code = f"""
+import raycore
+try:
+    {code}
+except ImportError as error:
+    print(error)
+"""
+    assert "different contents" in python(code, other, cloudpickle.dumps(Replica))
 
 
 def test_a_worker_on_a_node_without_the_drivers_folder_refuses_another_copy(other, monkeypatch):
