@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from installation import ROOT, Installation, another_copy
+from installation import INSTALL_S, ROOT, Installation, another_copy
 
 from raycore import __version__
 from raycore.kernels import VARIABLE, compiled
+
+pytestmark = pytest.mark.timeout(INSTALL_S + 100)
 
 OURS = [str(ROOT / "raycore/__init__.py"), str(ROOT / "placement/__init__.py")]
 TIMEOUT_S = 100.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -71,6 +72,10 @@ class Installation:
     def run(self, command: str, **environment: str) -> str:
         """What a command prints, which has to succeed."""
         process = self.bash(command, **environment)
-        printed, _ = process.communicate(timeout=INSTALL_S)
+        try:
+            printed, _ = process.communicate(timeout=INSTALL_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         assert process.returncode == 0, printed
         return printed
