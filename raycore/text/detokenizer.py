@@ -1,13 +1,12 @@
-"""Turns a growing sequence of tokens into text, and searches the text for stop strings."""
+"""Turns a growing sequence of tokens into text, up to the stop string that ends the text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
 
 from raycore.sampling_params import SamplingParams
+from raycore.text.stop_strings import StopStrings
 from raycore.text.tokenizer import REPLACEMENT, Tokenizer
 
 _LONGEST_CHARACTER = 4
@@ -51,6 +50,8 @@ class IncrementalDetokenizer:
             self._num_settled -= 1
         self._last_boundary = 0
         """The value of `_num_settled` before the latest tokens were added to it."""
+        self._is_complete = self._num_settled == len(self._window)
+        """Whether no bytes of the tokens are held back."""
         self.text = ""
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -61,6 +62,8 @@ class IncrementalDetokenizer:
             token_ids = [token_id for token_id in token_ids if token_id not in special_ids]
         if not token_ids:
             return
+        if self._is_complete and len(self._window) > _WINDOW:
+            self._move_window()
         decoded = self._decode([*self._window, *token_ids])
         if len(token_ids) > 1 and self._has_broken_bytes(decoded):
             middle = len(token_ids) // 2
@@ -74,11 +77,10 @@ class IncrementalDetokenizer:
             decoded = self._decode([*self._window, *token_ids])
         self._window += token_ids
         complete = decoded.rstrip(REPLACEMENT)
-        if len(complete) == len(decoded):
+        self._is_complete = len(complete) == len(decoded)
+        if self._is_complete:
             self._grow(decoded)
             self._last_boundary, self._num_settled = self._num_settled, len(self._window)
-            if len(self._window) > _WINDOW:
-                self._move_window()
         elif len(self._window) - self._num_settled > _MAX_HELD:
             self._give_up(decoded)
         elif len(complete) > len(self._seen):
@@ -86,7 +88,8 @@ class IncrementalDetokenizer:
 
     def finish(self) -> None:
         """Add the bytes that are still held back to `text`. Call this after the last token."""
-        self._grow(self._decode(self._window))
+        if not self._is_complete:
+            self._grow(self._decode(self._window))
 
     def _tail_of(self, prompt_token_ids: Sequence[int]) -> tuple[list[int], str]:
         """The prompt's last tokens, and their text. They have text and begin with a whole character, if possible."""
@@ -134,68 +137,6 @@ def common_start(before: str, after: str) -> str:
     while not after.startswith(before):
         before = before[:-1]
     return before
-
-
-class StopMatch(NamedTuple):
-    """A stop string that was found."""
-
-    stop: str
-    start: int
-    """The index in the text at which the stop string starts."""
-
-
-class StopStrings:
-    """Searches a growing text for one request's stop strings, each with the Knuth-Morris-Pratt algorithm."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [(stop, _borders(stop)) for stop in stops]
-        self._num_matched = [0] * len(stops)
-        """For each stop string, the length of its longest prefix with which the text ends."""
-        self.num_searched = 0
-        """Number of characters of the text so far."""
-
-    def __bool__(self) -> bool:
-        return bool(self._stops)
-
-    def begin_at(self, position: int) -> None:
-        """Begin the search at this position of the text. Matches before it are not found."""
-        self.num_searched = position
-
-    def find(self, new: str) -> StopMatch | None:
-        """Append `new` to the text. Of the matches that end within `new`, returns the one that starts first."""
-        found: StopMatch | None = None
-        for index, (stop, borders) in enumerate(self._stops):
-            num_matched = self._num_matched[index]
-            for end, character in enumerate(new, self.num_searched + 1):
-                while num_matched and stop[num_matched] != character:
-                    num_matched = borders[num_matched]
-                if stop[num_matched] == character:
-                    num_matched += 1
-                if num_matched == len(stop):
-                    start = end - num_matched
-                    if found is None or start < found.start:
-                        found = StopMatch(stop, start)
-                    num_matched = borders[num_matched]
-            self._num_matched[index] = num_matched
-        self.num_searched += len(new)
-        return found
-
-    @property
-    def num_held_back(self) -> int:
-        """Number of characters at the end of the text that may be the beginning of a stop string."""
-        return max(self._num_matched, default=0)
-
-
-@lru_cache(maxsize=256)
-def _borders(stop: str) -> tuple[int, ...]:
-    """Knuth-Morris-Pratt failure function: for each prefix of `stop`, the length of its longest proper border."""
-    borders = [0, 0]
-    for character in stop[1:]:
-        length = borders[-1]
-        while length and stop[length] != character:
-            length = borders[length]
-        borders.append(length + (stop[length] == character))
-    return tuple(borders)
 
 
 class SequenceText:

@@ -1,5 +1,4 @@
 import random
-import time
 from itertools import pairwise
 
 import pytest
@@ -7,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raycore.sampling_params import SamplingParams
-from raycore.text.detokenizer import IncrementalDetokenizer, SequenceText, StopStrings
+from raycore.text.detokenizer import IncrementalDetokenizer, SequenceText
 
 
 def feed(detokenizer, ids, chunk=1):
@@ -179,28 +178,6 @@ def test_stop_strings_are_searched_for_after_a_tag(any_tokenizer):
     assert found.text == text, "nothing is held back before the tag"
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.text("ab", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.data())
-def test_finding_stop_strings_piece_by_piece(text, stops, data):
-    """However the text is cut into pieces, what is shown never has to be taken back."""
-    checker = StopStrings(stops)
-    shown, searched, match = "", 0, None
-    while searched < len(text) and match is None:
-        length = data.draw(st.integers(searched + 1, len(text)))
-        match = checker.find(text[searched:length])
-        searched = length
-        if match is None:
-            beginnings = [stop[:size] for stop in stops for size in range(len(stop))]
-            assert checker.num_held_back == max(len(each) for each in beginnings if text[:length].endswith(each))
-        else:
-            assert match.start == min(text.index(stop) for stop in stops if stop in text[:length])
-            assert text.startswith(match.stop, match.start)
-        visible = text[: match.start] if match else text[: length - checker.num_held_back]
-        assert visible.startswith(shown)
-        shown = visible
-    assert (match is not None) == any(stop in text for stop in stops)
-
-
 def test_a_long_run_of_special_tokens_does_not_hold_the_window(tokenizer):
     special = min(tokenizer.special_ids)
     detokenizer = IncrementalDetokenizer(tokenizer)
@@ -210,12 +187,3 @@ def test_a_long_run_of_special_tokens_does_not_hold_the_window(tokenizer):
     detokenizer.append(tokenizer.encode(" jumps"))
     assert detokenizer.text == "the fox jumps"
     assert len(detokenizer._window) < 20
-
-
-def test_long_stop_strings_cost_no_more_than_short_ones():
-    checker = StopStrings(["a" * 1000 + str(number) for number in range(16)])
-    begun_s = time.thread_time()
-    for piece in ["a"] * 2000 + [" the", " fox"] * 500:
-        assert checker.find(piece) is None
-    assert checker.num_held_back == 0
-    assert time.thread_time() - begun_s < 2.0
