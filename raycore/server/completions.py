@@ -86,14 +86,14 @@ class Completion:
         """A choice with the new part of one sequence; None if that part has nothing for the client."""
         request, is_first = self.request, not progress.is_begun
         completion = output.outputs[index]
-        echoed = self._echoed(number, completion.token_ids) if request.echo and is_first else ""
-        if echoed.endswith(REPLACEMENT) and not (completion.text or completion.finish_reason):
+        echoed = self._echoed(number, completion.token_ids) if request.echo and is_first else None
+        if echoed is not None and echoed.endswith(REPLACEMENT) and not (completion.text or completion.finish_reason):
             return None  # the next tokens may complete the prompt's last character
         new = progress.advance(completion)
         if request.max_tokens == 0:
             # leave out the one token that the engine had to generate
             new = New("", [], [], new.finish_reason and "length", None)
-        text = echoed + new.text
+        text = (echoed or "") + new.text
         wants_tokens = request.logprobs is not None or request.return_token_ids
         if not (text or new.finish_reason or (wants_tokens and new.token_ids)):
             return None
@@ -116,17 +116,17 @@ class Completion:
         new: New,
         progress: Progress,
         of_prompt: list[PositionLogprobs | None] | None,
-        echoed: str,
+        echoed: str | None,
     ) -> dict[str, Any] | None:
-        """The `logprobs` of a choice: of the prompt, if `echoed` is its text, and of the new part."""
+        """The `logprobs` of a choice: of the prompt, if `echoed` is its text and not None, and of the new part."""
         if self.request.logprobs is None:
             return None
         logprobs, job = CompletionLogprobs(self.names, self.request.logprobs), self.jobs[number]
-        if echoed:
+        if echoed is not None:
             logprobs.add(job.token_ids, of_prompt or [], prompt_pieces(self.starts[number], echoed))
         if progress.pieces is None:
             skip = job.params.skip_special_tokens
-            progress.pieces = OutputPieces(self.names.tokenizer, skip, job.token_ids, len(echoed))
+            progress.pieces = OutputPieces(self.names.tokenizer, skip, job.token_ids, len(echoed or ""))
         if new.finish_reason is None:
             pieces = progress.pieces.take(new.token_ids)
         else:

@@ -103,6 +103,17 @@ def test_streams_and_answers_say_the_same_of_any_tokens(completions, any_tokeniz
     whole = completions.of(output, False, prompt=prompt, **fields)
     assert completions.of(output, True, prompt=prompt, **fields) == whole
     check_places(any_tokenizer, *whole)
+    _, logprobs, all_ids = whole
+    assert len(logprobs["tokens"]) == len(all_ids) - (0 if fields["echo"] else len(prompt))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_echo_without_text_has_log_probabilities(completions, any_tokenizer, is_stream):
+    end = any_tokenizer.eos_token_id
+    for max_tokens in (0, 100):
+        _, logprobs, _ = completions.of([end + 10], is_stream, prompt=[end, end], echo=True, max_tokens=max_tokens)
+        assert logprobs["tokens"][:2] == ["</s>"] * 2
+        assert logprobs["token_logprobs"][:2] == [None, -0.5]
 
 
 def test_a_token_that_a_stop_string_cuts_off_begins_at_the_end_of_the_text_at_most(completions, any_tokenizer):
