@@ -22,7 +22,8 @@ HERMES = _template(
 LLAMA3 = _template('{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}')
 QWEN3_CODER = _template(
     "<tool_call>\n<function={{ call.function.name }}>\n{% for key, value in call.function.arguments.items() %}"
-    "<parameter={{ key }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+    "<parameter={{ key }}>\n{% if value is mapping or (value is sequence and value is not string) %}"
+    "{{ value | tojson }}{% else %}{{ value }}{% endif %}{{ '\n' }}</parameter>\n{% endfor %}</function>\n</tool_call>"
 )
 OTHER_FORM = _template("[{{ call.function.name }}({{ call.function.arguments | tojson }})]")
 """A form that no parser reads."""

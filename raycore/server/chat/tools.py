@@ -18,8 +18,6 @@ Keywords of JSON Schema that the grammar doesn't support are ignored, except for
 
 from __future__ import annotations
 
-import functools
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -28,21 +26,21 @@ from typing import Any
 from raycore.errors import InvalidRequest
 from raycore.grammar.lark import alternative
 from raycore.grammar.native import WHITE_SPACE
+from raycore.server.chat.call_format import find_parser
 from raycore.server.constraints import named
 from raycore.server.errors import APIError
 from raycore.server.options import ServerOptions
 from raycore.server.parsers.tags import any_special
 from raycore.server.parsers.tool_calls import (
-    PARSERS,
     CallArguments,
     CallStart,
     Content,
     Delta,
     Schemas,
     ToolParser,
-    parser_named,
+    function_schema,
 )
-from raycore.server.protocol import ChatCompletionRequest, NamedTool
+from raycore.server.protocol import ChatCompletionRequest, NamedTool, Tool
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.tokenizer import Tokenizer
 
@@ -87,8 +85,8 @@ class ToolUse:
             if must_call:
                 raise APIError(400, "tool_choice requires a call, but there are no tools", param="tool_choice")
             return None
-        schemas = {tool.function.name: tool.function.parameters or {} for tool in request.tools}
-        parser = _find_parser(tokenizer, request.chat_template or options.chat_template, options.tool_call_parser)
+        schemas = _function_schemas(request.tools)
+        parser = find_parser(tokenizer, request.chat_template or options.chat_template, options.tool_call_parser)
         function = choice.function.name if isinstance(choice, NamedTool) else None
         if function is not None and function not in schemas:
             known = ", ".join(schemas)
@@ -154,13 +152,12 @@ class ToolUse:
         return self.parser.message_grammar(schemas, special) if self.strict else None
 
     def _special_tags(self, tokenizer: Tokenizer) -> dict[str, int]:
-        tags = (self.parser.opening, self.parser.closing)
-        encoded = {tag: tokenizer.encode(tag, add_special_tokens=False) for tag in tags}
+        encoded = {tag: tokenizer.encode(tag, add_special_tokens=False) for tag in self.parser.tags()}
         return {tag: ids[0] for tag, ids in encoded.items() if len(ids) == 1 and ids[0] in tokenizer.special_ids}
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether the tags are special tokens, which the output's text leaves out by default."""
-        return any_special(tokenizer, self.parser.opening, self.parser.closing)
+        return any_special(tokenizer, *self.parser.tags())
 
 
 class MessageReader:
@@ -228,12 +225,24 @@ class MessageReader:
                     raise _not_called(f"it called {delta.name!r}, which isn't one of them")
                 self._num_calls += 1
                 function = {"name": delta.name, "arguments": ""}
-                call_id = f"call_{uuid.uuid4().hex[:24]}"
-                calls[delta.index] = {"index": delta.index, "id": call_id, "type": "function", "function": function}
+                call = {"index": delta.index, "id": self._use.parser.call_id(), "type": "function"}
+                calls[delta.index] = {**call, "function": function}
             else:
                 call = calls.setdefault(delta.index, {"index": delta.index, "function": {"arguments": ""}})
                 call["function"]["arguments"] += delta.text
         return list(calls.values())
+
+
+def _function_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
+    try:
+        return {
+            tool.function.name: function_schema(
+                tool.function.name, tool.function.parameters, tool.function.model_extra or {}
+            )
+            for tool in tools
+        }
+    except InvalidRequest as error:
+        raise named(error, "tools") from error
 
 
 def _compiled_as(schema: Mapping[str, Any], is_strict: bool) -> dict[str, Any]:
@@ -250,63 +259,3 @@ def _not_called(why: str) -> APIError:
         code="tool_not_called",
         kind="server_error",
     )
-
-
-def _find_parser(tokenizer: Tokenizer, chat_template: str | None, asked: str | None) -> type[ToolParser]:
-    shows_tools, found = _inspect_template(tokenizer, chat_template)
-    if not shows_tools:
-        raise APIError(400, "tools: the chat template doesn't render tools, so the model can't call any", param="tools")
-    parser = found if asked is None else parser_named(asked)
-    if parser is None:
-        raise APIError(
-            400,
-            "tools: the format of the model's tool calls couldn't be recognized from its chat template; start the "
-            f"server with --tool-call-parser ({', '.join(PARSERS)}), or send tool_choice='none'",
-            param="tools",
-        )
-    return parser
-
-
-_PROBE = "raycore_probe"
-_PROBE_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": _PROBE,
-        "description": "Probes.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string", "description": "A key."}}},
-    },
-}
-_PROBE_ASKED = {"role": "user", "content": "Probe."}
-_PROBE_CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {"id": "probe0000", "type": "function", "function": {"name": _PROBE, "arguments": {"key": "value"}}}
-    ],
-}
-
-
-@functools.lru_cache(maxsize=8)
-def _inspect_template(tokenizer: Tokenizer, chat_template: str | None) -> tuple[bool, type[ToolParser] | None]:
-    """Whether a chat template renders tools, and a parser that can read the calls that the template renders, if any."""
-    asked = _try_rendering(tokenizer, chat_template, [_PROBE_ASKED], add_generation_prompt=True)
-    if asked is None or _PROBE not in asked:
-        return False, None
-    called = _try_rendering(tokenizer, chat_template, [_PROBE_ASKED, _PROBE_CALL], add_generation_prompt=False)
-    for parser in PARSERS.values():
-        reader = parser({})
-        deltas = [*reader.feed((called or "").removeprefix(asked)), *reader.finish()]
-        if any(isinstance(delta, CallStart) and delta.name == _PROBE for delta in deltas):
-            return True, parser
-    return True, None
-
-
-def _try_rendering(
-    tokenizer: Tokenizer, chat_template: str | None, messages: list[dict[str, Any]], *, add_generation_prompt: bool
-) -> str | None:
-    try:
-        return tokenizer.apply_chat_template(
-            messages, add_generation_prompt=add_generation_prompt, chat_template=chat_template, tools=[_PROBE_TOOL]
-        )
-    except InvalidRequest:
-        return None

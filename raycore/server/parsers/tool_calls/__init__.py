@@ -10,8 +10,10 @@ from types import MappingProxyType
 
 from raycore.errors import InvalidConfig
 from raycore.plugins import TOOL_PARSERS, find_plugin, plugin_names
-from raycore.server.parsers.tool_calls.base import CallArguments, CallStart, Content, Delta, Schemas, ToolParser
+from raycore.server.parsers.tool_calls.base import CallArguments, CallStart, Content, Delta, ToolParser
+from raycore.server.parsers.tool_calls.call_grammar import Schemas
 from raycore.server.parsers.tool_calls.json_calls import HermesParser, Llama3JsonParser
+from raycore.server.parsers.tool_calls.parameters import function_schema
 from raycore.server.parsers.tool_calls.qwen3_coder import Qwen3CoderParser
 
 PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
@@ -23,7 +25,17 @@ PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
     }
 )
 
-__all__ = ["PARSERS", "CallArguments", "CallStart", "Content", "Delta", "Schemas", "ToolParser", "parser_named"]
+__all__ = [
+    "PARSERS",
+    "CallArguments",
+    "CallStart",
+    "Content",
+    "Delta",
+    "Schemas",
+    "ToolParser",
+    "function_schema",
+    "parser_named",
+]
 
 
 def parser_named(name: str) -> type[ToolParser]:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
-from raycore.grammar.lark import SpecialTokens, tag_rule
 from raycore.server.parsers.tags import num_begun
-
-Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of each function's parameters, by the function's name."""
-_SPACE = r"[ \n]{1,2}"
-"""White space that grammars allow between the parts of a call. Models write no more than this."""
-_SPACE_BEFORE = r"[ \n]{1,4}"
-"""White space that grammars allow between reasoning and a call. Models write less than this."""
+from raycore.server.parsers.tool_calls.call_grammar import CallGrammar, Schemas
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +39,32 @@ class CallArguments:
 Delta = Content | CallStart | CallArguments
 
 
-class ToolParser(ABC):
+class ToolParser(CallGrammar):
     """Reads one message, piece by piece. How the text is split into pieces doesn't change the message.
 
     Text that looks like the beginning of a call is held back until the function's name is complete, or until the text
     turns out to be content. A call that was reported is never taken back: its arguments are passed on as they arrive,
     even if they turn out to be broken JSON. White space around a call belongs to the call. If the message is cut off
-    before a function's name is complete, that beginning of a call is left out.
+    before a function's name is complete, that beginning of a call is left out. Text that looks like a call but isn't
+    one stays in the content as it is.
     """
 
-    opening: ClassVar[str]
-    """The tag before a call. It belongs to the call."""
-    closing: ClassVar[str]
-    """The tag that may follow a call. It belongs to the call."""
-    needs_opening: ClassVar[bool] = True
-    """Whether every call begins with `opening`."""
+    is_closed_by_tag: ClassVar[bool] = False
+    """Whether `closing` is a tag that closes the call, even if other text comes between the two."""
 
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
-        self._held = ""
+        self._held: str = ""
         """Text that has arrived but hasn't been reported yet."""
         self._opening_end = 0
         """Where the opening tag with which `_held` begins ends, including white space before the tag."""
+        self._has_opening = False
+        """Whether the call that is being read begins with an opening tag."""
         self._num_calls = 0
         self._follows_call = False
         """Whether the last delta belongs to a call."""
+        self._is_open = False
+        """Whether the last call still lacks its closing tag."""
         self._deltas: list[Delta] = []
         self._state: Callable[[bool], bool] = self._in_text
         """The parser's current state, a method. It takes what it can of `_held`, may set another state, and returns
@@ -77,91 +72,14 @@ class ToolParser(ABC):
         self._is_cut_off = False
 
     @classmethod
-    @abstractmethod
-    def prefill(cls, name: str | None) -> str:
-        """The text of the beginning of a call: up to the arguments, or if `name` is None, up to the function's name.
-
-        The text ends where a token of the model would end, so that the model continues as usual.
-        """
+    def as_written(cls, calls: str) -> type[ToolParser]:
+        """The parser for the variant of this format in which the chat template writes these calls."""
+        return cls
 
     @classmethod
-    def has_grammar(cls, schemas: Schemas) -> bool:
-        """Whether a grammar can express calls of these functions. If not, call no method that returns a grammar."""
-        return True
-
-    @classmethod
-    def calls_grammar(
-        cls,
-        schemas: Schemas,
-        name: str | None,
-        special: SpecialTokens,
-        *,
-        only_first: bool,
-        is_prefilled: bool = True,
-    ) -> str:
-        """A Lark grammar of one or more calls whose arguments follow their functions' schemas.
-
-        Args:
-            name: the function of the first call; None: any of the functions.
-            special: those of the tags `opening` and `closing` that are special tokens.
-            only_first: whether only one call is allowed.
-            is_prefilled: whether the prompt ends with `prefill(name)`, so that the output begins inside a call.
-        """
-        index = 0 if name is None else list(schemas).index(name)
-        first = "call" if name is None else f"rest_{index}"
-        if not is_prefilled:
-            call = "call" if name is None else f"name_{index} rest_{index}"
-            first = f"/{_SPACE_BEFORE}/? {cls._introduction()} {call}"
-        return cls._grammar([f"start: {first} {_more(only_first)}"], schemas, special)
-
-    @classmethod
-    def calls_or_grammar(cls, schemas: Schemas, other: str, special: SpecialTokens, *, only_first: bool) -> str:
-        """A Lark grammar of a whole message that is either calls, as in `calls_grammar`, or what `other` allows.
-
-        `other`: the body of a Lark rule.
-        """
-        rules = ["start: calls | other", f"calls: announced {_more(only_first)}", f"other: {other}"]
-        return cls._grammar(rules, schemas, special)
-
-    @classmethod
-    def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str | None:
-        """A Lark grammar of a whole message: any text, with or without calls as in `calls_grammar`.
-
-        After an opening tag, there must be a call. Returns None if the format lets a call lack the opening tag.
-        """
-        if not cls.needs_opening:
-            return None
-        until_opening = f"until_opening: TEXT {tag_rule(cls.opening, special)}"
-        if cls.opening not in special:
-            until_opening = until_opening.replace(":", "[lazy]:", 1)
-        rules = ["start: (until_opening SPACE? head call closing)* TEXT", until_opening]
-        return cls._grammar(rules, schemas, special)
-
-    @classmethod
-    def _grammar(cls, rules: list[str], schemas: Schemas, special: SpecialTokens) -> str:
-        rules += [
-            f"opening: {tag_rule(cls.opening, special)}",
-            f"closing: SPACE? {tag_rule(cls.closing, special)}",
-            f"announced: {cls._introduction()} call",
-            f"head: {json.dumps(cls.prefill(None).removeprefix(cls.opening).lstrip())}",
-            f"call: {' | '.join(f'name_{index} rest_{index}' for index in range(len(schemas)))}",
-            f"SPACE: /{_SPACE}/",
-            r"TEXT: /(.|\n)*/",
-        ]
-        return "\n".join([*rules, *cls._call_rules(schemas)])
-
-    @classmethod
-    def _introduction(cls) -> str:
-        return f"{'opening' if cls.needs_opening else 'opening?'} SPACE? head"
-
-    @classmethod
-    @abstractmethod
-    def _call_rules(cls, schemas: Schemas) -> list[str]:
-        """The rules `name_N` and `rest_N` for each function, where N is the function's position in `schemas`.
-
-        Together they match the text of a call after `prefill(None)`. `name_N` ends where `prefill(name)` ends, `rest_N`
-        before the tag `closing`.
-        """
+    def call_id(cls) -> str:
+        """A new id for a call."""
+        return f"call_{uuid.uuid4().hex[:24]}"
 
     @abstractmethod
     def begin(self, name: str) -> list[Delta]:
@@ -192,25 +110,44 @@ class ToolParser(ABC):
         return deltas
 
     def _in_text(self, is_last: bool) -> bool:
-        found = self._held.find(self.opening)
-        if found >= 0:
-            end = len(self._held[:found].rstrip())
-            self._report_content(end)
-            self._opening_end = found + len(self.opening) - end
-            self._state = self._in_head
+        tags = [*self._openings(), *(self._closings() if self._is_open else ())]
+        found = [(position, tag) for tag in tags if (position := self._held.find(tag)) >= 0]
+        if found:
+            self._begin_tag(*min(found))
             return True
-        num_left = num_undecided(self._held, self.opening)
-        if is_last and self._is_cut_off and num_begun(self._held, self.opening):
+        num_left = max(num_undecided(self._held, tag) for tag in tags)
+        if is_last and self._is_cut_off and any(num_begun(self._held, tag) for tag in tags):
             self._held = self._held[:-num_left]
         if is_last and self._follows_call and self._held.isspace():
             self._held = ""
         self._report_content(len(self._held) - (0 if is_last else num_left))
         return False
 
+    def _begin_tag(self, position: int, tag: str) -> None:
+        end = len(self._held[:position].rstrip())
+        self._report_content(end)
+        self._opening_end = position + len(tag) - end
+        self._has_opening = tag == self.opening
+        if tag in (self.opening, self.closing):
+            self._is_open = False
+        if tag in self._closings():
+            self._held = self._held[self._opening_end :]
+        else:
+            self._state = self._in_head
+
+    def _openings(self) -> tuple[str, ...]:
+        """The tags with which a call may begin."""
+        return (self.opening,)
+
+    def _closings(self) -> tuple[str, ...]:
+        """The tags that close a call, wherever they come before the next call."""
+        return (self.closing,)
+
     def _before_closing(self, is_last: bool) -> bool:
         rest = self._held.lstrip()
         if rest.startswith(self.closing):
             self._held = rest[len(self.closing) :]
+            self._is_open = False
         elif self.closing.startswith(rest):
             if is_last:
                 self._held = ""
@@ -237,14 +174,11 @@ class ToolParser(ABC):
         self._deltas.append(CallStart(self._num_calls, name))
         self._num_calls += 1
         self._follows_call = True
+        self._is_open = self.is_closed_by_tag
 
     def _report_arguments(self, text: str) -> None:
         if text:
             self._deltas.append(CallArguments(self._num_calls - 1, text))
-
-
-def _more(only_first: bool) -> str:
-    return "closing?" if only_first else "(closing SPACE? announced)* closing?"
 
 
 def num_undecided(text: str, tag: str) -> int:

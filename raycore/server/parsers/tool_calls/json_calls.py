@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
-from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json, is_name
+from raycore.grammar.lark import SpecialTokens
+from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json
+from raycore.server.parsers.tool_calls.call_object import CallObject, Found
 from raycore.server.parsers.tool_calls.json_scanner import JsonScanner
 
-_HEAD = re.compile(
-    r'\{\s*"name"\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
-)
-"""Matches the part of the object before the arguments, if the keys have the usual order: name, then arguments."""
-_FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)["\\]')
-_KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
+_FIRST_KEYS = (None, "name", "arguments", "parameters", "type", "id")
+"""The keys with which an object begins that is a call without an opening tag."""
 
 
 class JsonCallParser(ToolParser):
     """Base of the parsers for JSON objects. If the name comes before the arguments, passes arguments on as they arrive.
 
-    Otherwise the call is reported when its object is complete.
+    Otherwise the call is reported when its arguments and its name are complete. Other keys are passed over.
     """
 
     arguments_key: ClassVar[str]
@@ -30,10 +27,15 @@ class JsonCallParser(ToolParser):
     """Whether an object without arguments is content and not a call."""
     ends_arguments: ClassVar[str | None] = None
     """A tag that ends the arguments even if their JSON is incomplete."""
+    before_arguments: ClassVar[str] = ""
+    """Body of a grammar rule: what stands between the function's name, or the key for the arguments, and these."""
+    after_arguments: ClassVar[str] = 'SPACE? "}"'
+    """Body of a grammar rule: what stands between the arguments and `closing`."""
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
-        self._scanner: JsonScanner | None = None
+        self._object: CallObject | None = None
+        self._scanner = JsonScanner()
 
     @classmethod
     def prefill(cls, name: str | None) -> str:
@@ -46,14 +48,13 @@ class JsonCallParser(ToolParser):
         return ""
 
     @classmethod
-    def _call_rules(cls, schemas: Schemas) -> list[str]:
+    def _call_rules(cls, schemas: Schemas, special: SpecialTokens) -> list[str]:
         rules: list[str] = []
         for index, (name, schema) in enumerate(schemas.items()):
-            head = f'{as_json(name)[1:]}, "{cls.arguments_key}":'
             arguments = json.dumps({"type": "object", **schema})
             rules += [
-                f"name_{index}: {json.dumps(head)}",
-                f'rest_{index}: arguments_{index} SPACE? "}}"',
+                f"name_{index}: {json.dumps(cls.prefill(name).removeprefix(cls.prefill(None)))}",
+                f"rest_{index}: {cls.before_arguments} arguments_{index} {cls.after_arguments}",
                 f"arguments_{index}: SPACE? %json {arguments}",
             ]
         return rules
@@ -64,9 +65,28 @@ class JsonCallParser(ToolParser):
         return self._run(is_last=False)
 
     def _in_head(self, is_last: bool) -> bool:
-        if self._read_head():
-            return True
-        if is_last and self._is_cut_off and self._may_be_call():
+        return self._in_object(is_last)
+
+    def _in_object(self, is_last: bool) -> bool:
+        """The state in which `_held` begins with an object that may be a call, after `_opening_end` characters."""
+        if self._object is None:
+            self._object = CallObject(self._opening_end)
+        found = self._object.advance(self._held)
+        if not self._has_opening and self._object.first_key not in _FIRST_KEYS:
+            found = Found.NO_CALL
+        if found is Found.END and (self._object.name is None or self.needs_arguments):
+            found = Found.NO_CALL
+        if found is None:
+            return self._wait_for_head(is_last, self._may_be_call())
+        if found is Found.NO_CALL:
+            self._stop_reading()
+        else:
+            self._begin_call(self._object, found)
+        return True
+
+    def _wait_for_head(self, is_last: bool, may_be_call: bool) -> bool:
+        """Wait for more text. At the end of the message, the text is content, unless it is a call that is cut off."""
+        if is_last and self._is_cut_off and may_be_call:
             self._held = ""
         elif is_last:
             self._stop_reading()
@@ -74,73 +94,26 @@ class JsonCallParser(ToolParser):
 
     def _may_be_call(self) -> bool:
         """Whether an incomplete object at the end of the message is the beginning of a call, and not JSON content."""
-        if self._has_opening() or self._follows_call:
+        if self._has_opening or self._follows_call:
             return True
         begun = _compact(self._held[self._opening_end :])
         heads = [_compact(f'{{"name": {as_json(name)}') for name in self._schemas]
         return any(head.startswith(begun) or begun.startswith(head) for head in heads)
 
-    def _has_opening(self) -> bool:
-        return self._held[: self._opening_end].endswith(self.opening)
-
-    def _read_head(self) -> bool:
-        """Read the beginning of a call, or report it as content. Returns False if more text is needed to decide."""
-        begin = self._opening_end
-        while begin < len(self._held) and self._held[begin].isspace():
-            begin += 1
-        if begin == len(self._held):
-            return False
-        first_key = _FIRST_KEY.match(self._held, begin)
-        if self._held[begin] != "{" or (first_key is not None and first_key[1] not in _KEYS):
-            self._stop_reading()
-            return True
-        head = _HEAD.match(self._held, begin)
-        name = None if head is None else _parsed(head[1])
-        if head is not None and is_name(name):
-            self._start_call(name)
-            self._held = self._held[head.end() :]
-            self._state = self._before_arguments
-            return True
-        return self._read_whole(begin)
-
-    def _read_whole(self, begin: int) -> bool:
-        """Read the whole object of a call whose arguments come before the name or are missing.
-
-        Returns False if the object isn't complete yet.
-        """
-        if self._scanner is None:
-            self._scanner = JsonScanner(begin, strict=True)
-        if not self._scanner.advance(self._held):
-            return False
-        end = self._scanner.position
-        call = None if self._scanner.is_broken else self._call_of(self._held[begin:end])
-        if call is None:
-            self._stop_reading()
-            return True
-        self._scanner = None
-        name, arguments = call
-        self._start_call(name)
-        self._report_arguments(as_json(arguments))
-        self._held = self._held[end:]
-        self._state = self._before_closing
-        return True
+    def _begin_call(self, call: CallObject, found: Found) -> None:
+        assert call.name is not None, "the name has been found"
+        self._start_call(call.name)
+        self._held = self._held[call.position :]
+        self._object = None
+        self._state = self._before_arguments
+        if found is not Found.ARGUMENTS:
+            self._report_arguments(call.arguments or "{}")
+            self._state = self._after_arguments if found is Found.CALL else self._after_object
 
     def _stop_reading(self) -> None:
-        self._scanner = None
+        self._object = None
         # without an opening tag, the bracket itself is content too: otherwise it would be taken for a call again
-        self._give_up(self._opening_end + (0 if self._has_opening() else 1))
-
-    def _call_of(self, text: str) -> tuple[str, dict[str, Any]] | None:
-        call = _parsed(text)
-        if not isinstance(call, dict):
-            return None
-        call = cast("dict[str, Any]", call)
-        name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
-        if arguments is None and not self.needs_arguments:
-            arguments = {}
-        if not is_name(name) or not isinstance(arguments, dict):
-            return None
-        return name, cast("dict[str, Any]", arguments)
+        self._give_up(self._opening_end + (0 if self._has_opening else 1))
 
     def _before_arguments(self, is_last: bool) -> bool:
         self._held = self._held.lstrip()
@@ -150,21 +123,36 @@ class JsonCallParser(ToolParser):
         return bool(self._held)
 
     def _in_arguments(self, is_last: bool) -> bool:
-        assert self._scanner is not None
         has_ended = self._scanner.advance(self._held)
         end = len(self._held) if is_last and not has_ended else self._scanner.position
         self._report_arguments(self._held[:end])
         self._held = self._held[end:]
         self._scanner.position = 0
         if has_ended:
-            self._scanner = None
             self._state = self._after_arguments
         return has_ended
 
     def _after_arguments(self, is_last: bool) -> bool:
         rest = self._held.lstrip()
-        if rest or is_last:
-            self._held = rest[1:] if rest.startswith("}") else self._held
+        if rest.startswith(","):
+            self._scanner = JsonScanner(until=self.ends_arguments, depth=1)
+            self._state = self._in_other_keys
+        elif rest or is_last:
+            self._state = self._after_object
+        return bool(rest or is_last)
+
+    def _in_other_keys(self, is_last: bool) -> bool:
+        has_ended = self._scanner.advance(self._held)
+        if has_ended or is_last:
+            self._held = self._held[self._scanner.position :]
+            self._state = self._after_object
+        return has_ended
+
+    def _after_object(self, is_last: bool) -> bool:
+        rest = self._held.lstrip()
+        if rest.startswith("}"):  # models sometimes write more brackets than they have opened
+            self._held = rest[1:]
+        elif rest or is_last:
             self._state = self._before_closing
         return bool(rest or is_last)
 
@@ -174,6 +162,7 @@ class HermesParser(JsonCallParser):
 
     opening = "<tool_call>"
     closing = "</tool_call>"
+    is_closed_by_tag = True
     arguments_key = "arguments"
     needs_arguments = False
     ends_arguments = closing
@@ -204,16 +193,9 @@ class Llama3JsonParser(JsonCallParser):
         if not rest and not is_last:
             return False
         self._opening_end = len(self._held) - len(rest)
+        self._has_opening = False
         self._state = self._in_head if rest.startswith("{") else self._in_text
         return True
-
-
-def _parsed(text: str) -> Any:
-    """The value of a JSON text; None if the text isn't JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _compact(text: str) -> str:

@@ -7,7 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from raycore.grammar.lark import SpecialTokens, alternative, tag_rule
+from raycore.server.parsers.tags import num_begun
 from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json
+from raycore.server.parsers.tool_calls.parameters import Allowed, Parameter, parameters_of
+from raycore.server.parsers.tool_calls.value_scanner import ValueScanner, find_last_end
+from raycore.structured_outputs import StructuredOutputsParams
 
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
@@ -16,7 +21,6 @@ _OTHER_REF = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
 _AFTER_VALUE = f"\n{_END_PARAMETER}\n"
 _NAME = re.compile(r"[^<>\n]*")
 _WRITABLE = re.compile(r"[^<>\n]+")
-_AS_PYTHON_WRITES = {"True": True, "False": False, "None": None}
 
 
 class Qwen3CoderParser(ToolParser):
@@ -25,20 +29,22 @@ class Qwen3CoderParser(ToolParser):
     `<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n…</function>\n</tool_call>`.
 
     Models write values as text. The function's schema says to which JSON type a value is converted. A value is passed
-    on once it is complete.
+    on once it is complete. Models sometimes leave out `<tool_call>`: then the name must be that of one of the
+    functions, and a parameter or the function's end must follow.
     """
 
     opening = "<tool_call>"
     closing = "</tool_call>"
+    is_closed_by_tag = True
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
-        self._properties: Mapping[str, Any] = {}
-        """The schemas of the parameters of the function that is being called."""
+        self._parameters: Mapping[str, Parameter] | None = None
+        """The parameters of the function that is being called; None: its schema doesn't name them."""
         self._parameter = ""
-        self._num_parameters = 0
-        self._num_searched = 0
-        """How many characters of `_held` have been searched for the end of the value."""
+        self._given = set[str]()
+        """The parameters that the call has so far."""
+        self._scanner = ValueScanner(self._may_begin)
 
     @classmethod
     def prefill(cls, name: str | None) -> str:
@@ -50,25 +56,34 @@ class Qwen3CoderParser(ToolParser):
         return all(
             _WRITABLE.fullmatch(each)
             for name, schema in schemas.items()
-            for each in (name, *(_parameters(schema) or ()))
+            for each in (name, *(parameters_of(schema) or ()))
         )
 
     @classmethod
-    def _call_rules(cls, schemas: Schemas) -> list[str]:
+    def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str:
+        """See `ToolParser.message_grammar`. A function's tag begins a call, too, because the parser reads it as one."""
+        until_opening = f"until_opening: TEXT {tag_rule(cls.opening, special)}"
+        if cls.opening not in special:
+            until_opening = until_opening.replace(":", "[lazy]:", 1)
+        call = "(until_opening SPACE? head call closing | until_head call closing?)"
+        rules = [f"start: {call}* TEXT", until_opening, f'until_head[lazy]: TEXT "{_FUNCTION}"']
+        return cls._grammar(rules, schemas, special)
+
+    @classmethod
+    def _call_rules(cls, schemas: Schemas, special: SpecialTokens) -> list[str]:
         """See `ToolParser._call_rules`. The rules require parameters in the schema's order. They don't constrain string
         values, except those with an `enum` or a `const`."""
         rules = [f"text[lazy]: TEXT {json.dumps(_AFTER_VALUE)}"]
         rules.append(rf'parameter: "{_PARAMETER}" /{_WRITABLE.pattern}/ ">\n" text')
         for index, (name, schema) in enumerate(schemas.items()):
-            parameters = _parameters(schema)
-            parts = [f"parameter_{index}_{number}" for number in range(len(parameters or ()))]
-            for part, (key, value) in zip(parts, (parameters or {}).items(), strict=True):
+            parameters = parameters_of(schema)
+            parts: list[str] = []
+            for number, (key, parameter) in enumerate((parameters or {}).items()):
                 tag = json.dumps(f"{_PARAMETER}{key}>\n")
-                rules.append(f"{part}: {tag} {_value_rule(value, schema)}")
-            required = _required(schema)
-            said = [part if key in required else f"{part}?" for part, key in zip(parts, parameters or (), strict=True)]
-            any_or_these = "parameter*" if parameters is None else " ".join(said)
+                rules.append(f"parameter_{index}_{number}: {tag} {_value_rule(parameter, schema)}")
+                parts.append(f"parameter_{index}_{number}{'' if parameter.is_required else '?'}")
             rules.append(f"name_{index}: {json.dumps(f'{name}>')}")
+            any_or_these = "parameter*" if parameters is None else " ".join(parts)
             rules.append(f'rest_{index}: SPACE? {any_or_these} "{_END_FUNCTION}"')
         return rules
 
@@ -76,23 +91,59 @@ class Qwen3CoderParser(ToolParser):
         self._start_function(name)
         return self._run(is_last=False)
 
+    def finish(self, is_cut_off: bool = False) -> list[Delta]:
+        """See `ToolParser.finish`. If the model itself ends the message, the arguments are complete, even if closing
+        tags are missing."""
+        deltas = super().finish(is_cut_off)
+        if not is_cut_off:
+            if self._state == self._in_parameter:
+                self._report_parameter(as_json(self._allowed().value_of("")))
+            if self._state in (self._in_parameter, self._between_parameters):
+                self._end_arguments()
+        return deltas + self._run(is_last=True)
+
+    def _openings(self) -> tuple[str, ...]:
+        return (self.opening, _FUNCTION)
+
+    def _closings(self) -> tuple[str, ...]:
+        return (_END_FUNCTION, self.closing)
+
+    def _begin_tag(self, position: int, tag: str) -> None:
+        super()._begin_tag(position, tag)
+        if tag == _FUNCTION:
+            self._opening_end -= len(tag)  # this tag isn't before the call: the call begins with it
+
     def _in_head(self, is_last: bool) -> bool:
         name, end = _read_tag(self._held, self._opening_end, _FUNCTION)
-        if name is None and (self._is_cut_off or not is_last):
-            self._held = "" if is_last else self._held
+        is_call = self._is_call(name, end)
+        if is_call and name:
+            self._held = self._held[end:]
+            self._start_function(name)
+        elif is_call is None and not is_last:
             return False
-        if not name:
-            self._give_up(self._opening_end)
-            return True
-        self._held = self._held[end:]
-        self._start_function(name)
+        elif is_call is None and self._is_cut_off:
+            self._held = ""
+        else:
+            # without an opening tag, the bracket is content, too: otherwise it would be taken for a call again
+            self._give_up(self._opening_end + (0 if self._has_opening else 1))
         return True
+
+    def _is_call(self, name: str | None, end: int) -> bool | None:
+        """Whether a function's tag, which ends at `end`, begins a call; None if that is uncertain."""
+        if self._has_opening:
+            return None if name is None else bool(name)
+        if name is None:
+            written = self._held[self._opening_end + len(_FUNCTION) :].strip()
+            return None if any(each.startswith(written) for each in self._schemas) else False
+        rest = self._held[end:].lstrip()
+        if name not in self._schemas or rest.startswith((_PARAMETER, _END_FUNCTION)):
+            return name in self._schemas
+        return None if any(tag.startswith(rest) for tag in (_PARAMETER, _END_FUNCTION)) else False
 
     def _start_function(self, name: str) -> None:
         self._start_call(name)
-        properties: object = self._schemas.get(name, {}).get("properties")
-        self._properties = cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else {}
-        self._num_parameters = 0
+        self._parameters = parameters_of(self._schemas.get(name, {}))
+        self._given = set[str]()
         self._state = self._between_parameters
 
     def _between_parameters(self, is_last: bool) -> bool:
@@ -100,7 +151,7 @@ class Qwen3CoderParser(ToolParser):
         if name:
             self._parameter = name
             self._held = self._held[end:]
-            self._num_searched = 0
+            self._scanner = ValueScanner(self._may_begin)
             self._state = self._in_parameter
             return True
         rest = self._held.lstrip()
@@ -108,24 +159,60 @@ class Qwen3CoderParser(ToolParser):
             self._held = rest[len(_END_FUNCTION) :]
         elif name is None or _END_FUNCTION.startswith(rest):
             if is_last:
-                self._held = ""  # the model didn't complete the call, so the arguments stay incomplete, too
+                self._held = ""
             return False
-        self._report_arguments("}" if self._num_parameters else "{}")
-        self._state = self._before_closing
+        self._end_arguments()
         return True
 
+    def _end_arguments(self) -> None:
+        self._report_arguments("}" if self._given else "{}")
+        self._state = self._before_closing
+
+    def _may_begin(self, name: str) -> bool:
+        is_known = self._parameters is None or name in self._parameters
+        return is_known and name != self._parameter and name not in self._given
+
     def _in_parameter(self, is_last: bool) -> bool:
-        end = self._held.find(_END_PARAMETER, max(0, self._num_searched - len(_END_PARAMETER)))
-        self._num_searched = len(self._held)
-        if end < 0 and not is_last:
+        end = self._scanner.find(self._held, is_last)
+        if end is None and not is_last:
             return False
-        value = self._held.removeprefix("\n") if end < 0 else self._held[:end].removeprefix("\n").removesuffix("\n")
-        written = as_json(_typed(value, self._properties.get(self._parameter)))
-        separator = ", " if self._num_parameters else "{"
-        self._report_arguments(f"{separator}{as_json(self._parameter)}: {written[:-1] if end < 0 else written}")
-        self._num_parameters += 1
-        self._held = "" if end < 0 else self._held[end + len(_END_PARAMETER) :]
+        if end is None:
+            end = find_last_end(self._held, self._may_begin, self._is_cut_off)
+        if end is None:
+            self._report_cut_off()
+            return False
+        value = self._held[:end].removeprefix("\n").removesuffix("\n")
+        self._held = self._held[end:].removeprefix(_END_PARAMETER)
+        self._report_parameter(as_json(self._allowed().value_of(value)))
         self._state = self._between_parameters
+        return True
+
+    def _report_cut_off(self) -> None:
+        """Report what there is of a text that is cut off. Other values are left out: a part of a number is another."""
+        value = self._held.removeprefix("\n")
+        value = value[: len(value) - num_begun(value, f"\n{_END_PARAMETER}")]
+        self._held = ""
+        if self._allowed().is_plain_text:
+            self._report_parameter(as_json(value)[:-1])
+
+    def _report_parameter(self, written: str) -> None:
+        self._report_arguments(f"{', ' if self._given else '{'}{as_json(self._parameter)}: {written}")
+        self._given.add(self._parameter)
+
+    def _allowed(self) -> Allowed:
+        parameter = (self._parameters or {}).get(self._parameter)
+        return Allowed() if parameter is None else parameter.allowed
+
+    def _between_calls(self, is_last: bool) -> bool:
+        """After a call comes text, or in the same block another function's tag."""
+        rest = self._held.lstrip()
+        if not self._is_open or not rest.startswith(_FUNCTION):
+            if self._is_open and _FUNCTION.startswith(rest) and not is_last:
+                return False
+            return super()._between_calls(is_last)
+        self._held = rest
+        self._opening_end = 0
+        self._state = self._in_head
         return True
 
 
@@ -142,78 +229,20 @@ def _read_tag(text: str, begin: int, tag: str) -> tuple[str | None, int]:
     assert name is not None, "the pattern matches the empty string"
     if name.end() == len(text):
         return None, begin
-    return (name[0] if text[name.end()] == ">" else ""), name.end() + 1
+    return (name[0].strip() if text[name.end()] == ">" else ""), name.end() + 1
 
 
-def _parameters(schema: Mapping[str, Any]) -> dict[str, object] | None:
-    """The schemas of a function's parameters, by name; None if the schema doesn't name them."""
-    properties: object = schema.get("properties")
-    if not isinstance(properties, Mapping):
-        return None
-    return {**cast("Mapping[str, object]", properties), **dict.fromkeys(sorted(_required(schema) - properties.keys()))}
-
-
-def _required(schema: Mapping[str, Any]) -> set[str]:
-    given: object = schema.get("required")
-    names = cast("list[object]", given) if isinstance(given, list) else []
-    return {name for name in names if isinstance(name, str)}
-
-
-def _value_rule(schema: object, function: Mapping[str, Any]) -> str:
+def _value_rule(parameter: Parameter, function: Mapping[str, Any]) -> str:
     """Grammar of a parameter's value and the tag after it.
 
-    Args:
-        schema: the parameter's schema.
-        function: the schema of all parameters of the function.
+    `function`: the schema of all parameters of the function.
     """
-    if not _is_json(schema):
-        texts = _texts(schema)
-        return f"({' | '.join(map(json.dumps, texts))}) {json.dumps(_AFTER_VALUE)}" if texts else "text"
+    allowed, after = parameter.allowed, json.dumps(_AFTER_VALUE)
+    if "string" in allowed.types:
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in allowed.values or ()]
+        return f"{alternative(StructuredOutputsParams(choice=texts))} {after}" if texts and all(texts) else "text"
     shared = {key: function[key] for key in ("$defs", "definitions", "x-guidance") if key in function}
-    written = json.dumps({**cast("Mapping[str, Any]", schema), **shared})
+    written = json.dumps({**cast("Mapping[str, Any]", parameter.schema), **shared})
     if _OTHER_REF.search(written):
         written = json.dumps({"x-guidance": function.get("x-guidance", {})})
-    return f"%json {written} {json.dumps(_AFTER_VALUE)}"
-
-
-def _texts(schema: object) -> list[str]:
-    """The strings that a schema's `enum` or `const` allows. Empty if the schema allows other values."""
-    if not isinstance(schema, Mapping):
-        return []
-    schema = cast("Mapping[str, Any]", schema)
-    values: object = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list):
-        return []
-    texts = [text for text in cast("list[object]", values) if isinstance(text, str) and text]
-    return texts if len(texts) == len(cast("list[object]", values)) else []
-
-
-def _typed(value: str, schema: object) -> Any:
-    if not _is_json(schema):
-        return value
-    if value in _AS_PYTHON_WRITES:
-        return _AS_PYTHON_WRITES[value]
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _is_json(schema: object) -> bool:
-    """Whether models write a value with this schema as JSON, and not as plain text."""
-    types = _types(schema)
-    return bool(types) and "string" not in types
-
-
-def _types(schema: object) -> set[str]:
-    """The JSON types that a schema or any of its alternatives names."""
-    if not isinstance(schema, Mapping):
-        return set()
-    schema = cast("Mapping[str, Any]", schema)
-    given: Any = schema.get("type")
-    named = cast("list[object]", given) if isinstance(given, list) else [given]
-    types = {each for each in named if isinstance(each, str)}
-    for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
-        for alternative in cast("list[object]", alternatives) if isinstance(alternatives, list) else []:
-            types |= _types(alternative)
-    return types
+    return f"%json {written} {after}"

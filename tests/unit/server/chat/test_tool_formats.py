@@ -1,0 +1,153 @@
+"""Schemas and formats of tool calls, as OpenAI's client meets them. The engine writes given texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import numpy as np
+import pytest
+import tool_templates
+from fake_engine import END_OF_TEXT, FakeEngine
+from openai import AsyncOpenAI, BadRequestError
+
+from raycore.demo import demo_model_path
+from raycore.errors import InvalidRequest
+from raycore.grammar.compiler import GrammarCompiler
+from raycore.server import ServerOptions, build_app
+from raycore.text.tokenizer import Tokenizer
+
+BOOK = {
+    "type": "object",
+    "$defs": {"Class": {"enum": ["first", "second"]}, "Seat": {"type": "object", "properties": {"row": {}}}},
+    "properties": {
+        "seats": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "class": {"$ref": "#/$defs/Class"},
+        "seat": {"$ref": "#/definitions/Place"},
+        "train": {"type": "string"},
+    },
+}
+
+
+PLACE = {"definitions": {"Place": {"$ref": "#/$defs/Seat"}}}
+"""Definitions beside the parameters."""
+STOP = {"name": "stop", "parameters": {"properties": {}}}
+
+
+def tool(parameters=BOOK, **fields):
+    return {"name": "book", "parameters": parameters, **(PLACE if parameters is BOOK else {}), **fields}
+
+
+class Model:
+    """A server whose model writes `text`, whatever it is asked, and OpenAI's client."""
+
+    def __init__(self, text, template, tokenizer_dir=None):
+        self.engine = FakeEngine(text, max_model_len=4000)
+        if tokenizer_dir is not None:
+            self.engine.tokenizer = Tokenizer.from_dir(tokenizer_dir)
+            self.engine.check = lambda prompt_token_ids, params: None  # its model doesn't know the added tokens
+        self._app = build_app(self.engine, ServerOptions(("fake",), chat_template=template))
+
+    def _with_client(self, use):
+        async def run():
+            http = httpx.AsyncClient(transport=httpx.ASGITransport(self._app))
+            async with AsyncOpenAI(
+                api_key="none", base_url="http://test/v1", http_client=http, max_retries=0
+            ) as client:
+                return await use(client.chat.completions)
+
+        return asyncio.run(run())
+
+    def answer(self, *tools, messages=(), **body):
+        """The choice of an answer. The same answer, streamed, has the same message."""
+        functions = [{"type": "function", "function": each} for each in tools or [tool()]]
+        conversation = [{"role": "user", "content": "A seat, please."}, *messages]
+        asked = {"model": "fake", "messages": conversation, "tools": functions, "max_tokens": 1000, **body}
+
+        async def use(completions):
+            choice = (await completions.create(**asked)).choices[0]
+            async with completions.stream(**asked) as stream:
+                streamed = (await stream.get_final_completion()).choices[0]
+            return choice, streamed
+
+        choice, streamed = self._with_client(use)
+        assert (streamed.message.content or None, streamed.finish_reason) == (
+            choice.message.content,
+            choice.finish_reason,
+        )
+        assert calls_of(streamed.message) == calls_of(choice.message)
+        return choice
+
+    def constraint(self, *tools, **body):
+        self.answer(*tools, **body)
+        return self.engine.params[-1].structured_outputs
+
+    def prompt(self, **body):
+        return self.engine.get_tokenizer().decode(
+            self.answer(**body, extra_body={"return_token_ids": True}).prompt_token_ids, skip_special_tokens=False
+        )
+
+
+def calls_of(message):
+    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
+
+
+def fits(asked, text, tokenizer_dir=demo_model_path()):  # noqa: B008
+    """Whether the model may write all of the text, and nothing else."""
+    tokens = Tokenizer.from_dir(tokenizer_dir)
+    matcher = GrammarCompiler(str(tokenizer_dir), tokens.vocab_size, [END_OF_TEXT]).matcher(asked)
+    try:
+        return bool(matcher.allowed_after(np.array(tokens.encode(text, False), np.int32))[END_OF_TEXT])
+    except InvalidRequest:
+        return False
+
+
+def coder(*parameters, name="book"):
+    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
+    return f"<function={name}>\n{values}</function>"
+
+
+def test_values_have_the_types_that_stand_behind_references():
+    parameters = (("seats", "2"), ("class", "first"), ("seat", '{"row": 7}'), ("train", "123"))
+    choice = Model(f"<tool_call>\n{coder(*parameters)}\n</tool_call>", tool_templates.QWEN3_CODER).answer()
+    assert calls_of(choice.message) == [("book", {"seats": 2, "class": "first", "seat": {"row": 7}, "train": "123"})]
+    choice = Model(coder(("seats", "null"), ("train", "null")), tool_templates.QWEN3_CODER).answer()
+    assert calls_of(choice.message) == [("book", {"seats": None, "train": "null"})]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/Missing"}}}, "'#/$defs/Missing', which isn't in their schema"),
+        ({"properties": {"a": {"items": {"$ref": "https://a.test/b"}}}}, "'https://a.test/b', which isn't in"),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"$ref": "#/$defs/A"}}}, "only as itself"),
+        (
+            {"anyOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}},
+            "itself",
+        ),
+    ],
+)
+@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.QWEN3_CODER])
+def test_references_to_nothing_are_refused(template, parameters, says):
+    with pytest.raises(BadRequestError, match="the parameters of function 'book' have a ") as raised:
+        Model("text", template).answer(tool(parameters))
+    assert raised.value.param == "tools"
+    assert says in raised.value.message
+
+
+def test_what_only_looks_like_a_reference_is_none():
+    parameters = {"properties": {"$ref": {"enum": [{"$ref": "#/missing"}]}, "a": {"default": {"$ref": "#/missing"}}}}
+    choice = Model(coder(("$ref", '{"$ref": "#/missing"}')), tool_templates.QWEN3_CODER).answer(tool(parameters))
+    assert calls_of(choice.message) == [("book", {"$ref": {"$ref": "#/missing"}})]
+
+
+def test_grammars_allow_the_values_that_the_parser_reads():
+    asked = Model("text", tool_templates.QWEN3_CODER).constraint(tool(strict=True), STOP)
+    right = [("seats", "2"), ("class", "second"), ("seat", '{"row": 1}'), ("train", "any <text>")]
+    for call in (coder(*right), coder(("seats", "null")), coder(), coder(name="stop")):
+        assert fits(asked, f"Let me see.\n<tool_call>\n{call}\n</tool_call>")
+        assert fits(asked, f"Let me see.\n{call}\n"), "the parser reads it without a block, too"
+    for wrong in (coder(("seats", "two")), coder(("class", "third")), coder(("seat", "1")), coder(name="other")):
+        assert not fits(asked, f"Let me see.\n<tool_call>\n{wrong}\n</tool_call>")
+        assert not fits(asked, f"Let me see.\n{wrong}\n")

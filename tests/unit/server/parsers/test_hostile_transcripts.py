@@ -1,0 +1,282 @@
+"""What models write by mistake, in every format: calls are found, and their markup never gets into the content.
+
+A format's table gives the content and the calls of each text. The result is the same for a text in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from call_formats import TEMPLATES, parser_of, pieces_of, read, written
+
+from raycore.server.chat.choice_reader import ChoiceReader
+from raycore.server.chat.reasoning import Reasoning
+from raycore.server.chat.tools import MessageReader, ToolUse
+from raycore.server.parsers import reasoning
+from raycore.server.parsers.tool_calls import PARSERS
+
+SCHEMAS = {
+    "find": {
+        "type": "object",
+        "$defs": {"Mode": {"enum": ["all", "one"]}, "Limit": {"type": "integer"}},
+        "properties": {
+            "text": {"type": "string"},
+            "limit": {"anyOf": [{"$ref": "#/$defs/Limit"}, {"type": "null"}]},
+            "mode": {"$ref": "#/$defs/Mode"},
+            "where": {"type": "object"},
+            "exact": {"type": "boolean"},
+        },
+    },
+    "stop": {"type": "object", "properties": {}},
+}
+FIND = [("find", {"text": "a"})]
+STOP = [("stop", {})]
+
+
+def obj(name="find", arguments='{"text": "a"}', key="arguments"):
+    return f'{{"name": "{name}", "{key}": {arguments}}}'
+
+
+def hermes(text):
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+HERMES = {
+    "keys after the arguments": (
+        hermes('{"name": "find", "arguments": {"text": "a"}, "id": "}", "x": [{}]}'),
+        "",
+        FIND,
+    ),
+    "keys before the name": (hermes('{"id": "1", "type": "function", ' + obj()[1:]), "", FIND),
+    "keys in between": (hermes('{"name": "find", "id": {"arguments": {}}, "arguments": {"text": "a"}}'), "", FIND),
+    "arguments first": (hermes('{"arguments": {"text": "a"}, "type": "function", "name": "find"}'), "", FIND),
+    "parameters first": (hermes('{"parameters": {"text": "a"}, "name": "find", "id": 5}'), "", FIND),
+    "arguments as a string": (hermes(obj(arguments=json.dumps('{"text": "a"}'))), "", FIND),
+    "a string first": (hermes('{"arguments": "{\\"text\\": \\"a\\"}", "name": "find"}'), "", FIND),
+    "an empty string": (hermes(obj("stop", '""')), "", STOP),
+    "a string that is no object": (hermes(obj(arguments='"what?"')), hermes(obj(arguments='"what?"')), []),
+    "too many brackets": (hermes(obj() + "}}"), "", FIND),
+    "text before the end": ("<tool_call>" + obj() + " so </tool_call> then", " so then", FIND),
+    "no end": ("<tool_call>" + obj() + "<tool_call>" + obj("stop", "{}"), "", FIND + STOP),
+    "broken keys": (hermes('{"name": "find", arguments: {}}'), hermes('{"name": "find", arguments: {}}'), []),
+    "a key without a value": (hermes('{"name": "find", "id": }'), hermes('{"name": "find", "id": }'), []),
+    "a name twice": (hermes('{"name": "find", "name": "stop", "arguments": {"text": "a"}}'), "", FIND),
+    "no name": (hermes('{"arguments": {"text": "a"}}'), hermes('{"arguments": {"text": "a"}}'), []),
+    "Python": (hermes("{'name': 'find'}"), hermes("{'name': 'find'}"), []),
+    "white space everywhere": (
+        '<tool_call>\n\n { "name" :\n"find" ,\t"arguments" : {"text": "a"} , "id" : 1 } \n\n</tool_call>',
+        "",
+        FIND,
+    ),
+    "two calls in one block": (
+        "<tool_call>" + obj() + "\n</tool_call>\n<tool_call>\n" + obj("stop", "{}") + "</tool_call>",
+        "",
+        FIND + STOP,
+    ),
+    "a broken call, then a call": (
+        hermes('{"name" find}') + "\n" + hermes(obj()),
+        hermes('{"name" find}'),
+        FIND,
+    ),
+}
+LLAMA = {
+    "keys after the parameters": ('{"name": "find", "parameters": {"text": "a"}, "id": "1"}', "", FIND),
+    "a type first": ('{"type": "function", "name": "find", "parameters": {"text": "a"}}; ', "", FIND),
+    "parameters first": ('{"parameters": {"text": "a"}, "name": "find"}', "", FIND),
+    "arguments as a string": (obj(arguments='"{\\"text\\": \\"a\\"}"'), "", FIND),
+    "two with keys after": (
+        '{"name": "find", "parameters": {"text": "a"}, "x": 1}; {"name": "stop", "parameters": {}, "x": 1}',
+        "",
+        FIND + STOP,
+    ),
+    "behind a tag": ("Well.<|python_tag|>" + obj() + "}", "Well.", FIND),
+    "another object": ('{"answer": {"name": "find"}}', '{"answer": {"name": "find"}}', []),
+    "an object that describes a call": ("Write " + obj(), "Write " + obj(), []),
+    "broken": ('{"name": "find" "parameters": {}}', '{"name": "find" "parameters": {}}', []),
+}
+
+
+def parameters(**values):
+    return "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+
+
+def function(name="find", inner="<parameter=text>\na\n</parameter>\n"):
+    return f"<function={name}>\n{inner}</function>"
+
+
+CODER = {
+    "no block": (function(), "", FIND),
+    "no block, with text": (f"Well.\n{function()}\n{function('stop', '')}\nDone.", "Well.\nDone.", FIND + STOP),
+    "no block, an unknown name": (function("other"), function("other"), []),
+    "no block, no parameters": ("Use <function=find> here.", "Use <function=find> here.", []),
+    "only the block's end": (f"{function()}\n</tool_call>", "", FIND),
+    "two functions in a block": (hermes(f"{function()}\n{function('stop', '')}"), "", FIND + STOP),
+    "text between functions": (hermes(f"{function()} and {function('stop', '')}"), " and", FIND + STOP),
+    "a value without an end": (
+        hermes(function(inner="<parameter=text>\na\n<parameter=limit>\n5\n")),
+        "",
+        [("find", {"text": "a", "limit": 5})],
+    ),
+    "values without an end, in one line": (
+        "<tool_call><function=find><parameter=text>a<parameter=limit>5</function></tool_call>",
+        "",
+        [("find", {"text": "a", "limit": 5})],
+    ),
+    "no ends but the block's": (hermes("<function=find>\n<parameter=text>\na"), "", FIND),
+    "no ends, then a call": (
+        "<tool_call>\n<function=find>\n<parameter=text>\na\n</tool_call>\n" + hermes(function("stop", "")),
+        "",
+        FIND + STOP,
+    ),
+    "an end without a value": (
+        hermes(function(inner="<parameter=text></parameter>")),
+        "",
+        [("find", {"text": ""})],
+    ),
+    "an end in a value": (
+        hermes(function(inner=parameters(text="a</parameter> b\n</parameter>\nc </function> d </tool_call> e"))),
+        "",
+        [("find", {"text": "a</parameter> b\n</parameter>\nc </function> d </tool_call> e"})],
+    ),
+    "a call in a value": (
+        hermes(function(inner=parameters(text=hermes(function()), limit="null"))),
+        "",
+        [("find", {"text": hermes(function()), "limit": None})],
+    ),
+    "a parameter's tag in a value": (
+        hermes(function(inner=parameters(text="Use <parameter=limit> or\n<parameter=other>."))),
+        "",
+        [("find", {"text": "Use <parameter=limit> or\n<parameter=other>."})],
+    ),
+    "the beginning of a call in a value": (
+        hermes(function(inner=parameters(text="<tool_call>\n<function=find>", limit=3))) + hermes(function()),
+        "",
+        [("find", {"text": "<tool_call>\n<function=find>", "limit": 3}), *FIND],
+    ),
+    "a function's tag in a value": (
+        hermes(function(inner=parameters(text="Use <function=find> first", limit=3))),
+        "",
+        [("find", {"text": "Use <function=find> first", "limit": 3})],
+    ),
+    "spaces in tags": (
+        "<tool_call>\n\n <function= find >\n <parameter= text >\na\n</parameter>\n\n </function>\n </tool_call>",
+        "",
+        FIND,
+    ),
+    "types": (
+        hermes(function(inner=parameters(limit="5", mode="all", where='{"a": [1, {"b": null}]}', exact="True"))),
+        "",
+        [("find", {"limit": 5, "mode": "all", "where": {"a": [1, {"b": None}]}, "exact": True})],
+    ),
+    "values that aren't of the type": (
+        hermes(function(inner=parameters(limit="five", where="{'a': 1}", exact="5", text="null"))),
+        "",
+        [("find", {"limit": "five", "where": "{'a': 1}", "exact": "5", "text": "null"})],
+    ),
+    "strings stay as they are": (
+        hermes(function(inner=parameters(text='  "123" \n', mode="5"))),
+        "",
+        [("find", {"text": '  "123" \n', "mode": "5"})],
+    ),
+    "a function that isn't known": (
+        hermes(function("other", parameters(limit="5"))),
+        "",
+        [("other", {"limit": "5"})],
+    ),
+    "text before the function's end": (
+        "<tool_call>\n<function=find>\n<parameter=text>\na\n</parameter>\nso </function> then </tool_call> on",
+        "\nso then on",
+        FIND,
+    ),
+    "text after the parameters": (
+        "<tool_call>\n<function=find>\n<parameter=text>\na\n</parameter>\nso it is",
+        "\nso it is",
+        FIND,
+    ),
+}
+OWN = {
+    "hermes": HERMES,
+    "llama3_json": LLAMA,
+    "qwen3_coder": CODER,
+}
+HARD = 'A "quoted" \\ {brace} [x] </a> \u00e9\u4f60 \U0001f600 \n<tool_call> [TOOL_CALLS] <|python_tag|> </tool_call> ;'
+
+
+def common(form):
+    """Texts that occur in every format."""
+    call, stop = written(form, FIND), written(form, STOP)
+    both = written(form, FIND + STOP)
+    many = {"text": HARD, "where": {"a": [{"b": {"c": "}"}}, []], "é": ""}, "limit": 3, "exact": False}
+    before = "" if form == "llama3_json" else "Let me see."
+    name = "unknown" if form != "qwen3_coder" else "stop"
+    yield "a call", (call, "", FIND)
+    yield "no arguments", (stop, "", STOP)
+    yield "two calls", (both, "", FIND + STOP)
+    yield "white space around", (f"\n {call}\n\n", "", FIND)
+    yield "text before", (f"{before}\n{call}", before, FIND)
+    yield "text after", (f"{call}\n\nThat was it.", "\n\nThat was it.", FIND)
+    yield "hard values", (written(form, [("find", many)]), "", [("find", many)])
+    yield "a function that isn't known", (written(form, [(name, {})]), "", [(name, {})])
+    yield "just text", ("1 < 2, {x}; [y] <b>", "1 < 2, {x}; [y] <b>", [])
+    yield "the end of a call", ("} ] </tool_call> </function>", "} ] </tool_call> </function>", [])
+    for tag in ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "</tool_call>"):
+        yield f"{tag} in a sentence", (f"Models write {tag} before calls.", f"Models write {tag} before calls.", [])
+        yield f"{tag} at the end", (f"Models write {tag}", f"Models write {tag}", [])
+
+
+CASES = [
+    pytest.param(form, *case, id=f"{form}: {title}")
+    for form in TEMPLATES
+    for title, case in [*common(form), *OWN[form].items()]
+]
+
+
+def test_every_parser_has_a_table():
+    assert {parser_of(form) for form in OWN} == set(PARSERS.values())
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), CASES)
+def test_a_text_is_its_content_and_calls(form, text, content, calls):
+    whole = read(parser_of(form)(SCHEMAS), [text])
+    assert [(name, json.loads(arguments)) for name, arguments in whole.calls] == calls
+    assert whole.content == content
+    for size in (1, 3, 7):
+        assert read(parser_of(form)(SCHEMAS), pieces_of(text, size)) == whole
+
+
+@pytest.mark.parametrize("form", TEMPLATES)
+def test_a_message_that_is_cut_off_has_no_markup_in_its_content(form):
+    before = "" if form == "llama3_json" else "Let me see. "
+    text = before + written(form, [("find", {"text": "é <b>", "limit": 12, "where": {"a": "}"}}), ("stop", {})])
+    complete = read(parser_of(form)(SCHEMAS), [text]).calls
+    for length in range(len(text)):
+        whole = read(parser_of(form)(SCHEMAS), [text[:length]], is_cut_off=True)
+        assert before.startswith(whole.content)
+        for (name, arguments), (complete_name, complete_arguments) in zip(whole.calls, complete, strict=False):
+            assert name == complete_name
+            assert complete_arguments.startswith(arguments)
+        for size in (1, 3, 7):
+            pieces = pieces_of(text[:length], size)
+            assert read(parser_of(form)(SCHEMAS), pieces, is_cut_off=True) == whole
+
+
+@pytest.mark.parametrize("form", TEMPLATES)
+@pytest.mark.parametrize("size", [1, 3, 7, 10_000])
+def test_a_call_in_reasoning_is_reasoning(form, size):
+    call = written(form, FIND)
+    use = ToolUse(parser_of(form), SCHEMAS, None, False, False, frozenset())
+    thinking = Reasoning(reasoning.parser_named("deepseek_r1"), True, True, use.parser.opening)
+    text = f"<think>I could write {call}.</think>{call}"
+    message = ChoiceReader(thinking, MessageReader(use, is_prefilled=False)).message(text, "stop", None)
+    assert message["reasoning"] == f"I could write {call}."
+    assert message["content"] is None
+    (found,) = message["tool_calls"]
+    assert (found["function"]["name"], json.loads(found["function"]["arguments"])) == FIND[0]
+    reader = ChoiceReader(thinking, MessageReader(use, is_prefilled=False))
+    pieces = pieces_of(text, size)
+    deltas = [delta for piece in pieces for delta in reader.read(piece, None, None)] + reader.read("", "stop", None)
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == message["reasoning"]
+    assert not any(delta.get("content") for delta in deltas)
+    pieces = [each["function"]["arguments"] for delta in deltas for each in delta.get("tool_calls", [])]
+    assert "".join(pieces) == found["function"]["arguments"]
