@@ -21,7 +21,7 @@ from raycore.errors import InvalidConfig
 from raycore.options import check_options, json_object, option, options_of, settings_of
 from raycore.vllm_options import VllmOption, without_effect
 
-TOOL_CALL_PARSERS = ("hermes", "qwen3_coder", "qwen3_xml", "llama3_json")
+TOOL_CALL_PARSERS = ("hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "mistral")
 """The keys of `raycore.server.parsers.tool_calls.PARSERS`. Importing that module would make `raycore --help` slow."""
 
 REASONING_PARSERS = ("deepseek_r1", "qwen3")

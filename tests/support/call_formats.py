@@ -14,6 +14,8 @@ TEMPLATES = {
     "hermes": tool_templates.HERMES,
     "llama3_json": tool_templates.LLAMA3,
     "qwen3_coder": tool_templates.QWEN3_CODER,
+    "mistral, older": tool_templates.MISTRAL_LIST,
+    "mistral, newer": tool_templates.MISTRAL,
 }
 """By the format: the parser's name, and what distinguishes the forms that it reads."""
 

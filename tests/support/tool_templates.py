@@ -25,6 +25,28 @@ QWEN3_CODER = _template(
     "<parameter={{ key }}>\n{% if value is mapping or (value is sequence and value is not string) %}"
     "{{ value | tojson }}{% else %}{{ value }}{% endif %}{{ '\n' }}</parameter>\n{% endfor %}</function>\n</tool_call>"
 )
+_ID_OF_NINE = "{% if call.id | length != 9 %}{{ raise_exception('An id has nine characters.') }}{% endif %}"
+_MISTRAL = (
+    "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for message in messages %}"
+    "{% if message.role == 'assistant' %}{{ message.content }}CALLS</s>"
+    "{% elif message.role == 'tool' %}[TOOL_RESULTS]{{ message.tool_call_id }}:{{ message.content }}[/TOOL_RESULTS]"
+    "{% else %}[INST]{{ message.content }}[/INST]{% endif %}{% endfor %}"
+)
+MISTRAL_LIST = _MISTRAL.replace(
+    "CALLS",
+    "{% if message.tool_calls %}[TOOL_CALLS] [{% for call in message.tool_calls %}"
+    + _ID_OF_NINE
+    + '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}'
+    "{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}",
+)
+"""Mistral's older form, as models with SentencePiece tokenizers have it. With others, there is no space."""
+MISTRAL = _MISTRAL.replace(
+    "CALLS",
+    "{% for call in message.tool_calls or [] %}"
+    + _ID_OF_NINE
+    + "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}",
+)
+"""Mistral's newer form."""
 OTHER_FORM = _template("[{{ call.function.name }}({{ call.function.arguments | tojson }})]")
 """A form that no parser reads."""
 THINKING = HERMES.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")

@@ -13,6 +13,7 @@ from raycore.plugins import TOOL_PARSERS, find_plugin, plugin_names
 from raycore.server.parsers.tool_calls.base import CallArguments, CallStart, Content, Delta, ToolParser
 from raycore.server.parsers.tool_calls.call_grammar import Schemas
 from raycore.server.parsers.tool_calls.json_calls import HermesParser, Llama3JsonParser
+from raycore.server.parsers.tool_calls.mistral import MistralParser
 from raycore.server.parsers.tool_calls.parameters import function_schema
 from raycore.server.parsers.tool_calls.qwen3_coder import Qwen3CoderParser
 
@@ -22,6 +23,7 @@ PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
         "qwen3_coder": Qwen3CoderParser,
         "qwen3_xml": Qwen3CoderParser,
         "llama3_json": Llama3JsonParser,
+        "mistral": MistralParser,
     }
 )
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -18,6 +21,12 @@ from raycore.grammar.compiler import GrammarCompiler
 from raycore.server import ServerOptions, build_app
 from raycore.text.tokenizer import Tokenizer
 
+MISTRAL = {
+    tool_templates.MISTRAL_LIST: '[TOOL_CALLS] [{"name": "book", "arguments": {"seats": 2}, "id": "VvvODy9mT"}]',
+    tool_templates.MISTRAL: '[TOOL_CALLS]book[ARGS]{"seats": 2}',
+}
+BEGUN = {tool_templates.MISTRAL_LIST: '[TOOL_CALLS] [{"name": "', tool_templates.MISTRAL: "[TOOL_CALLS]"}
+"""How the prompt ends if a call is required."""
 BOOK = {
     "type": "object",
     "$defs": {"Class": {"enum": ["first", "second"]}, "Seat": {"type": "object", "properties": {"row": {}}}},
@@ -128,7 +137,7 @@ def test_values_have_the_types_that_stand_behind_references():
         ),
     ],
 )
-@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.QWEN3_CODER])
+@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.QWEN3_CODER, tool_templates.MISTRAL])
 def test_references_to_nothing_are_refused(template, parameters, says):
     with pytest.raises(BadRequestError, match="the parameters of function 'book' have a ") as raised:
         Model("text", template).answer(tool(parameters))
@@ -151,3 +160,80 @@ def test_grammars_allow_the_values_that_the_parser_reads():
     for wrong in (coder(("seats", "two")), coder(("class", "third")), coder(("seat", "1")), coder(name="other")):
         assert not fits(asked, f"Let me see.\n<tool_call>\n{wrong}\n</tool_call>")
         assert not fits(asked, f"Let me see.\n{wrong}\n")
+
+
+@pytest.mark.parametrize("template", MISTRAL)
+def test_mistrals_calls_are_read_and_sent_back(template):
+    model = Model(f"Let me see.{MISTRAL[template]}", template)
+    choice = model.answer()
+    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+    assert calls_of(choice.message) == [("book", {"seats": 2})]
+    (call,) = choice.message.tool_calls
+    assert re.fullmatch("[0-9a-zA-Z]{9}", call.id), "Mistral's templates refuse other ids"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "booked"}
+    assert model.answer(messages=[choice.message.to_dict(), result]).finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("template", MISTRAL)
+def test_mistrals_calls_are_read_in_both_forms(template):
+    for text in MISTRAL.values():
+        assert calls_of(Model(text, template).answer().message) == [("book", {"seats": 2})]
+
+
+@pytest.mark.parametrize("template", MISTRAL)
+def test_mistrals_calls_are_begun_in_the_form_of_the_template(template):
+    call, begun = MISTRAL[template], BEGUN[template]
+    model = Model(call.removeprefix(begun), template)
+    asked = model.constraint(tool(), STOP, tool_choice="required")
+    assert calls_of(model.answer(tool(), STOP, tool_choice="required").message) == [("book", {"seats": 2})]
+    assert fits(asked, call.removeprefix(begun))
+    for wrong in ("two", "2.5", '"2"'):
+        assert not fits(asked, call.removeprefix(begun).replace("2", wrong))
+    assert not fits(asked, "text")
+
+
+def test_mistrals_newer_form_may_have_ids_where_it_is_constrained():
+    model = Model('[CALL_ID]VvvODy9mT[ARGS]{"seats": 2}', tool_templates.MISTRAL)
+    named = {"type": "function", "function": {"name": "book"}}
+    asked = model.constraint(tool(), tool_choice=named)
+    assert fits(asked, model.engine.text)
+    assert fits(asked, '{"seats": 2}')
+    assert calls_of(model.answer(tool(), tool_choice=named).message) == [("book", {"seats": 2})]
+
+
+@pytest.mark.parametrize("template", MISTRAL)
+def test_strict_functions_are_called_by_their_schemas_in_mistrals_forms(template):
+    call = MISTRAL[template]
+    asked = Model("text", template).constraint(tool(strict=True))
+    assert fits(asked, "It is [free].")
+    assert fits(asked, f"Let me see.{call}")
+    assert fits(asked, f"{call}{call}")
+    for wrong in (call.replace("2", '"2"'), call.replace("book", "other"), "[TOOL_CALLS] what?"):
+        assert not fits(asked, f"Let me see.{wrong}")
+
+
+@pytest.fixture(scope="module")
+def with_mistrals_tags(tmp_path_factory):
+    """The demo model's tokenizer with Mistral's tags, which are special tokens."""
+    path = tmp_path_factory.mktemp("mistral")
+    demo = Path(demo_model_path())
+    shutil.copy(demo / "tokenizer.json", path)
+    config = json.loads((demo / "tokenizer_config.json").read_text())
+    config["additional_special_tokens"] += ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("template", MISTRAL)
+def test_mistrals_tags_may_be_special_tokens(template, with_mistrals_tags):
+    call = MISTRAL[template]
+    model = Model(f"Let me see.{call}", template, with_mistrals_tags)
+    choice = model.answer()
+    assert (choice.message.content, calls_of(choice.message)) == ("Let me see.", [("book", {"seats": 2})])
+    asked = model.constraint(tool(strict=True))
+    assert fits(asked, f"Let me see.{call}{call}", with_mistrals_tags)
+    assert not fits(asked, f"Let me see.{call.replace('2', 'two')}", with_mistrals_tags)
+    required = Model(call.removeprefix(BEGUN[template]), template, with_mistrals_tags)
+    asked = required.constraint(tool(), STOP, tool_choice="required")
+    assert fits(asked, required.engine.text, with_mistrals_tags)
+    assert not fits(asked, required.engine.text.replace("[ARGS]", "").replace('"name"', "name")[1:], with_mistrals_tags)

@@ -32,18 +32,24 @@ WRITTEN = {
     tool_templates.QWEN3_CODER: (
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>"
     ),
+    tool_templates.MISTRAL_LIST: '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Köln"}}]',
+    tool_templates.MISTRAL: '[TOOL_CALLS]get_weather[ARGS]{"city": "Köln"}',
 }
-CALL_ID = "call_[0-9a-f]{24}"
+CALL_ID = "call_[0-9a-f]{24}|[0-9a-zA-Z]{9}"
 REST_OF_CALL = {
     tool_templates.HERMES: '", "arguments": {}}',
     tool_templates.LLAMA3: '", "parameters": {}}',
     tool_templates.QWEN3_CODER: ">\n</function>",
+    tool_templates.MISTRAL_LIST: '", "arguments": {}}]',
+    tool_templates.MISTRAL: "[ARGS]{}",
 }
 """Behind a function's name."""
 LAST_OF_PREFILL = {
     tool_templates.HERMES: '"arguments":',
     tool_templates.LLAMA3: '"parameters":',
     tool_templates.QWEN3_CODER: "get_weather>\n",
+    tool_templates.MISTRAL_LIST: '"arguments":',
+    tool_templates.MISTRAL: "get_weather",
 }
 
 
@@ -202,6 +208,8 @@ HEAD = {
     tool_templates.HERMES: '<tool_call>\n{"name": "get_ti',
     tool_templates.LLAMA3: '{"name": "get_ti',
     tool_templates.QWEN3_CODER: "<tool_call>\n<function=get_ti",
+    tool_templates.MISTRAL_LIST: '[TOOL_CALLS] [{"name": "get_ti',
+    tool_templates.MISTRAL: "[TOOL_CALLS]get_ti",
 }
 """A call that is cut off in its name."""
 

@@ -195,10 +195,42 @@ CODER = {
         FIND,
     ),
 }
+OLDER = {
+    "keys after the arguments": (
+        '[TOOL_CALLS] [{"name": "find", "arguments": {"text": "a"}, "id": "VvvODy9mT"}]',
+        "",
+        FIND,
+    ),
+    "arguments first": ('[TOOL_CALLS][{"arguments": {"text": "a"}, "name": "find"}]', "", FIND),
+    "without a list": (f"[TOOL_CALLS]{obj()}", "", FIND),
+    "without a comma": (f"[TOOL_CALLS] [{obj()}\n{obj('stop', '{}')}]", "", FIND + STOP),
+    "a comma at the end": (f"[TOOL_CALLS][{obj()},]", "", FIND),
+    "no end": (f"[TOOL_CALLS][{obj()}", "", FIND),
+    "two lists": (f"[TOOL_CALLS][{obj()}] [TOOL_CALLS][{obj('stop', '{}')}]", "", FIND + STOP),
+    "an empty list": ("[TOOL_CALLS] []", "[TOOL_CALLS] []", []),
+    "a broken object": ('[TOOL_CALLS][{"name" "find"}]', '[TOOL_CALLS][{"name" "find"}]', []),
+    "arguments as a string": (f"[TOOL_CALLS][{obj(arguments=json.dumps(json.dumps(FIND[0][1])))}]", "", FIND),
+    "text after the list": (f"[TOOL_CALLS][{obj()}]\nDone.", "\nDone.", FIND),
+    "a list of something else": ("[TOOL_CALLS][1, 2]", "[TOOL_CALLS][1, 2]", []),
+}
+NEWER = {
+    "without a tag": ('[TOOL_CALLS]find{"text": "a"}', "", FIND),
+    "with an id": ('[TOOL_CALLS]find[CALL_ID]VvvODy9mT[ARGS]{"text": "a"}', "", FIND),
+    "spaces": ('[TOOL_CALLS] find [ARGS] {"text": "a"}\n[TOOL_CALLS] stop {}', "", FIND + STOP),
+    "too many brackets": ('[TOOL_CALLS]find[ARGS]{"text": "a"}}[TOOL_CALLS]stop[ARGS]{}', "", FIND + STOP),
+    "no arguments": ("[TOOL_CALLS]find[ARGS]", "[TOOL_CALLS]find[ARGS]", []),
+    "no object": ("[TOOL_CALLS]find[ARGS]what?", "[TOOL_CALLS]find[ARGS]what?", []),
+    "no name": ("[TOOL_CALLS][ARGS]{}", "[TOOL_CALLS][ARGS]{}", []),
+    "a sentence": ("[TOOL_CALLS] is Mistral's tag: {}", "[TOOL_CALLS] is Mistral's tag: {}", []),
+    "text after a call": ('[TOOL_CALLS]find[ARGS]{"text": "a"} Done.', " Done.", FIND),
+    "both forms": (f"[TOOL_CALLS][{obj()}][TOOL_CALLS]stop[ARGS]{{}}", "", FIND + STOP),
+}
 OWN = {
     "hermes": HERMES,
     "llama3_json": LLAMA,
     "qwen3_coder": CODER,
+    "mistral, older": OLDER,
+    "mistral, newer": NEWER,
 }
 HARD = 'A "quoted" \\ {brace} [x] </a> \u00e9\u4f60 \U0001f600 \n<tool_call> [TOOL_CALLS] <|python_tag|> </tool_call> ;'
 
