@@ -19,7 +19,7 @@ from raycore.server.adapters import AdapterSource
 from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints
 from raycore.server.chat.chat import Chat, render
 from raycore.server.completions import Completion
-from raycore.server.errors import APIError, as_api_error, invalid_body
+from raycore.server.errors import APIError, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.json_text import to_json
 from raycore.server.metrics import add_metrics
@@ -44,6 +44,7 @@ from raycore.server.protocol import (
     SamplingRequest,
     TokenizeRequest,
 )
+from raycore.server.request_ids import RequestIds, headers_of, request_id_of, told_error
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
 
 logger = logging.getLogger(__name__)
@@ -54,12 +55,20 @@ DataParallelRank = Annotated[int | None, Header(alias="X-data-parallel-rank", ge
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 
 
-def build_app(engine: ServingEngine, options: ServerOptions, adapters: AdapterSource | None = None) -> FastAPI:
+def build_app(
+    engine: ServingEngine,
+    options: ServerOptions,
+    adapters: AdapterSource | None = None,
+    *,
+    returns_request_ids: bool = True,
+) -> FastAPI:
     """Build the application. The application doesn't own `engine`: the caller has to shut the engine down.
 
     Args:
         adapters: the LoRA adapters that it offers, from `load_adapters(engine, options)`. None: none, and none can be
             loaded.
+        returns_request_ids: whether responses have a header X-Request-Id. False: whoever serves the application adds
+            it, as Ray Serve does.
 
     Raises:
         InvalidConfig: `options` has adapters, and `adapters` is None.
@@ -81,6 +90,7 @@ def build_app(engine: ServingEngine, options: ServerOptions, adapters: AdapterSo
     app.add_middleware(WholeBody, options=options)
     app.add_middleware(KeyCheck, options=options)
     add_metrics(app, engine, options.served_model_names[0])
+    app.add_middleware(RequestIds, returns=returns_request_ids)
     _handle_errors(app)
     _add_completions(app, engine, options, models)
     _add_tokens(app, engine, options, models)
@@ -98,10 +108,11 @@ def _handle_errors(app: FastAPI) -> None:
     """Answer every error with an error object in OpenAI's format."""
 
     async def told(request: Request, error: Exception) -> Response:
-        api_error = as_api_error(error)
+        api_error = told_error(error, request.scope)
         if api_error.status == 500 and api_error is not error:
-            logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return JSON(api_error.body(), api_error.status)
+            what = request.method, request.url.path, request_id_of(request.scope)
+            logger.error("%s %s failed, request %s", *what, exc_info=error)
+        return JSON(api_error.body(), api_error.status, dict(headers_of(request.scope)))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -124,6 +135,7 @@ def _handle_errors(app: FastAPI) -> None:
 
 def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:
     async def respond(request: Request, prepare: Callable[..., Completion | Chat], body: SamplingRequest) -> Response:
+        body.request_id = body.request_id or request_id_of(request.scope)
         prepared = await off_loop(len(await request.body()), prepare, engine, body, options, models)
         if prepared.request.stream:
             return EventStream(prepared.events())

@@ -28,7 +28,7 @@ from raycore.ray_api import FromDriversCopy
 from raycore.server.adapters import check_adapters, load_adapters
 from raycore.server.app import build_app
 from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, check_enable_lora, server_options
-from raycore.vllm_options import VLLM_OPTIONS, without_vllm_options
+from raycore.vllm_table import VLLM_OPTIONS, without_vllm_options
 
 DRAIN_TIMEOUT_S = 60.0
 """Seconds that a stopping replica has to finish its requests. The pod's termination grace period must be longer."""
@@ -116,7 +116,7 @@ class Raycore(FromDriversCopy):
             raise
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._engine, self._options, self._adapters)
+        return build_app(self._engine, self._options, self._adapters, returns_request_ids=False)
 
     def check_health(self) -> None:
         """Raise EngineDeadError if the engine refuses requests. Serve then replaces the replica."""

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from raycore.server.errors import as_api_error
 from raycore.server.json_text import to_json
+from raycore.server.request_ids import request_id_of, told_error
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
+        sending = asyncio.ensure_future(self._send(scope, send))
         left = asyncio.ensure_future(_disconnect(receive))
         try:
             await asyncio.wait((sending, left), return_when=asyncio.FIRST_COMPLETED)
@@ -85,7 +85,7 @@ class EventStream(Response):
             finally:
                 await self._events.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         async def send_event(data: bytes) -> None:
             await send_part({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
 
@@ -106,9 +106,9 @@ class EventStream(Response):
             raise
         except Exception as error:
             # the status has already been sent, so the error is sent as an event
-            told = as_api_error(error)
+            told = told_error(error, scope)
             log = logger.exception if told.status == 500 and told is not error else logger.warning
-            log("a stream failed: %s", error)
+            log("a stream failed, request %s: %s", request_id_of(scope), error)
             await send_event(to_json(told.body()))
         await send_event(b"[DONE]")
         await send_part({"type": "http.response.body", "body": b"", "more_body": False})
