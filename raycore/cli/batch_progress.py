@@ -1,18 +1,12 @@
-"""Shows the progress of a batch: as a bar on a terminal, as lines in a log."""
+"""Shows the progress of a batch."""
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
-from typing import Any
 
-from tqdm.auto import tqdm
-
+from raycore.display.progress_bars import make_bar
 from raycore.server.batch.files import Result
-
-_REPORT_S = 10.0
-"""Minimum interval between progress lines in a log, in seconds."""
 
 
 @dataclass
@@ -46,32 +40,21 @@ class Tally:
 
 
 class Progress:
-    """Shows a progress bar if stderr is a terminal, and otherwise prints a line every 10 seconds at most."""
+    """Shows a progress bar."""
 
     def __init__(self, tally: Tally, is_silent: bool) -> None:
         self._tally = tally
-        self._started_s = self._reported_s = time.monotonic()
-        self._logs = not is_silent and not sys.stderr.isatty()
-        self._bar: tqdm[Any] = tqdm(
-            total=tally.num_lines,
-            initial=tally.num_before,
-            desc="Batch",
-            unit="request",
-            disable=is_silent or self._logs,
+        self._started_s = time.monotonic()
+        self._bar = make_bar(
+            not is_silent, total=tally.num_lines, initial=tally.num_before, desc="Batch", unit="request"
         )
 
     def show(self) -> None:
         """Update the display after the tally has changed."""
-        now_s, tally = time.monotonic(), self._tally
-        speed = f"{tally.num_output_tokens / (now_s - self._started_s):.1f} tokens/s"
         if not self._bar.disable:
-            self._bar.set_postfix_str(f"{tally.num_failed} failed, {speed}", refresh=False)
+            speed = self._tally.num_output_tokens / (time.monotonic() - self._started_s)
+            self._bar.set_postfix_str(f"{self._tally.num_failed} failed, {speed:.1f} tokens/s", refresh=False)
             self._bar.update()
-        elif self._logs and now_s - self._reported_s >= _REPORT_S:
-            self._reported_s = now_s
-            num_ended = tally.num_lines - tally.num_left
-            ended = f"{num_ended} of {tally.num_lines} requests finished, {tally.num_failed} of them failed"
-            print(f"raycore: {ended}, {speed}", file=sys.stderr)
 
     def __enter__(self) -> Progress:
         return self

@@ -42,6 +42,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown {_kind(unknown[0])} {unknown[0]}{self._nearest(unknown[0].partition('=')[0], '--')}")
         return known, []
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:  # pyright: ignore[reportPrivateUsage]
+            nearest = difflib.get_close_matches(str(value), action.choices, n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else f"commands are {', '.join(action.choices)}"
+            self.error(f"unknown command {value!r}; {advice}")
+        super()._check_value(action, value)
+
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with status 2."""
         self.print_usage(sys.stderr)

@@ -1,11 +1,14 @@
-"""Progress bars: widgets in a notebook that has ipywidgets, text everywhere else.
+"""Progress bars: widgets in a notebook that has ipywidgets, text on a terminal, and few lines in a log.
 
 Import this module before any module of Ray, because this module silences Ray's message about missing ipywidgets.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
+import time
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -23,10 +26,39 @@ logging.getLogger("ray.widgets").setLevel(logging.WARNING)
 BAR_S = 0.2
 """Interval between redraws of a progress bar, in seconds."""
 
+LOG_S = 10.0
+"""In a log, a bar writes at most one line in so many seconds, and none before."""
+
 LOADING_BAR_DELAY_S = 1.0
 """An engine's start that takes fewer seconds than this shows no bar."""
 
 RequestBar: TypeAlias = "tqdm[Any]"
+
+
+def make_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
+    """Return a progress bar. `options`: those of tqdm."""
+    file = None if _is_redrawn() else _LogLines()
+    return tqdm(disable=not is_shown, file=file, **options)
+
+
+def _is_redrawn() -> bool:
+    """Whether what is written can be overwritten: on a terminal and in a notebook, but not in the log of a job."""
+    ipython = sys.modules.get("IPython")
+    return sys.stderr.isatty() or (ipython is not None and ipython.get_ipython() is not None)
+
+
+class _LogLines(io.TextIOBase):
+    """The file of a bar in a log. Takes what the bar draws, and writes some of it as lines."""
+
+    def __init__(self) -> None:
+        self._written_s = time.monotonic()
+
+    def write(self, text: str) -> int:
+        drawn, now_s = text.strip(), time.monotonic()
+        if drawn and now_s - self._written_s >= LOG_S:
+            self._written_s = now_s
+            print(drawn, file=sys.stderr, flush=True)
+        return len(text)
 
 
 class LoadingBar:
@@ -43,11 +75,11 @@ class LoadingBar:
 @contextmanager
 def loading_bar(is_shown: bool) -> Generator[LoadingBar, None, None]:
     """Show the progress bar of an engine's start while the block runs. The bar disappears when the block ends."""
-    with tqdm(
+    with make_bar(
+        is_shown,
         total=100,
         desc="Loading",
         bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}",
-        disable=not is_shown,
         delay=LOADING_BAR_DELAY_S,
         miniters=0,  # redraw without progress, too: the elapsed time has changed
         leave=False,
@@ -57,4 +89,4 @@ def loading_bar(is_shown: bool) -> Generator[LoadingBar, None, None]:
 
 def request_bar(total: int, is_shown: bool) -> RequestBar:
     """A progress bar that counts finished requests."""
-    return tqdm(total=total, desc="Generating", unit="request", disable=not is_shown)
+    return make_bar(is_shown, total=total, desc="Generating", unit="request")

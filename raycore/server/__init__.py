@@ -19,6 +19,10 @@ _HOMES = {
 __all__ = ["ServerOptions", "build_app", "load_adapters"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     # imported on first use: the command line needs only the options, and `--help` must be fast
     if name in _HOMES:

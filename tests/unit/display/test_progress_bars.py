@@ -18,6 +18,7 @@ def on_screen(written: str) -> str:
 @pytest.fixture
 def at_once(monkeypatch):
     monkeypatch.setattr(bars, "LOADING_BAR_DELAY_S", 1e-9)
+    monkeypatch.setattr(bars, "_is_redrawn", lambda: True)
     monkeypatch.setattr(bars.tqdm, "__init__", _unthrottled(bars.tqdm.__init__))
 
 
@@ -34,6 +35,18 @@ def test_a_loading_bar_goes_up_and_down_and_then_away(capsys):
             written += capsys.readouterr().err
             assert on_screen(written).startswith(f"Loading: {shown:>4}|")
     assert on_screen(written + capsys.readouterr().err) == ""
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
+    now_s = 100.0
+    monkeypatch.setattr(bars.time, "monotonic", lambda: now_s)
+    with bars.request_bar(100, True) as bar:
+        for done in range(100):
+            now_s += 0.2  # 20 s in all
+            bar.n = done
+            bar.refresh()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("|")[0] for line in lines] == ["Generating:  49%", "Generating:  99%"]
 
 
 def test_a_start_that_is_fast_or_silent_shows_nothing(capsys):
