@@ -3,7 +3,7 @@
 python docs/write_options.py
 
 The declarations are in raycore/config.py and raycore/server/options.py. vLLM's options without effect are in
-raycore/vllm_options.py.
+raycore/vllm_table.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from raycore.config import ENGINE_OPTIONS
 from raycore.options import Option
 from raycore.server.options import SERVER_OPTIONS
-from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, VllmOption
+from raycore.vllm_options import VllmOption
+from raycore.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 
 ROOT = Path(__file__).parents[1]
 OF_THE_SIGNATURE = ("model", "tokenizer")
@@ -76,8 +77,9 @@ COLLISIONS = {
 VLLM_START = """\
 ## vLLM's options without effect
 
-raycore does not have these options. It accepts them with None or with one of the values below, so that scripts and
-command lines for vLLM run unchanged. Any other value is an error.
+raycore does not have these options, which are all others of vLLM 0.32. It accepts them with None or with one of the
+values in parentheses, so that scripts and command lines for vLLM run unchanged. Any other value is an error that gives
+the reason.
 """
 
 
@@ -126,13 +128,15 @@ def _table(options: Iterable[Option]) -> str:
 
 
 def _vllm_table(options: Iterable[VllmOption]) -> str:
-    rows = ["| option | without effect | why |", "|---|---|---|"]
-    for each in options:
-        values = (
-            "any value" if each.takes_any else ", ".join(f"`{value!r}`" for value in each.values if value is not None)
-        )
-        rows.append(f"| `{each.name}` | {values} | {each.reason} |")
+    rows = ["| why | options, and their values without effect |", "|---|---|"]
+    for reason, members in groupby(options, key=lambda each: each.reason):
+        rows.append(f"| {reason} | {', '.join(map(_accepted, members))} |")
     return "\n".join([*rows, ""])
+
+
+def _accepted(option: VllmOption) -> str:
+    values = "any" if option.takes_any else ", ".join(f"`{value!r}`" for value in option.values)
+    return f"`{option.name}`" + (f" ({values})" if values else "")
 
 
 def _code(flags: Iterable[str]) -> str:

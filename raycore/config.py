@@ -35,7 +35,7 @@ from raycore.plugins import Plugins, find_plugins, load_general_plugins
 from raycore.profiler_config import ProfilerConfig, parse_profiler_config
 from raycore.same_copy import seal, unseal
 from raycore.speculative_config import SpeculativeConfig, parse_speculative_config
-from raycore.vllm_options import without_vllm_options
+from raycore.vllm_table import without_vllm_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -208,6 +208,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
         option(
             "On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: a worker's "
             "default KV cache is this fraction of half its equal share of the available memory, but at most 4 GiB.",
+            flags=("--gpu-memory-utilization", "--device-memory-utilization"),
             metavar="FRACTION",
         ),
     ] = 0.9
@@ -382,7 +383,8 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         bool,
         option(
             "For mixture-of-experts models. All ranks share one set of experts, of which each worker holds some whole "
-            "ones. Otherwise each rank has all experts, and splits each of them over its workers."
+            "ones. Otherwise each rank has all experts, and splits each of them over its workers.",
+            flags=("--enable-expert-parallel", "-ep"),
         ),
     ] = False
     dp_sync_interval: Annotated[
@@ -631,6 +633,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
             "num_speculative_tokens_per_batch_size, model, draft_tensor_parallel_size, max_model_len, "
             "prompt_lookup_min, prompt_lookup_max, and those that begin with suffix_decoding_. Steps have guesses only "
             "while they pay, unless num_speculative_tokens_per_batch_size says how many.",
+            flags=("-sc", "--speculative-config"),
             metavar="JSON",
             expected="a dict or a JSON object",
             convert=parse_speculative_config,

@@ -24,7 +24,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, ge
 
 import msgspec
 
+from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
+from raycore.plain_errors import decode_problem, either, unsupported_value
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
@@ -153,8 +155,7 @@ class Option:
             words = [word for kind in self._kinds for word in kind.expected(unit)]
         if self.takes_none and not self.is_open:
             words.append("None")
-        *first, last = words
-        return f"{', '.join(first)}{',' if ',' in first[-1] else ''} or {last}" if first else last
+        return either(words)
 
     @property
     def annotation(self) -> Any:
@@ -207,6 +208,9 @@ class Option:
         return any(kind.plain is plain for kind in self._kinds)
 
     def _refusal(self, value: object) -> InvalidConfig:
+        if self._declared.expected is None and all(kind.names or kind.plain is NoneType for kind in self._kinds):
+            usable = [*self.choices, None] if self.takes_none and not self.is_open else self.choices
+            return InvalidConfig(unsupported_value(self.name, value, usable))
         found = f"the value of {self.name}" if self.is_secret else f"{self.name}={value!r}"
         return InvalidConfig(f"{found} isn't {self.expected}")
 
@@ -256,10 +260,22 @@ def settings_of(option: str, given: Mapping[str, Any], struct: type[_StructT]) -
     Raises:
         InvalidConfig: a setting is unknown, missing or invalid.
     """
-    try:
-        return msgspec.convert(given, struct)
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(f"{option}: {error}") from None
+    fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    for name, value in given.items():
+        if name not in fields:
+            nearest = difflib.get_close_matches(name, fields, n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(fields)}"
+            raise InvalidConfig(f"{option}: unknown setting {name!r}; {advice}")
+        try:
+            msgspec.convert(value, fields[name].type)
+        except msgspec.ValidationError as error:
+            names = [each for kind in _kinds(fields[name].type) for each in kind.names]
+            problem = f"{name}={shortened(value)}: {decode_problem(error)}"
+            raise InvalidConfig(f"{option}: {unsupported_value(name, value, names) if names else problem}") from None
+    missing = [name for name, field in fields.items() if field.required and name not in given]
+    if missing:
+        raise InvalidConfig(f"{option}: {missing[0]} is missing")
+    return msgspec.convert(given, struct)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

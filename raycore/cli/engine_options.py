@@ -16,8 +16,10 @@ from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
 from raycore.options import Option
 from raycore.server.options import LISTEN_OPTIONS, SERVER_OPTIONS, ListenOptions, ServerOptions, server_options
-from raycore.vllm_options import VLLM_OPTIONS, VLLM_SERVER_FLAGS, VllmOption
+from raycore.vllm_options import VllmOption
+from raycore.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 
+_OF_EVERY_COMMAND = ("--log-level",)
 _ENGINE, _SERVER, _LISTEN, _VLLM = "engine.", "server.", "listen.", "vllm."
 """Prefixes of options' names in parsed arguments. They avoid collisions with flags that a command itself defines."""
 
@@ -122,8 +124,9 @@ def _add_option(group: Any, option: Option, prefix: str, flags: Iterable[str]) -
 
 
 def _add_vllm_flags(command: Parser, options: Iterable[VllmOption], without: Collection[str]) -> None:
+    taken = {*without, *_OF_EVERY_COMMAND, *(flag for action in command.actions for flag in action.option_strings)}
     for each in options:
-        flags = [flag for flag in each.flags or [f"--{each.name.replace('_', '-')}"] if flag not in without]
+        flags = [flag for flag in each.flags or [f"--{each.name.replace('_', '-')}"] if flag not in taken]
         kind: dict[str, Any] = (
             {"action": argparse.BooleanOptionalAction} if each.is_bool else {"type": VllmOption.parse}
         )

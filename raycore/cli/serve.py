@@ -47,6 +47,7 @@ def add_serve_command(commands: Any) -> None:
     command.set_defaults(command=_serve)
     add_model_argument(command)
     command.add_argument(
+        "-asc",
         "--api-server-count",
         type=int,
         default=1,

@@ -11,6 +11,7 @@ import msgspec
 
 from raycore.engine.mailbox import Utility
 from raycore.errors import InvalidInput
+from raycore.plain_errors import decode_problem
 
 PREFIX = "utility_"
 """Only methods whose names begin with this can be called. Callers omit it: `reset_prefix_cache` calls
@@ -64,4 +65,4 @@ def _convert(method: str, name: str, value: Any, wanted: Any) -> Any:
     try:
         return msgspec.convert(value, wanted, strict=False)
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidInput(f"{method}(): {name}={value!r}: {error}") from None
+        raise InvalidInput(f"{method}(): {name}={value!r}: {decode_problem(error)}") from None

@@ -19,6 +19,7 @@ from raycore import plugins
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
 from raycore.options import check_options, json_object, option, options_of, settings_of
+from raycore.plain_errors import unsupported_value
 from raycore.vllm_options import VllmOption, without_effect
 
 TOOL_CALL_PARSERS = ("hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "mistral")
@@ -96,8 +97,7 @@ def _known(option: str, name: Any, own: Sequence[str], group: str) -> str | None
         return name
     if isinstance(name, str) and name.lower() == "none":
         return None
-    known = [*own, *plugins.plugin_names(group)]
-    raise InvalidConfig(f"{option}={name!r} isn't {', '.join(map(repr, known))} or None")
+    raise InvalidConfig(unsupported_value(option, name, [*own, *plugins.plugin_names(group), None]))
 
 
 def _either(names: Sequence[str]) -> str:

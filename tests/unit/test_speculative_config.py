@@ -47,11 +47,17 @@ def test_settings(value, expected) -> None:
     ("value", "message"),
     [
         ("[]", "speculative_config"),
-        ({"method": "medusa", "num_speculative_tokens": 3}, "Invalid enum value 'medusa'"),
-        ({"method": "ngram"}, "num_speculative_tokens"),
+        (
+            {"method": "medusa", "num_speculative_tokens": 3},
+            "method='medusa' is not supported: use 'ngram', 'suffix', 'draft_model' or 'eagle3'",
+        ),
+        ({"method": "ngram"}, "num_speculative_tokens is missing"),
         ({"method": "ngram", "num_speculative_tokens": 0}, ">= 1"),
         ({"method": "ngram", "num_speculative_tokens": 65}, "<= 64"),
-        ({"method": "ngram", "num_speculative_tokens": 2, "look_back": 3}, "look_back"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 2, "look_back": 3},
+            "unknown setting 'look_back'; known are method",
+        ),
         (
             {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 4, "prompt_lookup_max": 3},
             "prompt_lookup_min=4 is above prompt_lookup_max=3",
@@ -69,7 +75,7 @@ def test_settings(value, expected) -> None:
         ),
         (
             {"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "block"},
-            "rejection_sample_method='block': a draft is accepted exactly if",
+            "rejection_sample_method='block' is not supported: a draft is accepted exactly if",
         ),
     ],
 )

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from raycore.errors import InvalidInput
+from raycore.plain_errors import decode_problem
 from raycore.server.json_text import to_json
 
 logger = logging.getLogger(__name__)
@@ -165,8 +166,9 @@ class ResultFile:
         try:
             result = _decode_result(text)
         except NOT_JSON as error:
+            problem = decode_problem(error)
             raise InvalidInput(
-                f"{self.path}, line {number}, isn't a result of a batch ({error}); is it the right file?"
+                f"{self.path}, line {number}, isn't a result of a batch ({problem}); is it the right file?"
             ) from error
         if not _is_done(result):
             self._has_failures = True

@@ -12,6 +12,7 @@ import msgspec
 from pydantic import ValidationError
 
 from raycore.errors import EngineDeadError
+from raycore.plain_errors import decode_problem
 from raycore.server.batch.files import NOT_JSON, RequestLine, Response, Result
 from raycore.server.chat.chat import Chat
 from raycore.server.completions import Completion
@@ -107,7 +108,7 @@ def _request(line: RequestLine) -> _Request:
     try:
         request = msgspec.json.decode(line.text, type=_Request)
     except NOT_JSON as error:
-        raise APIError(400, f"line {line.number}: {error}") from error
+        raise APIError(400, f"line {line.number}: {decode_problem(error)}") from error
     if line.custom_id is None:
         raise APIError(400, f"line {line.number}: custom_id is empty")
     if request.method != "POST":

@@ -176,7 +176,7 @@ def test_an_unknown_parser_is_refused_before_an_engine_is_started(engine, run, o
         run("a", flags=(f"--{option}", "nope"))
     assert (ended.value.code, engine.num_started) == (2, 0)
     told = capsys.readouterr().err
-    assert f"{option.replace('-', '_')}='nope' isn't " in told
+    assert f"{option.replace('-', '_')}='nope' is not supported: use " in told
     assert "'qwen3" in told
 
 

@@ -119,6 +119,8 @@ def test_an_unknown_flag_is_told_the_nearest_with_the_commands_usage(capsys):
     told = refused(["run-batch", "-i", "a", "-o", "b", "--colour=red"], capsys)
     assert "raycore run-batch: error: unknown flag --colour=red\n" in told
     assert "did you mean" not in told
+    assert "unknown command 'genrate'; did you mean generate?" in refused(["genrate"], capsys)
+    assert "unknown command 'x'; commands are serve, run-batch, " in refused(["x"], capsys)
     assert "unknown flag --vesion; did you mean --version?" in refused(["--vesion", "completion", "bash"], capsys)
 
 
@@ -131,10 +133,13 @@ def test_flags_are_not_abbreviated(capsys):
     [
         (["--block-size", "4096"], "block_size=4096 isn't an integer from 1 to 1024"),
         (["--block-size", "big"], "block_size='big' isn't an integer from 1 to 1024"),
-        (["--dtype", "int8"], "dtype='int8' isn't 'auto', 'float32'"),
+        (["--dtype", "int8"], "dtype='int8' is not supported: use 'auto', 'float32'"),
         (["--init-timeout-s", "0"], "init_timeout_s=0.0 isn't a positive number of seconds"),
-        (["--quantization", "awq"], "quantization='awq' isn't 'fp8', 'int8' or None"),
-        (["--kv-cache-dtype", "int4"], "kv_cache_dtype='int4' isn't 'auto', 'int8_per_token_head', 'fp8'"),
+        (["--quantization", "awq"], "quantization='awq' is not supported: use 'fp8', 'int8' or None"),
+        (
+            ["--kv-cache-dtype", "int4"],
+            "kv_cache_dtype='int4' is not supported: use 'auto', 'int8_per_token_head', 'fp8'",
+        ),
         (["--engine-name", "my engine"], "engine_name='my engine' isn't a name of letters"),
         (["--port", "99999"], "port=99999 isn't an integer from 0 (a free port) to 65535"),
         (["--port", "-5"], "port=-5 isn't an integer from 0 (a free port) to 65535"),
@@ -161,11 +166,20 @@ def test_flags_of_vllm_without_effect_are_taken(started, command):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--trust-remote-code"], "trust_remote_code=True: code from checkpoints is never run"),
-        (["--decode-context-parallel-size", "2"], "context parallelism isn't supported"),
-        (["--calculate-kv-scales"], "calculate_kv_scales=True: kv_cache_dtype needs no calibrated scales"),
-        (["--enable-prompt-embeds"], "enable_prompt_embeds=True: prompt embeddings aren't supported"),
-        (["--ssl-keyfile", "key.pem"], "TLS isn't supported"),
+        (["--trust-remote-code"], "trust_remote_code=True is not supported: code from checkpoints is never run"),
+        (["--decode-context-parallel-size", "2"], "raycore has no context parallelism"),
+        (
+            ["--calculate-kv-scales"],
+            "calculate_kv_scales=True is not supported: all layers have a KV cache of the same kind",
+        ),
+        (["--enable-prompt-embeds"], "enable_prompt_embeds=True is not supported: steps take tokens"),
+        (
+            ["--ec-transfer-config", '{"a": 1}'],
+            "is not supported: raycore has no encoder-cache",
+        ),
+        (["-n", "2"], "nnodes=2 is not supported: ranks and workers run on Ray"),
+        (["--otlp-traces-endpoint", "x"], "give a URL"),
+        (["--ssl-keyfile", "key.pem"], "ssl_keyfile='key.pem' is not supported: a proxy in front"),
     ],
 )
 def test_flags_of_vllm_that_ask_for_something_are_refused_by_name(flags, message, started, command, capsys):
@@ -214,11 +228,19 @@ def test_directories_of_adapters_need_an_engine_with_adapters(started, command, 
     assert main([*command["serve"], *flags]) == 1
     assert started == {}
     assert "allowed_lora_directories (--allowed-lora-directories) needs an engine" in capsys.readouterr().err
-    assert main([*command["serve"], *flags, "--enable-lora", "--lora-modules", "sums=/a"]) == 1
+    assert main([*command["serve"], *flags, "--enable-lora"]) == 1
     assert started["enable_lora"] is True
 
 
-def test_a_file_of_flags_may_list_adapters_as_objects(started, command, tmp_path):
+@pytest.mark.parametrize("name", ["serve", "run-batch"])
+def test_adapters_that_do_not_exist_are_found_before_an_engine_is_started(name, started, command, capsys):
+    assert main([*command[name], "--model", demo_model_path(), "--enable-lora", "--lora-modules", "sums=/nowhere"]) == 1
+    assert started == {}
+    assert "lora_modules: 'sums': '/nowhere' isn't a directory" in capsys.readouterr().err
+
+
+def test_a_file_of_flags_may_list_adapters_as_objects(started, command, tmp_path, monkeypatch):
+    monkeypatch.setattr("raycore.server.adapters.check_adapters", lambda engine, options: None)
     file = tmp_path / "flags.yaml"
     file.write_text("enable-lora: true\nlora-modules: [sums=/a, {name: products, path: /b}]\n")
     assert main([*command["serve"], "--config", str(file)]) == 1

@@ -336,8 +336,23 @@ def test_a_body_full_of_mistakes_costs_no_more_than_one(request_type, body, plac
         request_type.model_validate(body)
     assert caught.value.error_count() <= 2  # of a tool its type, and that it has no function
     message = invalid_body(caught.value.errors()).message
-    assert f"{place}: " in message or message == f"unrecognized request argument: {place}"
+    assert message.startswith((f"{place}: ", f"{place}=")) or message == f"unrecognized request argument: {place}"
     assert "function-after" not in message
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"reasoning_effort": "huge"}, "reasoning_effort='huge' is not supported: use 'none', 'minimal', "),
+        ({"tool_choice": "any"}, "tool_choice='any' is not supported: use 'none', 'auto' or 'required'"),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type='xml' is not supported: use 'text', 'json_object' or",
+        ),
+    ],
+)
+def test_values_that_there_are_not_are_answered_with_those_that_there_are(client, body, message):
+    assert client.chat(**body).json["error"]["message"].startswith(message)
 
 
 def test_what_is_not_there_says_so(client):

@@ -486,5 +486,5 @@ def test_clients_cannot_say_where_constraints_begin():
 
 
 def test_an_unknown_parser_is_refused_with_the_known_ones():
-    with pytest.raises(InvalidConfig, match="reasoning_parser='granite' isn't 'deepseek_r1', 'qwen3'"):
+    with pytest.raises(InvalidConfig, match="reasoning_parser='granite' is not supported: use 'deepseek_r1', 'qwen3'"):
         ServerOptions(("fake",), reasoning_parser="granite")

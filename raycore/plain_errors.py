@@ -1,0 +1,51 @@
+"""Says in plain words what is wrong with values from users."""
+
+from __future__ import annotations
+
+__all__ = ["decode_problem", "either", "unsupported_value"]
+
+import re
+from collections.abc import Iterable
+
+from raycore.checkpoint.json_fields import shortened
+
+_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_TYPES = {
+    "`str`": "a string",
+    "`int`": "an integer",
+    "`float`": "a number",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "an object",
+    "`null`": "null",
+}
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
+_OTHER_TYPE = re.compile(r"Expected (?P<wanted>.+), got `\w+`")
+
+
+def decode_problem(error: Exception) -> str:
+    """Return what msgspec says is wrong with a value, with the place in it, without the notation of its types."""
+    text = str(error)
+    place = _PATH.search(text)
+    where = f"{place['path']}: " if place and place["path"] else ""
+    text = _PATH.sub("", text)
+    if missing := _MISSING.fullmatch(text):
+        return f"{where}{missing[1]} is missing"
+    if unknown := _UNKNOWN.fullmatch(text):
+        return f"{where}{shortened(unknown[1])} is unknown"
+    text = _OTHER_TYPE.sub(lambda found: f"Expected {found['wanted']}", text)
+    for name, words in _TYPES.items():
+        text = text.replace(name, words)
+    return f"{where}{text[:1].lower()}{text[1:]}" if text.startswith("Expected") else f"{where}{text}"
+
+
+def unsupported_value(name: str, value: object, usable: Iterable[object]) -> str:
+    """Return the message for a value that isn't one of those that there are."""
+    return f"{name}={shortened(value)} is not supported: use {either(map(repr, usable))}"
+
+
+def either(words: Iterable[str]) -> str:
+    """Return `a, b or c`."""
+    *first, last = words
+    return f"{', '.join(first)}{',' if first and ',' in first[-1] else ''} or {last}" if first else last

@@ -1,0 +1,438 @@
+"""vLLM's options that raycore does not have, by reason: all of vLLM 0.32, and some that older versions had.
+
+None is accepted for each of them, and so are the values that this table has.
+"""
+
+from __future__ import annotations
+
+__all__ = ["VLLM_OPTIONS", "VLLM_SERVER_FLAGS", "without_vllm_options"]
+
+from collections.abc import Mapping
+from typing import Any
+
+from raycore.vllm_options import ANY, VllmOption
+
+_FLAG = (False, True)
+"""Neither value needs anything to be done."""
+
+_FLAGS = {
+    "attention_config": "-ac",
+    "compilation_config": "-cc",
+    "data_parallel_address": "-dpa",
+    "data_parallel_backend": "-dpb",
+    "data_parallel_external_lb": "-dpe",
+    "data_parallel_hybrid_lb": "-dph",
+    "data_parallel_multi_port_external_lb": "-dpm",
+    "data_parallel_rank": "-dpn",
+    "data_parallel_rpc_port": "-dpp",
+    "data_parallel_size_local": "-dpl",
+    "data_parallel_start_rank": "-dpr",
+    "decode_context_parallel_size": "-dcp",
+    "diffusion_config": "-dc",
+    "nnodes": "-n",
+    "node_rank": "-r",
+    "optimization_level": "-O",
+    "prefill_context_parallel_size": "-pcp",
+}
+"""Short flags."""
+
+
+def _options(groups: Mapping[str, Mapping[str, object]]) -> dict[str, VllmOption]:
+    found: dict[str, VllmOption] = {}
+    for reason, accepted in groups.items():
+        for name, value in accepted.items():
+            values = value if isinstance(value, tuple) else (value,)
+            flags = (_FLAGS[name], f"--{name.replace('_', '-')}") if name in _FLAGS else ()
+            found[name] = VllmOption(name, values, reason, flags)
+    return found
+
+
+VLLM_OPTIONS = _options(
+    {
+        "raycore has no multimodal models": {
+            "allowed_local_media_path": "",
+            "allowed_media_domains": ([], ()),
+            "default_mm_loras": {},
+            "disable_chunked_mm_input": _FLAG,
+            "enable_mm_embeds": False,
+            "enable_mm_processor_stats": False,
+            "enable_tower_connector_lora": False,
+            "interleave_mm_strings": _FLAG,
+            "io_processor_plugin": (),
+            "language_model_only": _FLAG,
+            "limit_mm_per_prompt": {},
+            "media_io_kwargs": {},
+            "mm_device_do_normalize": _FLAG,
+            "mm_encoder_attn_backend": (),
+            "mm_encoder_attn_dtype": (),
+            "mm_encoder_fp8_scale_path": (),
+            "mm_encoder_fp8_scale_save_margin": 1.5,
+            "mm_encoder_fp8_scale_save_path": (),
+            "mm_encoder_only": False,
+            "mm_encoder_tp_mode": "weights",
+            "mm_hasher_algorithm": ANY,
+            "mm_ipc_gpu_memory_gb": 0,
+            "mm_processor_cache_gb": (4, 0),
+            "mm_processor_cache_type": "lru",
+            "mm_processor_device": "auto",
+            "mm_processor_kwargs": {},
+            "mm_shm_cache_max_object_size_mb": 128,
+            "mm_tensor_ipc": "direct_rpc",
+            "renderer_num_workers": 1,
+            "skip_mm_profiling": _FLAG,
+            "video_pruning_method": "evs",
+            "video_pruning_rate": (),
+        },
+        "raycore has no encoder-cache connector": {"ec_manager_config": {}, "ec_transfer_config": {}},
+        "raycore has no KV cache transfer between engines": {"kv_events_config": {}, "kv_transfer_config": {}},
+        "raycore has no embedding, classification and scoring models": {
+            "convert": ("auto", "none"),
+            "max_lora_cls_labels": (),
+            "override_pooler_config": (),
+            "pooler_config": (),
+            "runner": ("auto", "generate"),
+            "task": ("auto", "generate"),
+        },
+        "raycore has no diffusion models": {"diffusion_config": {}},
+        "raycore has no models with state-space or linear-attention layers, or with n-gram memory": {
+            "enable_mamba_cache_stochastic_rounding": False,
+            "enable_mamba_shared_prefix_checkpoint": False,
+            "engram_config": {},
+            "gdn_prefill_backend": (),
+            "kda_decode_backend": (),
+            "kda_prefill_backend": (),
+            "mamba_backend": "triton",
+            "mamba_block_size": (),
+            "mamba_cache_dtype": "auto",
+            "mamba_cache_mode": "none",
+            "mamba_cache_philox_rounds": 0,
+            "mamba_config": {},
+            "mamba_ssm_cache_dtype": "auto",
+            "mamba_ssu_algorithm": (),
+            "replayssm_buffer_len": 16,
+            "sparse_indexer_topk_backend": "auto",
+            "use_replayssm": False,
+        },
+        "raycore has no context parallelism": {
+            "cp_kv_cache_interleave_size": 1,
+            "dcp_comm_backend": (),
+            "dcp_kv_cache_interleave_size": 1,
+            "dcp_q_replicate": False,
+            "decode_context_parallel_size": 1,
+            "enable_hc_sp": False,
+            "prefill_context_parallel_size": 1,
+        },
+        "ranks and workers run on Ray, which places them on the nodes of its cluster (see placement_strategy)": {
+            "data_parallel_address": (),
+            "data_parallel_backend": "ray",
+            "data_parallel_external_lb": False,
+            "data_parallel_hybrid_lb": False,
+            "data_parallel_multi_port_external_lb": False,
+            "data_parallel_rank": (),
+            "data_parallel_rpc_port": (),
+            "data_parallel_size_local": (),
+            "data_parallel_start_rank": (),
+            "device_ids": (),
+            "distributed_executor_backend": "ray",
+            "master_addr": "127.0.0.1",
+            "master_port": 29501,
+            "nnodes": 1,
+            "node_rank": 0,
+            "numa_bind": False,
+            "numa_bind_cpus": (),
+            "numa_bind_nodes": (),
+        },
+        "raycore has timeouts of its own (use step_timeout_s and init_timeout_s)": {
+            "cpu_distributed_timeout_seconds": (),
+            "distributed_timeout_seconds": (),
+        },
+        "ranks that share experts agree before every step": {
+            "disable_nccl_for_dp_synchronization": _FLAG,
+        },
+        "lost ranks are always replaced (use max_request_replays and the other options of recovery)": {
+            "enable_fault_tolerance": _FLAG,
+            "fault_tolerance_config": {},
+        },
+        "experts are always spread evenly, in order": {
+            "elastic_ep_max_dp_size": (),
+            "enable_eplb": False,
+            "enable_ep_weight_filter": _FLAG,
+            "eplb_config": {},
+            "expert_placement_strategy": "linear",
+        },
+        "the number of ranks that share experts can always be changed (use `raycore scale`)": {
+            "enable_elastic_ep": _FLAG
+        },
+        "raycore has no dual-batch overlap": {
+            "dbo_decode_token_threshold": ANY,
+            "dbo_prefill_token_threshold": ANY,
+            "enable_dbo": False,
+            "ubatch_size": (0, 1),
+        },
+        "raycore chooses its kernels and its ways of communication (use attention_backend)": {
+            "all2all_backend": ANY,
+            "attention_config": {},
+            "disable_cascade_attn": _FLAG,
+            "disable_custom_all_reduce": _FLAG,
+            "enable_batch_sharded_sampling": _FLAG,
+            "enable_flashinfer_autotune": _FLAG,
+            "enable_nccl_comm_suspend": False,
+            "enable_shm_tensor_arena": _FLAG,
+            "ir_op_priority": {},
+            "kernel_config": {},
+            "linear_backend": "auto",
+            "moe_backend": "auto",
+        },
+        "models aren't compiled, and the sizes of CUDA graphs follow from max_num_seqs": {
+            "compilation_config": ANY,
+            "cuda_graph_sizes": ([], ANY),
+            "cudagraph_capture_sizes": ([], ANY),
+            "cudagraph_metrics": False,
+            "jit_monitor_mode": ANY,
+            "jit_monitor_verbose": _FLAG,
+            "max_cudagraph_capture_size": ANY,
+            "max_seq_len_to_capture": ANY,
+            "optimization_level": ANY,
+            "performance_mode": "balanced",
+        },
+        "code from checkpoints is never run": {"code_revision": (), "model_impl": "auto", "trust_remote_code": False},
+        "nothing is downloaded": {
+            "download_dir": ANY,
+            "hf_token": ANY,
+            "ignore_patterns": ANY,
+            "revision": (),
+            "tokenizer_revision": (),
+        },
+        "the model is described by the checkpoint's config.json (edit a copy)": {
+            "disable_sliding_window": False,
+            "hf_config_path": (),
+            "hf_overrides": {},
+            "model_class_overrides": {},
+            "rope_scaling": {},
+            "rope_theta": (),
+        },
+        "the checkpoint's format is detected from its files": {
+            "config_format": ("auto", "hf"),
+            "enable_mixed_moe_lora_format": False,
+            "enable_moe_shared_loras": False,
+            "model_weights": "",
+            "quantization_config": {},
+        },
+        "old formats of quantized weights aren't read": {"allow_deprecated_quantization": False},
+        "only tokenizer.json is read, and always needed": {
+            "skip_tokenizer_init": False,
+            "tokenizer_mode": ("auto", "hf"),
+            "tokens_only": False,
+        },
+        "weights are always read lazily, by all workers at once": {
+            "max_parallel_loading_workers": (),
+            "pt_load_map_location": ANY,
+            "safetensors_load_strategy": "lazy",
+            "safetensors_prefetch_block_size": ANY,
+            "safetensors_prefetch_num_threads": ANY,
+        },
+        "raycore can't get new weights from another program": {"weight_transfer_config": {}},
+        "defaults come from the checkpoint's generation_config.json (use SamplingParams)": {
+            "generation_config": "auto",
+            "override_generation_config": {},
+        },
+        "weights and KV caches stay in the device's memory, and preempted requests are recomputed": {
+            "cpu_offload_gb": 0,
+            "cpu_offload_params": ([],),
+            "kv_offloading_backend": ANY,
+            "kv_offloading_size": (),
+            "offload_backend": "auto",
+            "offload_group_size": 0,
+            "offload_num_in_group": 1,
+            "offload_params": ([],),
+            "offload_prefetch_step": 1,
+            "swap_space": ANY,
+        },
+        "an engine can always sleep, and gives up or keeps all its weights": {
+            "enable_cumem_allocator": _FLAG,
+            "enable_sleep_mode": _FLAG,
+            "sleep_mode_offload_cudagraph": _FLAG,
+            "sleep_preserve_parameter_names": ([],),
+        },
+        "prefixes are always hashed with BLAKE2b, in whole blocks, and kept while there is memory": {
+            "prefix_cache_retention_interval": 0,
+            "prefix_caching_hash_algo": ANY,
+            "prefix_match_unit": (),
+        },
+        "all layers have a KV cache of the same kind (use kv_cache_dtype)": {
+            "calculate_kv_scales": False,
+            "disable_hybrid_kv_cache_manager": _FLAG,
+            "kv_cache_dtype_skip_layers": ([],),
+            "kv_sharing_fast_prefill": False,
+            "swa_bounded_replay": _FLAG,
+        },
+        "chunked prefill is always on": {"enable_chunked_prefill": True},
+        "the scheduler decides how many prompts are prefilled at a time (use max_num_seqs and "
+        "max_num_batched_tokens)": {
+            "long_prefill_token_threshold_adaptive": False,
+            "max_long_partial_prefills": 1,
+            "max_num_active_seqs": (),
+            "max_num_partial_prefills": 1,
+            "max_num_scheduled_tokens": (),
+            "prefill_schedule_interval": 1,
+            "scheduler_reserve_full_isl": _FLAG,
+            "watermark": 0.0,
+        },
+        "the engine takes all requests (use max_concurrent_requests of the server)": {
+            "max_num_queued_reqs": (),
+            "max_num_queued_tokens": (),
+        },
+        "outputs are streamed as soon as they exist": {"stream_interval": 1},
+        "use speculative_config": {
+            "num_lookahead_slots": 0,
+            "spec_method": (),
+            "spec_model": (),
+            "spec_tokens": (),
+            "speculative_model": (),
+        },
+        "steps take tokens, and return tokens and log probabilities": {
+            "aux_output_config": {},
+            "enable_prompt_embeds": False,
+            "enable_return_routed_experts": False,
+            "logprobs_mode": "raw_logprobs",
+            "return_sampling_mask": False,
+        },
+        "random numbers are always a function of the seed and the position": {
+            "enable_trace_replay": False,
+            "use_fp64_gumbel": _FLAG,
+        },
+        "raycore has no logits processors and no watermarks": {"logits_processors": ([], ()), "watermark_config": {}},
+        "structured outputs always use llguidance": {
+            "guided_decoding_backend": ("auto", "guidance"),
+            "structured_outputs_config": {},
+        },
+        "plugins are installed packages (see docs/plugins.md)": {
+            "additional_config": {},
+            "reasoning_parser_plugin": "",
+            "worker_extension_cls": "",
+        },
+        "the reasoning's format is that of reasoning_parser": {"reasoning_config": {}},
+        "adapters are divided as the model is, in its data type (see docs/architecture/lora.md)": {
+            "fully_sharded_loras": _FLAG,
+            "lora_dtype": "auto",
+            "lora_target_modules": ([],),
+            "specialize_active_lora": _FLAG,
+        },
+        "profiles are those of profiler_config": {
+            "collect_detailed_traces": ([],),
+            "enable_layerwise_nvtx_tracing": False,
+            "ray_workers_use_nsight": False,
+        },
+        "metrics are those of docs/architecture/observability.md": {
+            "aggregate_engine_logging": _FLAG,
+            "custom_histogram_buckets": {},
+            "enable_logging_iteration_details": False,
+            "enable_mfu_metrics": False,
+            "kv_cache_metrics": False,
+            "kv_cache_metrics_sample": ANY,
+            "per_request_spec_decode_metrics": "none",
+            "show_hidden_metrics_for_version": (),
+        },
+        "only `raycore serve` sends traces (--otlp-traces-endpoint)": {"otlp_traces_endpoint": ()},
+        "only `raycore serve` logs statistics, and there this flag turns them off": {"disable_log_stats": _FLAG},
+        "logs are those of Python's logging (use --log-level on the command line)": {
+            "log_config_file": (),
+            "log_level": (),
+            "logging_config": (),
+        },
+        "variables of vLLM's environment aren't read": {"fail_on_environ_validation": _FLAG},
+        "use shutdown_timeout_s and drain_timeout_s": {"shutdown_timeout": 0},
+    }
+)
+"""The options, by keyword argument of vLLM's `LLM`."""
+
+VLLM_SERVER_FLAGS = _options(
+    {
+        "models can call tools in every request that has some": {"enable_auto_tool_choice": _FLAG},
+        "requests are never logged": {
+            "disable_access_log_for_endpoints": ANY,
+            "disable_log_requests": True,
+            "disable_uvicorn_access_log": True,
+            "enable_log_deltas": _FLAG,
+            "enable_log_outputs": False,
+            "enable_log_requests": False,
+            "max_log_len": ANY,
+            "uvicorn_log_level": ANY,
+        },
+        "--api-server-count sets the number of server processes": {"disable_frontend_multiprocessing": _FLAG},
+        "all ranks belong to one engine, with one server on one port": {
+            "data_parallel_supervisor_port": ANY,
+            "dp_supervisor_probe_failure_threshold": ANY,
+            "dp_supervisor_probe_interval_s": ANY,
+            "dp_supervisor_probe_timeout_s": ANY,
+            "enable_scale_out": False,
+            "headless": False,
+        },
+        "the server speaks HTTP over TCP": {"grpc": False, "grpc_port": (), "uds": ()},
+        "usage always includes the number of cached tokens": {"enable_prompt_tokens_details": _FLAG},
+        "requests ask for what they want to know (use stream_options)": {
+            "enable_force_include_usage": False,
+            "enable_per_request_metrics": False,
+        },
+        "the content format is detected from the template": {"chat_template_content_format": "auto"},
+        "requests give chat_template_kwargs themselves": {"default_chat_template_kwargs": {}},
+        "responses always have the role assistant, and tokens as text": {
+            "response_role": "assistant",
+            "return_tokens_as_token_ids": False,
+        },
+        "the tools of a request are always in the prompt, and schemas are followed where the request says so": {
+            "exclude_tools_when_tool_choice_none": False,
+            "tool_strict_level": "auto",
+        },
+        "tools run in the client, and parsers are plugins (see docs/plugins.md)": {
+            "tool_parser_plugin": "",
+            "tool_server": (),
+        },
+        "raycore has no multimodal models": {"trust_request_mm_kwargs": False},
+        "raycore has no embedding, classification and scoring models": {"enable_flash_late_interaction": _FLAG},
+        "raycore has only OpenAI's API": {
+            "anthropic_disabled_thinking_effort": ANY,
+            "cohere_format": ANY,
+            "cohere_is_reasoning_model": _FLAG,
+        },
+        "the load is in /metrics": {"enable_server_load_tracking": False},
+        "responses always have the header X-Request-Id": {"enable_request_id_headers": _FLAG},
+        "the server has no such endpoint, header or event": {
+            "enable_tokenizer_info_endpoint": False,
+            "fingerprint_mode": ANY,
+            "fingerprint_value": (),
+            "sse_keep_alive_interval": 0,
+        },
+        "errors that are the server's are always logged with a traceback": {"log_error_stack": _FLAG},
+        "a proxy in front does this better": {
+            "allow_credentials": False,
+            "allowed_headers": (["*"], "*"),
+            "allowed_methods": (["*"], "*"),
+            "allowed_origins": ([],),
+            "enable_ssl_refresh": False,
+            "h11_max_header_count": ANY,
+            "h11_max_incomplete_event_size": ANY,
+            "middleware": ([],),
+            "root_path": "",
+            "ssl_ca_certs": (),
+            "ssl_cert_reqs": 0,
+            "ssl_certfile": (),
+            "ssl_ciphers": (),
+            "ssl_keyfile": (),
+        },
+        "/docs and /openapi.json are always there": {"disable_fastapi_docs": False, "enable_offline_docs": False},
+    }
+)
+"""Options that only vLLM's server has, by name with underscores."""
+
+
+def without_vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the values of vLLM's options, and return only the other options.
+
+    Raises:
+        InvalidConfig: a vLLM option has a value that raycore does not support.
+    """
+    for name, value in options.items():
+        if name in VLLM_OPTIONS:
+            VLLM_OPTIONS[name].check(value)
+    return {name: value for name, value in options.items() if name not in VLLM_OPTIONS}
