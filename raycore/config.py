@@ -608,7 +608,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     engine_name: Annotated[
         Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]+\Z")] | None,
         option(
-            "Name of the engine, for `raycore status --name` and `raycore scale --name`.",
+            "Name of the engine, for `raycore status --name` and `raycore scale --name`. A second engine with the same "
+            "name is refused in the same Ray cluster. Ray Serve adds each replica's id.",
             default="random",
             expected="a name of letters, digits, '-', '_' and '.'",
         ),

@@ -278,7 +278,8 @@ class EngineOptions(VllmOptions, total=False):
     """Device that workers compute on. auto: the CPU, with a warning if the cluster has GPUs, because GPU support is
     untested. Default: auto."""
     engine_name: str | None
-    """Name of the engine, for `raycore status --name` and `raycore scale --name`. Default: random."""
+    """Name of the engine, for `raycore status --name` and `raycore scale --name`. A second engine with the same name is
+    refused in the same Ray cluster. Ray Serve adds each replica's id. Default: random."""
     profiler_config: str | dict[str, Any] | None
     """Lets start_profile() and stop_profile() profile steps with torch's profiler. Keys as in vLLM: profiler (torch),
     torch_profiler_dir, torch_profiler_with_stack, torch_profiler_record_shapes, torch_profiler_with_memory,

@@ -13,6 +13,7 @@ Ray starts. The handle of an actor is typed as the plain class, so a type checke
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -174,6 +175,19 @@ def actor_names() -> list[str]:
 def connect(address: str, **options: Any) -> None:
     """Connect to the cluster at `address`. Raises ConnectionError, RuntimeError or ValueError if that fails."""
     _ray.init(address=address, **options)
+
+
+def use_token_of_machine() -> None:
+    """Have `connect()` send this user's token, if there is one, to a cluster that this user runs on this machine.
+
+    Ray itself does so only for the address `auto`, but a local Ray requires the token (from Ray 2.59 on).
+    """
+    from ray._private.authentication import authentication_token_setup
+
+    enable: Any = getattr(authentication_token_setup, "maybe_enable_token_auth_if_token_available", None)
+    if enable is not None:
+        authentication_token_setup.logger.setLevel(logging.ERROR)  # it warns that it does
+        enable(warn_if_disabled=False)
 
 
 def disconnect() -> None:

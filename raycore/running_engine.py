@@ -127,13 +127,16 @@ class RunningEngine:
         self._ending = threading.Lock()
         try:
             with cancelled_at_exit(manager.cancel), loading_bar(use_tqdm_on_load) as bar:
-                infos = manager.start(bar.show if use_tqdm_on_load else None, _is_wanted)
+                claim = self._control.claim if self.config.engine_name is not None else None
+                infos = manager.start(bar.show if use_tqdm_on_load else None, _is_wanted, claim)
             self._finalizer.atexit = True
             end_before_ray(self._finalizer)
             end_with_owner(self._finalizer)
             self._supervisor.start()
             self._control.start()
             export.start()
+            status = f"raycore status --address {manager.address} --name {self.name}"
+            logger.info("engine %s is up in the Ray cluster at %s: `%s` shows it", self.name, manager.address, status)
             for info in infos:
                 logger.info(
                     "dp_rank %d is up: dtype %s, KV cache of %d tokens (%d blocks of %d), start-up times in s %s",

@@ -63,16 +63,17 @@ def add_control_commands(commands: Any) -> None:
             "--address",
             default="auto",
             metavar="HOST:PORT",
-            help="Address of the Ray cluster. Default: RAY_ADDRESS if it is set, else this machine's cluster.",
+            help="Address of the engine's Ray cluster. Default: RAY_ADDRESS if it is set, else all clusters with a "
+            "node of this user on this machine are searched.",
         )
 
 
 def _status(args: argparse.Namespace) -> int:
     # imported lazily to keep `raycore --help` fast
-    from raycore.control.remote import RemoteEngine, choose_engine, connected, engine_names
+    from raycore.control.remote import reached
 
-    with connected(args.address):
-        engine = RemoteEngine(choose_engine(engine_names(), args.name))
+    flags = [flag for flag, is_given in (("--watch", args.watch), ("--json", args.json)) if is_given]
+    with reached(args.address, args.name, " ".join(["raycore status", *flags])) as engine:
         if not args.watch:
             return _show(engine, args.json)
         is_screen = sys.stdout.isatty() and not args.json
@@ -92,10 +93,11 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from raycore.control.remote import RemoteEngine, choose_engine, connected, engine_names
+    from raycore.control.remote import reached
 
-    with connected(args.address):
-        engine = RemoteEngine(choose_engine(engine_names(), args.name))
+    timeout = [] if args.drain_timeout is None else [f"--drain-timeout {args.drain_timeout:g}"]
+    command = " ".join([f"raycore scale -dp {args.data_parallel_size}", *timeout])
+    with reached(args.address, args.name, command) as engine:
         try:
             engine.scale(args.data_parallel_size, args.drain_timeout)
         except KeyboardInterrupt:

@@ -39,7 +39,7 @@ from raycore.lora.added import NONE_ADDED, AddedAdapters
 from raycore.messages import EngineInfo
 from raycore.node.processes import wait_until_gone
 from raycore.node.resources import total_memory_bytes
-from raycore.ray_api import as_argument, checked, get, in_bundle, is_connected, node_id, wait
+from raycore.ray_api import as_argument, checked, cluster_address, get, in_bundle, is_connected, node_id, wait
 from raycore.same_copy import own_copy
 from raycore.worker.rank import RankIdentity
 
@@ -104,6 +104,8 @@ class CoreEngineActorManager:
         self.reservations = Reservations(config, self.engine_id, placement_groups)
         self.node = ""
         """The id of the node on which this process runs; empty before `start()`."""
+        self.address = ""
+        """The address of the Ray cluster; empty before `start()`."""
         self._num_created = 0
         self._uses_ray = False
         self._lock = threading.RLock()
@@ -125,13 +127,18 @@ class CoreEngineActorManager:
         """Whether ranks are being told of adapters."""
 
     def start(
-        self, on_progress: OnProgress | None = None, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        on_progress: OnProgress | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+        join: Callable[[], Callable[[], object]] | None = None,
     ) -> list[EngineInfo]:
         """Place, create and initialize all ranks, in parallel, and start their loops.
 
         Args:
             on_progress: called a few times a second with the share of the weights that is loaded, 0 to 1.
             is_wanted: called several times a second. If it returns False, the start is cancelled.
+            join: called once this process is connected to Ray, before anything is reserved. What it returns is called
+                if the start fails, while the process is still connected.
 
         Raises: after everything that was started has been removed:
             InitializationError: a rank failed to start (the message has its traceback), Ray can't be used, or the start
@@ -146,9 +153,11 @@ class CoreEngineActorManager:
             threading.Thread(target=own_copy, name="raycore-own-copy", daemon=True).start()
             is_ray_ours = acquire_ray(self._shape.num_cpus)
             self._uses_ray = True
+            if join is not None:
+                undo.callback(join())
             self._decide_device()
             self._standbys = self._make_standbys()
-            self.node = node_id()
+            self.node, self.address = node_id(), cluster_address()
             self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours)
             places = self.reservations.for_new_engine(is_wanted)
             self._check_own_node(places)

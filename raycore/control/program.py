@@ -1,15 +1,19 @@
 """The program's side of the control actor: one thread that publishes status changes and takes commands.
 
-The thread starts the actor two seconds after the engine is up, so that the actor's start doesn't delay the first
-requests. The engine works without the actor. While nothing changes, the thread makes one call per `POLL_S`.
+The actor's name is the engine's, and a cluster has only one such actor. If the user chose the name, the actor is
+therefore created before the engine starts: whoever comes second is refused. Otherwise the thread creates it two seconds
+after the engine is up, so that the start of its process doesn't delay the first requests. The engine works without the
+actor. While nothing changes, the thread makes one call per `POLL_S`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 import msgspec
 from ray.exceptions import RayError
@@ -17,9 +21,9 @@ from ray.exceptions import RayError
 from raycore.cluster.failure_reports import describe_death
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
 from raycore.control.control_actor import ENGINE_CONTROL, EngineControl
-from raycore.errors import ControlError
+from raycore.errors import ControlError, InvalidConfig
 from raycore.node.processes import wait_until_gone
-from raycore.ray_api import is_connected, kill, node_id, on_node
+from raycore.ray_api import cluster_address, find_actor, get, is_connected, kill, node_id, on_node
 from raycore.same_copy import seal, unseal
 from raycore.status import EngineStatus
 
@@ -36,6 +40,12 @@ _DELAY_S = 2.0
 
 _RETRY_S = 10.0
 _END_TIMEOUT_S = 5.0
+
+_CLAIM_S = 15.0
+"""How long to wait for a name whose holder doesn't answer. Ray releases the name of an actor that has ended with a
+delay, and an actor that is just starting answers after a second or more."""
+
+_CLAIM_POLL_S = 0.05
 
 Command = tuple[int, bytes]
 
@@ -58,12 +68,37 @@ class ControlThread:
         self._scale = scale
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._claimed: EngineControl | None = None
+        self._is_up = False
         self._pid: Future[int] | None = None
         self._thread = threading.Thread(target=self._run, name="raycore-control", daemon=True)
 
+    def claim(self) -> Callable[[], object]:
+        """Create the actor and start the thread now, before the engine starts. Needs a connection to Ray.
+
+        Returns: a function that ends both again, for an engine that doesn't start.
+
+        Raises:
+            InvalidConfig: another engine of the cluster has the name.
+        """
+        deadline_s = time.monotonic() + _CLAIM_S
+        while True:
+            try:
+                self._claimed = self._create(self._read_status())
+                self._thread.start()
+                return self._give_up
+            except ValueError:  # the name is taken
+                left_s = deadline_s - time.monotonic()
+                holder = _holder_of(self._name, max(0.0, left_s))
+                if holder is not None or left_s <= 0:
+                    raise InvalidConfig(self._taken_by(holder)) from None
+            time.sleep(_CLAIM_POLL_S)
+
     def start(self) -> None:
-        """Start the thread. Other processes can reach the engine a few seconds later."""
-        self._thread.start()
+        """Take commands from now on. Other processes can reach the engine a few seconds later."""
+        self._is_up = True
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self) -> None:
         """Tell the thread and the actor's process to end. Doesn't wait until they have ended. Idempotent."""
@@ -74,11 +109,14 @@ class ControlThread:
         """After `stop()`: wait for the thread, if it was started, and the actor's process to end."""
         if self._thread.ident is not None:
             self._thread.join(_END_TIMEOUT_S)
+        claimed, self._claimed = self._claimed, None
+        if claimed is not None:  # the thread was told to stop before it could use the actor
+            self._end(claimed)
         if self._pid is not None and self._pid.done() and self._pid.exception() is None:
             wait_until_gone([self._pid.result()], _END_TIMEOUT_S)
 
     def _run(self) -> None:
-        delay_s, complain = _DELAY_S, logger.warning
+        delay_s, complain = 0.0 if self._claimed is not None else _DELAY_S, logger.warning
         while not self._stopping.wait(delay_s) and is_connected():
             try:
                 self._serve()
@@ -89,17 +127,30 @@ class ControlThread:
 
     def _serve(self) -> None:
         status = self._read_status()
-        actor = ENGINE_CONTROL.options(
-            name=f"{ACTOR_PREFIX}{self._name}",
-            namespace=NAMESPACE,
-            # on this node, so that a node failure that ends this process ends the actor too
-            scheduling_strategy=on_node(node_id()),
-        ).remote(f"raycore_{self._name}_control", seal(msgspec.msgpack.encode(status)))
+        actor, self._claimed = self._claimed or self._create(status), None
         try:
             self._pid = actor.pid.remote().future()
             self._exchange(actor, status)
         finally:
             self._end(actor)
+
+    def _create(self, status: EngineStatus) -> EngineControl:
+        """Create the actor. Raises ValueError if the name is taken."""
+        return ENGINE_CONTROL.options(
+            name=f"{ACTOR_PREFIX}{self._name}",
+            namespace=NAMESPACE,
+            # on this node, so that a node failure that ends this process ends the actor too
+            scheduling_strategy=on_node(node_id()),
+        ).remote(f"raycore_{self._name}_control", seal(msgspec.msgpack.encode(status)))
+
+    def _taken_by(self, holder: EngineStatus | None) -> str:
+        address = cluster_address()
+        which = f"of model {holder.model}" if holder is not None else "which doesn't answer"
+        return (
+            f"engine_name={self._name!r} is the name of another engine in the Ray cluster at {address}, {which}: "
+            "choose another name, or end that engine. "
+            f"`raycore status --address {address} --name {self._name}` shows it."
+        )
 
     def _exchange(self, actor: EngineControl, published: EngineStatus) -> None:
         poll = self._ask(actor)
@@ -129,6 +180,8 @@ class ControlThread:
             message = unseal(data, "the process that sent the command", ControlError)
             command = msgspec.msgpack.decode(message, type=ScaleCommand)
             logger.info("received a command to scale to %d ranks", command.data_parallel_size)
+            if not self._is_up:
+                raise ControlError(f"engine {self._name} is still starting")
             self._scale(command.data_parallel_size, command.drain_timeout_s)
             outcome = Outcome()
         except Exception as error:  # the thread's outermost frame: the caller is told of any error
@@ -137,6 +190,24 @@ class ControlThread:
             encoded = [seal(msgspec.msgpack.encode(each)) for each in (outcome, self._read_status())]
             actor.finish.remote(number, *encoded)
 
+    def _give_up(self) -> None:
+        self.stop()
+        self.join()
+
     def _end(self, actor: EngineControl) -> None:
         if is_connected():
             kill(actor)
+
+
+def _holder_of(name: str, timeout_s: float) -> EngineStatus | None:
+    """The status of the engine that has a name. None if it has ended, or doesn't answer within `timeout_s`.
+
+    Raises:
+        InvalidConfig: it runs another copy of raycore.
+    """
+    with suppress(ValueError, RayError):  # a ValueError if there is no such actor any more
+        holder: EngineControl = find_actor(f"{ACTOR_PREFIX}{name}", NAMESPACE)
+        data, _ = get(holder.status.remote(), timeout_s=timeout_s)
+        message = unseal(data, f"another engine with engine_name={name!r}", InvalidConfig)
+        return msgspec.msgpack.decode(message, type=EngineStatus)
+    return None

@@ -1,20 +1,18 @@
-"""Finds and controls the engines of a Ray cluster, from any process that can join the cluster."""
+"""Finds and controls running engines, from any process that can join their Ray cluster."""
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from raycore.cluster.local import why_unreachable
+from raycore.control.clusters import clusters_to_search, connected
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
 from raycore.errors import ControlError
-from raycore.ray_api import actor_names, connect, disconnect, find_actor, get, wait
+from raycore.ray_api import actor_names, cluster_address, find_actor, get, wait
 from raycore.same_copy import seal, unseal
 from raycore.status import EngineStatus
 
@@ -29,61 +27,76 @@ _ANSWER_S = 10.0
 """Timeout of a call to a control actor, which normally answers within milliseconds."""
 
 
-@contextmanager
-def connected(address: str) -> Generator[None, None, None]:
-    """Join the cluster at `address` while the block runs.
-
-    Args:
-        address: `host:port`. Or `auto`: the cluster that RAY_ADDRESS names, or else the one that runs on this machine.
-
-    Raises:
-        ControlError: there is no such cluster.
-    """
-    asked = os.environ.get("RAY_ADDRESS") or address if address == "auto" else address
-    if asked == "local":
-        raise ControlError("address 'local' would start a new Ray cluster: give the address of the engine's cluster")
-    if "://" in asked:
-        raise ControlError(
-            f"address {asked!r} isn't supported: run this on a node of the cluster, and give its address as HOST:PORT"
-        )
-    try:
-        reason = None if asked == "auto" else why_unreachable(asked)
-        if reason is not None:
-            raise ConnectionError(reason)
-        connect(asked, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ControlError(
-            f"no Ray cluster at address {asked!r}: {error}\n"
-            "Run this on a node of the engine's cluster, or name it with --address HOST:PORT"
-        ) from error
-    try:
-        yield
-    finally:
-        disconnect()
-
-
 def engine_names() -> list[str]:
     """Names of the engines of the cluster that this process is connected to, sorted."""
     return sorted(name.removeprefix(ACTOR_PREFIX) for name in actor_names() if name.startswith(ACTOR_PREFIX))
 
 
-def choose_engine(names: list[str], wanted: str | None) -> str:
-    """The name of the engine to use: `wanted`, or the only name in `names` if `wanted` is None.
+class FoundEngine(NamedTuple):
+    """An engine that runs."""
+
+    address: str
+    """That of its Ray cluster."""
+    name: str
+
+
+@contextmanager
+def reached(address: str, name: str | None, command: str) -> Generator[RemoteEngine, None, None]:
+    """Join the cluster of an engine while the block runs. Yields the engine.
+
+    Args:
+        address: see `clusters_to_search`.
+        name: the engine's name. None: there is only one.
+        command: the command line that needs an engine, for messages.
 
     Raises:
-        ControlError: no engine runs, the engine `wanted` doesn't run, or several engines run and `wanted` is None. The
-            message has the names of the engines that run.
+        ControlError: there is no such cluster, or not exactly one such engine. The message has the addresses at which
+            engines were looked for, and the engines that run there.
     """
-    if not names:
+    addresses, unreachable = clusters_to_search(address), list[str]()
+    if len(addresses) > 1:
+        found: list[FoundEngine] = []
+        for each in addresses:
+            try:
+                with connected(each):
+                    found += [FoundEngine(each, other) for other in engine_names()]
+            except ControlError as error:
+                unreachable.append(str(error))
+        where = f"in the Ray clusters of this machine, at {', '.join(addresses)}"
+        try:
+            chosen = choose_engine(found, name, where, command)
+        except ControlError as error:
+            raise ControlError("\n".join([str(error), *unreachable])) from error
+        addresses, name = [chosen.address], chosen.name
+    with connected(addresses[0]):
+        here = cluster_address()
+        found = [FoundEngine(here, each) for each in engine_names()]
+        yield RemoteEngine(choose_engine(found, name, f"in the Ray cluster at {here}", command).name)
+
+
+def choose_engine(found: Sequence[FoundEngine], wanted: str | None, where: str, command: str) -> FoundEngine:
+    """The engine to use: the one that is named `wanted`, or the only one if `wanted` is None.
+
+    Args:
+        found: the engines that run.
+        where: the places that were searched, for messages.
+        command: the command line that needs an engine, for messages.
+
+    Raises:
+        ControlError: there is no such engine, or there are several. The message has the engines that run.
+    """
+    if not found:
         raise ControlError(
-            "no engine runs in this Ray cluster; an engine can be reached from a few seconds after its start until "
-            "its driver process ends"
+            f"no engine runs {where}; an engine can be reached from a few seconds after its start until its driver "
+            "process ends"
         )
-    if wanted is None and len(names) > 1:
-        raise ControlError(f"{len(names)} engines run in this Ray cluster: choose with --name {' | '.join(names)}")
-    if wanted is not None and wanted not in names:
-        raise ControlError(f"no engine {wanted!r} runs in this Ray cluster; running: {', '.join(names)}")
-    return wanted or names[0]
+    matching = [each for each in found if wanted in (None, each.name)]
+    if len(matching) == 1:
+        return matching[0]
+    listed = matching or found
+    lines = [f"  {command} --address {each.address} --name {each.name}" for each in listed]
+    what = f"{len(listed)} engines run {where}" if matching else f"no engine {wanted!r} runs {where}, but others do"
+    raise ControlError("\n".join([f"{what}. Choose one:", *lines]))
 
 
 class RemoteEngine:

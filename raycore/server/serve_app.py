@@ -105,6 +105,8 @@ class Raycore(FromDriversCopy):
     async def __init__(self, server: dict[str, Any], engine: dict[str, Any]) -> None:
         """Start the engine with arguments that `build_serve_app` has checked, and return once it can serve."""
         engine = {"model": str(demo_model_path()), **engine}
+        if engine.get("engine_name") is not None:  # each replica is an engine, and a cluster has one of each name
+            engine["engine_name"] += f"-{serve.get_replica_context().replica_id.unique_id}"
         self._options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
         await asyncio.to_thread(check_adapters, engine, self._options)
         # loading a model can take minutes, during which the event loop must stay free for Serve's calls

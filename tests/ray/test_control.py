@@ -17,7 +17,7 @@ from engine_probe import control_pid, wait_until_reachable
 from installation import another_copy
 from number_formats import DTYPE
 
-from raycore import LLM, EngineDeadError, SamplingParams, __version__
+from raycore import LLM, EngineDeadError, InvalidConfig, PlacementShortage, SamplingParams, __version__
 from raycore.cluster.supervisor import RestartBudget
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE
 from raycore.control.remote import RemoteEngine
@@ -138,7 +138,10 @@ def test_scaling_from_outside_under_load(llm, address):
 def test_mistakes_are_explained(llm, address):
     for arguments, message in (
         (("scale", "-dp", "0"), "data_parallel_size=0"),
-        (("status", "--name", "other"), "no engine 'other' runs in this Ray cluster; running: demo"),
+        (
+            ("status", "--name", "other"),
+            f"no engine 'other' runs in the Ray cluster at {address}, but others do. Choose one:\n  raycore",
+        ),
         (("status", "--address", "127.0.0.1:1"), "no Ray cluster at address '127.0.0.1:1'"),
         (("status", "--address", "local"), "'local'"),
     ):
@@ -206,19 +209,49 @@ def test_a_control_actor_that_dies_is_replaced_and_the_engine_serves_on(llm, add
     assert [rank["state"] for rank in ranks_of(address)] == ["serving"]
 
 
-def test_one_of_several_has_to_be_named_and_a_name_is_taken_once(llm, address, caplog):
-    with LLM(demo_model_path(), **LIMITS) as other, LLM(demo_model_path(), engine_name="demo", **LIMITS) as late:
+def test_one_of_several_has_to_be_named(llm, address):
+    with LLM(demo_model_path(), **LIMITS) as other:
         wait_until_reachable(other)
-        code, _, stderr = raycore(address, "status")
+        code, _, stderr = raycore(address, "status", "--json")
         assert code == 1
-        assert f"--name {' | '.join(sorted(['demo', other.name]))}" in stderr
+        for name in ("demo", other.name):
+            assert f"\n  raycore status --json --address {address} --name {name}\n" in stderr
         assert ranks_of(address, "--name", other.name)[0]["pid"] == other.engine_infos[0].pid
         assert ranks_of(address, "--name", "demo")[0]["pid"] == llm.engine_infos[0].pid
-        deadline_s = time.monotonic() + 10
-        while "can't reach engine demo" not in caplog.text:
-            assert time.monotonic() < deadline_s, "nobody is told that the name is taken"
-            time.sleep(0.05)
-        late.generate("27 + 58 =", SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+def test_a_second_engine_with_a_name_is_refused_before_it_reserves_anything(llm, ray_cluster, address):
+    before = ray_cluster.util.placement_group_table().keys()
+    with pytest.raises(InvalidConfig, match=f"engine_name='demo' is the name of another engine in the.*{address}, of"):
+        LLM(demo_model_path(), engine_name="demo", **LIMITS)
+    assert ray_cluster.util.placement_group_table().keys() == before
+    assert llm.generate("27 + 58 =", SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+def test_of_engines_that_start_together_one_gets_the_name(ray_cluster):
+    started: list[LLM] = []
+    errors: list[Exception] = []
+
+    def start_one():
+        try:
+            started.append(LLM(demo_model_path(), engine_name="wanted", **LIMITS))
+        except InvalidConfig as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start_one) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert (len(started), len(errors)) == (1, 2)
+    started[0].shutdown()
+
+
+def test_a_name_is_free_as_soon_as_its_engine_has_ended_or_has_not_started(ray_cluster):
+    with pytest.raises(PlacementShortage):
+        LLM(demo_model_path(), engine_name="again", data_parallel_size=99, **LIMITS)
+    for _ in range(2):
+        LLM(demo_model_path(), engine_name="again", **LIMITS).shutdown()
 
 
 def test_a_failed_engine_says_so(ray_cluster, address):
@@ -262,6 +295,7 @@ time.sleep(100)
             assert "this is the last known status" in stderr
         finally:
             program.kill()
+    LLM(demo_model_path(), engine_name="stopped", **LIMITS).shutdown()
     wait_until_unlisted(ray_cluster, "stopped")
 
 

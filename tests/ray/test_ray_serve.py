@@ -20,7 +20,7 @@ from peft_adapters import save_demo_adapter
 from ray import serve
 from slow_worker import STEP_S
 
-from raycore.control.remote import RemoteEngine
+from raycore.control.remote import RemoteEngine, engine_names
 from raycore.errors import ControlError, InvalidConfig
 from raycore.server.serve_app import build_serve_app
 from raycore.status import RankStatus
@@ -81,7 +81,7 @@ def until(is_so: Callable[[], object], timeout_s: float = 30.0) -> None:
 def the_rank() -> RankStatus | None:
     """The engine's only rank, once it can be asked."""
     try:
-        status, _ = RemoteEngine("served").status()
+        status, _ = RemoteEngine(next(name for name in engine_names() if name.startswith("served-"))).status()
     except ControlError:
         return None
     return status.ranks[0] if status.ranks else None

@@ -20,7 +20,7 @@ _ANSWER_TIMEOUT_S = 5.0
 
 
 def wait_until_reachable(llm: LLM | AsyncLLM) -> None:
-    """Wait until other processes of the cluster can ask for the engine's status and control it.
+    """Wait until other processes of the cluster can control the engine, and see that its ranks are up.
 
     Raises:
         TimeoutError: they can't after 30 s.
@@ -28,14 +28,15 @@ def wait_until_reachable(llm: LLM | AsyncLLM) -> None:
     deadline_s = time.monotonic() + _REACHABLE_TIMEOUT_S
     while True:
         try:
-            engine = RemoteEngine(llm.name)
-            break
+            status, _ = RemoteEngine(llm.name).status()
+            if all(rank.state != "starting" for rank in status.ranks):
+                return
+            reason = str(status)
         except ControlError as error:
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"engine {llm.name} can't be reached: {error}") from error
+            reason = str(error)
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"engine {llm.name} can't be reached: {reason}")
         time.sleep(0.05)
-    # from the moment that others can find the engine, it has a status
-    engine.status()
 
 
 def control_pid(name: str) -> int | None:

@@ -71,7 +71,7 @@ BELOW = {
 
 RAY_USERS = re.compile(
     r"placement/|raycore/ray_api\.py|raycore/cluster/|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py"
-    r"|raycore/rpc/channel\.py|raycore/control/(pauses|program|remote|replies)\.py|raycore/metrics/ray_export\.py"
+    r"|raycore/rpc/channel\.py|raycore/control/(clusters|pauses|program|remote|replies)\.py|raycore/metrics/ray_export\.py"
     r"|raycore/server/serve_app\.py|raycore/server/multi_process/api_servers?\.py|.*/(engine|worker|control)_actor\.py"
 )
 """Who may load Ray: its exceptions and the type of its placement groups, and the rest of it through `ray_api`."""

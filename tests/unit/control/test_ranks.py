@@ -1,4 +1,4 @@
-"""A rank's state, and which engine is meant, without an engine."""
+"""A rank's state, without an engine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from raycore.activity import RUNNING, Activity
 from raycore.client.client import LinkView
 from raycore.cluster.supervisor import WatchView
 from raycore.control.ranks import rank_state
-from raycore.control.remote import choose_engine
-from raycore.errors import ControlError
 from raycore.messages import NO_LOAD
 
 SERVES = LinkView(is_leaving=False, load=NO_LOAD)
@@ -43,22 +41,3 @@ def test_a_rank_that_serves_does_what_the_engine_does(activity: Activity, state:
     assert rank_state(SERVES, WATCHED, activity, is_up=True) == state
     assert rank_state(LEAVES, WATCHED, activity, is_up=True) == "leaving"
     assert rank_state(None, WATCHED, activity, is_up=True) == "restarting"
-
-
-def test_the_only_engine_needs_no_name() -> None:
-    assert choose_engine(["a"], None) == "a"
-    assert choose_engine(["a", "b"], "b") == "b"
-
-
-@pytest.mark.parametrize(
-    ("names", "wanted", "message"),
-    [
-        ([], None, "no engine runs in this Ray cluster"),
-        ([], "a", "no engine runs in this Ray cluster"),
-        (["a", "b"], None, r"2 engines run in this Ray cluster: choose with --name a \| b"),
-        (["a", "b"], "c", "no engine 'c' runs in this Ray cluster; running: a, b"),
-    ],
-)
-def test_an_unclear_choice_is_an_error_that_lists_them(names: list[str], wanted: str | None, message: str) -> None:
-    with pytest.raises(ControlError, match=message):
-        choose_engine(names, wanted)
