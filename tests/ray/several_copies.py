@@ -18,6 +18,8 @@ from raycore import LLM, InitializationError
 from raycore.cluster.lean_ray import without_cluster_processes
 from raycore.demo import demo_model_path
 
+MARK = "engine:"
+"""Begins the lines that this prints. Ray prints others, if a node is slow."""
 OPTIONS = {"num_threads": 1, "max_model_len": 128, "use_tqdm_on_load": False, "standby_delay_s": None}
 
 
@@ -32,9 +34,9 @@ def start_engine(address: str, runtime_env: dict[str, object], **options: object
     ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
     try:
         with LLM(demo_model_path(), **OPTIONS, **options) as llm:
-            print(*llm.collective_rpc(imported)[0])
+            print(MARK, *llm.collective_rpc(imported)[0])
     except InitializationError as error:
-        print(error)
+        print(MARK, error)
     finally:
         ray.shutdown()
 
@@ -57,5 +59,5 @@ def main(other: str, without_kernels: str) -> None:
 
 
 if __name__ == "__main__":
-    print(raycore.__file__)
+    print(MARK, raycore.__file__)
     main(*sys.argv[1:])
