@@ -128,17 +128,12 @@ def working_compiler(tried: list[str]) -> list[str] | None:
 
 
 def _candidates() -> list[list[str]]:
-    """What CXX says, or what goes with CC; else the usual compilers."""
-    if command := shlex.split(os.environ.get("CXX", "")):
-        return [command]
-    if command := shlex.split(os.environ.get("CC", "")):
-        path = Path(command[0])
-        for c, cxx in (("gcc", "g++"), ("clang", "clang++"), ("cc", "c++")):
-            if c in path.name:
-                return [[str(path.with_name(path.name.replace(c, cxx))), *command[1:]]]
-        return [command]
-    python_s = shlex.split(sysconfig.get_config_var("CXX") or "")[:1]
-    return [[name] for name in dict.fromkeys([*python_s, "c++", "g++", "clang++"])]
+    """What CXX says, or CC, which compiles C++ too if all is there that C++ needs; else the usual compilers."""
+    for variable in ("CXX", "CC"):
+        if command := shlex.split(os.environ.get(variable, "")):
+            return [command]
+    of_python = shlex.split(sysconfig.get_config_var("CXX") or "")[:1]
+    return [[name] for name in dict.fromkeys([*of_python, "c++", "g++", "clang++"])]
 
 
 def _link_flags() -> list[str]:
@@ -153,9 +148,11 @@ def _compiler() -> tuple[list[str], list[str]]:
     if command := working_compiler(tried):
         return command, command
     if importlib.util.find_spec("ziglang") is None:
+        are_missing = all(each.endswith(": not found") for each in tried)
+        first = "install" if are_missing else "mend one of these compilers, or set CXX to"
         raise NotCompiled(
             f"no C++ compiler worked when raycore was installed ({'; '.join(tried)}), and ziglang was not installed",
-            f"install {OLDEST}, or a later version, or {ZIG}, and then raycore again",
+            f"{first} {OLDEST}, or a later version, or run `pip install '{ZIG}'`, and install raycore again",
         )
     # an old C library, and what every such processor has: zig's default is this machine's
     target = ["-target", f"{platform.machine()}-linux-gnu.2.17"] if sys.platform == "linux" else ["-mcpu=baseline"]

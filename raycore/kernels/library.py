@@ -54,16 +54,12 @@ def find() -> Path:
     """The library that was compiled when raycore was installed."""
     if found := compiled():
         return found[0]
-    record = _record()
+    record, root = _record(), _PACKAGE.parent
     if failure := record.get("failure"):
-        remedy = f"To get them, {record['remedy']}"
-        raise _Unusable(
-            failure, f"{remedy}; {FOLDER / RECORD} has all that it said" if record.get("output") else remedy
-        )
-    root = _PACKAGE.parent
-    install = (
-        f"run `pip install -e {root}`" if (root / "pyproject.toml").exists() else "install raycore on this machine"
-    )
+        details = f"; {FOLDER / RECORD} has all that it said" if record.get("output") else ""
+        raise _Unusable(failure, f"To get them, {record['remedy']}{details}")
+    is_checkout = (root / "pyproject.toml").exists()
+    install = f"run `pip install -e {root}`" if is_checkout else "install raycore on this machine"
     raise _Unusable("this copy's were never compiled", f"To get them, {install}, or import an installed raycore")
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,8 +29,8 @@ def integers(low: int, high: int, *shape: int) -> torch.Tensor:
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(0))
 
 
-def rowwise(dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    ops, x = torch.ops.raycore, (numbers(1, 37, 602) * 4).to(dtype)
+def rowwise(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    x = (numbers(1, 37, 602) * 4).to(dtype)
     yield ops.rms_norm(x, x[0].clone(), EPS)
     yield ops.silu_and_mul(x)
     logits = (numbers(2, 9, 5003) * 6).to(dtype)
@@ -39,8 +40,8 @@ def rowwise(dtype: torch.dtype) -> Iterator[torch.Tensor]:
     yield from ops.logprobs(logits, integers(0, 5003, 9), 20)
 
 
-def linear(dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    ops, no_bias = torch.ops.raycore, torch.empty(0, dtype=dtype)
+def linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    no_bias = torch.empty(0, dtype=dtype)
     stored = [dtype] if dtype != torch.float32 else DTYPES
     for num_rows, num_inputs, num_outputs in ((1, 70, 33), (7, 320, 96), (50, 1100, 160), (251, 64, 64)):
         x = numbers(3, num_rows, num_inputs).to(dtype)
@@ -55,7 +56,7 @@ def linear(dtype: torch.dtype) -> Iterator[torch.Tensor]:
         yield ops.few_rows_linear(x[:7], weight.to(dtype))
 
 
-def integer_linear(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+def integer_linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     bias = torch.empty(0, dtype=dtype)
     for bits, group_size in ((4, 32), (8, 512)):
         packed = integers(-(1 << 31), 1 << 31, 64, 512 * bits // 32).int()
@@ -63,11 +64,10 @@ def integer_linear(dtype: torch.dtype) -> Iterator[torch.Tensor]:
         for zeros in (torch.empty(0, dtype=torch.uint8), integers(0, 16, *scales.shape).to(torch.uint8)):
             for row_bits in (8, 16):
                 x = numbers(7, 19, 512).to(dtype)
-                yield torch.ops.raycore.integer_linear(x, packed, scales, zeros, bias, bits, row_bits, group_size, 64)
+                yield ops.integer_linear(x, packed, scales, zeros, bias, bits, row_bits, group_size, 64)
 
 
-def lora(dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    ops = torch.ops.raycore
+def lora(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     a, b = ops.pack_linear(numbers(8, 16, 130).to(dtype)), ops.pack_linear(numbers(9, 200, 16).to(dtype))
     adapters = torch.zeros(1, 17, dtype=torch.int64)
     adapters[0, :7] = torch.tensor([a.data_ptr(), 16, b.data_ptr(), 0, 16, 0, 200])
@@ -79,7 +79,7 @@ def lora(dtype: torch.dtype) -> Iterator[torch.Tensor]:
     yield y
 
 
-def attention(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+def attention(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     """A prefill, then a step of a longer prefill and a decode."""
     for head_dim, block_size, window, scaled in ((32, 16, 0, 0), (80, 24, 100, 0), (128, 32, 0, 1), (24, 16, 50, 1)):
         angles = numbers(12, 600, head_dim // 2)
@@ -93,7 +93,7 @@ def attention(dtype: torch.dtype) -> Iterator[torch.Tensor]:
             count = sum(tokens for _, _, tokens, _ in sequences)
             qkv = numbers(14 + count, count, 10 * head_dim).to(dtype)
             rows = torch.tensor(sequences, dtype=torch.int32)
-            yield torch.ops.raycore.attention(qkv, norm, EPS, turns, cache, tables, rows, *sizes)
+            yield ops.attention(qkv, norm, EPS, turns, cache, tables, rows, *sizes)
         yield cache
 
 
@@ -112,14 +112,18 @@ def refusal() -> str:
     return "none"
 
 
+def digests(ops: Any, kernels: Iterable[Callable[[Any, torch.dtype], Iterable[torch.Tensor]]]) -> dict[str, str]:
+    """A digest for each of some kernels and types. `ops`: `torch.ops.raycore`, or what computes the same."""
+    return {f"{each.__name__} {dtype}": digest(each(ops, dtype)) for each in kernels for dtype in DTYPES}
+
+
 def main() -> None:
     library.find = lambda: Path(sys.argv[1])
     assert library.load() is not None
     found: dict[str, object] = {"refusal": refusal()}
     for name in INSTRUCTION_SETS:
         if library.choose(name) is not None:
-            kernels = (rowwise, linear, integer_linear, lora, attention)
-            found[name] = {f"{each.__name__} {dtype}": digest(each(dtype)) for each in kernels for dtype in DTYPES}
+            found[name] = digests(torch.ops.raycore, (rowwise, linear, integer_linear, lora, attention))
     json.dump(found, sys.stdout)
 
 

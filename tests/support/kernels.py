@@ -22,9 +22,10 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 Twice the error of one rounding, because a sum that was rounded in float32 may be rounded once more."""
 
 _SOURCES = Path(library.__file__).parent / "csrc"
-_COMPILER, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+ARM64_COMPILERS = [("aarch64-linux-gnu-g++",), ("clang++", "--target=aarch64-linux-gnu")]
+_EMULATOR = "qemu-aarch64"
 _FOLDER = tempfile.TemporaryDirectory()
-"""Has the compiled program. Removed at exit."""
+"""Has the compiled programs. Removed at exit."""
 _DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -45,16 +46,29 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor
 class EmulatedOps:
     """The operations of `torch.ops.raycore`, computed by the kernels for arm64."""
 
+    def __init__(self, program: Path) -> None:
+        self._program = program
+
+    def _run(self, name, dtype, sizes, shape, result_dtype, numbers, *operands, changes=None) -> torch.Tensor:
+        with tempfile.TemporaryDirectory() as folder:
+            for i, operand in enumerate([torch.tensor(numbers, dtype=torch.float32), *operands]):
+                (Path(folder) / str(i)).write_bytes(_bytes(operand))
+            command = [_EMULATOR, self._program, name, _DTYPES.index(dtype), folder, *sizes]
+            subprocess.run([str(part) for part in command], check=True, timeout=60)
+            if changes is not None:
+                changes.copy_(_tensor(Path(folder) / "4", changes.dtype, changes.shape))
+            return _tensor(Path(folder) / "out", result_dtype, shape)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return _run("rms_norm", x.dtype, [*x.shape], x.shape, x.dtype, [eps], x, weight)
+        return self._run("rms_norm", x.dtype, [*x.shape], x.shape, x.dtype, [eps], x, weight)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         shape = len(gate_up), gate_up.shape[1] // 2
-        return _run("silu_and_mul", gate_up.dtype, [*shape], shape, gate_up.dtype, [], gate_up)
+        return self._run("silu_and_mul", gate_up.dtype, [*shape], shape, gate_up.dtype, [], gate_up)
 
     def few_rows_linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         shape = len(x), len(weight)
-        return _run("few_rows_linear", x.dtype, [*x.shape, len(weight)], shape, x.dtype, [], x, weight)
+        return self._run("few_rows_linear", x.dtype, [*x.shape, len(weight)], shape, x.dtype, [], x, weight)
 
     def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
         return torch.ops.raycore.pack_linear(weight)
@@ -66,7 +80,7 @@ class EmulatedOps:
         residual = x[:0] if residual is None else residual
         shape = len(x), num_outputs // 2 if gated else num_outputs
         sizes = [*x.shape, num_outputs, _DTYPES.index(packed.dtype), int(gated)]
-        return _run("panel_linear", x.dtype, sizes, shape, x.dtype, [], x, packed, bias, residual)
+        return self._run("panel_linear", x.dtype, sizes, shape, x.dtype, [], x, packed, bias, residual)
 
     def add_panel_linear(
         self, residual: torch.Tensor, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor
@@ -84,7 +98,7 @@ class EmulatedOps:
         shape = len(x), num_outputs // 2 if gated else num_outputs
         sizes = [*x.shape, num_outputs, bits, row_bits, group_size, int(gated)]
         operands = x, packed, scales, zeros, bias, residual
-        return _run("integer_linear", x.dtype, sizes, shape, x.dtype, [], *operands)
+        return self._run("integer_linear", x.dtype, sizes, shape, x.dtype, [], *operands)
 
     def add_integer_linear(self, *arguments) -> None:
         *arguments, residual = arguments
@@ -94,15 +108,15 @@ class EmulatedOps:
         return self.integer_linear(*arguments, len(arguments[1]), gated=True)
 
     def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
-        return _run("most_likely", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits)
+        return self._run("most_likely", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits)
 
     def draw(self, logits: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        return _run("draw", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits, limits)
+        return self._run("draw", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits, limits)
 
     def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_likely: int) -> tuple[torch.Tensor, ...]:
         num_rows, sizes = len(logits), [*logits.shape, num_likely]
         count = num_rows * (1 + num_likely)
-        packed = _run("logprobs", logits.dtype, sizes, (12 * count,), torch.uint8, [], logits, token_ids)
+        packed = self._run("logprobs", logits.dtype, sizes, (12 * count,), torch.uint8, [], logits, token_ids)
         ranks, likely_ids = packed[: 8 * count].view(torch.int64).split([num_rows, num_rows * num_likely])
         own, likely = packed[8 * count :].view(torch.float32).split([num_rows, num_rows * num_likely])
         return own, ranks, likely.view(num_rows, num_likely), likely_ids.view(num_rows, num_likely)
@@ -112,34 +126,24 @@ class EmulatedOps:
         sizes = [len(sequences), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window, has_scales]
         shape = len(qkv), heads * turns.shape[1]
         operands = qkv, norm, turns, cache, tables, sequences
-        return _run("attention", qkv.dtype, sizes, shape, qkv.dtype, [eps, scale], *operands, changes=cache)
+        return self._run("attention", qkv.dtype, sizes, shape, qkv.dtype, [eps, scale], *operands, changes=cache)
 
 
-def emulated_ops() -> EmulatedOps:
+def emulated_ops(compiler: tuple[str, ...] = ARM64_COMPILERS[0]) -> EmulatedOps:
     """Skips the test if this machine can't compile for arm64 or emulate it."""
-    if not shutil.which(_COMPILER) or not shutil.which(_EMULATOR):
-        pytest.skip(f"needs {_COMPILER} and {_EMULATOR}")
-    _program()
-    return EmulatedOps()
+    # clang needs the headers and libraries that come with GCC
+    for needed in (compiler[0], ARM64_COMPILERS[0][0], _EMULATOR):
+        if not shutil.which(needed):
+            pytest.skip(f"needs {needed}")
+    return EmulatedOps(_program(compiler))
 
 
 @cache
-def _program() -> Path:
-    program = Path(_FOLDER.name) / "run_kernel"
+def _program(compiler: tuple[str, ...]) -> Path:
+    program = Path(_FOLDER.name) / f"run_kernel_{compiler[0]}"
     sources = [_SOURCES / "neon.cpp", Path(__file__).parent / "run_kernel.cpp"]
-    subprocess.run([_COMPILER, *raycore_build.FLAGS, "-static", f"-I{_SOURCES}", *sources, "-o", program], check=True)
+    subprocess.run([*compiler, *raycore_build.FLAGS, "-static", f"-I{_SOURCES}", *sources, "-o", program], check=True)
     return program
-
-
-def _run(name, dtype, sizes, shape, result_dtype, numbers, *operands, changes=None) -> torch.Tensor:
-    with tempfile.TemporaryDirectory() as folder:
-        for i, operand in enumerate([torch.tensor(numbers, dtype=torch.float32), *operands]):
-            (Path(folder) / str(i)).write_bytes(_bytes(operand))
-        command = [_EMULATOR, _program(), name, _DTYPES.index(dtype), folder, *sizes]
-        subprocess.run([str(part) for part in command], check=True, timeout=60)
-        if changes is not None:
-            changes.copy_(_tensor(Path(folder) / "4", changes.dtype, changes.shape))
-        return _tensor(Path(folder) / "out", result_dtype, shape)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -10,9 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kernel_bits
 import pytest
 import raycore_build
-from kernels import needs_kernels
+from kernels import ARM64_COMPILERS, emulated_ops, needs_kernels
 
 from raycore.kernels import library
 
@@ -20,7 +21,7 @@ pytestmark = [needs_kernels, pytest.mark.timeout(900)]
 """Compiling all instruction sets takes a minute or two of processor time."""
 
 SOURCES = Path(library.__file__).parent / "csrc"
-PROGRAM = Path(__file__).parents[2] / "support" / "kernel_bits.py"
+PROGRAM = Path(kernel_bits.__file__)
 
 
 def bits(path: Path) -> dict[str, dict[str, str]]:
@@ -50,3 +51,9 @@ def test_results_have_the_same_bits(monkeypatch, tmp_path, installed, compiler):
     path = tmp_path / "kernels.so"
     raycore_build.compile_kernels(sorted(glob.glob(f"{SOURCES}/*.cpp")), path)
     assert bits(path) == installed
+
+
+def test_results_on_arm64_have_the_same_bits():
+    kernels = (kernel_bits.rowwise, kernel_bits.linear, kernel_bits.integer_linear, kernel_bits.attention)
+    first, second = (kernel_bits.digests(emulated_ops(compiler), kernels) for compiler in ARM64_COMPILERS)
+    assert first == second
