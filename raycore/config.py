@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from raycore.checkpoint.hub_cache import find_directory
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
 from raycore.checkpoint.sharded_state import (
     Division,
@@ -85,16 +86,36 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         option(
-            "Directory of a Hugging Face checkpoint. The path must be the same on all nodes.",
+            "Directory of a Hugging Face checkpoint, or its name on the hub if `hf download` has put it into the "
+            "cache. The path must be the same on all nodes.",
             metavar="DIR",
             default="the bundled model",
             convert=_path,
         ),
     ]
     tokenizer: Annotated[
-        str, option("Directory of the tokenizer.", metavar="DIR", default="the model's", convert=_path)
+        str,
+        option(
+            "Directory of the tokenizer, or its name on the hub.", metavar="DIR", default="the model's", convert=_path
+        ),
     ]
     spec: ModelSpec
+    revision: Annotated[
+        str | None,
+        option("The branch, tag or commit of a model that is named as on the hub.", default="main"),
+    ] = None
+    tokenizer_revision: Annotated[
+        str | None,
+        option("The same for a tokenizer that is named as on the hub.", default="main"),
+    ] = None
+    download_dir: Annotated[
+        str | None,
+        option(
+            "Directory of the Hugging Face cache where models are looked up.",
+            metavar="DIR",
+            default="that of the variables HF_HUB_CACHE and HF_HOME",
+        ),
+    ] = None
     dtype: Annotated[
         Literal["auto"] | DType,
         option(
@@ -797,11 +818,10 @@ def resolve(
     chosen: dict[str, Any] = {
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
     }
-    path = Path(chosen["model"]).expanduser()
+    path, tokenizer = _directories(chosen)
     parallel = _part(ParallelConfig, chosen)
     backend = _executor_backend(chosen.get("executor_backend"), parallel)
-    tokenizer_path = Path(chosen.get("tokenizer", path)).expanduser()
-    spec = _with_end_of(tokenizer_path, load_model_spec(path))
+    spec = _with_end_of(tokenizer, load_model_spec(path))
     if parallel.enable_expert_parallel and spec.moe is None:
         raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
     spec.check_tensor_parallel(parallel.tensor_parallel_size, parallel.enable_expert_parallel)
@@ -819,7 +839,7 @@ def resolve(
             ModelConfig,
             chosen,
             model=os.path.abspath(path),
-            tokenizer=os.path.abspath(tokenizer_path),
+            tokenizer=os.path.abspath(tokenizer),
             spec=spec,
             max_model_len=length,
         ),
@@ -847,6 +867,18 @@ def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:
     if token_id is None or token_id in spec.eos_token_ids or token_id >= spec.vocab_size:
         return spec
     return msgspec.structs.replace(spec, eos_token_ids=[*spec.eos_token_ids, token_id])
+
+
+def _directories(chosen: dict[str, Any]) -> tuple[Path, Path]:
+    """Return the directories of the model and the tokenizer."""
+    cache, tokenizer = chosen.get("download_dir"), chosen.get("tokenizer")
+    model = find_directory(chosen["model"], "config.json", chosen.get("revision"), cache)
+    revision = chosen.get("tokenizer_revision")
+    if tokenizer is None:
+        if revision not in (None, chosen.get("revision")):
+            raise InvalidConfig(f"tokenizer_revision={revision!r} needs tokenizer, the tokenizer's name: omit it")
+        return model, model
+    return model, find_directory(tokenizer, "tokenizer.json", revision, cache, "tokenizer")
 
 
 def _check_loader_config(model: ModelConfig) -> None:

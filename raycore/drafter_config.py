@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec, load_eagle3_spec
+from raycore.checkpoint.hub_cache import find_directory
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
 from raycore.checkpoint.stored_model import fit_eagle3, fit_model
 from raycore.checkpoint.weight_files import has_weight_files
@@ -53,7 +54,7 @@ def resolve_drafter(
         InvalidConfig: the settings don't fit. The message names them.
     """
     assert config.model is not None
-    path = Path(config.model).expanduser()
+    path = find_directory(config.model)
     draft_tp_size = tp_size if config.draft_tensor_parallel_size is None else config.draft_tensor_parallel_size
     if pp_size > 1:
         raise _error(f"method={config.method!r} can't be used with pipeline_parallel_size={pp_size}: use ngram, suffix")

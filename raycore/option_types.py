@@ -133,11 +133,8 @@ class VllmOptions(TypedDict, total=False):
     code_revision: object
     model_impl: object
     trust_remote_code: object
-    download_dir: object
     hf_token: object
     ignore_patterns: object
-    revision: object
-    tokenizer_revision: object
     disable_sliding_window: object
     hf_config_path: object
     hf_overrides: object
@@ -242,6 +239,13 @@ class VllmOptions(TypedDict, total=False):
 class EngineOptions(VllmOptions, total=False):
     """Options of an engine, except its model and tokenizer."""
 
+    revision: str | None
+    """The branch, tag or commit of a model that is named as on the hub. Default: main."""
+    tokenizer_revision: str | None
+    """The same for a tokenizer that is named as on the hub. Default: main."""
+    download_dir: str | None
+    """Directory of the Hugging Face cache where models are looked up. Default: that of the variables HF_HUB_CACHE and
+    HF_HOME."""
     dtype: str | Any
     """Data type of weights and activations. auto: the checkpoint's data type. If the first rank's device has no
     instructions for that, all ranks use float32 on CPUs and float16 on GPUs. Default: auto."""

@@ -78,8 +78,8 @@ class RunningEngine:
         """Start the engine and wait until it can serve.
 
         Args:
-            model: directory of a Hugging Face checkpoint.
-            tokenizer: directory of the tokenizer. None: the directory `model`.
+            model: directory of a Hugging Face checkpoint, or its name on the hub if it is in the cache.
+            tokenizer: the same for the tokenizer. None: that of `model`.
             placement_groups: one per data-parallel rank, created by the caller. Ranks with the same group take its
                 bundles one after the other. raycore doesn't remove them. None: raycore creates placement groups, and
                 removes them at shutdown.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from raycore.checkpoint.eagle3_spec import is_eagle3
+from raycore.checkpoint.hub_cache import find_directory
 from raycore.errors import InvalidConfig
 from raycore.options import json_object, settings_of
 from raycore.vllm_options import VllmOption, without_effect
@@ -69,7 +69,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 _ONE_WAY = "a draft is accepted exactly if it is the token that would have been sampled"
 _ONE_BY_ONE = "a draft's tokens are computed one after the other"
 _AS_TARGET = "the draft model is computed as the target is"
-_NO_HUB = "checkpoints are local directories and are never downloaded"
+_NO_HUB = "a draft model named as on the hub is that of its branch main (or give its directory)"
 _SAME_VOCABULARY = "the draft model needs the target's tokenizer"
 _OTHER_METHOD = "its method isn't supported"
 _BOTH = (True, False)
@@ -154,7 +154,7 @@ def _check_batch_sizes(config: SpeculativeConfig) -> None:
 def _fill_in(given: dict[str, Any]) -> None:
     """Add what vLLM derives from other settings."""
     if "method" not in given and isinstance(given.get("model"), str):
-        given["method"] = "eagle3" if is_eagle3(Path(given["model"])) else "draft_model"
+        given["method"] = "eagle3" if is_eagle3(find_directory(given["model"])) else "draft_model"
     if given.get("method") == "suffix":
         given.setdefault("num_speculative_tokens", given.get("suffix_decoding_max_tree_depth", 24))
     for name, other in (("prompt_lookup_min", "prompt_lookup_max"), ("prompt_lookup_max", "prompt_lookup_min")):

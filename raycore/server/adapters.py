@@ -19,11 +19,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from raycore.checkpoint.hub_cache import find_directory
 from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, CONFIG_FILE
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.config import resolve
-from raycore.errors import InvalidConfig, InvalidRequest
+from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
 from raycore.server.errors import NotAllowed, NotFound
@@ -113,12 +114,12 @@ async def load_adapters(engine: AdapterEngine, options: ServerOptions) -> Adapte
 def _naming(module: LoraModule) -> Generator[None, None, None]:
     try:
         yield
-    except InvalidRequest as error:
+    except (InvalidRequest, InvalidCheckpoint) as error:
         raise InvalidConfig(f"lora_modules: {shortened(module.name)}: {error}") from error
 
 
 def _path_of(module: LoraModule) -> str:
-    return os.path.abspath(os.path.expanduser(module.path))
+    return os.path.abspath(find_directory(module.path, CONFIG_FILE, of="path"))
 
 
 class Adapters:

@@ -104,8 +104,16 @@ def test_workers_share_the_draft_model_or_one_has_it(write) -> None:
         ({"method": "draft_model"}, {}, "method='draft_model' needs model"),
         ({"method": "ngram", "model": "target"}, {}, "model='target' is for drafts from a model"),
         ({"method": "medusa", "model": "target"}, {}, "medusa"),
-        ({"model": "target", "revision": "main"}, {}, "revision='main': checkpoints are local directories"),
-        ({"model": "target", "quantization": "fp8"}, {}, "quantization='fp8': draft models aren't quantized"),
+        (
+            {"model": "target", "revision": "main"},
+            {},
+            "revision='main' is not supported: a draft model named as on the hub",
+        ),
+        (
+            {"model": "target", "quantization": "fp8"},
+            {},
+            "quantization='fp8' is not supported: draft models aren't quantized",
+        ),
         ({"model": "target", "parallel_drafting": True}, {}, "parallel_drafting=True"),
         ({"model": "target", "use_heterogeneous_vocab": True}, {}, "use_heterogeneous_vocab=True"),
         ({"model": "target", "tensor_parallel_size": 1}, {}, "use draft_tensor_parallel_size"),

@@ -1,0 +1,52 @@
+"""Finds checkpoints by their names on the Hugging Face hub, in the cache of what has been downloaded.
+
+raycore itself never uses the network. The variables HF_HOME and HF_HUB_CACHE say where the cache is.
+"""
+
+from __future__ import annotations
+
+__all__ = ["find_directory"]
+
+import re
+from pathlib import Path
+
+from raycore.errors import InvalidCheckpoint, InvalidConfig
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+def find_directory(
+    name: str, file: str = "config.json", revision: str | None = None, cache: str | None = None, of: str = "model"
+) -> Path:
+    """Return the directory of a checkpoint: `name` itself, or the one of the cache that has the hub's `name`.
+
+    Args:
+        file: a file that every such checkpoint has.
+        revision: a branch, a tag or a commit. None: main.
+        cache: the cache's directory. None: that of the environment.
+        of: the option that is `name`, for errors.
+
+    Raises:
+        InvalidCheckpoint: `name` could be the hub's, and the cache doesn't have it. The message says how to get it.
+        InvalidConfig: there is a revision, and `name` is a directory.
+    """
+    path = Path(name).expanduser()
+    is_on_hub = not path.is_dir() and _HUB_NAME.fullmatch(name) is not None
+    if not is_on_hub:
+        if revision is not None:
+            raise InvalidConfig(f"revision={revision!r} is for names on the hub, and {of}={name!r} isn't one: omit it")
+        return path
+    # imported lazily: a start from a directory doesn't need it
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, file, cache, revision)
+    if isinstance(found, str):
+        return Path(found).parent
+    directory = Path(cache or constants.HF_HUB_CACHE).expanduser()
+    at = "" if revision is None else f" --revision {revision}"
+    kept = "" if cache is None else f" --cache-dir {cache}"
+    raise InvalidCheckpoint(
+        f"{of}={name!r} isn't a directory, and the Hugging Face cache {directory} doesn't have it"
+        f"{'' if revision is None else f' at revision {revision!r}'}. raycore downloads nothing: run "
+        f"`hf download {name}{at}{kept}`, or give the directory of `hf download {name}{at} --local-dir DIR`"
+    )

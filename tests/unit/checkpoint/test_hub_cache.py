@@ -1,0 +1,80 @@
+"""Checkpoints are found by their names on the hub, without a network."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from raycore.checkpoint.hub_cache import find_directory
+from raycore.config import resolve
+from raycore.demo import DEMO_MODEL_DIR
+from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.server.options import server_options
+
+NAME, COMMIT, OTHER = "some-org/Demo-1.5", "a" * 40, "b" * 40
+DEMO = str(DEMO_MODEL_DIR)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache with two commits of the demo model: main, and one without a name."""
+    repository = tmp_path / "hub" / "models--some-org--Demo-1.5"
+    for commit in (COMMIT, OTHER):
+        shutil.copytree(DEMO_MODEL_DIR, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return tmp_path / "hub"
+
+
+def snapshot(cache: Path, commit: str = COMMIT) -> Path:
+    return cache / "models--some-org--Demo-1.5" / "snapshots" / commit
+
+
+def test_a_name_leads_to_its_snapshot(cache: Path) -> None:
+    assert find_directory(NAME, cache=str(cache)) == snapshot(cache)
+    assert find_directory(NAME, revision=OTHER, cache=str(cache)) == snapshot(cache, OTHER)
+    options = {"download_dir": str(cache)}
+    config = resolve(NAME, **options)
+    assert (config.model.model, config.model.tokenizer) == (str(snapshot(cache)), str(snapshot(cache)))
+    assert resolve(NAME, revision=OTHER, **options).model.model == str(snapshot(cache, OTHER))
+    config = resolve(DEMO, tokenizer=NAME, tokenizer_revision="main", **options)
+    assert (config.model.model, config.model.tokenizer) == (DEMO, str(snapshot(cache)))
+    assert server_options(NAME, {}).served_model_names == (NAME,)
+
+
+def test_the_cache_is_that_of_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(cache), raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    assert find_directory(NAME) == snapshot(cache)
+
+
+def test_a_directory_comes_before_the_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).mkdir(parents=True)
+    assert find_directory(NAME, cache=str(cache)) == Path(NAME)
+    assert find_directory("~") == Path.home()
+    wrong: list[dict[str, Any]] = [{"revision": "main"}, {"tokenizer": DEMO, "tokenizer_revision": "v1"}]
+    for options in wrong:
+        with pytest.raises(InvalidConfig, match=r"revision='.*' is for names on the hub, and .* isn't one"):
+            resolve(DEMO, **options)
+    with pytest.raises(InvalidConfig, match="tokenizer_revision='v1' needs tokenizer"):
+        resolve(DEMO, tokenizer_revision="v1")
+
+
+def test_what_the_cache_lacks_is_said_with_the_command_that_gets_it(cache: Path) -> None:
+    with pytest.raises(InvalidCheckpoint) as raised:
+        find_directory("org/model", cache=str(cache))
+    for part in (
+        "model='org/model' isn't",
+        str(cache),
+        "`hf download org/model --cache-dir ",
+        "org/model --local-dir DIR",
+    ):
+        assert part in str(raised.value)
+    with pytest.raises(InvalidCheckpoint, match=rf"at revision 'v2'.*hf download {NAME} --revision v2 "):
+        find_directory(NAME, revision="v2", cache=str(cache))
+    (snapshot(cache) / "config.json").unlink()  # only some other files were downloaded
+    with pytest.raises(InvalidCheckpoint, match=f"hf download {NAME}"):
+        find_directory(NAME, cache=str(cache))
