@@ -250,7 +250,7 @@ VLLM_OPTIONS = _options(
         },
         "prefixes are always hashed with BLAKE2b, in whole blocks, and kept while there is memory": {
             "prefix_cache_retention_interval": 0,
-            "prefix_caching_hash_algo": ANY,
+            "prefix_caching_hash_algo": ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "builtin"),
             "prefix_match_unit": (),
         },
         "all layers have a KV cache of the same kind (use kv_cache_dtype)": {
@@ -389,6 +389,7 @@ VLLM_SERVER_FLAGS = _options(
             "cohere_format": ANY,
             "cohere_is_reasoning_model": _FLAG,
         },
+        "a start shows its progress on terminals only": {"use_tqdm_on_load": _FLAG},
         "the load is in /metrics": {"enable_server_load_tracking": False},
         "responses always have the header X-Request-Id": {"enable_request_id_headers": _FLAG},
         "the server has no such endpoint, header or event": {

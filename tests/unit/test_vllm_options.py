@@ -82,6 +82,27 @@ _SERVER_NAMES = """
 """
 SERVER_NAMES = _SERVER_NAMES.split()
 """What its server has in addition."""
+_WITHOUT_CONCERN = """
+    aggregate_engine_logging all2all_backend anthropic_disabled_thinking_effort cohere_format
+    cohere_is_reasoning_model compilation_config cuda_graph_sizes cudagraph_capture_sizes
+    data_parallel_supervisor_port dbo_decode_token_threshold dbo_prefill_token_threshold
+    disable_access_log_for_endpoints disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce
+    disable_frontend_multiprocessing disable_hybrid_kv_cache_manager disable_log_stats
+    disable_nccl_for_dp_synchronization dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s
+    dp_supervisor_probe_timeout_s enable_auto_tool_choice enable_batch_sharded_sampling enable_cumem_allocator
+    enable_elastic_ep enable_ep_weight_filter enable_fault_tolerance enable_flash_late_interaction
+    enable_flashinfer_autotune enable_log_deltas enable_prompt_tokens_details enable_request_id_headers
+    enable_shm_tensor_arena enable_sleep_mode fail_on_environ_validation fingerprint_mode fully_sharded_loras
+    h11_max_header_count h11_max_incomplete_event_size hf_token ignore_patterns interleave_mm_strings
+    jit_monitor_mode jit_monitor_verbose kv_cache_metrics_sample kv_offloading_backend language_model_only
+    log_error_stack max_cudagraph_capture_size max_log_len max_seq_len_to_capture mm_device_do_normalize
+    mm_hasher_algorithm optimization_level pt_load_map_location safetensors_prefetch_block_size
+    safetensors_prefetch_num_threads scheduler_reserve_full_isl skip_mm_profiling sleep_mode_offload_cudagraph
+    specialize_active_lora swa_bounded_replay swap_space use_fp64_gumbel use_tqdm_on_load uvicorn_log_level
+"""
+WITHOUT_CONCERN = _WITHOUT_CONCERN.split()
+"""Options of which raycore accepts every value, without effect: they choose how vLLM does what raycore does in
+its own way, or set details of what is off by default."""
 IN_PYTHON = {"use_tqdm_on_load"}
 """Parameters of `LLM` that aren't options."""
 
@@ -99,7 +120,7 @@ def test_an_option_of_the_engine_is_known(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*ENGINE_NAMES, *SERVER_NAMES])
 def test_a_flag_of_the_server_is_known(name: str) -> None:
-    assert f"--{name.replace('_', '-')}" in serve_flags() or name in IN_PYTHON
+    assert f"--{name.replace('_', '-')}" in serve_flags()
 
 
 def test_options_are_in_one_table_only() -> None:
@@ -113,11 +134,21 @@ def test_other_values_are_refused_with_the_reason(each) -> None:
     each.check(None)
     for value in each.values:
         each.check(value)
-    if each.takes_any or set(map(repr, each.values)) >= {"True", "False"}:
+    if each.name in WITHOUT_CONCERN:
         return
     with pytest.raises(InvalidConfig) as raised:
         each.check("something else")
     assert str(raised.value).startswith(f"{each.name}='something else' is not supported: {each.reason}; omit it")
+
+
+def test_the_options_of_which_every_value_is_accepted_are_these() -> None:
+    every = [*VLLM_OPTIONS.values(), *VLLM_SERVER_FLAGS.values()]
+    found = {each.name for each in every if each.takes_any or {True, False} <= {*filter(is_bool, each.values)}}
+    assert found == {*WITHOUT_CONCERN}
+
+
+def is_bool(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def test_llm_says_why() -> None:
