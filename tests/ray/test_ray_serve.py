@@ -129,7 +129,8 @@ def test_streams_come_as_they_are_made(client):
 def test_keys_and_probes_work_below_the_prefix(url, client):
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="another").models.list()
-    assert httpx.get(f"{url}/health").status_code == 200
+    answer = httpx.get(f"{url}/health", headers={"X-Request-Id": "mine"})
+    assert (answer.status_code, answer.headers.get_list("x-request-id")) == (200, ["mine"])
     assert httpx.get(f"{url}/version").json()["version"]
     assert httpx.get(f"{url.removesuffix('/sums')}/-/healthz").text == "success"
 
