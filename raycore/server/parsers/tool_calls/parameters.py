@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from raycore.errors import InvalidRequest
-from raycore.server.parsers.tool_calls.references import DEFINITIONS, Schema, find, items, named, problem_of
+from raycore.grammar.references import References
+from raycore.server.parsers.tool_calls.schema_parts import DEFINITIONS, Schema, check_references, items, named
 
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _ANY = _TYPES | {"any"}
@@ -81,15 +82,15 @@ def parameters_of(schema: Schema) -> dict[str, Parameter] | None:
 
     Those that are required but not described come last.
     """
-    schemas, required = _properties(schema, schema, set())
+    references = References(schema)
+    schemas, required = _properties(schema, references, set())
     if not schemas and not isinstance(schema.get("properties"), Mapping):
         return None
-    return {
-        name: Parameter(
-            schemas.get(name), _resolved(schemas.get(name), schema, frozenset(), {}) or Allowed(), name in required
-        )
-        for name in [*schemas, *sorted(required - schemas.keys())]
-    }
+    parameters: dict[str, Parameter] = {}
+    for name in [*schemas, *sorted(required - schemas.keys())]:
+        allowed = _resolved(schemas.get(name), references, frozenset(), {}) or Allowed()
+        parameters[name] = Parameter(schemas.get(name), allowed, name in required)
+    return parameters
 
 
 def function_schema(name: str, parameters: Schema | None, beside: Schema) -> dict[str, Any]:
@@ -102,16 +103,18 @@ def function_schema(name: str, parameters: Schema | None, beside: Schema) -> dic
         if isinstance(shared := beside.get(key), Mapping):
             schema[key] = {**cast("Schema", shared), **named(schema, key)}
     try:
-        problem = problem_of(schema)
+        check_references(schema)
         parameters_of(schema)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"parameters of function {name!r}: {error}") from error
     except RecursionError:
-        problem = "are nested too deeply"
-    if problem is not None:
-        raise InvalidRequest(f"the parameters of function {name!r} {problem}")
+        raise InvalidRequest(f"parameters of function {name!r}: they are nested too deeply") from None
     return schema
 
 
-def _resolved(schema: object, root: Schema, within: frozenset[str], known: dict[str, Allowed | None]) -> Allowed | None:
+def _resolved(
+    schema: object, references: References, within: frozenset[str], known: dict[str, Allowed | None]
+) -> Allowed | None:
     """What a schema allows; None if it says nothing but that it is itself.
 
     Args:
@@ -125,12 +128,12 @@ def _resolved(schema: object, root: Schema, within: frozenset[str], known: dict[
     ref = schema.get("$ref")
     if isinstance(ref, str):
         if ref not in known and ref not in within:
-            known[ref] = _resolved(find(ref, root), root, within | {ref}, known)
+            known[ref] = _resolved(_target(ref, references), references, within | {ref}, known)
         parts.append(known.get(ref))
-    parts += [_resolved(part, root, within, known) for part in items(schema, "allOf")]
+    parts += [_resolved(part, references, within, known) for part in items(schema, "allOf")]
     for key in ("anyOf", "oneOf"):
         if choices := items(schema, key):
-            parts.append(_union([_resolved(each, root, within, known) for each in choices]))
+            parts.append(_union([_resolved(each, references, within, known) for each in choices]))
     return _intersection(parts)
 
 
@@ -172,7 +175,7 @@ def _intersection(parts: list[Allowed | None]) -> Allowed | None:
     return Allowed(types, values)
 
 
-def _properties(schema: object, root: Schema, seen: set[str]) -> tuple[dict[str, object], set[str]]:
+def _properties(schema: object, references: References, seen: set[str]) -> tuple[dict[str, object], set[str]]:
     """The schemas of an object's properties, and the names of those that it must have.
 
     `seen`: the references that have been followed, none of them twice.
@@ -184,21 +187,29 @@ def _properties(schema: object, root: Schema, seen: set[str]) -> tuple[dict[str,
     parts = items(schema, "allOf")
     if isinstance(ref, str) and ref not in seen:
         seen.add(ref)
-        parts = [find(ref, root), *parts]
+        parts = [_target(ref, references), *parts]
     found = dict(named(schema, "properties"))
     required = {name for name in items(schema, "required") if isinstance(name, str)}
     for part in parts:
-        more, needed = _properties(part, root, seen)
+        more, needed = _properties(part, references, seen)
         required |= needed
         for name, value in more.items():
             found[name] = {"allOf": [found[name], value]} if name in found else value
     choices: dict[str, list[object]] = {}
     for choice in [*items(schema, "anyOf"), *items(schema, "oneOf")]:
-        for name, value in _properties(choice, root, seen)[0].items():
+        for name, value in _properties(choice, references, seen)[0].items():
             choices.setdefault(name, []).append(value)
     for name, values in choices.items():
         found.setdefault(name, values[0] if len(values) == 1 else {"anyOf": values})
     return found, required
+
+
+def _target(ref: str, references: References) -> object | None:
+    """What a reference leads to; None if that isn't known without the `$id` of a schema within the schema."""
+    try:
+        return references.resolve(ref, "")[1]
+    except InvalidRequest:
+        return None
 
 
 def _read(text: str) -> Any:

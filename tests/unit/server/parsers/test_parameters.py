@@ -9,7 +9,7 @@ from raycore.server.parsers.tool_calls.parameters import function_schema, parame
 
 INTEGER, NUMBER, STRING, NULL = ({"type": each} for each in ("integer", "number", "string", "null"))
 DEFINED = {
-    "Count": INTEGER,
+    "Count": {**INTEGER, "$anchor": "count"},
     "Color": {"enum": ["red", "blue"]},
     "Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}},
     "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, INTEGER]},
@@ -51,6 +51,7 @@ def value_of(schema, text):
         ({"$ref": "#/$defs/Node"}, {'{"next": {}}': {"next": {}}}),
         ({"$ref": "#/$defs/Loop"}, {"5": 5, "x": "x"}),
         ({"$ref": "#/$defs/a~1b~0c%20d"}, {"true": True}),
+        ({"$ref": "#count"}, {"5": 5}),
         ({"$ref": "#"}, {'{"a": {}}': {"a": {}}}),
         ({"enum": ["red", 5, None]}, {"red": "red", "5": 5, "6": "6", "null": None, "true": "true"}),
         ({"enum": ["5", "6"]}, {"5": "5"}),
@@ -88,9 +89,15 @@ def test_properties_are_collected_from_all_parts_of_the_schema():
     assert found["kind"].allowed.values == (1, 2)
 
 
-@pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"properties": 5}, {"required": ["a"]}, {"$ref": "#"}])
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"properties": 5}, {"required": ["a"]}])
 def test_a_schema_may_name_no_parameters(schema):
     assert parameters_of(schema) is None
+
+
+def test_references_may_be_relative_to_a_schema_within_the_schema():
+    inner = {"$id": "https://a.test/b", "properties": {"c": {"$ref": "#/$defs/C"}}, "$defs": {"C": INTEGER}}
+    found = parameters_of(function_schema("f", {"properties": {"a": inner, "d": {"$ref": "https://a.test/b"}}}, {}))
+    assert [parameter.allowed.value_of("{}") for parameter in found.values()] == [{}, {}]
 
 
 def test_definitions_may_stand_beside_the_parameters():
@@ -118,5 +125,5 @@ def test_a_schema_that_is_nested_too_deeply_is_refused():
     schema = INTEGER
     for _ in range(3000):
         schema = {"anyOf": [schema]}
-    with pytest.raises(InvalidRequest, match="the parameters of function 'f' are nested too deeply"):
+    with pytest.raises(InvalidRequest, match="parameters of function 'f': they are nested too deeply"):
         function_schema("f", {"properties": {"a": schema}}, {})
