@@ -308,8 +308,7 @@ class EngineInfo(msgspec.Struct):
     max_loras: int = 0
     """The maximum number of LoRA adapters of running requests; 0 without `enable_lora`."""
     kernels: list[tuple[str, bool] | None] = []
-    """On CPUs, for each worker: the native kernels' folder, and whether they are there; None if it is told to use none.
-    """
+    """On CPUs, for each worker: the native kernels' folder, and whether they are there. None: it is to use none."""
 
     @property
     def num_kv_tokens(self) -> int:

@@ -86,8 +86,8 @@ def actor_class(plain: Callable[P, T], *, max_restarts: int = 0, **options: Any)
     """
     actor: Any = _ray.remote(max_restarts=max_restarts, enable_task_events=False, **options)(plain)
     exported = actor.__ray_metadata__
-    base = _Loaded(exported.modified_class)
-    exported.modified_class = types.new_class(exported.class_name, (base,))
+    # Ray exports this class to the workers. It pickles the base first, so that is what decides what they import.
+    exported.modified_class = types.new_class(exported.class_name, (_Loaded(exported.modified_class),))
     return actor
 
 
