@@ -60,6 +60,8 @@ class JobCluster:
             "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support",
             "RAY_API_SERVER_ADDRESS": self.dashboard,
             "RAY_TMPDIR": str(self.directory),
+            # after this time, `ray start` goes on without a dashboard
+            "RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{STEP_S:.0f}",
             "RAY_prestart_worker_first_driver": "0",  # else a process for each CPU that is declared
             "RAY_worker_niceness": "0",
         }
