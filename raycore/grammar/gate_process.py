@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ from raycore.structured_outputs import StructuredOutputsParams
 
 _POLL_INTERVAL_S = 1.0
 _YIELDS_AFTER_S = 1.0
-"""After this time, a compilation yields the cores to everything else."""
+"""After this time of a processor, a compilation yields the cores to everything else."""
 _NICENESS = 10
 _MAX_REASON = 4000
 _NUM_KEPT_BYTES = 4000
@@ -47,7 +46,6 @@ class _Job(NamedTuple):
 
     pid: int
     reply: socket.socket
-    started_s: float
     last_words: bytearray
 
 
@@ -108,7 +106,7 @@ class _Server:
             _confine(parent, self._limits)
             _compile(reply, self._check, self._limits)
         os.close(writing)
-        self._jobs[reading] = _Job(pid, reply, time.monotonic(), bytearray())
+        self._jobs[reading] = _Job(pid, reply, bytearray())
         return True
 
     def _read(self, descriptor: int) -> None:
@@ -144,9 +142,18 @@ class _Server:
 
     def _let_slow_ones_yield(self) -> None:
         for job in self._jobs.values():
-            if time.monotonic() - job.started_s > _YIELDS_AFTER_S:
-                with suppress(OSError):
+            with suppress(OSError):
+                if _used_s(job.pid) > _YIELDS_AFTER_S:
                     os.setpriority(os.PRIO_PROCESS, job.pid, _NICENESS)
+
+
+def _used_s(pid: int) -> float:
+    """Seconds of a processor that a process has used. 0 where the system doesn't tell."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.exists():
+        return 0.0
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _confine(parent: int, limits: CompileLimits) -> None:

@@ -124,7 +124,7 @@ class _Reduction:
         elif keyword == "items" and isinstance(value, list):
             if "prefixItems" in schema:
                 raise _refusal(path, "items must be a schema beside prefixItems")
-            self._list(reduced, "prefixItems", value, path, depth)  # as it was called before 2020-12
+            self._list(reduced, "prefixItems", cast("list[Any]", value), path, depth)  # as it was called before 2020-12
         elif keyword == "additionalItems":
             if isinstance(schema.get("items"), list):
                 reduced["items"] = self._subschema(value, path, depth + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from unittest.mock import Mock
 
@@ -9,6 +10,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from openai_scenarios import SCENARIOS, Api, Scenario
+from openai_scenarios.table import of_error
 from openai_servers import MAX_MODEL_LEN, raycore_server
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
@@ -38,6 +40,30 @@ def api(engine: AsyncLLM):
 @pytest.mark.parametrize("row", SCENARIOS, ids=lambda row: row.name)
 def test_an_answer_is_as_the_table_says(api: Api, row: Scenario):
     assert row.ask(api) == row.expected
+
+
+NUMBERS = '{"type":"integer","minimum":-100000000000000000000,"maximum":-10000000000000000000}'
+LEAST = '{"type":"integer","minimum":-9223372036854775808,"maximum":-9223372036854775808}'
+DEEP = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(3000)} | {"d3000": {"type": "integer"}}
+
+
+@pytest.mark.parametrize("schema", [NUMBERS, LEAST, json.dumps({"$ref": "#/$defs/d0", "$defs": DEEP})])
+def test_a_constraint_that_would_crash_the_server_is_the_requests_error(api: Api, schema: str):
+    function = {"name": "f", "parameters": json.loads(schema)}
+    bodies = {
+        "structured_outputs": {"structured_outputs": {"json": json.loads(schema)}},
+        "response_format": {"response_format": {"type": "json_schema", "json_schema": {"schema": json.loads(schema)}}},
+        "tools": {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+    }
+    for param, body in bodies.items():
+        assert of_error(lambda body=body: api.chat(**body)) == [400, "invalid_request_error", param]
+    grammar = {"grammar": f"start: %json {schema}"}
+    assert of_error(lambda: api.complete(structured_outputs=grammar)) == [
+        400,
+        "invalid_request_error",
+        "structured_outputs",
+    ]
+    assert api.complete("27 + 58 =", max_tokens=3).choices[0].text.strip() == "85"
 
 
 class ShortAnswers:

@@ -57,6 +57,11 @@ def _touch_and_sleep(argument: str) -> None:
     time.sleep(60)
 
 
+def _touch_and_spin(argument: str) -> None:
+    _touch(argument)
+    _spin("")
+
+
 def _kill_parent(argument: str) -> None:
     if not os.path.exists(argument):
         _touch(argument)
@@ -80,6 +85,7 @@ _ACTIONS: dict[str, Callable[[str], object]] = {
     "sleep": lambda argument: time.sleep(float(argument)),
     "touch": _touch,
     "touch-and-sleep": _touch_and_sleep,
+    "touch-and-spin": _touch_and_spin,
     "kill-parent": _kill_parent,
     "imports": _import,
     "kill-itself": lambda argument: os.kill(os.getpid(), signal.SIGKILL),

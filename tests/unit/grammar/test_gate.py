@@ -147,6 +147,20 @@ def test_a_slow_constraint_delays_no_other(gate, tmp_path):
     assert not slow.is_alive()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a process has computed")
+def test_a_slow_constraint_yields_the_cores(tmp_path):
+    gate = ConstraintGate("", 8, [0], limits=CompileLimits(cpu_s=100), checker=STAND_IN)
+    slow = threading.Thread(target=refused, args=[EngineDeadError, gate, do(f"touch-and-spin {tmp_path}/pid")])
+    slow.start()
+    pid = wait_for_pid(tmp_path / "pid")
+    deadline_s = time.monotonic() + 60
+    while os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, pid_of(gate)):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    gate.close()
+    slow.join(30)
+
+
 def test_a_constraint_is_checked_once(gate, tmp_path):
     threads = [threading.Thread(target=gate.check, args=[do(f"touch {tmp_path}/pid")]) for _ in range(8)]
     for thread in threads:

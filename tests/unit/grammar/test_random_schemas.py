@@ -1,0 +1,27 @@
+"""Random schemas on the way of a request: see `benchmarks/constraint_fuzz.py`, of which this is a short run."""
+
+from __future__ import annotations
+
+import collections
+from itertools import islice
+
+import constraint_fuzz
+from constraint_schemas import own_schemas
+
+
+def test_every_output_of_an_accepted_schema_is_valid(monkeypatch):
+    monkeypatch.setattr(constraint_fuzz, "schemas", lambda count, seed: islice(own_schemas(seed), count))
+    outcomes = constraint_fuzz.run(150, seed=11)
+    assert [outcome for outcome in outcomes if outcome.kind in constraint_fuzz.FAILURES] == []
+    counts = collections.Counter(outcome.kind for outcome in outcomes)
+    assert counts["accepted"] > 50
+    assert counts["refused"] > 20
+    assert sum(outcome.num_outputs for outcome in outcomes) > 200
+
+
+def test_an_invalid_output_would_be_noticed():
+    validate = constraint_fuzz.validator('{"type": "string", "format": "date", "pattern": "^2"}')
+    assert validate('"2024-02-29"') is None
+    assert "is not a 'date'" in validate('"2023-02-29"')
+    assert "does not match" in validate('"1999-01-01"')
+    assert "not JSON" in validate('"')
