@@ -13,8 +13,7 @@ from raycore.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 
 HOLD_TIMEOUT_S = 60.0
-"""Maximum time in seconds that a request waits for its grammar, which has been compiled before, in the client's check,
-with a tenth of this in seconds of a processor.
+"""Maximum time in seconds that a request waits for its grammar. The client's check allows it 10 s of a processor.
 
 After that, the request is scheduled, and its first step waits for the grammar for a short time or reports an error.
 """

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from raycore.errors import InvalidRequest
 from raycore.grammar.embedded import with_enforceable_schemas
+from raycore.grammar.plain_tags import with_plain_tags
 from raycore.grammar.schema import enforceable, parse_schema
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.text.tokenizer_files import read_tokenizer_text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -70,9 +72,6 @@ class NativeCompiler:
             raise InvalidRequest(
                 f"the package llguidance is missing ({error}): pip install 'raycore[structured]'"
             ) from error
-        from raycore.grammar.plain_tags import with_plain_tags
-        from raycore.text.tokenizer_files import read_tokenizer_text
-
         if not self._eos_token_ids:
             raise InvalidRequest("the model has no end-of-sequence token: a constrained output could never end")
         try:

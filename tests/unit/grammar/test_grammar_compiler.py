@@ -83,6 +83,13 @@ def test_texts_in_json_have_no_special_tokens_and_no_halves_of_characters(compil
         assert not re.search(r"[\x00-\x1f]", NATIVE.decode([token_id]))
 
 
+def test_a_property_cannot_be_named_by_an_escape(compiler):
+    """llguidance would take `\\u0061` for another name than `a`, whose value may be anything."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert "u" not in texts_after(compiler, '{"\\', json=schema)
+    assert "n" in texts_after(compiler, '{"\\', json=schema)
+
+
 def test_added_tokens_that_are_not_special_may_spell_what_a_grammar_says(tmp_path):
     """As Qwen's `<tool_call>`, which llguidance alone would take for a special token. No token changes its number."""
     tokenizer = json.loads((Path(demo_model_path()) / "tokenizer.json").read_text())

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from raycore.config import resolve
 from raycore.demo import DEMO_MODEL_DIR, demo_model_path
 from raycore.errors import InvalidConfig
-from raycore.grammar import compiler
+from raycore.grammar import native
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.model import peer_memory
 from raycore.node import resources as host
@@ -230,8 +230,8 @@ def test_grammars_are_compiled_before_their_requests_come(checkpoint: str) -> No
 
 def test_what_grammars_need_is_loaded_at_the_start_if_asked(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    original = compiler.read_tokenizer_text
-    monkeypatch.setattr(compiler, "read_tokenizer_text", lambda path: read.append(path) or original(path))  # pyright: ignore
+    original = native.read_tokenizer_text
+    monkeypatch.setattr(native, "read_tokenizer_text", lambda path: read.append(path) or original(path))  # pyright: ignore
     for asked in (False, True):
         worker = start(checkpoint, tokenizer=demo_model_path(), prepare_structured_outputs=asked)
         worker.initialize_cache(4)
