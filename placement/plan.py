@@ -7,8 +7,10 @@ engine process (index `world_size`). If the engine process itself hosts the only
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from placement.errors import PlacementShortage
@@ -21,7 +23,7 @@ Strategy = Literal["strict", "fill", "span"]
 """How ranks are assigned to nodes.
 
 * `strict`: a rank never spans nodes, and every node in use holds the same number of ranks. Uses as many nodes as
-  possible.
+  possible. Ranks that are replaced or added later are placed with those that stand, as evenly as possible.
 * `fill`: a rank never spans nodes. Fills the first node, then the next.
 * `span`: a rank whose workers fit on one node is placed as with `fill`. Of a larger rank, each tensor-parallel group is
   placed on one node if any node can hold the whole group; otherwise the group's workers are placed one by one.
@@ -84,11 +86,17 @@ class RankPlan:
 
 
 def plan_ranks(
-    view: ClusterView, shape: EngineShape, *, of: Literal["total", "available"] = "available"
+    view: ClusterView,
+    shape: EngineShape,
+    *,
+    of: Literal["total", "available"] = "available",
+    standing: Mapping[str, int] = MappingProxyType({}),
 ) -> list[RankPlan]:
     """Assign the ranks to the usable nodes.
 
     Args:
+        standing: the number of the engine's other ranks on each node, by node id. With the strategy `strict`, all ranks
+            are spread evenly. If that isn't possible for ranks that are added, they are spread as evenly as it is.
         of: which resources of the nodes to plan with: those `available` now, or the `total`, which tells whether the
             ranks would fit an idle cluster.
 
@@ -96,11 +104,24 @@ def plan_ranks(
         PlacementShortage: the ranks don't fit. The message is the table of `describe_shortage()`.
     """
     rooms = [_Room(node, node.total if of == "total" else node.available) for node in view.usable_nodes]
-    place = {"strict": _place_strict, "fill": _place_fill, "span": _place_span}[shape.strategy]
-    placed = place(rooms, shape)
+    if shape.strategy == "strict":
+        placed = _place_strict(rooms, shape, standing) or (_place_level(rooms, shape, standing) if standing else None)
+    else:
+        placed = (_place_fill if shape.strategy == "fill" else _place_span)(rooms, shape)
     if placed is None:
         raise PlacementShortage(describe_shortage(view, shape))
     return [RankPlan(dp_rank, shape.bundles, node_ids) for dp_rank, node_ids in enumerate(placed)]
+
+
+def evener_node(view: ClusterView, shape: EngineShape, node_id: str, standing: Mapping[str, int]) -> str | None:
+    """A node with room for a rank that has at least two ranks fewer than a rank's node, which is counted in `standing`.
+
+    A rank that is restarted should move there if the strategy is `strict`. None if there is no such node.
+    """
+    most = standing.get(node_id, 0) - 2
+    nodes = [node for node in view.usable_nodes if standing.get(node.node_id, 0) <= most]
+    room = _first_fit([_Room(node, node.available) for node in nodes], shape.bundles)
+    return room.node_id if room is not None else None
 
 
 def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
@@ -171,15 +192,33 @@ def _place_fill(rooms: list[_Room], shape: EngineShape) -> _Placed:
     return placed if len(placed) == shape.num_ranks else None
 
 
-def _place_strict(rooms: list[_Room], shape: EngineShape) -> _Placed:
-    for num_nodes in range(min(len(rooms), shape.num_ranks), 0, -1):
-        if shape.num_ranks % num_nodes:
+def _place_strict(rooms: list[_Room], shape: EngineShape, standing: Mapping[str, int]) -> _Placed:
+    """Have the same number of ranks on as many nodes as possible, those that are `standing` included."""
+    num_ranks = shape.num_ranks + sum(standing.values())
+    rooms = sorted(rooms, key=lambda room: room.node_id not in standing)  # nodes in use have to be among those chosen
+    fewest = 2 if standing else 1  # one node is even, too, but ranks that are added later don't gather there
+    for num_nodes in range(min(len(rooms), num_ranks), fewest - 1, -1):
+        if num_ranks % num_nodes:
             continue
-        ranks_per_node = shape.num_ranks // num_nodes
-        chosen = [room for room in rooms if room.capacity(shape.bundles) >= ranks_per_node][:num_nodes]
-        if len(chosen) == num_nodes:
-            return [room.take(shape.bundles) for room in chosen for _ in range(ranks_per_node)]
+        missing = {room: num_ranks // num_nodes - standing.get(room.node_id, 0) for room in rooms}
+        fitting = [room for room, number in missing.items() if 0 <= number <= room.capacity(shape.bundles)]
+        added = {room: missing[room] for room in fitting[:num_nodes]}
+        if len(added) == num_nodes and sum(added.values()) == shape.num_ranks:
+            return [room.take(shape.bundles) for room, number in added.items() for _ in range(number)]
     return None
+
+
+def _place_level(rooms: list[_Room], shape: EngineShape, standing: Mapping[str, int]) -> _Placed:
+    """Place each rank on the node with the fewest ranks."""
+    counts = Counter(standing)
+    placed: list[tuple[str, ...]] = []
+    for _ in range(shape.num_ranks):
+        room = _first_fit(sorted(rooms, key=lambda room: counts[room.node_id]), shape.bundles)
+        if room is None:
+            return None
+        counts[room.node_id] += 1
+        placed.append(room.take(shape.bundles))
+    return placed
 
 
 def _place_span(rooms: list[_Room], shape: EngineShape) -> _Placed:

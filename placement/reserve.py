@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ray import PlacementGroupID
@@ -66,6 +67,7 @@ def reserve(
     timeout_s: float = 60.0,
     asks_for_nodes: bool = False,
     is_wanted: Callable[[], bool] = lambda: True,
+    standing: Mapping[str, int] = MappingProxyType({}),
 ) -> list[PlacementGroup]:
     """Create one placement group per rank, and wait until all of them are created.
 
@@ -81,6 +83,7 @@ def reserve(
             strategy `strict`, nodes may end up with unequal numbers of ranks. In that case the groups are removed, and
             the ranks are placed again on the nodes that exist then.
         is_wanted: called while waiting. If it returns False, the reservation is cancelled.
+        standing: see `plan_ranks`.
 
     Raises:
         PlacementShortage: at once if the ranks don't fit even the idle cluster and `asks_for_nodes` is False; after
@@ -91,8 +94,8 @@ def reserve(
     while True:
         view = read_cluster().without(avoid)
         if not asks_for_nodes:
-            plan_ranks(view, shape, of="total")
-        plans = _plan_if_free(view, shape)
+            plan_ranks(view, shape, of="total", standing=standing)
+        plans = _plan_if_free(view, shape, standing)
         groups = _create(plans, names, waiting.left_s()) if plans is not None else None
         if groups is None and asks_for_nodes:
             groups = _ask(shape, names, avoid, waiting)
@@ -246,9 +249,9 @@ class _Waiting:
         time.sleep(min(_POLL_INTERVAL_S if standing is None else _NODE_POLL_INTERVAL_S, self.left_s()))
 
 
-def _plan_if_free(view: ClusterView, shape: EngineShape) -> list[RankPlan] | None:
+def _plan_if_free(view: ClusterView, shape: EngineShape, standing: Mapping[str, int]) -> list[RankPlan] | None:
     try:
-        return plan_ranks(view, shape)
+        return plan_ranks(view, shape, standing=standing)
     except PlacementShortage:
         return None
 

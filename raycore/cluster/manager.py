@@ -98,7 +98,7 @@ class CoreEngineActorManager:
         self.engine_id = secrets.token_hex(4)
         self.ranks: dict[int, Rank] = {}
         """The ranks that are up or starting, by dp_rank."""
-        self._config = config
+        self._config = msgspec.structs.replace(config, engine_name=config.engine_name or self.engine_id)
         self._shape = shape_of(config)
         self._actor_cls = actor_cls
         self.reservations = Reservations(config, self.engine_id, placement_groups)
@@ -305,9 +305,10 @@ class CoreEngineActorManager:
         """
         with self._lock:
             old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
+            others = [rank for rank in self.ranks.values() if rank not in old]
             for rank in old:
                 rank.kill(self.node)
-        return self._create_in(self.reservations.for_successors(old, is_wanted))
+        return self._create_in(self.reservations.for_successors(old, is_wanted, others))
 
     def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
         """Create additional ranks. Call `confirm()` with the returned ranks.
@@ -318,7 +319,7 @@ class CoreEngineActorManager:
                 wait of that time for nodes.
             InitializationError: the engine was shut down during the call.
         """
-        return self._create_in(self.reservations.for_growth(dp_ranks))
+        return self._create_in(self.reservations.for_growth(dp_ranks, list(self.ranks.values())))
 
     # ---- ranks that share experts
 
@@ -337,7 +338,8 @@ class CoreEngineActorManager:
 
         They load no weights, and serve only after `regroup()`. Raises the errors of `grow()`.
         """
-        places = self.reservations.for_growth([dp_rank for dp_rank in range(num_ranks) if dp_rank not in self.ranks])
+        added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in self.ranks]
+        places = self.reservations.for_growth(added, list(self.ranks.values()))
         num_blocks = min(info.num_blocks for info in self.infos)
         with self._lock:
             self._check_running()
@@ -403,7 +405,7 @@ class CoreEngineActorManager:
         """
         standing = {dp_rank: rank.bundles for dp_rank, rank in self.ranks.items() if rank.bundles is not None}
         added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in standing]
-        return standing | self.reservations.for_growth(added)
+        return standing | self.reservations.for_growth(added, list(self.ranks.values()))
 
     def restart(self, places: Places, num_ranks: int) -> list[Rank]:
         """Kill all ranks, and create ranks 0 to `num_ranks - 1` in their `places`. Removes all other groups.

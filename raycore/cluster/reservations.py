@@ -10,12 +10,13 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ray.util.placement_group import PlacementGroup
 
 from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
-from placement.plan import EngineShape
+from placement.plan import EngineShape, evener_node
 from placement.reserve import RankBundles, release, reserve, validate_group, wait_until_free
 from placement.topology import answers, read_cluster
 from raycore.cluster.owner import Reaper, start_reaper
@@ -102,8 +103,10 @@ class Reservations:
             return self._brought.copy()
         return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
 
-    def for_growth(self, dp_ranks: Sequence[int]) -> Places:
+    def for_growth(self, dp_ranks: Sequence[int], standing: Iterable[Rank] = ()) -> Places:
         """Reserve groups for additional ranks. A rank that had a group of the caller's before gets its bundles again.
+
+        `standing`: the engine's other ranks.
 
         Raises:
             PlacementShortage: the cluster can't fit the additional ranks. Raised at once if even the idle cluster can't
@@ -119,14 +122,19 @@ class Reservations:
         except InvalidPlacementGroup as error:
             raise PlacementShortage(str(error)) from error
         others = [dp_rank for dp_rank in dp_ranks if dp_rank not in brought]
-        return brought | self._reserve(others, self._wait_for_nodes_s or _GROW_S)
+        return brought | self._reserve(others, self._wait_for_nodes_s or _GROW_S, standing=_count(standing))
 
-    def for_successors(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Places:
+    def for_successors(
+        self, ranks: Sequence[Rank], is_wanted: Callable[[], bool], standing: Sequence[Rank] = ()
+    ) -> Places:
         """The groups of the successors of these ranks: the ranks that replace them.
 
         A successor gets the group of the rank that it replaces, if all nodes of that group are alive and not draining.
-        Otherwise this removes that group, reserves another one, and waits for it. A group that the caller brought is
-        not replaced: this waits until Ray has moved it to other nodes.
+        Otherwise this removes that group, reserves another one, and waits for it. With the strategy `strict`, it also
+        does so if another node should rather have the rank. A group that the caller brought is not replaced: this waits
+        until Ray has moved it to other nodes.
+
+        `standing`: the engine's other ranks.
 
         Raises:
             PlacementShortage: the cluster couldn't fit all successors in time.
@@ -136,8 +144,11 @@ class Reservations:
         while True:
             try:
                 kept = self._kept(ranks)
+                if self._shape.strategy == "strict":
+                    self._leave_crowded_nodes(ranks, kept, standing)
                 homeless = [rank.dp_rank for rank in ranks if rank.dp_rank not in kept]
-                return kept | self._reserve(homeless, self._wait_for_nodes_s or _REPLAN_S, is_wanted)
+                others = _count([*standing, *(rank for rank in ranks if rank.dp_rank in kept)])
+                return kept | self._reserve(homeless, self._wait_for_nodes_s or _REPLAN_S, is_wanted, others)
             except PlacementShortage:
                 if time.monotonic() > deadline_s or not is_wanted():
                     raise
@@ -175,11 +186,34 @@ class Reservations:
         if reaper is not None:
             kill(reaper)
 
+    def _leave_crowded_nodes(self, ranks: Sequence[Rank], kept: Places, standing: Sequence[Rank]) -> None:
+        """Remove the groups of ranks that another node should rather have. Such a node has joined the cluster since."""
+        for rank in ranks:
+            if rank.bundles is None or rank.bundles.group not in self._made or rank.dp_rank not in kept:
+                continue
+            counts = _count([*standing, *(other for other in ranks if other.dp_rank in kept)])
+            view = read_cluster().without(self.crashed_nodes)
+            if evener_node(view, self._shape, rank.nodes[0], counts) is not None:
+                self._remove([rank.bundles.group])
+                rank.bundles = None
+                del kept[rank.dp_rank]
+
+    def _forgive(self) -> None:
+        """Use nodes again that didn't answer before, if they do now."""
+        if self.crashed_nodes:
+            nodes = [node for node in read_cluster().nodes if node.alive and node.node_id in self.crashed_nodes]
+            self.crashed_nodes -= {node.node_id for node in nodes if answers(node)}
+
     def _reserve(
-        self, dp_ranks: Sequence[int], timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        dp_ranks: Sequence[int],
+        timeout_s: float,
+        is_wanted: Callable[[], bool] = lambda: True,
+        standing: Mapping[str, int] = MappingProxyType({}),
     ) -> Places:
         if not dp_ranks:
             return {}
+        self._forgive()
         try:
             groups = reserve(
                 dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
@@ -188,6 +222,7 @@ class Reservations:
                 timeout_s=timeout_s,
                 asks_for_nodes=self._wait_for_nodes_s > 0,
                 is_wanted=lambda: is_wanted() and not self._is_cancelled,
+                standing=standing,
             )
         except ReservationCancelled as error:
             raise InitializationError(
@@ -251,3 +286,8 @@ class Reservations:
                     raise PlacementShortage(str(error)) from error
             kept[rank.dp_rank] = rank.bundles
         return kept
+
+
+def _count(ranks: Iterable[Rank]) -> Counter[str]:
+    """The number of ranks whose engine is on a node, by node id."""
+    return Counter(rank.nodes[0] for rank in ranks)

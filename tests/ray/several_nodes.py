@@ -7,6 +7,8 @@ else is elsewhere.
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -122,6 +124,22 @@ def main() -> None:
         wait_until_moved(llm, 0, lost)
         check(llm)
         print("a rank on a node that crashes is replaced", flush=True)
+
+    wait_until_free()
+    options = LIMITS | {"data_parallel_size": 2, "placement_strategy": "strict", "standby_delay_s": None}
+    with LLM(demo_model_path(), **options) as llm:
+        stays, lost = node_of(llm, 0), node_of(llm, 1)
+        assert stays != lost
+        crashing = next(node for node in nodes if node.node_id == lost)
+        cluster.remove_node(crashing, allow_graceful=False)
+        wait_until_moved(llm, 1, lost)
+        assert node_of(llm, 1) == stays  # there is no other node
+        nodes.append(cluster.add_node(num_cpus=2, **RAY_OPTIONS))
+        os.kill(next(info.pid for info in llm.engine_infos if info.dp_rank == 1), signal.SIGKILL)
+        wait_until_moved(llm, 1, stays)
+        assert node_of(llm, 1) == nodes[-1].node_id
+        check(llm)
+        print("a rank moves to a node that has joined", flush=True)
     ray.shutdown()
     cluster.shutdown()
 

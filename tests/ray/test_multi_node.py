@@ -23,6 +23,7 @@ def test_ranks_span_leave_and_outlive_nodes():
         "a rank spans nodes",
         "a rank leaves a node that is drained",
         "a rank on a node that crashes is replaced",
+        "a rank moves to a node that has joined",
     ], run.stderr[-4000:]
     assert run.returncode == 0
     assert shared_memory.abandoned_since(shared_before) == [], "of the processes that were killed"

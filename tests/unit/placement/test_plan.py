@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.errors import PlacementShortage
-from placement.plan import EngineShape, describe_missing, describe_shortage, plan_ranks
+from placement.plan import EngineShape, describe_missing, describe_shortage, evener_node, plan_ranks
 from placement.topology import ClusterView, NodeView
 
 
@@ -181,3 +181,45 @@ def test_a_plan_never_takes_more_than_there_is(
     assert [plan.dp_rank for plan in plans] == list(range(num_ranks))
     if strategy == "strict":
         assert len(set(Counter(plan.node_ids[0] for plan in plans).values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "nodes", "standing", "expected"),
+    [
+        pytest.param(1, [(4, 0), (4, 0)], {"a": 1}, ["b"], id="a node that has come back"),
+        pytest.param(2, [(4, 0), (4, 0)], {"a": 2}, ["b", "b"], id="as many on the new node"),
+        pytest.param(2, [(4, 0), (4, 0)], {"a": 1, "b": 1}, ["a", "b"], id="one more on each"),
+        pytest.param(
+            2, [(4, 0), (4, 0), (4, 0)], {"a": 2}, ["b", "b"], id="two nodes evenly rather than three unevenly"
+        ),
+        pytest.param(1, [(4, 0), (4, 0)], {"a": 2}, ["b"], id="not evenly: the emptier one"),
+        pytest.param(1, [(4, 0), (0, 0)], {"a": 1}, ["a"], id="packed where nothing else has room"),
+        pytest.param(1, [(0, 0), (4, 0), (4, 0)], {"a": 1, "b": 1}, ["c"], id="the third of three"),
+        pytest.param(2, [(2, 0), (4, 0)], {"a": 1, "x": 1}, ["a", "b"], id="with a node that takes no more ranks"),
+    ],
+)
+def test_strict_places_later_ranks_evenly_with_those_that_stand(num_ranks, nodes, standing, expected):
+    shape = EngineShape(num_ranks, 1, engine_cpus=0, strategy="strict")
+    placed = plan_ranks(view(*nodes), shape, standing=standing)
+    assert sorted("".join(plan.node_ids) for plan in placed) == expected
+
+
+def test_other_strategies_ignore_ranks_that_stand():
+    assert where(view((4, 0), (4, 0)), EngineShape(1, 1, engine_cpus=0)) == ["a"]
+    assert [plan.node_ids for plan in plan_ranks(view((4, 0), (4, 0)), EngineShape(1, 1), standing={"a": 1})] == [
+        ("a", "a")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("standing", "free", "expected"),
+    [
+        pytest.param({"a": 2}, 4, "b", id="an empty node"),
+        pytest.param({"a": 2, "b": 1}, 4, None, id="moving would help nobody"),
+        pytest.param({"a": 3, "b": 1}, 4, "b", id="a node with two fewer"),
+        pytest.param({"a": 2}, 0, None, id="an empty node without room"),
+    ],
+)
+def test_a_rank_that_is_restarted_leaves_a_crowded_node_for_an_emptier_one(standing, free, expected):
+    shape = EngineShape(1, 1, engine_cpus=0, strategy="strict")
+    assert evener_node(view((4, 0), (4, 0), free=((2, 0), (free, 0))), shape, "a", standing) == expected
