@@ -205,6 +205,24 @@ def is_worker() -> bool:
     return _ray.get_runtime_context().worker.mode == _ray.WORKER_MODE
 
 
+def title_process(name: str) -> None:
+    """Have `ps` and Ray's tools show this actor's process as `ray::NAME`. May be called again with another name.
+
+    Ray itself sets the title at each call, to the class and the method, which doesn't tell the actors of a class apart.
+    Ray's tools find processes by the prefix. Does nothing in a process that isn't one of Ray's workers.
+    """
+    if _ray._private.worker.global_worker.mode == _ray.WORKER_MODE:
+        _set_title(f"ray::{name}")
+        _ray._raylet.setproctitle = _keep_title
+
+
+_set_title: Callable[[str], None] = _ray._raylet.setproctitle
+
+
+def _keep_title(title: str) -> None:
+    """Takes the place of Ray's function, which is called before and after each call of an actor."""
+
+
 def own_actor() -> object:
     """The handle of the actor that runs in this process."""
     return _ray.get_runtime_context().current_actor

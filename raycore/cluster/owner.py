@@ -25,7 +25,7 @@ from ray._private.state import actors
 from placement.reserve import groups_named, release
 from placement.topology import read_cluster
 from raycore.node.processes import is_running
-from raycore.ray_api import actor_class, is_worker, kill, node_id, on_node, own_actor, own_actor_id
+from raycore.ray_api import actor_class, is_worker, kill, node_id, on_node, own_actor, own_actor_id, title_process
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Reaper:
             prefix: the placement groups whose names begin with `prefix` are removed.
         """
         self._name = name
+        title_process(name)
         self._node_id = node_id
         self._pid = pid
         self._actor_id = actor_id

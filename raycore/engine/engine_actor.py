@@ -46,7 +46,7 @@ from raycore.node import lifeline
 from raycore.node.cpu_features import cpu_features
 from raycore.node.garbage import freeze_heap
 from raycore.plugins import load_general_plugins
-from raycore.ray_api import actor_class, endpoint, node_id, node_ip
+from raycore.ray_api import actor_class, endpoint, node_id, node_ip, title_process
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.rank import RankIdentity, Regrouping
 
@@ -70,7 +70,7 @@ class DPEngineCoreActor:
         self._identity = identity
         self._name = name
         self._bundles = bundles
-        log_as(_label(identity), self._config.log_level)
+        self._show_identity()
         self._mailbox = Mailbox()
         self._executor: Executor | None = None
         self._core: EngineCore | None = None
@@ -99,7 +99,7 @@ class DPEngineCoreActor:
         """
         assert self._executor is not None, "stand_by() comes first"
         self._identity, self._name = identity, name
-        log_as(_label(identity), self._config.log_level)
+        self._show_identity()
         self._executor.adopt(identity)
 
     @endpoint("run")
@@ -164,6 +164,10 @@ class DPEngineCoreActor:
 
     def _may_use_cpu_kernels(self) -> bool:
         return self._config.device == "cpu" and self._config.model.attention_backend != "torch"
+
+    def _show_identity(self) -> None:
+        log_as(self._identity.label, self._config.log_level)
+        title_process(f"raycore_{self._config.engine_name}_{self._identity.label}")
 
     def _use_dtype(self, dtype: DType | None) -> None:
         if dtype is not None:
@@ -312,8 +316,3 @@ DP_ENGINE_CORE_ACTOR = actor_class(
     DPEngineCoreActor, concurrency_groups={"run": 1, "io": 1, "outputs": MAX_CLIENTS, "utility": 4}
 )
 """`DPEngineCoreActor` as a Ray actor class."""
-
-
-def _label(identity: RankIdentity) -> str:
-    """The rank's name in log lines."""
-    return f"dp{identity.dp_rank}" if identity.dp_rank >= 0 else "standby"

@@ -58,13 +58,16 @@ class WorkerGroup:
         self._identity = identity
         self.addresses: list[WorkerAddress] = []
         self.actors: list[WorkerActor] = []
-        engine = f"raycore_{uuid.uuid4().hex[:8]}_dp{identity.dp_rank}"
+        # Ray may still hold the names of a predecessor's workers
+        engine, unique = f"raycore_{config.engine_name}_{identity.label}", uuid.uuid4().hex[:8]
         config_bytes = config.encode()
         parallel = config.parallel
         for rank in range(parallel.world_size):
             pp_rank, tp_rank = divmod(rank, parallel.tensor_parallel_size)
             name = f"{engine}_pp{pp_rank}_tp{tp_rank}" if parallel.pipeline_parallel_size > 1 else f"{engine}_tp{rank}"
-            self.actors.append(WORKER_ACTOR.options(name=name, **_options(bundles, rank)).remote(config_bytes, name))
+            self.actors.append(
+                WORKER_ACTOR.options(name=f"{name}_{unique}", **_options(bundles, rank)).remote(config_bytes, name)
+            )
 
     def find(self) -> None:
         """Wait until the workers' processes have started, and store the workers' addresses. Idempotent.

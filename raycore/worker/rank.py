@@ -36,6 +36,11 @@ class RankIdentity(msgspec.Struct, frozen=True):
     workers_on: dict[str, int] = {}
     """The same number for each node on which the rank has workers, by node id, if the rank spans nodes."""
 
+    @property
+    def label(self) -> str:
+        """The rank's name in logs and titles of processes."""
+        return f"dp{self.dp_rank}" if self.dp_rank >= 0 else "standby"
+
     def num_workers_on(self, node_id: str) -> int:
         """Number of workers of all data-parallel ranks on a node on which this rank has workers."""
         return self.workers_on.get(node_id, self.num_local_workers)

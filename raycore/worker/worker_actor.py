@@ -16,7 +16,7 @@ from raycore.logs import log_as
 from raycore.node import lifeline
 from raycore.node.niceness import run_yielding
 from raycore.node.ports import free_ports
-from raycore.ray_api import actor_class, endpoint, node_id, node_ip
+from raycore.ray_api import actor_class, endpoint, node_id, node_ip, title_process
 from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.rpc.server import RpcServer
 from raycore.worker.protocol import WorkerProtocol
@@ -44,6 +44,7 @@ class WorkerActor:
         self._stopping = threading.Event()
         self._endpoint: Endpoint | None = None
         self._worker: WorkerProtocol | None = None
+        title_process(name)
         lifeline.hold()
 
     def __repr__(self) -> str:
@@ -81,6 +82,7 @@ class WorkerActor:
         if self._endpoint is not None:
             self._endpoint.finish_joining()
         log_as(rank.label, self._config.log_level)
+        title_process(f"raycore_{self._config.engine_name}_{rank.label.replace(' ', '_')}")
         rank.take_gpu()
         worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
         self._server = RpcServer(worker, rank.worker)

@@ -197,7 +197,7 @@ def test_a_program_whose_group_is_signalled_ends_as_when_it_alone_is():
         assert_ends(program, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("mark", ["raylet/raylet", "ray::DPEngineCoreActor"])
+@pytest.mark.parametrize("mark", ["raylet/raylet", "_dp0"])
 def test_a_signal_while_a_server_starts_ends_it_there(mark):
     """When this process has come up. From the second on the program waits for Ray, which has interrupts of its own."""
     with serve() as program:

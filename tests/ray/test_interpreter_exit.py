@@ -85,7 +85,7 @@ def test_an_exit_by_an_exception_prints_that_alone(address):
     assert said.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("mark", ["raylet/raylet", "ray::DPEngineCoreActor"])
+@pytest.mark.parametrize("mark", ["raylet/raylet", "_dp0"])
 def test_an_exit_while_a_thread_starts_an_engine_is_quick_and_silent(mark):
     """However far it has come: the program ends as soon as a process of this name is there."""
     code = """

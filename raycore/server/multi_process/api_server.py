@@ -21,7 +21,7 @@ from raycore.errors import RaycoreError
 from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.view import MetricsView
 from raycore.plugins import load_general_plugins
-from raycore.ray_api import actor_class, endpoint
+from raycore.ray_api import actor_class, endpoint, title_process
 from raycore.server.adapters import OfferedAdapter
 from raycore.server.app import build_app
 from raycore.server.http_counts import HttpCounts, total
@@ -56,6 +56,7 @@ class APIServer:
         name: str,
     ) -> None:
         self._name = name
+        title_process(name)
         config = EngineConfig.decode(config_bytes)
         load_general_plugins(config.plugins)
         self._client = EngineClient(config, Tokenizer.from_dir(config.model.tokenizer), client_index, limits)
