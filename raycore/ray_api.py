@@ -233,6 +233,15 @@ def own_actor_id() -> str | None:
     return _ray.get_runtime_context().get_actor_id()
 
 
+def own_resources() -> dict[str, float]:
+    """The resources that the actor or task of this process holds: amounts by name. Empty in a driver."""
+    if not is_worker():
+        return {}
+    # in a placement group, they are called CPU_group_…
+    held: dict[str, float] = _ray.get_runtime_context().get_assigned_resources()
+    return {name: amount for name, amount in held.items() if amount > 0 and "_group_" not in name}
+
+
 def cluster_address() -> str:
     """The `host:port` of the cluster's global control store (GCS)."""
     return _ray.get_runtime_context().gcs_address

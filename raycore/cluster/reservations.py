@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from ray.util.placement_group import PlacementGroup
@@ -23,7 +23,7 @@ from raycore.cluster.owner import Reaper, start_reaper
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
 from raycore.errors import InitializationError, InvalidConfig
-from raycore.ray_api import kill
+from raycore.ray_api import kill, own_actor_id, own_resources
 
 _REPLAN_S = 2.0
 """Timeout of one attempt to reserve a successor's group. The next attempt uses the nodes that are alive then."""
@@ -229,10 +229,7 @@ class Reservations:
                 f"dp_ranks {list(dp_ranks)} weren't placed, because they were removed or the engine was shut down"
             ) from error
         except PlacementShortage as error:
-            if self._is_ray_ours or self._wait_for_nodes_s > 0:
-                raise
-            text = "If an autoscaler can add nodes, set wait_for_nodes_s (--wait-for-nodes) to wait for them."
-            raise PlacementShortage(f"{error}\n{text}") from None
+            raise PlacementShortage("\n".join([str(error), *self._advice()])) from None
         with self._lock:
             self._made += groups
         if self._is_cancelled:
@@ -240,6 +237,22 @@ class Reservations:
             raise InitializationError("the engine was shut down")
         whole = range(len(self._shape.bundles))
         return {dp_rank: RankBundles(group, whole) for dp_rank, group in zip(dp_ranks, groups, strict=True)}
+
+    def _advice(self) -> Iterator[str]:
+        """What to do about a shortage, apart from what `placement` knows."""
+        needed = {name for bundle in self._shape.bundles for name in bundle}
+        held = {name: amount for name, amount in own_resources().items() if name in needed}
+        if held:
+            kind = "task" if own_actor_id() is None else "actor"
+            amounts = " and ".join(f"{name} {amount:g}" for name, amount in held.items())
+            zeros = " and ".join(f"num_{name.lower()}s=0" for name in held)
+            yield (
+                f"The {kind} that starts this engine holds {amounts} itself, which the ranks can't use. It needs none "
+                f"of that: declare it with {zeros} (in Ray Data: map_batches(..., {zeros})), or give the engine "
+                "bundles of its own by placement_groups."
+            )
+        if not self._is_ray_ours and self._wait_for_nodes_s == 0:
+            yield "If an autoscaler can add nodes, set wait_for_nodes_s (--wait-for-nodes) to wait for them."
 
     def _validated(self, groups: list[PlacementGroup]) -> Places:
         if len(groups) != self._shape.num_ranks:

@@ -13,7 +13,7 @@ import ray
 from fake_ranks import live_groups
 from job_cluster import STEP_S, eventually
 
-from raycore import AsyncLLM, InvalidConfig, SamplingParams
+from raycore import AsyncLLM, InvalidConfig, PlacementShortage, SamplingParams
 from raycore.demo import demo_model_path
 
 MODEL = demo_model_path()
@@ -108,6 +108,26 @@ def test_a_start_that_is_cancelled_leaves_nothing(num_ranks: int):
         assert live_groups() == []
 
     asyncio.run(cancel())
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(("num_cpus", "says_so"), [(3, True), (0, False)])
+def test_a_shortage_names_what_the_actor_that_starts_the_engine_holds(num_cpus: int, says_so: bool):
+    @ray.remote(num_cpus=num_cpus)
+    class Owner:
+        async def start(self) -> str:
+            try:
+                await AsyncLLM.create(MODEL, data_parallel_size=17, **QUIET)
+            except PlacementShortage as error:
+                return str(error)
+            return ""
+
+    owner = Owner.remote()
+    said = ray.get(owner.start.remote(), timeout=STEP_S)
+    assert "17 ranks of 1 worker don't fit" in said
+    assert ("The actor that starts this engine holds CPU 3 itself" in said) == says_so
+    assert ("map_batches(..., num_cpus=0)" in said) == says_so
+    ray.kill(owner)
 
 
 @pytest.mark.usefixtures("ray_cluster")
