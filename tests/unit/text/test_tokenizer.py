@@ -1,4 +1,5 @@
 import re
+from itertools import pairwise
 
 import pytest
 from tokenizers import Tokenizer as NativeTokenizer
@@ -97,6 +98,14 @@ def test_token_text_keeps_the_space_of_a_word(tokenizer, llama2_tokenizer):
 @pytest.fixture(scope="module", params=[byte_level, byte_level_with_bos, sentencepiece_like, unigram, word_piece])
 def every_tokenizer(request, tmp_path_factory):
     return Tokenizer.from_dir(write(tmp_path_factory.mktemp("tokenizer"), request.param()))
+
+
+@pytest.mark.parametrize("text", ["the fox", "  the  quick (the fox)", "the\n\n你🎉 fox", "the</s> fox"])
+def test_tokens_begin_where_their_text_is(every_tokenizer, text):
+    starts, ids = every_tokenizer.token_starts(text), every_tokenizer.encode(text)
+    pieces = [text[start:end] for start, end in pairwise([*starts, len(text)])]
+    assert (len(starts), "".join(pieces)) == (len(ids), text)
+    assert text.rindex(" ") in starts, "a word begins with the space before it"
 
 
 def spells(ids, spelling):
