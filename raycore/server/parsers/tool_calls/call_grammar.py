@@ -93,11 +93,13 @@ class CallGrammar(ABC):
         """
         if not cls.needs_opening:
             return None
-        until_opening = f"until_opening: TEXT {tag_rule(cls.opening, special)}"
-        if cls.opening not in special:
-            until_opening = until_opening.replace(":", "[lazy]:", 1)
-        rules = [f"start: (until_opening SPACE? head {cls.in_text})* TEXT", until_opening]
+        rules = [f"start: (until_opening SPACE? head {cls.in_text})* TEXT", cls._until_opening(special)]
         return cls._grammar(rules, schemas, special)
+
+    @classmethod
+    def _until_opening(cls, special: SpecialTokens) -> str:
+        name = "until_opening" if cls.opening in special else "until_opening[lazy]"
+        return f"{name}: TEXT {tag_rule(cls.opening, special)}"
 
     @classmethod
     def _grammar(cls, rules: list[str], schemas: Schemas, special: SpecialTokens) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from raycore.grammar.lark import SpecialTokens, alternative, tag_rule
+from raycore.grammar.lark import SpecialTokens, alternative
 from raycore.server.parsers.tags import num_begun
 from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json
 from raycore.server.parsers.tool_calls.parameters import Allowed, Parameter, parameters_of
@@ -20,7 +20,7 @@ _OTHER_REF = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
 """Matches a JSON Schema reference that can't be resolved within the schema of one parameter."""
 _AFTER_VALUE = f"\n{_END_PARAMETER}\n"
 _NAME = re.compile(r"[^<>\n]*")
-_WRITABLE = re.compile(r"[^<>\n]+")
+_WRITABLE = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
 
 
 class Qwen3CoderParser(ToolParser):
@@ -52,7 +52,8 @@ class Qwen3CoderParser(ToolParser):
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """See `ToolParser.has_grammar`. False if a name has `<`, `>` or a newline, which can't be written in a tag."""
+        """See `ToolParser.has_grammar`. False if a name can't be written in a tag: with `<`, `>`, a newline, or
+        white space around it."""
         return all(
             _WRITABLE.fullmatch(each)
             for name, schema in schemas.items()
@@ -62,11 +63,8 @@ class Qwen3CoderParser(ToolParser):
     @classmethod
     def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str:
         """See `ToolParser.message_grammar`. A function's tag begins a call, too, because the parser reads it as one."""
-        until_opening = f"until_opening: TEXT {tag_rule(cls.opening, special)}"
-        if cls.opening not in special:
-            until_opening = until_opening.replace(":", "[lazy]:", 1)
         call = "(until_opening SPACE? head call closing | until_head call closing?)"
-        rules = [f"start: {call}* TEXT", until_opening, f'until_head[lazy]: TEXT "{_FUNCTION}"']
+        rules = [f"start: {call}* TEXT", cls._until_opening(special), f'until_head[lazy]: TEXT "{_FUNCTION}"']
         return cls._grammar(rules, schemas, special)
 
     @classmethod

@@ -447,6 +447,9 @@ def test_strict_functions_are_called_by_their_schemas_or_not_at_all():
         (tool_templates.HERMES, {"tools": [strict(FORECAST)], "tool_choice": "none"}),
         (tool_templates.LLAMA3, {"tools": [strict(FORECAST)]}),
         (tool_templates.QWEN3_CODER, {"tools": [strict(tool("a<b"))]}),
+        (tool_templates.QWEN3_CODER, {"tools": [strict(tool(" a "))]}),
+        (tool_templates.MISTRAL, {"tools": [strict(tool("a[b"))]}),
+        (tool_templates.MISTRAL, {"tools": [strict(tool(" a "))]}),
     ],
 )
 def test_else_nothing_constrains_it(template, body):

@@ -253,6 +253,7 @@ def test_the_beginning_of_a_call_that_is_cut_off_is_no_content(name, text, conte
         assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == content
 
 
+NAMES_OF_PARSERS = ["hermes", "llama3_json", "qwen3_coder", "mistral"]
 FRAGMENTS = [
     *(
         "<tool_call>",
@@ -284,13 +285,14 @@ FRAGMENTS = [
         "_call>",
         "{}",
     ),
+    *("<function=typed>", "<parameter=count>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", '[TOOL_CALLS][{"name": "f", '),
     *('"name"', '"f"', '"arguments"', '"parameters"', '{"name": "f", ', '"arguments": {', '"parameters": {"a": '),
     *(HERMES_CALL, LLAMA_CALL, CODER_CALL, '{"arguments": {"b": "}"}, "name": "g"}', '{"name": "h"}'),
 ]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 
 
-@given(st.sampled_from(["hermes", "llama3_json", "qwen3_coder"]), TEXTS, st.data())
+@given(st.sampled_from(NAMES_OF_PARSERS), TEXTS, st.data())
 def test_any_split_gives_the_same_message(name, text, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=len(text))))
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -298,7 +300,7 @@ def test_any_split_gives_the_same_message(name, text, data):
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["hermes", "llama3_json", "qwen3_coder"]), TEXTS, st.data())
+@given(st.sampled_from(NAMES_OF_PARSERS), TEXTS, st.data())
 def test_any_split_of_a_text_that_is_cut_off_gives_the_same_message(name, text, data):
     cut = data.draw(st.integers(0, len(text)))
     whole = parse(name, [text], is_cut_off=True)
@@ -307,7 +309,7 @@ def test_any_split_of_a_text_that_is_cut_off_gives_the_same_message(name, text, 
     assert [each for each in whole if isinstance(each, CallStart)] == [c for c in complete if isinstance(c, CallStart)]
 
 
-@given(st.sampled_from(["hermes", "llama3_json", "qwen3_coder"]), TEXTS)
+@given(st.sampled_from(NAMES_OF_PARSERS), TEXTS)
 @example("llama3_json", "{" * 3)
 def test_text_without_calls_stays_as_it_is(name, text):
     content, calls = message(name, text)
