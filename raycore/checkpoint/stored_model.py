@@ -7,33 +7,26 @@ lacks a tensor, or leaves one out, computes something else than it was trained f
 
 from __future__ import annotations
 
-__all__ = ["fit_eagle3", "fit_model", "layer_prefix", "model_tensors", "wrong_shape"]
+__all__ = ["fit_eagle3", "fit_model", "wrong_shape"]
 
 import logging
 import mmap
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import EXPERT_NAMES, MoeSpec, has_stacked_experts
 from raycore.checkpoint.quantization import stored_scheme
-from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows
+from raycore.checkpoint.tensor_shapes import EMBEDDING, HEAD, eagle3_tensors, layer_prefix, model_tensors
 from raycore.checkpoint.weight_files import StoredTensor, listed, stored_tensors
 from raycore.errors import InvalidCheckpoint
 
 logger = logging.getLogger(__name__)
 
 Tensors = Mapping[str, StoredTensor]
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
-"""Names and shapes of tensors."""
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_LAYER_PREFIXES = ("midlayer.", "layers.0.")
-"""Where checkpoints of EAGLE-3 heads have the layer's tensors."""
 _NUMBERS = ("F32", "BF16", "F16")
 _INTEGERS = ("I64", "I32")
 _COMPARED_BYTES = 16 << 20
@@ -84,31 +77,8 @@ def fit_eagle3(spec: ModelSpec, head: Eagle3Spec, path: Path) -> ModelSpec:
     tensors = stored_tensors(path)
     prefix = layer_prefix(tensors.__contains__)
     spec = _with_biases(spec, tensors, path, prefix)
-    _check(dict(_eagle3_tensors(spec, head, tensors, prefix)), spec, tensors, path)
+    _check(dict(eagle3_tensors(spec, head, tensors.__contains__, prefix)), spec, tensors, path)
     return spec
-
-
-def layer_prefix(has_tensor: Callable[[str], bool] = lambda name: False) -> str:
-    """Return how the names of the tensors of an EAGLE-3 head's layer begin."""
-    return next((each for each in _LAYER_PREFIXES if has_tensor(f"{each}hidden_norm.weight")), _LAYER_PREFIXES[0])
-
-
-def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
-    """Yield the tensors of a whole model. Quantized weights have the names and shapes that they would have else.
-
-    `has_tensor`: whether the checkpoint has a tensor, which says how experts are stored.
-    """
-    yield EMBEDDING, (spec.vocab_size, spec.hidden_size)
-    yield "model.norm.weight", (spec.hidden_size,)
-    if not spec.tie_word_embeddings:
-        yield HEAD, (spec.vocab_size, spec.hidden_size)
-    for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}."
-        yield from _attention_tensors(spec, prefix, spec.hidden_size)
-        if spec.moe is not None and spec.moe.sparse_layers[layer]:
-            yield from _expert_tensors(spec, spec.moe, prefix, has_tensor)
-        else:
-            yield from _dense_tensors(spec, prefix)
 
 
 def wrong_shape(described: str, found: tuple[int, ...], expected: tuple[int, ...]) -> InvalidCheckpoint:
@@ -117,61 +87,6 @@ def wrong_shape(described: str, found: tuple[int, ...], expected: tuple[int, ...
         f"{described} has shape {found}, but config.json implies {expected}: the weights and config.json are of "
         "different models"
     )
-
-
-def _attention_tensors(spec: ModelSpec, prefix: str, num_inputs: int) -> Shapes:
-    rows = RankRows.of(spec, 0, 1)
-    yield f"{prefix}input_layernorm.weight", (spec.hidden_size,)
-    yield f"{prefix}post_attention_layernorm.weight", (spec.hidden_size,)
-    for part in rows.qkv:
-        yield f"{prefix}{part.name}.weight", (part.total, num_inputs)
-        if spec.qkv_bias:
-            yield f"{prefix}{part.name}.bias", (part.total,)
-    yield f"{prefix}{O_PROJ}.weight", (spec.hidden_size, rows.q.total)
-    if spec.o_bias:
-        yield f"{prefix}{O_PROJ}.bias", (spec.hidden_size,)
-    if spec.qk_norm:
-        yield f"{prefix}self_attn.q_norm.weight", (spec.head_dim,)
-        yield f"{prefix}self_attn.k_norm.weight", (spec.head_dim,)
-
-
-def _dense_tensors(spec: ModelSpec, prefix: str) -> Shapes:
-    for part in RankRows.of(spec, 0, 1).gate_up:
-        yield f"{prefix}{part.name}.weight", (part.total, spec.hidden_size)
-        if spec.mlp_bias:
-            yield f"{prefix}{part.name}.bias", (part.total,)
-    yield f"{prefix}{DOWN_PROJ}.weight", (spec.hidden_size, spec.intermediate_size)
-    if spec.mlp_bias:
-        yield f"{prefix}{DOWN_PROJ}.bias", (spec.hidden_size,)
-
-
-def _expert_tensors(spec: ModelSpec, moe: MoeSpec, prefix: str, has_tensor: Callable[[str], bool]) -> Shapes:
-    names, num, size, hidden = EXPERT_NAMES[spec.architecture], moe.num_experts, moe.intermediate_size, spec.hidden_size
-    if has_stacked_experts(moe, has_tensor):
-        yield f"{prefix}mlp.gate.weight", (num, hidden)
-        yield f"{prefix}mlp.experts.gate_up_proj", (num, 2 * size, hidden)
-        yield f"{prefix}mlp.experts.down_proj", (num, hidden, size)
-        return
-    yield f"{prefix}{names.block}.gate.weight", (num, hidden)
-    for expert in range(num):
-        of_expert = f"{prefix}{names.block}.experts.{expert}."
-        yield f"{of_expert}{names.gate}.weight", (size, hidden)
-        yield f"{of_expert}{names.up}.weight", (size, hidden)
-        yield f"{of_expert}{names.down}.weight", (hidden, size)
-
-
-def _eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, tensors: Tensors, prefix: str) -> Shapes:
-    hidden = spec.hidden_size
-    if "embed_tokens.weight" in tensors:
-        yield "embed_tokens.weight", (spec.vocab_size, hidden)
-    yield "fc.weight", (hidden, head.target_hidden_size * len(head.target_layers))
-    yield f"{prefix}hidden_norm.weight", (hidden,)
-    yield from _attention_tensors(spec, prefix, 2 * hidden)
-    yield from _dense_tensors(spec, prefix)
-    yield "norm.weight", (hidden,)
-    yield HEAD, (head.draft_vocab_size, hidden)
-    if "d2t" in tensors:
-        yield "d2t", (head.draft_vocab_size,)
 
 
 def _with_biases(spec: ModelSpec, tensors: Tensors, path: Path, layers: str) -> ModelSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 import ray
 from fake_ranks import config, live_groups, manager_of
@@ -14,7 +15,7 @@ from placement.reserve import RankBundles, release
 from placement.topology import free_in_group
 from raycore.cluster.manager import shape_of
 from raycore.config import ExecutorConfig
-from raycore.errors import InitializationError, InvalidConfig, PlacementShortage
+from raycore.errors import InitializationError, InvalidCheckpoint, InvalidConfig, PlacementShortage
 from raycore.node.processes import is_running
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -57,6 +58,21 @@ def test_the_first_rank_that_fails_to_start_says_why(behaviour: str, kind: type[
         manager.start()
     assert str(caught.value).startswith(begins)
     manager.shutdown()
+
+
+def test_what_this_node_cannot_do_is_found_before_ranks_start(tmp_path):
+    base = config("starts never")
+    cache = msgspec.structs.replace(base.cache, num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 60)
+    model = msgspec.structs.replace(base.model, model=str(tmp_path), load_format="auto")
+    for changed, kind, message in (
+        ({"cache": cache, "device": "cpu"}, InvalidConfig, "kv_cache_memory_bytes=.* for each of 2 workers is more"),
+        ({"model": model}, InvalidCheckpoint, "no weights at all"),
+    ):
+        manager = manager_of(msgspec.structs.replace(base, **changed))
+        with pytest.raises(kind, match=message):
+            manager.start()
+        assert manager.ranks == {}
+        manager.shutdown()
 
 
 def test_a_rank_that_dies_while_starting_shows_what_it_wrote_last():

@@ -14,7 +14,7 @@ from torch import Tensor
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.stages import Stage
-from raycore.checkpoint.stored_model import layer_prefix
+from raycore.checkpoint.tensor_shapes import layer_prefix
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.checkpoint_reader import CheckpointReader
 from raycore.model.weights.fill import CheckpointFill, RandomFill

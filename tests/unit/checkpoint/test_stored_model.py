@@ -15,7 +15,8 @@ from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
 from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.checkpoint.stages import Stage, split_layers
-from raycore.checkpoint.stored_model import fit_eagle3, fit_model, model_tensors
+from raycore.checkpoint.stored_model import fit_eagle3, fit_model
+from raycore.checkpoint.tensor_shapes import model_tensors
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.linear_formats import CONVERTED
