@@ -370,10 +370,7 @@ VLLM_SERVER_FLAGS = _options(
         },
         "the content format is detected from the template": {"chat_template_content_format": "auto"},
         "requests give chat_template_kwargs themselves": {"default_chat_template_kwargs": {}},
-        "responses always have the role assistant, and tokens as text": {
-            "response_role": "assistant",
-            "return_tokens_as_token_ids": False,
-        },
+        "responses always have the role assistant": {"response_role": "assistant"},
         "the tools of a request are always in the prompt, and schemas are followed where the request says so": {
             "exclude_tools_when_tool_choice_none": False,
             "tool_strict_level": "auto",

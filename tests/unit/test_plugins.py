@@ -150,7 +150,7 @@ def test_parsers_go_by_the_names_of_plugins(site: Path):
     assert tool_parser_named("wagon").__name__ == "WagonToolParser"
     assert reasoning_parser_named("wagon").__name__ == "WagonReasoningParser"
     for name in ("tool_call_parser", "reasoning_parser"):
-        with pytest.raises(InvalidConfig, match=f"{name}='cart' isn't .*'wagon'"):
+        with pytest.raises(InvalidConfig, match=f"{name}='cart' is not supported: use .*'wagon'"):
             server_options("m", {name: "cart"})
     for find in (tool_parser_named, reasoning_parser_named):
         with pytest.raises(InvalidConfig, match=r"'cart' isn't one of .*wagon"):

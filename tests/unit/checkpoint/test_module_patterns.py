@@ -79,7 +79,7 @@ def test_there_is_a_limit_to_patterns() -> None:
 
 @pytest.mark.parametrize("pattern", [".*" * 500 + "!", "(.|.)" * 200 + "!", "(.*|.*|.*)?" * 90 + "!", "(a?){9}"])
 def test_no_pattern_takes_long(pattern: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()  # of this thread only, because other processes need the cores, too
     with suppress(InvalidPattern):
         assert not is_match(pattern, NAMES[-1])
-    assert time.perf_counter() - start < 0.5
+    assert time.thread_time() - start < 0.5
