@@ -68,10 +68,10 @@ void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int6
   constexpr int V = P * kVectors;
   const Factor<X>* x = block.x + row * block.x_stride;
   float* sums = block.sums + row * block.sums_stride;
-  Floats own[R][V];
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++)
-      own[r][v] = block.is_first ? Floats{} : load(sums + r * block.sums_stride + v * kWidth);
+  Floats own[R][V] = {};
+  if (!block.is_first)  // not a choice for each vector: compilers would keep them in memory
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) own[r][v] = load(sums + r * block.sums_stride + v * kWidth);
   for (int64_t i = 0; i < block.num_inputs; i += kPair<W>, next += next_step) {
     Floats first[V], second[V];
     for (int v = 0; v < V; v++) {
