@@ -302,5 +302,5 @@ class Reservations:
 
 
 def _count(ranks: Iterable[Rank]) -> Counter[str]:
-    """The number of ranks whose engine is on a node, by node id."""
+    """The number of ranks whose first worker is on a node, by node id."""
     return Counter(rank.nodes[0] for rank in ranks)
