@@ -27,7 +27,7 @@ from raycore.checkpoint.sharded_state import (
 )
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.checkpoint.stored_model import fit_model
-from raycore.checkpoint.weight_files import has_weight_files
+from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.class_paths import as_class_path
 from raycore.drafter_config import DrafterConfig, resolve_drafter
 from raycore.errors import InitializationError, InvalidConfig
@@ -707,11 +707,21 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """Return the part of the model that each stage of a rank computes."""
         return self.parallel.stages(self.model.spec)
 
-    def fitted(self, *, must_see: bool = False) -> EngineConfig:
+    def check_files(self) -> None:
+        """Check that there are files with weights, on a node where workers run.
+
+        Raises:
+            InvalidCheckpoint: there are none. The message names the directory.
+        """
+        if self.model.load_format == "auto" and self.parallel.worker_cls is None:
+            for path in [self.model.model] if self.drafter is None else [self.model.model, self.drafter.path]:
+                if not has_weight_files(Path(path)):
+                    stored_tensors(Path(path))
+
+    def fitted(self) -> EngineConfig:
         """Return the same configuration with what the checkpoints' files say of the models, from their headers.
 
-        Args:
-            must_see: whether workers run on this node. Otherwise, files that this process doesn't see are left to them.
+        Files that this process doesn't see are left to workers, which see them.
 
         Raises:
             InvalidCheckpoint: a file is damaged, or the files and config.json are of different models.
@@ -722,9 +732,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
             return self
         if model.load_format == "sharded_state":
             model = replace(model, spec=check_saved_state(path, self.shard_pattern, model.spec, self.division))
-        elif must_see or has_weight_files(path):
+        elif has_weight_files(path):
             model = replace(model, spec=fit_model(model.spec, path))
-        return replace(self, model=model, drafter=None if drafter is None else drafter.fitted(must_see=must_see))
+        return replace(self, model=model, drafter=None if drafter is None else drafter.fitted())
 
     @property
     def division(self) -> Division:

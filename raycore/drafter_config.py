@@ -31,10 +31,10 @@ class DrafterConfig(msgspec.Struct, frozen=True):
     max_model_len: int
     """Longer sequences have no drafts."""
 
-    def fitted(self, *, must_see: bool) -> DrafterConfig:
+    def fitted(self) -> DrafterConfig:
         """As `EngineConfig.fitted`."""
         path = Path(self.path)
-        if not must_see and not has_weight_files(path):
+        if not has_weight_files(path):
             return self
         fit = fit_model(self.spec, path) if self.head is None else fit_eagle3(self.spec, self.head, path)
         return msgspec.structs.replace(self, spec=fit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ["VLLM_OPTIONS", "VLLM_SERVER_FLAGS", "without_vllm_options"]
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from raycore.vllm_options import ANY, VllmOption
 
@@ -37,11 +37,11 @@ _FLAGS = {
 """Short flags."""
 
 
-def _options(groups: Mapping[str, Mapping[str, object]]) -> dict[str, VllmOption]:
+def _options(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, VllmOption]:
     found: dict[str, VllmOption] = {}
     for reason, accepted in groups.items():
         for name, value in accepted.items():
-            values = value if isinstance(value, tuple) else (value,)
+            values = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
             flags = (_FLAGS[name], f"--{name.replace('_', '-')}") if name in _FLAGS else ()
             found[name] = VllmOption(name, values, reason, flags)
     return found

@@ -43,9 +43,10 @@ class Parser(argparse.ArgumentParser):
         return known, []
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:  # pyright: ignore[reportPrivateUsage]
-            nearest = difflib.get_close_matches(str(value), action.choices, n=1)
-            advice = f"did you mean {nearest[0]}?" if nearest else f"commands are {', '.join(action.choices)}"
+        known = list(map(str, action.choices or ()))
+        if action.nargs == argparse.PARSER and value not in known:
+            nearest = difflib.get_close_matches(str(value), known, n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else f"commands are {', '.join(known)}"
             self.error(f"unknown command {value!r}; {advice}")
         super()._check_value(action, value)
 

@@ -531,7 +531,7 @@ class CoreEngineActorManager:
             return
         if self._config.device == "cpu":
             self._config.cache.check_memory(num_workers, total_memory_bytes(), "this node")
-        self._config.fitted(must_see=True)
+        self._config.check_files()
 
     def _can_stand_in(self, rank: Rank, nodes: list[str]) -> bool:
         """Whether a standby can replace a rank, on these nodes. On GPUs, it has to know which GPUs the rank had."""
