@@ -235,7 +235,7 @@ def _cluster() -> Generator[str]:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "include_dashboard": True})
     try:
-        yield cluster.address
+        yield str(cluster.address)
     finally:
         cluster.shutdown()
 

@@ -276,7 +276,7 @@ class Reservations:
         return places
 
     def _num_sharing(self, group: PlacementGroup) -> int:
-        return sum(bundles.group == group for bundles in self._brought.values())
+        return len([bundles for bundles in self._brought.values() if bundles.group == group])
 
     def _kept(self, ranks: Sequence[Rank]) -> Places:
         """The ranks' groups whose nodes are all alive and not draining. Removes the others, except the caller's."""
