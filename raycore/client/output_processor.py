@@ -118,7 +118,9 @@ class OutputProcessor:
             if sequence.finish_reason is None:
                 self._finish(sequence, "abort", None)
         self._forget(request)
-        return request.output()
+        output = request.output()
+        request.sequences.clear()
+        return output
 
     def rebind(self, seq_id: int, new_seq_id: int) -> list[int]:
         """Give a sequence a new seq_id, under which another rank continues it. Later outputs for `seq_id` are ignored.
@@ -164,6 +166,15 @@ class OutputProcessor:
                 changed[sequence.request.request_id] = None
         self._report(changed, step)
         return step
+
+    def release(self, step: ProcessedOutputs) -> None:
+        """Let go of the requests that have ended with a batch, once nobody needs their sequences any more.
+
+        A request and its sequences refer to each other, so otherwise only the garbage collector would free them.
+        """
+        for sequence in step.ended:
+            if sequence.request.request_id not in self._requests:
+                sequence.request.sequences.clear()
 
     def _note_starts(self, batch: OutputBatch) -> None:
         for seq_id, num_cached_tokens in batch.started:

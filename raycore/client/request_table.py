@@ -237,6 +237,7 @@ class RequestTable:
         """
         step = self._outputs.process(batch)
         self._recorder.take(dp_rank, before, batch.load, step)
+        self._outputs.release(step)
         self.router.observe(dp_rank, batch.load)
         self.num_output_tokens += len(batch.token_ids) // 4
         by_sink: dict[Sink, list[Update]] = defaultdict(list)
