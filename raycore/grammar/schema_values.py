@@ -16,7 +16,8 @@ from raycore.errors import InvalidRequest
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 MAX_NUMBER = 1 << 53
 """Numbers are doubles in llguidance. Beyond this, not every integer is one."""
-MAX_DECIMALS = 15
+MAX_DIGITS = 15
+"""llguidance may read a number with more digits, or decimal places, as the double beside the right one."""
 MAX_MULTIPLE = (1 << 16) - 1
 """Maximum of the least common multiple of all `multipleOf`: an automaton for it has this many states."""
 MAX_LENGTH = (1 << 31) - 1
@@ -84,12 +85,16 @@ def _number(keyword: str, value: Any, path: str) -> int | float:
             f"#{path}: {keyword}={shown(value)} can't be held exactly: numbers go from -2^53 to 2^53 "
             f"({MAX_NUMBER}); leave the keyword out, or use a string with a pattern"
         )
-    num_decimals = _num_decimals(Decimal(repr(value)))
-    if num_decimals > MAX_DECIMALS:
+    if value == int(value):
+        return int(value)
+    exact = Decimal(repr(value))
+    num_digits, num_decimals = len(exact.as_tuple().digits), _num_decimals(exact)
+    if max(num_digits, num_decimals) > MAX_DIGITS:
         raise InvalidRequest(
-            f"#{path}: {keyword}={value!r} has {num_decimals} decimal places; at most {MAX_DECIMALS} are compiled"
+            f"#{path}: {keyword}={value!r}: at most {MAX_DIGITS} significant digits and decimal places are compiled, "
+            f"and it has {num_digits} and {num_decimals}"
         )
-    return int(value) if value == int(value) else value
+    return value
 
 
 def _bound(keyword: str, value: Any, path: str) -> int | float | bool:

@@ -17,9 +17,9 @@ VARIABLE = "RAYCORE_CPU_KERNELS"
 FOLDER = Path(__file__).parent
 
 
-def compiled() -> list[Path]:
-    """The compiled kernels of this copy of raycore. Empty if it was installed without a compiler."""
-    return sorted(FOLDER.glob("_cpu*.so"))
+def compiled(folder: Path = FOLDER) -> list[Path]:
+    """The compiled kernels of a copy of raycore, by default this one. Empty if it was installed without a compiler."""
+    return sorted(folder.glob("_cpu*.so"))
 
 
 def are_compiled(*_: object) -> tuple[str, bool] | None:

@@ -52,11 +52,12 @@ def choose(instruction_set: str) -> str | None:
 
 def find() -> Path:
     """The library that was compiled when raycore was installed."""
-    if found := compiled():
+    folder = _PACKAGE / "kernels"
+    if found := compiled(folder):
         return found[0]
     record, root = _record(), _PACKAGE.parent
     if failure := record.get("failure"):
-        details = f"; {FOLDER / RECORD} has all that it said" if record.get("output") else ""
+        details = f"; {folder / RECORD} has all that it said" if record.get("output") else ""
         raise _Unusable(failure, f"To get them, {record['remedy']}{details}")
     is_checkout = (root / "pyproject.toml").exists()
     install = f"run `pip install -e {root}`" if is_checkout else "install raycore on this machine"
@@ -74,7 +75,7 @@ class _Unusable(Exception):
 def _record() -> dict[str, str]:
     """What the build recorded; nothing if there was none."""
     try:
-        return json.loads((FOLDER / RECORD).read_text())
+        return json.loads((_PACKAGE / "kernels" / RECORD).read_text())
     except OSError:
         return {}
 

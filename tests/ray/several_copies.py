@@ -1,7 +1,7 @@
 """Engines on a cluster whose workers find other copies of raycore than this program's before or instead of it.
 
-Run by `test_same_copy.py`, with the folders of another version and of a copy without kernels as its arguments. Prints a
-line for each engine: what its worker has imported, or why the engine didn't start.
+Run by `test_copies_of_raycore.py`, with the folders of another version and of a copy without kernels as its arguments.
+Prints a line for each engine: what its worker has imported, or why the engine didn't start.
 """
 
 from __future__ import annotations

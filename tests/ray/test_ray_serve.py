@@ -20,7 +20,8 @@ from peft_adapters import save_demo_adapter
 from ray import serve
 from slow_worker import STEP_S
 
-from raycore.control.remote import RemoteEngine, engine_names
+from raycore.control.commands import ACTOR_PREFIX
+from raycore.control.remote import RemoteEngine
 from raycore.errors import ControlError, InvalidConfig
 from raycore.server.serve_app import build_serve_app
 from raycore.status import RankStatus
@@ -80,8 +81,13 @@ def until(is_so: Callable[[], object], timeout_s: float = 30.0) -> None:
 
 def the_rank() -> RankStatus | None:
     """The engine's only rank, once it can be asked."""
+    prefix = f"{ACTOR_PREFIX}{ARGUMENTS['engine_name']}-"
+    actors = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    names = [name.removeprefix(ACTOR_PREFIX) for name in actors if name.startswith(prefix)]
+    if not names:
+        return None
     try:
-        status, _ = RemoteEngine(next(name for name in engine_names() if name.startswith("served-"))).status()
+        status, _ = RemoteEngine(names[0]).status()
     except ControlError:
         return None
     return status.ranks[0] if status.ranks else None

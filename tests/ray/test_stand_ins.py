@@ -88,7 +88,7 @@ def test_a_mistake_in_a_manifest_is_refused(right, wrong, message, world, tmp_pa
 def test_a_mistake_in_the_dockerfile_is_refused(tmp_path):
     text = (ROOT / "Dockerfile").read_text()
     (tmp_path / ".dockerignore").write_text("*.egg-info\n")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "raycore", "placement"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "build_backend", "raycore", "placement"):
         (tmp_path / name).touch()
     for right, wrong, message in (
         ("", "", None),

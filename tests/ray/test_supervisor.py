@@ -184,18 +184,19 @@ def test_a_rank_that_does_not_come_back_is_given_up_and_the_others_go_on(start):
     assert engine.supervisor.wait(1.0) is error
 
 
-def test_a_rank_that_no_node_has_room_for_is_waited_for_while_the_others_go_on(start):
+def test_a_rank_that_no_node_has_room_for_is_waited_for_while_the_others_go_on(start, monkeypatch):
     engine = start()
+    monkeypatch.setattr("raycore.cluster.reservations.answers", lambda node: False)
     rank = engine.manager.ranks[1]
-    group, rank.group = rank.group, None
+    bundles, rank.bundles = rank.bundles, None
     engine.manager.reservations.crashed_nodes.add(engine.manager.node)  # the only one
-    release([group])
+    release([bundles.group])
     assert engine.listener.next("lost")[0] == 1
     time.sleep(1.0)
     assert engine.listener.events.empty()
     assert engine.supervisor.watches()[1] == WatchView(0, has_given_up=False)
     assert is_running(engine.infos[0].pid)
-    engine.manager.reservations.crashed_nodes.clear()
+    monkeypatch.setattr("raycore.cluster.reservations.answers", lambda node: True)
     assert engine.listener.next("up")[0] == 1
 
 

@@ -67,7 +67,7 @@ def install_without_a_compiler(installation: Installation, folder: Path) -> str:
     """What loading the kernels prints then: their instruction set, or why there are none."""
     installation.run(f"pip install --target {folder} .", CXX="no-such-compiler", RAYCORE_CPU_KERNELS="auto")
     return installation.run(
-        "python -c 'from raycore.kernels import library; print(library.load())'",
+        f"cd {folder} && python -c 'from raycore.kernels import library; print(library.load())'",
         PYTHONPATH=str(folder),
         RAYCORE_CPU_KERNELS="auto",
     )

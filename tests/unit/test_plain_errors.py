@@ -37,7 +37,8 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
 def test_problems_have_no_notation_of_types(text: str, problem: str) -> None:
     with pytest.raises(msgspec.DecodeError) as raised:
         msgspec.json.decode(text, type=Body)
-    assert decode_problem(raised.value) == problem
+    # some versions of msgspec name the item
+    assert decode_problem(raised.value).replace("[0]", "[...]") == problem
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def test_it_travels_and_can_be_compared():
         ({**TORCH, "depth": 3}, "depth"),
         ({**TORCH, "max_iterations": -1}, "max_iterations"),
         ({**TORCH, "torch_profiler_with_stack": "yes"}, "torch_profiler_with_stack"),
-        ({**TORCH, "warmup_iterations": 2}, "profiler_config: warmup_iterations=2: there is no profiler schedule"),
-        ({**TORCH, "proton_data": "trace"}, "proton_data='trace': only profiler='torch' is supported"),
+        ({**TORCH, "warmup_iterations": 2}, "warmup_iterations=2 is not supported: there is no profiler schedule"),
+        ({**TORCH, "proton_data": "trace"}, "proton_data='trace' is not supported: only profiler='torch' is supported"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(value, match):

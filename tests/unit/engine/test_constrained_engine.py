@@ -35,7 +35,7 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
         low = rng.randint(-50, 50)
         return {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 1000)}
     if kind == "number":
-        return {"enum": [rng.random(), 1e9, -2.5]}
+        return {"enum": [round(rng.random(), 9), 1e9, -2.5]}
     if kind == "string":
         return {"type": "string", "minLength": rng.randint(0, 2), "maxLength": 6}
     if kind == "pattern":
