@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -46,7 +47,7 @@ from raycore.node import lifeline
 from raycore.node.cpu_features import cpu_features
 from raycore.node.garbage import freeze_heap
 from raycore.plugins import load_general_plugins
-from raycore.ray_api import actor_class, endpoint, node_id, node_ip, title_process
+from raycore.ray_api import MAX_STREAMED, actor_class, endpoint, node_id, node_ip, title_process
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.rank import RankIdentity, Regrouping
 
@@ -236,8 +237,12 @@ class DPEngineCoreActor:
 
     @endpoint("outputs")
     def outputs(self, client: int) -> Iterator[bytes]:
-        """Yield one client's encoded `OutputBatch`es. Ends when the engine stops or the client is forgotten."""
-        yield from self._mailbox.outputs(client)
+        """Yield one client's encoded `OutputBatch`es.
+
+        Ends after `MAX_STREAMED` of them, and earlier if the engine stops or the client is forgotten.
+        """
+        for batch in islice(self._mailbox.outputs(client), MAX_STREAMED):  # noqa: UP028 - Ray sends to the generator
+            yield batch
 
     @endpoint("utility")
     def utility(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
