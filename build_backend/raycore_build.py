@@ -173,21 +173,29 @@ def compile_kernels(sources: list[str], library: Path) -> str:
         def compile_one(source: str) -> str:
             name = Path(source).stem
             target = str(Path(folder) / f"{name}.o")
-            _run([*compile_command, *compile_flags, *target_flags(name), "-c", source, "-o", target], COMPILE_S)
+            _run([*compile_command, *compile_flags, *target_flags(name), "-c", source, "-o", target], COMPILE_S, folder)
             return target
 
         objects = list(pool.map(compile_one, sorted(sources, key=lambda source: -len(target_flags(Path(source).stem)))))
         linked = Path(folder) / library.name
         libraries = [*shlex.split(os.environ.get("LDFLAGS", "")), "-ldl", "-lm"]
-        _run([*link_command, *_link_flags(), *objects, *libraries, "-o", str(linked)], COMPILE_S)
+        _run([*link_command, *_link_flags(), *objects, *libraries, "-o", str(linked)], COMPILE_S, folder)
         shutil.copyfile(linked, library)
     return shlex.join(compile_command)
 
 
-def _run(command: list[str], limit_s: float) -> None:
+def _run(command: list[str], limit_s: float, cache: str | None = None) -> None:
+    # zig would leave its cache in the user's home directory, and needs one
+    environment = os.environ if cache is None else {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache}
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=limit_s
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _failed(command, str(error)) from error

@@ -111,7 +111,8 @@ def _import_from(folder: str) -> None:
     """Have raycore's packages, and no others, imported from `folder` if it has them."""
 
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, [folder]) if name in PACKAGES else None
+        spec = PathFinder.find_spec(name, [folder]) if name in PACKAGES else None
+        return spec if spec is not None and spec.origin is not None else None  # a folder without files is no copy
 
     sys.meta_path.insert(0, SimpleNamespace(find_spec=find_spec))  # pyright: ignore[reportArgumentType]
 

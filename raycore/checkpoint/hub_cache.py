@@ -39,7 +39,10 @@ def find_directory(
     # imported lazily: a start from a directory doesn't need it
     from huggingface_hub import constants, try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, file, cache, revision)
+    try:
+        found = try_to_load_from_cache(name, file, cache, revision)
+    except ValueError:  # the hub has no such names
+        found = None
     if isinstance(found, str):
         return Path(found).parent
     directory = Path(cache or constants.HF_HUB_CACHE).expanduser()

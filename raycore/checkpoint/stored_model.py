@@ -178,6 +178,10 @@ def _check_unused(unused: list[str], spec: ModelSpec, tensors: Tensors) -> None:
             logger.info("%s not used (%s): %s", _count(known, "tensor"), reason, listed(known))
         unused = [name for name in unused if name not in set(known)]
     unused = [name for name in unused if not (name == HEAD and spec.tie_word_embeddings)]
+    zeros = {name for name in unused if name.endswith(".bias") and _is_zero(tensors[name])}
+    if zeros:  # some tools for quantization write them for each layer
+        logger.info("%s not used (all zero): %s", _count(sorted(zeros), "tensor"), listed(sorted(zeros)))
+    unused = [name for name in unused if name not in zeros]
     if not unused:
         return
     why = f"a {spec.architecture} as config.json describes it has no such part"
@@ -187,6 +191,12 @@ def _check_unused(unused: list[str], spec: ModelSpec, tensors: Tensors) -> None:
         f"{tensors[unused[0]].file} has {_count(unused, 'tensor')} that the model wouldn't use: {listed(unused)} "
         f"(the first of shape {tensors[unused[0]].shape}): {why}"
     )
+
+
+def _is_zero(tensor: StoredTensor) -> bool:
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.start)
+        return not any(file.read(tensor.end - tensor.start))
 
 
 def _num_layers(tensors: Tensors) -> int:

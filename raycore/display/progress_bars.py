@@ -37,14 +37,15 @@ RequestBar: TypeAlias = "tqdm[Any]"
 
 def make_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
     """Return a progress bar. `options`: those of tqdm."""
-    file = None if _is_redrawn() else _LogLines()
+    file = None if not is_shown or _is_redrawn() else _LogLines()
     return tqdm(disable=not is_shown, file=file, **options)
 
 
 def _is_redrawn() -> bool:
     """Whether what is written can be overwritten: on a terminal and in a notebook, but not in the log of a job."""
     ipython = sys.modules.get("IPython")
-    return sys.stderr.isatty() or (ipython is not None and ipython.get_ipython() is not None)
+    is_terminal = hasattr(sys.stderr, "isatty") and sys.stderr.isatty()  # a program may have put a logger there
+    return is_terminal or (ipython is not None and ipython.get_ipython() is not None)
 
 
 class _LogLines(io.TextIOBase):

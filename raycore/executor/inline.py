@@ -9,6 +9,7 @@ import os
 import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError  # not yet the built-in one in Python 3.10
 from typing import Any, Generic, TypeVar
 
 from raycore.config import EngineConfig
@@ -77,7 +78,7 @@ class Launched:
         """
         try:
             result = self._step.result(timeout)
-        except TimeoutError as error:
+        except (TimeoutError, FutureTimeoutError) as error:
             raise RpcTimeout(f"a step timed out: {error}") from error
         except Exception as error:  # the device's libraries may raise anything
             raise _failure(error) from error

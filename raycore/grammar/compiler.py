@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError  # not yet the built-in one in Python 3.10
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -26,7 +28,7 @@ STACK_BYTES = 16 << 20
 """The stack of a thread that compiles. More than where constraints are checked: what passed there must pass here."""
 _NUM_THREADS = 4
 """A constraint that takes seconds doesn't delay the others."""
-_NUM_KEPT = 256
+_NUM_KEPT = 64
 """Size of the cache of compiled grammars. Many requests have the same grammar."""
 _COMPILE_TIMEOUT_S = 10.0
 """How long a step waits, in seconds, if a grammar isn't ready. Then its request fails, because all others wait, too."""
@@ -55,7 +57,8 @@ class GrammarCompiler:
         self._loading = threading.Lock()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="raycore-grammars")
         self._free_texts: FreeTexts | None = None
-        self._compiled: OrderedDict[bytes, Future[_Compiled | InvalidRequest]] = OrderedDict()
+        self._compiled: OrderedDict[bytes, tuple[Future[_Compiled | InvalidRequest], float]] = OrderedDict()
+        """What has been compiled, or is going to be, and since when."""
 
     def prepare(self) -> Future[Any]:
         """Load the tokenizer and llguidance on a thread. The future raises InvalidRequest on failure."""
@@ -64,15 +67,7 @@ class GrammarCompiler:
     def begin(self, asked: StructuredOutputsParams) -> Future[Any]:
         """Start to compile `asked`, unless it is cached. Once the future is done, `matcher` returns or raises without
         waiting."""
-        key = msgspec.msgpack.encode(asked)
-        with self._lock:
-            compiled = self._compiled.get(key)
-            if compiled is None:
-                compiled = self._compiled[key] = self._submit(self._try_compiling, asked)
-                if len(self._compiled) > _NUM_KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(key)
-            return compiled
+        return self._begun(asked)[0]
 
     def matcher(self, asked: StructuredOutputsParams, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
         """Return a new matcher, at the beginning of an output. A complete output ends with an end-of-sequence token or
@@ -81,15 +76,28 @@ class GrammarCompiler:
         Raises:
             InvalidRequest: the constraint can't be compiled, wasn't compiled within 10 s, or allows no first token.
         """
+        future, begun_s = self._begun(asked)
         try:
-            compiled: _Compiled | InvalidRequest = self.begin(asked).result(_COMPILE_TIMEOUT_S)
-        except TimeoutError:
+            # a request that was held back in the meantime waits no longer, because the others of its step wait with it
+            compiled = future.result(max(0.0, begun_s + _COMPILE_TIMEOUT_S - time.monotonic()))
+        except FutureTimeoutError:
             raise InvalidRequest(
                 f"compiling the constraint took longer than {_COMPILE_TIMEOUT_S:g} s: simplify it"
             ) from None
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(str(compiled)) from compiled
         return self._begin(compiled, stop_token_ids)
+
+    def _begun(self, asked: StructuredOutputsParams) -> tuple[Future[_Compiled | InvalidRequest], float]:
+        key = msgspec.msgpack.encode(asked)
+        with self._lock:
+            compiled = self._compiled.get(key)
+            if compiled is None:
+                compiled = self._compiled[key] = self._submit(self._try_compiling, asked), time.monotonic()
+                if len(self._compiled) > _NUM_KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(key)
+            return compiled
 
     def _submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         # a thread gets its stack when it starts, and the pool starts threads as they are needed

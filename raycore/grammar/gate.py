@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 
@@ -85,7 +86,7 @@ class ConstraintGate:
 
     def prepare(self) -> None:
         """Start the process, which then reads the tokenizer, and don't wait for it."""
-        threading.Thread(target=self._running, name="raycore-gate", daemon=True).start()
+        threading.Thread(target=self._try_starting, name="raycore-gate", daemon=True).start()
 
     def knows(self, asked: StructuredOutputsParams) -> bool:
         """Whether `check` returns, or raises, at once."""
@@ -106,7 +107,7 @@ class ConstraintGate:
             self._verdicts.move_to_end(digest)
         if is_new:
             self._find(asked, digest, verdict)
-        reason = verdict.result()  # whoever began to find it gives up in time
+        reason = verdict.result()  # whoever began to find it gives up after some minutes: see `_reason`
         if reason is not None:
             raise InvalidRequest(f"{asked}: {reason}")
 
@@ -150,16 +151,22 @@ class ConstraintGate:
             return f"{MAX_AT_ONCE} other constraints have been compiled for {wall_s} s: try again", False
         try:
             for _ in range(2):
-                process = self._running()
+                process = None
                 try:
+                    process = self._running()
                     reply = process.ask(asked, wall_s + _GRACE_S)
                 except (_ProcessEnded, OSError):
-                    self._drop(process)
+                    if process is not None:
+                        self._drop(process)
                 else:
                     return (None if reply[:1] == ACCEPTED else reply[1:].decode()), reply[:1] != DIED
-            return "the constraint's compiler ended twice: simplify the constraint, or try again", False
+            return "the constraint's compiler failed twice: simplify the constraint, or try again", False
         finally:
             self._places.release()
+
+    def _try_starting(self) -> None:
+        with suppress(OSError, EngineDeadError):  # the first constraint tries again
+            self._running()
 
     def _running(self) -> _Process:
         with self._lock:

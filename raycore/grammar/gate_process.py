@@ -34,6 +34,8 @@ _NICENESS = 10
 _MAX_REASON = 4000
 _NUM_KEPT_BYTES = 4000
 _PR_SET_PDEATHSIG = 1
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""By these, a compilation ends each time."""
 _SHORT_OF_MEMORY = b"memory allocation of "
 """How Rust begins its last words if there is no memory."""
 
@@ -135,9 +137,9 @@ class _Server:
             kind = DIED
             reason = f"compiling the constraint took longer than {self._limits.wall_s} s: simplify it, or try again"
         else:
-            kind = DIED if status == -signal.SIGKILL else REFUSED
+            kind, advice = (REFUSED, "") if -status in _CRASHES else (DIED, ", or try again")
             name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-            reason = f"the constraint's compiler ended by {name}: simplify the constraint"
+            reason = f"the constraint's compiler ended by {name}: simplify the constraint{advice}"
         return kind + reason.encode()
 
     def _let_slow_ones_yield(self) -> None:
@@ -187,8 +189,10 @@ def _compile(reply: socket.socket, check: Check, limits: CompileLimits) -> NoRet
             answer = REFUSED + what[:_MAX_REASON].encode(errors="replace")
         else:
             answer = ACCEPTED
-        reply.sendall(answer)
-        os._exit(0)
+        try:
+            reply.sendall(answer)
+        finally:  # the owner may no longer listen
+            os._exit(0)
 
     threading.stack_size(limits.stack_bytes)
     threading.Thread(target=run).start()

@@ -10,6 +10,8 @@ from raycore.errors import InvalidRequest
 
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose values are no schemas, whatever they look like."""
+_MAX_POINTERS = 16 << 20
+"""Many parts below a long key would take more memory than there is."""
 
 
 def escaped(part: str) -> str:
@@ -27,6 +29,8 @@ class References:
         self._pointers = {"": ""}
         """The pointers of the schemas that have an `$id` or an anchor, by their URIs."""
         self._is_read = False
+        self._ends: dict[str, tuple[str, Any]] = {}
+        """What the schemas that are nothing but references lead to, by their pointers."""
 
     def resolve(self, reference: str, path: str) -> tuple[str, Any]:
         """(pointer, schema) that a `$ref` at `path` points to, through other schemas that are nothing but references.
@@ -37,14 +41,19 @@ class References:
             self._read_names()
         seen: set[str] = set()
         while True:
-            pointer, target = self._target(reference, path)
+            pointer, target = found = self._target(reference, path)
+            if pointer in self._ends:
+                found = self._ends[pointer]
+                break
             following = cast("dict[str, Any]", target)["$ref"] if _is_reference(target) else None
             if not isinstance(following, str):
-                return pointer, target
+                break
             if pointer in seen:
                 raise InvalidRequest(f"#{path}: $ref {reference!r} leads to nothing but references")
             seen.add(pointer)
             reference, path = following, f"{pointer}/$ref"
+        self._ends.update(dict.fromkeys(seen, found))
+        return found
 
     def _target(self, reference: str, path: str) -> tuple[str, Any]:
         base = self._base_of(path)
@@ -70,8 +79,8 @@ class References:
         return self._bases.get(path, "")
 
     def _read_names(self) -> None:
-        self._is_read = True
         waiting = [(self._root, "", "")]
+        num_characters = 0
         while waiting:
             value, pointer, base = waiting.pop()
             if isinstance(value, dict):
@@ -81,7 +90,16 @@ class References:
             else:
                 items = cast("list[Any]", value) if isinstance(value, list) else []
                 inner = [(each, str(number)) for number, each in enumerate(items)]
-            waiting += [(each, f"{pointer}/{part}", base) for each, part in inner if isinstance(each, (dict, list))]
+            for each, part in inner:
+                if isinstance(each, (dict, list)):
+                    num_characters += len(pointer) + len(part)
+                    if num_characters > _MAX_POINTERS:
+                        raise InvalidRequest(
+                            f"the pointers to all parts of the schema have more than {_MAX_POINTERS:,} characters: "
+                            "shorten its keys, or leave out $ref"
+                        )
+                    waiting.append((each, f"{pointer}/{part}", base))
+        self._is_read = True
 
     def _read_name(self, schema: Mapping[str, Any], pointer: str, base: str) -> str:
         """Note a schema's `$id` and anchors. Returns the base URI of the references in it."""

@@ -134,9 +134,9 @@ class IncrementalDetokenizer:
 
 def common_start(before: str, after: str) -> str:
     """`before` without its end that `after`, the text with more tokens, no longer has: U+FFFD for half a character."""
-    while not after.startswith(before):
-        before = before[:-1]
-    return before
+    if after.startswith(before):
+        return before
+    return before[: next(at for at, character in enumerate(before) if character != after[at : at + 1])]
 
 
 class SequenceText:

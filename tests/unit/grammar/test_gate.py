@@ -194,7 +194,7 @@ def test_when_the_process_itself_ends_another_one_goes_on(gate, tmp_path):
 
 def test_a_process_that_cannot_start_refuses_constraints():
     gate = ConstraintGate("deadly", 8, [0], checker=STAND_IN)
-    with pytest.raises(InvalidRequest, match="compiler ended twice"):
+    with pytest.raises(InvalidRequest, match="compiler failed twice"):
         gate.check(do("pass"))
     gate.close()
 

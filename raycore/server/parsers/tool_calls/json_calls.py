@@ -77,7 +77,7 @@ class JsonCallParser(ToolParser):
         if found is Found.END and (self._object.name is None or self.needs_arguments):
             found = Found.NO_CALL
         if found is None:
-            return self._wait_for_head(is_last, self._may_be_call())
+            return self._wait_for_head(is_last, is_last and self._may_be_call())
         if found is Found.NO_CALL:
             self._stop_reading()
         else:

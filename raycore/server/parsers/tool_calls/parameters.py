@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+import msgspec
+
 from raycore.errors import InvalidRequest
 from raycore.grammar.references import References
 from raycore.server.parsers.tool_calls.schema_parts import DEFINITIONS, Schema, check_references, items, named
+from raycore.structured_outputs import MAX_CHARACTERS
 
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _ANY = _TYPES | {"any"}
@@ -30,6 +33,9 @@ _IN_PYTHON = {
 _LITERALS = {"None": None, "True": True, "False": False}
 """How the chat template of Qwen3-Coder writes these values, besides JSON."""
 _BY_REFERENCE = ("$ref", "anyOf", "oneOf", "allOf")
+_MAX_STEPS = 200_000
+"""How many subschemas and values may be visited for one function. A short schema can refer to itself so often that it
+stands for more than any memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +44,8 @@ class Allowed:
 
     types: frozenset[str] = _ANY
     """The JSON types. `number` comes with `integer`. `any` is among them if the schema doesn't restrict the type."""
-    values: tuple[Any, ...] | None = None
-    """The only allowed values (`enum`, `const`); None: all values of the types."""
+    values: Mapping[str, Any] | None = None
+    """The only allowed values (`enum`, `const`), by their JSON; None: all values of the types."""
 
     @property
     def is_plain_text(self) -> bool:
@@ -65,7 +71,7 @@ class Allowed:
             return text
         if "string" not in self.types or self.values is None:
             return value
-        return value if any(_same(value, each) for each in self.values) else text
+        return value if _key(value) in self.values else text
 
 
 class Parameter(NamedTuple):
@@ -81,14 +87,17 @@ def parameters_of(schema: Schema) -> dict[str, Parameter] | None:
     """The parameters of a function, by name; None if the schema of its parameters doesn't name any.
 
     Those that are required but not described come last.
+
+    Raises InvalidRequest if its references make the schema too large.
     """
     references = References(schema)
     schemas, required = _properties(schema, references, set())
+    steps = _Steps()
     if not schemas and not isinstance(schema.get("properties"), Mapping):
         return None
     parameters: dict[str, Parameter] = {}
     for name in [*schemas, *sorted(required - schemas.keys())]:
-        allowed = _resolved(schemas.get(name), references, frozenset(), {}) or Allowed()
+        allowed = _resolved(schemas.get(name), references, frozenset(), {}, steps) or Allowed()
         parameters[name] = Parameter(schemas.get(name), allowed, name in required)
     return parameters
 
@@ -96,13 +105,15 @@ def parameters_of(schema: Schema) -> dict[str, Parameter] | None:
 def function_schema(name: str, parameters: Schema | None, beside: Schema) -> dict[str, Any]:
     """The schema of a function's parameters, with the definitions that the function has `beside` its parameters.
 
-    Raises InvalidRequest if a `$ref` leads nowhere, or only to itself.
+    Raises InvalidRequest if a `$ref` leads nowhere, or only to itself, or if the schema is too large.
     """
     schema = dict(parameters or {})
     for key in DEFINITIONS:
         if isinstance(shared := beside.get(key), Mapping):
             schema[key] = {**cast("Schema", shared), **named(schema, key)}
     try:
+        if len(msgspec.json.encode(schema)) > MAX_CHARACTERS:
+            raise InvalidRequest(f"they have more than {MAX_CHARACTERS:,} characters")
         check_references(schema)
         parameters_of(schema)
     except InvalidRequest as error:
@@ -112,66 +123,89 @@ def function_schema(name: str, parameters: Schema | None, beside: Schema) -> dic
     return schema
 
 
+class _Steps:
+    """Counts the work for one function."""
+
+    def __init__(self) -> None:
+        self._num_left = _MAX_STEPS
+
+    def take(self, num: int = 1) -> None:
+        self._num_left -= num
+        if self._num_left < 0:
+            raise InvalidRequest(f"their references stand for more than {_MAX_STEPS:,} subschemas and values")
+
+
 def _resolved(
-    schema: object, references: References, within: frozenset[str], known: dict[str, Allowed | None]
+    schema: object, references: References, within: frozenset[str], known: dict[str, Allowed | None], steps: _Steps
 ) -> Allowed | None:
     """What a schema allows; None if it says nothing but that it is itself.
 
     Args:
         within: the references that are being resolved.
-        known: those that have been resolved, so that none is resolved twice: that could take exponential time.
+        known: those that have been resolved, so that none is resolved twice for one parameter.
     """
+    steps.take()
     if not isinstance(schema, Mapping):
         return Allowed()
     schema = cast("Schema", schema)
-    parts: list[Allowed | None] = [_own(schema)] if schema.keys() - {*_BY_REFERENCE, *DEFINITIONS} else []
+    parts: list[Allowed | None] = [_own(schema, steps)] if schema.keys() - {*_BY_REFERENCE, *DEFINITIONS} else []
     ref = schema.get("$ref")
     if isinstance(ref, str):
         if ref not in known and ref not in within:
-            known[ref] = _resolved(_target(ref, references), references, within | {ref}, known)
+            known[ref] = _resolved(_target(ref, references), references, within | {ref}, known, steps)
         parts.append(known.get(ref))
-    parts += [_resolved(part, references, within, known) for part in items(schema, "allOf")]
+    parts += [_resolved(part, references, within, known, steps) for part in items(schema, "allOf")]
     for key in ("anyOf", "oneOf"):
         if choices := items(schema, key):
-            parts.append(_union([_resolved(each, references, within, known) for each in choices]))
-    return _intersection(parts)
+            parts.append(_union([_resolved(each, references, within, known, steps) for each in choices], steps))
+    return _intersection(parts, steps)
 
 
-def _own(schema: Schema) -> Allowed:
+def _own(schema: Schema, steps: _Steps) -> Allowed:
     """What a schema says without looking elsewhere."""
-    values = (schema["const"],) if "const" in schema else tuple(items(schema, "enum")) or None
+    listed = [schema["const"]] if "const" in schema else items(schema, "enum")
+    steps.take(len(listed))
+    values = {_key(value): value for value in listed} or None
     given: Any = schema.get("type")
     types = {
         _IN_PYTHON.get(each, each) for each in (items(schema, "type") or [given]) if isinstance(each, str)
     } & _TYPES
     if not types and values is not None:
-        types = {_type_of(value) for value in values}
+        types = {_type_of(value) for value in values.values()}
     elif not types:
         types = ({"object"} if "properties" in schema else {"array"} if "items" in schema else set[str]()) or _ANY
     return Allowed(frozenset(types | {"integer"}) if "number" in types else frozenset(types), values)
 
 
-def _union(parts: list[Allowed | None]) -> Allowed | None:
+def _union(parts: list[Allowed | None], steps: _Steps) -> Allowed | None:
     found = [part for part in parts if part is not None]
     if not found:
         return None
-    values: tuple[Any, ...] | None = ()
+    values: dict[str, Any] | None = {}
     for part in found:
-        own = (None,) if part.types == _NULL else part.values
-        values = None if values is None or own is None else values + own
+        own = {_key(None): None} if part.types == _NULL else part.values
+        if values is None or own is None:
+            values = None
+        else:
+            steps.take(len(own))
+            values.update(own)
     return Allowed(frozenset[str]().union(*(part.types for part in found)), values)
 
 
-def _intersection(parts: list[Allowed | None]) -> Allowed | None:
+def _intersection(parts: list[Allowed | None], steps: _Steps) -> Allowed | None:
     found = [part for part in parts if part is not None]
     if not found:
         return None if parts else Allowed()
     types = _ANY.intersection(*(part.types for part in found))
-    values: tuple[Any, ...] | None = None
+    values: Mapping[str, Any] | None = None
     for part in found:
-        if part.values is not None:
-            mine = part.values
-            values = mine if values is None else tuple(v for v in values if any(_same(v, each) for each in mine))
+        if part.values is None:
+            continue
+        if values is None:
+            values = part.values
+        else:
+            steps.take(len(values))
+            values = {key: value for key, value in values.items() if key in part.values}
     return Allowed(types, values)
 
 
@@ -226,6 +260,6 @@ def _type_of(value: object) -> str:
     return "null" if value is None else _IN_PYTHON[type(value).__name__]
 
 
-def _same(one: object, other: object) -> bool:
-    """Whether two JSON values are equal. In Python, 1 and True are, too."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+def _key(value: object) -> str:
+    """The same text for equal JSON values, and for no others. In Python, 1 and True are equal, too."""
+    return json.dumps(value, sort_keys=True)

@@ -237,7 +237,7 @@ def _value_rule(parameter: Parameter, function: Mapping[str, Any]) -> str:
     """
     allowed, after = parameter.allowed, json.dumps(_AFTER_VALUE)
     if "string" in allowed.types:
-        texts = [value if isinstance(value, str) else json.dumps(value) for value in allowed.values or ()]
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in (allowed.values or {}).values()]
         return f"{alternative(StructuredOutputsParams(choice=texts))} {after}" if texts and all(texts) else "text"
     shared = {key: function[key] for key in ("$defs", "definitions", "x-guidance") if key in function}
     written = json.dumps({**cast("Mapping[str, Any]", parameter.schema), **shared})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from raycore.errors import InvalidRequest
@@ -86,7 +88,7 @@ def test_properties_are_collected_from_all_parts_of_the_schema():
         "c": True,
     }
     assert found["a"].allowed.value_of("5") == 5
-    assert found["kind"].allowed.values == (1, 2)
+    assert found["kind"].allowed.values == {"1": 1, "2": 2}
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"properties": 5}, {"required": ["a"]}])
@@ -127,3 +129,46 @@ def test_a_schema_that_is_nested_too_deeply_is_refused():
         schema = {"anyOf": [schema]}
     with pytest.raises(InvalidRequest, match="parameters of function 'f': they are nested too deeply"):
         function_schema("f", {"properties": {"a": schema}}, {})
+
+
+def refer(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def doubling(values: list[int], depth: int) -> dict[str, Any]:
+    """Definitions of which each has the values of the one before twice."""
+    more = {f"a{n}": {"anyOf": [refer(f"a{n - 1}"), refer(f"a{n - 1}")]} for n in range(1, depth)}
+    return {"a0": {"enum": values}} | more
+
+
+def test_values_that_a_schema_repeats_without_end_are_listed_once():
+    schema = {"properties": {"x": refer("a59")}, "$defs": doubling([1, 2], 60)}
+    parameters = parameters_of(function_schema("f", schema, {}))
+    assert parameters is not None
+    assert list((parameters["x"].allowed.values or {}).values()) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (
+            {"properties": {f"p{n}": refer("a0") for n in range(3000)}, "$defs": {"a0": {"enum": list(range(3000))}}},
+            "stand for more than 200,000",
+        ),
+        ({"properties": {"x": {"description": "x" * 300_000}}}, "more than 262,144 characters"),
+        (
+            {"properties": {"x": refer("a")}, "$defs": {"a": {}}, "k" * 60_000: [{} for _ in range(5000)]},
+            "shorten its keys",
+        ),
+    ],
+)
+def test_small_schemas_that_stand_for_too_much_are_refused(schema, problem):
+    with pytest.raises(InvalidRequest, match=problem):
+        function_schema("f", schema, {})
+
+
+def test_a_long_chain_of_references_is_followed_once():
+    links = {f"a{n}": refer(f"a{n + 1}") for n in range(7000)} | {"a7000": {"type": "integer"}}
+    parameters = parameters_of(function_schema("f", {"properties": {"x": refer("a0")}, "$defs": links}, {}))
+    assert parameters is not None
+    assert parameters["x"].allowed.types == {"integer"}
