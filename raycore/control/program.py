@@ -97,6 +97,7 @@ class ControlThread:
     def start(self) -> None:
         """Take commands from now on. Other processes can reach the engine a few seconds later."""
         self._is_up = True
+        self._wake.set()  # the status that other processes see is that of an engine which starts
         if self._thread.ident is None:
             self._thread.start()
 

@@ -29,7 +29,7 @@ def wait_until_reachable(llm: LLM | AsyncLLM) -> None:
     while True:
         try:
             status, _ = RemoteEngine(llm.name).status()
-            if all(rank.state != "starting" for rank in status.ranks):
+            if status.ranks and all(rank.state != "starting" for rank in status.ranks):
                 return
             reason = str(status)
         except ControlError as error:
