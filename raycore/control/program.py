@@ -146,7 +146,11 @@ class ControlThread:
 
     def _taken_by(self, holder: EngineStatus | None) -> str:
         address = cluster_address()
-        which = f"of model {holder.model}" if holder is not None else "which doesn't answer"
+        which = (
+            f"of model {holder.model}"
+            if holder is not None
+            else "which doesn't answer (if its node has failed, Ray releases the name after a while)"
+        )
         return (
             f"engine_name={self._name!r} is the name of another engine in the Ray cluster at {address}, {which}: "
             "choose another name, or end that engine. "
