@@ -79,19 +79,19 @@ class References:
         return self._bases.get(path, "")
 
     def _read_names(self) -> None:
-        waiting = [(self._root, "", "")]
+        waiting: list[tuple[Any, str, str]] = [(self._root, "", "")]
         num_characters = 0
         while waiting:
             value, pointer, base = waiting.pop()
             if isinstance(value, dict):
                 value = cast("dict[str, Any]", value)
                 base = self._read_name(value, pointer, base)
-                inner = [(each, escaped(key)) for key, each in value.items() if key not in _DATA]
+                inner: list[tuple[Any, str]] = [(each, escaped(key)) for key, each in value.items() if key not in _DATA]
             else:
                 items = cast("list[Any]", value) if isinstance(value, list) else []
                 inner = [(each, str(number)) for number, each in enumerate(items)]
             for each, part in inner:
-                if isinstance(each, (dict, list)):
+                if _has_parts(each):
                     num_characters += len(pointer) + len(part)
                     if num_characters > _MAX_POINTERS:
                         raise InvalidRequest(
@@ -117,6 +117,10 @@ class References:
 
 def _is_reference(schema: Any) -> bool:
     return isinstance(schema, dict) and cast("dict[str, Any]", schema).keys() == {"$ref"}
+
+
+def _has_parts(value: Any) -> bool:
+    return isinstance(value, (dict, list))
 
 
 def _child(value: Any, part: str) -> Any:
