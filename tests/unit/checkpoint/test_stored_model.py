@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import configs
 import msgspec
 import numpy as np
 import pytest
@@ -22,31 +23,14 @@ from raycore.errors import InvalidCheckpoint
 from raycore.model.weights.linear_formats import CONVERTED
 from raycore.model.weights.loader import RankLayout, load_decoder_weights
 
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    model_type="llama",
+SPEC = msgspec.structs.replace(
+    configs.SPEC,
     vocab_size=13,
     hidden_size=8,
     intermediate_size=16,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
     head_dim=4,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-    rope_scaling=None,
-    layer_windows=[None, None],
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
     tie_word_embeddings=False,
-    hidden_act="silu",
     max_position_embeddings=64,
-    dtype="float32",
-    bos_token_id=None,
-    eos_token_ids=[2],
-    generation_defaults={},
 )
 BIASED = msgspec.structs.replace(SPEC, qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=True)
 TIED = msgspec.structs.replace(SPEC, tie_word_embeddings=True)
