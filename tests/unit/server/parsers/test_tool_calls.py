@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from call_formats import read
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -48,17 +49,7 @@ def parse(name, pieces, is_cut_off=False):
 
 def message(name, text):
     """(content, [(name, arguments)]) of a whole text."""
-    deltas = parse(name, [text])
-    content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
-    calls = []
-    for delta in deltas:
-        if isinstance(delta, CallStart):
-            assert delta.index == len(calls)
-            calls.append((delta.name, ""))
-        elif isinstance(delta, CallArguments):
-            assert delta.index == len(calls) - 1
-            calls[-1] = (calls[-1][0], calls[-1][1] + delta.text)
-    return content, calls
+    return read(PARSERS[name](SCHEMAS), [text])
 
 
 HERMES_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
