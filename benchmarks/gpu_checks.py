@@ -26,7 +26,7 @@ from gpu_engines import FAMILIES, VOCAB_SIZE, Answer, Device, engine, generate, 
 from torch import Tensor
 
 from raycore.engine.core import EngineCore
-from raycore.messages import NewRequest, StepPlan
+from raycore.messages import NewRequest, StepPlan, TokenLogprobs
 from raycore.model.decode_graphs import CudaCapture
 from raycore.sampling_params import SamplingParams
 
@@ -102,13 +102,21 @@ def first_difference(found: Sequence[Answer], expected: Sequence[Answer]) -> str
             return f"request {index} has tokens {one.token_ids}, expected {other.token_ids}"
         for kind in ("logprobs", "prompt_logprobs"):
             entries, wanted = getattr(one, kind), getattr(other, kind)
-            if [each.token_ids for each in entries] != [each.token_ids for each in wanted]:
-                return f"{kind} of request {index} name other tokens"
+            if len(entries) != len(wanted):
+                return f"request {index} has {len(entries)} {kind}, expected {len(wanted)}"
             for entry, want in zip(entries, wanted, strict=True):
-                worst = float(np.abs(np.subtract(entry.logprobs, want.logprobs)).max())
+                found, expected_logprobs = (_by_token(each) for each in (entry, want))
+                if found.keys() != expected_logprobs.keys():
+                    return f"{kind} of request {index} name tokens {entry.token_ids}, expected {want.token_ids}"
+                worst = max(abs(found[token_id] - expected_logprobs[token_id]) for token_id in found)
                 if not worst <= FLOAT32_ERROR:
                     return f"{kind} of request {index} differ by {worst:.2g}, allowed {FLOAT32_ERROR:g}"
     return None
+
+
+def _by_token(entry: TokenLogprobs) -> dict[int, float]:
+    """Log probabilities by token, because roundings can exchange two that are almost equally likely."""
+    return dict(zip(entry.token_ids, entry.logprobs, strict=True))
 
 
 # ---- the device against transformers
@@ -255,10 +263,26 @@ def _check_invariance(checks: Checks, family: str) -> tuple[bool, str]:
     with engine(path, checks.device, max_num_batched_tokens=16, **options) as core:
         in_chunks = generate(core, asked)
     differing = [
-        name for name, found in (("in a batch", together), ("in chunks", in_chunks)) if not same_bits(found, alone)
+        f"{name}: {difference}"
+        for name, found in (("in a batch", together), ("in chunks", in_chunks))
+        if (difference := _difference_of_bits(found, alone))
     ]
     num_logits = sum(len(entry.logprobs) for answer in alone for entry in answer.logprobs)
-    return not differing, f"{num_logits} logits" + (f"; others than alone: {', '.join(differing)}" if differing else "")
+    return not differing, f"{num_logits} logits" + (f"; others than alone {'; '.join(differing)}" if differing else "")
+
+
+def _difference_of_bits(found: Sequence[Answer], expected: Sequence[Answer]) -> str | None:
+    """Describe where the first request that differs begins to differ, and in what. None if all bits are equal."""
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        for place, (entry, wanted) in enumerate(zip(one.logprobs, other.logprobs, strict=False)):
+            if entry != wanted:
+                logprobs, expected_logprobs = _by_token(entry), _by_token(wanted)
+                differing = [token_id for token_id in logprobs if logprobs[token_id] != expected_logprobs.get(token_id)]
+                order = "the same order" if entry.token_ids == wanted.token_ids else "another order"
+                return f"request {index}, output {place}: {len(differing)} other logits, {order} of tokens"
+        if one != other:
+            return f"request {index} has tokens {one.token_ids}, expected {other.token_ids}"
+    return None
 
 
 def invariant_requests() -> list[tuple[list[int], SamplingParams]]:
@@ -266,11 +290,6 @@ def invariant_requests() -> list[tuple[list[int], SamplingParams]]:
     draw = SamplingParams(temperature=0.8, top_p=0.9, logprobs=-1, max_tokens=6, ignore_eos=True)
     greedy = SamplingParams(temperature=0, logprobs=-1, max_tokens=6, ignore_eos=True)
     return [(prompt, greedy if index % 2 else draw) for index, prompt in enumerate(prompts())]
-
-
-def same_bits(found: Sequence[Answer], expected: Sequence[Answer]) -> bool:
-    """Whether all tokens and log probabilities are equal."""
-    return list(found) == list(expected)
 
 
 # ---- CUDA graphs, and waiting for the device
@@ -308,9 +327,12 @@ def _check_graphs(checks: Checks, family: str, options: dict[str, Any]) -> tuple
             with engine(checks.checkpoint(family), checks.device, enforce_eager=is_eager, **options) as core:
                 answers.append(generate(core, invariant_requests()))
     eager, replayed = answers
-    is_equal = same_bits(replayed, eager) if "batch_invariant" in options else not first_difference(replayed, eager)
-    is_ok = is_equal and (num_captured > 0 or checks.device == "cpu")
-    return is_ok, f"{sum(len(answer.token_ids) for answer in eager)} tokens, {num_captured} graphs"
+    difference = first_difference(replayed, eager)
+    if difference is None and "batch_invariant" in options:
+        difference = _difference_of_bits(replayed, eager)
+    is_ok = difference is None and (num_captured > 0 or checks.device == "cpu")
+    figures = f"{sum(len(answer.token_ids) for answer in eager)} tokens, {num_captured} graphs"
+    return is_ok, f"{figures}{'; ' + difference if difference else ''}"
 
 
 def waiting_params() -> dict[str, SamplingParams]:

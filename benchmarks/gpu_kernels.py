@@ -78,8 +78,12 @@ def randn(seed: int, device: torch.device, dtype: torch.dtype, *shape: int) -> T
 
 
 def near(found: Tensor, expected: Tensor, scale: float = 0.0) -> tuple[bool, str]:
-    """Compare with a tolerance of one rounding. `scale`: the size of the numbers that are added up, if it is larger."""
-    allowed = ROUNDING[found.dtype] * expected.abs().clamp(min=scale) + 1e-6
+    """Compare with a tolerance of one rounding. `scale`: the size of the numbers that are added up, if it is larger.
+
+    They are added up in float32, so a small sum has the error of the large ones.
+    """
+    largest = float(expected.abs().max())
+    allowed = ROUNDING[found.dtype] * expected.abs().clamp(min=scale) + ROUNDING[torch.float32] * max(1.0, largest)
     worst = float(((found.double() - expected).abs() / allowed).max())
     return worst <= 1, f"largest error {worst:.2f} of what is allowed"
 

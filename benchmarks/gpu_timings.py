@@ -298,8 +298,8 @@ def _why_too_large(spec: ModelSpec, device: Device) -> str | None:
 
 
 def _start_s(spec: ModelSpec, device: Device) -> float:
-    """Estimate how long an engine takes to start: making up weights, copying them, and compiling kernels."""
-    return 0.5 if device == "cpu" else 20 + model_bytes(spec) / 1e9
+    """Estimate how long an engine takes to start: making up weights, and compiling kernels."""
+    return 0.5 if device == "cpu" else 15 + model_bytes(spec) / 10e9
 
 
 # ---- profiles
