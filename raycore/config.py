@@ -621,8 +621,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         option(
-            "Device that workers compute on. auto: the CPU, with a warning if the cluster has GPUs, because GPU "
-            "support is untested."
+            "Device that workers compute on. auto: cuda if the cluster has GPUs and torch is built with CUDA, else cpu."
         ),
     ] = "auto"
     """Ranks and workers get `cpu` or `cuda`: `auto` is resolved once, when the engine starts."""

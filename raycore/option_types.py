@@ -279,8 +279,8 @@ class EngineOptions(VllmOptions, total=False):
     """Load what structured outputs need at startup. Otherwise the first request that uses them stalls the processes
     that handle it, with all their requests, for a second or two if the vocabulary is large. Default: False."""
     device: Literal["auto", "cpu", "cuda"]
-    """Device that workers compute on. auto: the CPU, with a warning if the cluster has GPUs, because GPU support is
-    untested. Default: auto."""
+    """Device that workers compute on. auto: cuda if the cluster has GPUs and torch is built with CUDA, else cpu.
+    Default: auto."""
     engine_name: str | None
     """Name of the engine, for `raycore status --name` and `raycore scale --name`. A second engine with the same name is
     refused in the same Ray cluster. Ray Serve adds each replica's id. Default: random."""

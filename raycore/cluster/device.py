@@ -1,4 +1,4 @@
-"""Resolves `device="auto"` when an engine starts. Looks at the GPUs of the engine's Ray cluster."""
+"""Resolves `device="auto"` when an engine starts. Looks at the GPUs of the engine's Ray cluster, and at this torch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,32 @@ import logging
 from typing import Literal
 
 from placement.topology import ClusterView
+from raycore.node.versions import cuda_of_torch, version_of
 
 logger = logging.getLogger(__name__)
 
+_KIND_OF_GPU = "accelerator_type:"
+"""So begins the resource of nodes on which Ray has found a GPU. Others may only have been told that they have some."""
+
 
 def choose_device(view: ClusterView) -> Literal["cpu", "cuda"]:
-    """Return `cpu`, because raycore's GPU support is untested. Logs a warning if the cluster has GPUs."""
-    num_gpus = sum(node.total.get("GPU", 0.0) for node in view.usable_nodes)
-    if num_gpus:
-        logger.warning(
-            "device='auto' runs on CPUs, although the Ray cluster has %g GPUs: raycore's GPU support is untested. "
-            "Pass device='cuda' (--device cuda) to use them, or device='cpu' to silence this warning.",
-            num_gpus,
-        )
+    """Return `cuda` if the cluster has GPUs and torch is built for them, else `cpu`.
+
+    Workers are expected to have the torch of this process. Logs a warning if the cluster declares GPUs in vain.
+    """
+    declared = [node.total for node in view.usable_nodes if node.total.get("GPU")]
+    if not declared:
+        return "cpu"
+    if cuda_of_torch() is None:
+        reason = f"torch {version_of('torch')} here is built without CUDA"
+    elif not any(name.startswith(_KIND_OF_GPU) for total in declared for name in total):
+        reason = "Ray has found no driver of GPUs on these nodes"
+    else:
+        return "cuda"
+    logger.warning(
+        "device='auto' runs on CPUs, although the Ray cluster has %g GPUs: %s. "
+        "Pass device='cuda' (--device cuda) to use them, or device='cpu' to silence this warning.",
+        sum(total["GPU"] for total in declared),
+        reason,
+    )
     return "cpu"

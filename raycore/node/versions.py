@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import platform
 import re
+import runpy
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +28,17 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def cuda_of_torch() -> str | None:
+    """The version of CUDA that the installed torch is built for. None: it is built without, or not installed.
+
+    Doesn't import torch, which takes seconds.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))["cuda"]
 
 
 def versions() -> str:

@@ -28,7 +28,7 @@ pytestmark = [
 LIMITS = {"max_model_len": 128, "num_threads": 1, "kv_cache_memory_bytes": 1 << 24, "standby_delay_s": None}
 
 
-def test_auto_takes_the_cpu_and_says_that_there_are_gpus(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_takes_the_cpu_if_the_gpus_cannot_be_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), LLM(demo_model_path(), data_parallel_size=2, **LIMITS) as llm:
         assert [info.gpu_ids for info in llm.engine_infos] == [[], []]
         assert llm.config.device == "auto"
