@@ -12,7 +12,6 @@ from drafted_sequences import Sequences
 from drafting_checkpoints import head_config, random_head, write_checkpoint
 from small_model import (
     BLOCK_SIZE,
-    CPU,
     MAX_MODEL_LEN,
     NUM_BLOCKS,
     SPEC,
@@ -105,7 +104,13 @@ class DraftModelRunner:
         decoder.forward = counted
         num_blocks = NUM_BLOCKS + 8 * num_scratch_blocks(MAX_DRAFT, BLOCK_SIZE)
         kv = KVTensors(
-            self.spec.num_layers, num_blocks, SPEC.num_kv_heads, BLOCK_SIZE, SPEC.head_dim, torch.float32, CPU
+            self.spec.num_layers,
+            num_blocks,
+            SPEC.num_kv_heads,
+            BLOCK_SIZE,
+            SPEC.head_dim,
+            torch.float32,
+            operations.device,
         )
         attention = make_attention(self.spec, decoder, kv, MAX_MODEL_LEN, 8, self._backend)
         sizes = {"max_tokens": MAX_DRAFT, "block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
@@ -132,14 +137,14 @@ class Eagle3Runner:
         for row, slot in enumerate(longest_first):
             expected = self._reference(self.sequences.known[slot], drafts[slot])
             for place, expected_V in enumerate(expected):
-                found_V = self.logits[place][row].double()
+                found_V = self.logits[place][row].double().cpu()
                 torch.testing.assert_close(found_V, expected_V, rtol=1e-3, atol=2e-3)
                 assert found_V.argmax() == drafts[slot][place]
         return drafts
 
     def _make(self, target, batch, sampler, operations) -> Drafter:
         spec, head = load_eagle3_spec(self._path, SPEC)
-        weights = load_eagle3_weights(spec, head, self._path, 0, 1, torch.float32, CPU)
+        weights = load_eagle3_weights(spec, head, self._path, 0, 1, torch.float32, operations.device)
         network = Eagle3Head(spec, head, weights, TensorParallel(), operations, target.embed)
         compute_logits = network.logits
 
@@ -149,7 +154,7 @@ class Eagle3Runner:
 
         network.logits = noted
         num_blocks = NUM_BLOCKS + 8 * num_scratch_blocks(MAX_DRAFT, BLOCK_SIZE)
-        kv = KVTensors(1, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
+        kv = KVTensors(1, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, operations.device)
         attention = make_attention(spec, network, kv, MAX_MODEL_LEN, 8, self._backend)
         drafting = Eagle3(network, target, head.target_layers, attention, batch, ComputeThreads(), max_step_tokens=64)
         return Drafter(drafting, batch, sampler, max_tokens=MAX_DRAFT, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)

@@ -101,7 +101,9 @@ def make_runner(
     """
     operations = make_operations(backend, batch_invariant=batch_invariant)
     decoder = Decoder(spec, weights or make_weights(spec), TensorParallel(), operations)
-    kv = KVTensors(spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, cache_dtype, CPU)
+    kv = KVTensors(
+        spec.num_layers, NUM_BLOCKS, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, cache_dtype, operations.device
+    )
     attention = make_attention(
         spec,
         decoder,
@@ -113,7 +115,8 @@ def make_runner(
         dtype=torch.float32,
     )
     sizes = [3, 8] if has_graphs else []
-    batch = DeviceBatch(SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=sizes, is_shared=is_shared)
+    slots = SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE)
+    batch = DeviceBatch(slots, operations.device, decode_sizes=sizes, is_shared=is_shared)
     sampler = Sampler(spec.vocab_size, operations)
     return ModelRunner(
         decoder,
@@ -132,7 +135,10 @@ def make_operations(backend: Backend = "torch", *, batch_invariant: bool = False
     if backend == "triton":
         from raycore.model.gpu_operations import GpuOperations
 
-        return GpuOperations(CPU, batch_invariant=batch_invariant)
+        # compiled if there is a GPU, else interpreted
+        return GpuOperations(
+            torch.device("cuda:0" if torch.cuda.is_available() else "cpu"), batch_invariant=batch_invariant
+        )
     return TorchOperations(CPU, batch_invariant=batch_invariant)
 
 
@@ -153,7 +159,7 @@ def make_attention(
         dtype: the decoder's. None: the cache's.
     """
     dtype = dtype or kv.blocks[0].dtype
-    attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, max_model_len + 1, dtype, CPU)
+    attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, max_model_len + 1, dtype, kv.blocks[0].device)
     if backend == "native":
         return NativeAttention(attention_spec, kv)
     if backend == "triton":

@@ -74,9 +74,11 @@ def on_every_rank(size, work):
 )
 def test_every_token_gets_its_experts(backend, num_tokens, is_normed):
     spec = MoeSpec(5, 2, 8, is_normed, [True])
-    layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, make_operations(backend))
+    operations = make_operations(backend)
+    layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, operations)
     x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
-    assert_near(layer.add_to(residual_TD.clone(), x_TD), residual_TD + expected(x_TD, spec))
+    found_TD = layer.add_to(residual_TD.clone().to(operations.device), x_TD.to(operations.device))
+    assert_near(found_TD.cpu(), residual_TD + expected(x_TD, spec))
 
 
 @pytest.mark.parametrize("share_of", [SPEC.split_experts, SPEC.whole_experts], ids=["split", "whole"])
