@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, cast
@@ -22,6 +23,8 @@ MAX_MULTIPLE = (1 << 16) - 1
 """Maximum of the least common multiple of all `multipleOf`: an automaton for it has this many states."""
 MAX_LENGTH = (1 << 31) - 1
 """Maximum of `minLength`, `maxItems` and the like."""
+_DROPPED = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""Characters that llguidance 1.9 leaves out of the strings of `const` and `enum`. Names of properties keep them."""
 _SHOWN = 60
 
 
@@ -143,11 +146,15 @@ def _text(keyword: str, value: Any, path: str) -> str:
 
 
 def _data(keyword: str, value: Any, path: str) -> Any:
-    """A value that the output may have. Its numbers must be exact."""
+    """A value that the output may have. Its numbers and strings must be exact."""
     if isinstance(value, dict):
         return {key: _data(keyword, each, path) for key, each in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
         return [_data(keyword, each, path) for each in cast("list[Any]", value)]
+    if isinstance(value, str) and (dropped := _DROPPED.search(value)):
+        raise InvalidRequest(
+            f"#{path}: {keyword}={shown(value)}: the character {shown(dropped.group())} can't be compiled"
+        )
     return _number(keyword, value, path) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 

@@ -41,6 +41,8 @@ def nested(depth: int) -> dict[str, Any]:
         ('{"const": NaN}', "NaN isn't JSON"),
         ({"items": {"const": {"a": [2**64]}}}, "#/items/const: const=18446744073709551616 can't be held exactly"),
         ({"enum": [1, 2**63 - 1]}, "#/enum: enum=9223372036854775807 can't be held exactly"),
+        ({"enum": [["a\x13b"]]}, r'#/enum: enum="a\\u0013b": the character "\\u0013" can\'t be compiled'),
+        ({"const": {"a": "\x7f"}}, "#/const: const=.*can't be compiled"),
         ({"multipleOf": 0}, "#/multipleOf: multipleOf must be greater than 0, not 0"),
         ({"multipleOf": 65536}, "#/multipleOf: multipleOf=65536 is too large"),
         ({"allOf": [{"multipleOf": 65537 // 2}, {"multipleOf": 257}]}, "the least common multiple"),
