@@ -5,6 +5,8 @@ import json
 from tokenizers import Tokenizer as NativeTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from raycore.demo import DEMO_MODEL_DIR
+
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
     "Hello, world! You are a helpful assistant. STOP here and there.",
@@ -96,3 +98,10 @@ def write(path, native, config=None, **files):
         stem, _, suffix = name.rpartition("_")
         (path / f"{stem}.{suffix}").write_text(content if isinstance(content, str) else json.dumps(content))
     return path
+
+
+def demo_with_special_tokens(path, texts):
+    """The demo model's tokenizer files, in which these texts are special tokens, too."""
+    config = json.loads((DEMO_MODEL_DIR / "tokenizer_config.json").read_text())
+    config["additional_special_tokens"] += texts
+    return write(path, NativeTokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json")), config)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
-from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 import tool_templates
-from fake_engine import END_OF_TEXT, FakeEngine
+from allowed_texts import fits
+from fake_engine import FakeEngine
 from openai import AsyncOpenAI, BadRequestError
+from tokenizers_for_tests import demo_with_special_tokens
 
-from raycore.demo import demo_model_path
-from raycore.errors import InvalidRequest
-from raycore.grammar.compiler import GrammarCompiler
 from raycore.server import ServerOptions, build_app
 from raycore.text.tokenizer import Tokenizer
 
@@ -100,16 +96,6 @@ class Model:
 
 def calls_of(message):
     return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
-
-
-def fits(asked, text, tokenizer_dir=demo_model_path()):  # noqa: B008
-    """Whether the model may write all of the text, and nothing else."""
-    tokens = Tokenizer.from_dir(tokenizer_dir)
-    matcher = GrammarCompiler(str(tokenizer_dir), tokens.vocab_size, [END_OF_TEXT]).matcher(asked)
-    try:
-        return bool(matcher.allowed_after(np.array(tokens.encode(text, False), np.int32))[END_OF_TEXT])
-    except InvalidRequest:
-        return False
 
 
 def coder(*parameters, name="book"):
@@ -218,13 +204,8 @@ def test_strict_functions_are_called_by_their_schemas_in_mistrals_forms(template
 @pytest.fixture(scope="module")
 def with_mistrals_tags(tmp_path_factory):
     """The demo model's tokenizer with Mistral's tags, which are special tokens."""
-    path = tmp_path_factory.mktemp("mistral")
-    demo = Path(demo_model_path())
-    shutil.copy(demo / "tokenizer.json", path)
-    config = json.loads((demo / "tokenizer_config.json").read_text())
-    config["additional_special_tokens"] += ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
-    return path
+    tags = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]
+    return demo_with_special_tokens(tmp_path_factory.mktemp("mistral"), tags)
 
 
 @pytest.mark.parametrize("template", MISTRAL)

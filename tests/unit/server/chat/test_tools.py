@@ -6,17 +6,17 @@ import asyncio
 import json
 import random
 import re
-import shutil
-from pathlib import Path
 
 import httpx
 import jsonschema
 import numpy as np
 import pytest
 import tool_templates
+from allowed_texts import fits
 from asgi_client import Client
 from fake_engine import END_OF_TEXT, VOCAB_SIZE, FakeEngine
 from openai import AsyncOpenAI
+from tokenizers_for_tests import demo_with_special_tokens
 
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig, InvalidRequest
@@ -387,16 +387,6 @@ def written_at_random(asked, rng, tokenizer_dir=demo_model_path()):  # noqa: B00
     return writer_tokens.decode(ids[:-1], skip_special_tokens=False)
 
 
-def fits(asked, text, tokenizer_dir=demo_model_path()):  # noqa: B008
-    """Whether the model may write all of the text, and nothing else."""
-    tokens = Tokenizer.from_dir(tokenizer_dir)
-    matcher = GrammarCompiler(str(tokenizer_dir), tokens.vocab_size, [END_OF_TEXT]).matcher(asked)
-    try:
-        return bool(matcher.allowed_after(np.array(tokens.encode(text, False), np.int32))[END_OF_TEXT])
-    except InvalidRequest:
-        return False
-
-
 @pytest.mark.parametrize("template", WRITTEN)
 @pytest.mark.parametrize(
     ("choice", "expected"),
@@ -669,13 +659,8 @@ def test_a_form_that_is_not_known_is_refused_unless_the_operator_says_it():
 @pytest.fixture(scope="module")
 def with_special_tags(tmp_path_factory):
     """The demo model's tokenizer, for which the tags of calls are special tokens."""
-    path = tmp_path_factory.mktemp("special")
-    demo = Path(demo_model_path())
-    shutil.copy(demo / "tokenizer.json", path)
-    config = json.loads((demo / "tokenizer_config.json").read_text())
-    config["additional_special_tokens"] += ["<tool_call>", "</tool_call>", "<|python_tag|>"]
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
-    return path
+    tags = ["<tool_call>", "</tool_call>", "<|python_tag|>"]
+    return demo_with_special_tokens(tmp_path_factory.mktemp("special"), tags)
 
 
 def test_tags_that_are_special_tokens_reach_the_parser(with_special_tags):
