@@ -186,7 +186,7 @@ def test_a_call_that_ends_the_reasoning_may_begin_with_a_stop_string():
     assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", "Hm")
 
 
-def test_stop_tokens_end_reasoning_too():
+def test_the_sampling_parameters_have_the_tag_that_closes_the_reasoning():
     reasoner = Reasoner("One, two.</think>Two.")
     (choice,) = reasoner.answer(stop="Two", max_tokens=3).json["choices"]
     assert choice["finish_reason"] == "length"
