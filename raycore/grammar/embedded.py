@@ -6,8 +6,8 @@ import json
 import re
 
 from raycore.errors import InvalidRequest
-from raycore.grammar import schema_values as values
 from raycore.grammar.schema import enforceable
+from raycore.grammar.schema_values import DECODER
 
 _PART = re.compile(
     r"""(?://|\#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>|%json\b\s*""",
@@ -15,7 +15,7 @@ _PART = re.compile(
 )
 """What may contain `%json` without meaning it (comments, strings, patterns, special tokens), and `%json` itself."""
 _SHOWN = 60
-_DECODER = json.JSONDecoder(parse_float=values.exact_float, parse_constant=values.no_constant)
+"""How many characters of a schema an error message quotes."""
 
 
 def with_enforceable_schemas(grammar: str) -> str:
@@ -32,7 +32,7 @@ def with_enforceable_schemas(grammar: str) -> str:
         if found[0].startswith("%json"):
             start = end
             try:
-                schema, end = _DECODER.raw_decode(grammar, start)
+                schema, end = DECODER.raw_decode(grammar, start)
                 parts.append(json.dumps(enforceable(schema)))
             except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"%json {grammar[start : start + _SHOWN]!r}: {error}") from error

@@ -11,7 +11,6 @@ of tools do unless they are strict. Keywords that JSON Schema doesn't know are a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -43,7 +42,7 @@ _IDLE: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "unevaluatedProperties": lambda value, schema: value in _TRUE_SCHEMAS,
     "uniqueItems": lambda value, schema: value is False or schema.get("maxItems") in (0, 1),
     "contains": lambda value, schema: schema.get("minContains") == 0 and "maxContains" not in schema,
-    "minContains": lambda value, schema: "contains" not in schema,
+    "minContains": lambda value, schema: value == 0 or "contains" not in schema,
     "maxContains": lambda value, schema: "contains" not in schema,
     "$dynamicRef": lambda value, schema: False,
     "$recursiveRef": lambda value, schema: False,
@@ -54,7 +53,7 @@ _IDLE: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
 def parse_schema(text: str) -> Any:
     """Parse a schema from JSON text. Raises InvalidRequest if it isn't valid JSON, or has a number that isn't exact."""
     try:
-        return json.loads(text, parse_float=values.exact_float, parse_constant=values.no_constant)
+        return values.DECODER.decode(text)
     except InvalidRequest:
         raise
     except (ValueError, RecursionError) as error:
@@ -181,7 +180,7 @@ class _Reduction:
         pattern = {"pattern": f"^(?:{FORMATS[name]})$"}
         if "pattern" in schema:
             # two patterns for one string: only intersections have both
-            others = [name for name in values.TYPES if name not in ("string", "integer")]
+            others = [kind for kind in values.TYPES if kind not in ("string", "integer")]
             reduced.setdefault("allOf", []).append({"anyOf": [{"type": "string", **pattern}, {"type": others}]})
         else:
             reduced |= pattern

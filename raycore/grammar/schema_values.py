@@ -47,6 +47,10 @@ def no_constant(text: str) -> float:
     raise InvalidRequest(f"{text} isn't JSON")
 
 
+DECODER = json.JSONDecoder(parse_float=exact_float, parse_constant=no_constant)
+"""Reads JSON, and refuses numbers that no double has."""
+
+
 def checked(keyword: str, value: Any, kind: type, path: str, *, may_be_empty: bool = True) -> Any:
     """The value, which must be of this type."""
     if not isinstance(value, kind) or (not may_be_empty and not value):

@@ -124,6 +124,7 @@ def test_conditions_need_all_their_parts():
         {"unevaluatedProperties": True},
         {"dependentRequired": {}},
         {"minContains": 2},
+        {"contains": {"type": "null"}, "minContains": 0},
         {"uniqueItems": True, "maxItems": 1},
         {"minProperties": 1, "required": ["a"]},
         {"format": "int32"},
