@@ -58,7 +58,7 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="raycore-grammars")
         self._free_texts: FreeTexts | None = None
         self._compiled: OrderedDict[bytes, tuple[Future[_Compiled | InvalidRequest], float]] = OrderedDict()
-        """What has been compiled, or is going to be, and since when."""
+        """What has been compiled, or is going to be, and when that was asked for (`time.monotonic()`)."""
 
     def prepare(self) -> Future[Any]:
         """Load the tokenizer and llguidance on a thread. The future raises InvalidRequest on failure."""
@@ -78,7 +78,7 @@ class GrammarCompiler:
         """
         future, begun_s = self._begun(asked)
         try:
-            # a request that was held back in the meantime waits no longer, because the others of its step wait with it
+            # counted from when the compilation was asked for, because the other requests of the step wait, too
             compiled = future.result(max(0.0, begun_s + _COMPILE_TIMEOUT_S - time.monotonic()))
         except FutureTimeoutError:
             raise InvalidRequest(

@@ -33,11 +33,12 @@ _YIELDS_AFTER_S = 1.0
 _NICENESS = 10
 _MAX_REASON = 4000
 _NUM_KEPT_BYTES = 4000
+"""How much of a fork's last words is kept."""
 _PR_SET_PDEATHSIG = 1
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""By these, a compilation ends each time."""
+"""Signals that would end the same compilation again."""
 _SHORT_OF_MEMORY = b"memory allocation of "
-"""How Rust begins its last words if there is no memory."""
+"""What Rust writes before it aborts for lack of memory."""
 
 Check = Callable[[StructuredOutputsParams], object]
 """Raises InvalidRequest if a constraint can't be compiled."""
@@ -159,7 +160,7 @@ def _used_s(pid: int) -> float:
 
 
 def _confine(parent: int, limits: CompileLimits) -> None:
-    """Let this process, a fork, die of what it compiles, and with its parent."""
+    """Give this process, a fork, its limits, and let it end with its parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])

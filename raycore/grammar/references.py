@@ -58,7 +58,7 @@ class References:
     def _target(self, reference: str, path: str) -> tuple[str, Any]:
         base = self._base_of(path)
         uri, _, fragment = (base + reference if reference.startswith("#") else urljoin(base, reference)).partition("#")
-        is_anchor = fragment not in ("", "/") and not fragment.startswith("/")
+        is_anchor = fragment[:1] not in ("", "/")
         start = self._pointers.get(f"{uri}#{fragment}" if is_anchor else uri)
         inner = "" if is_anchor or fragment == "/" else unquote(fragment)
         parts = [part.replace("~1", "/").replace("~0", "~") for part in f"{start}{inner}".split("/")[1:]]

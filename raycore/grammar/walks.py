@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from raycore.errors import InvalidRequest
@@ -16,15 +17,14 @@ from raycore.grammar.native import NativeCompiler, reason_of
 from raycore.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from llguidance import LLMatcher
 
 _NUM_WALKS = 3
 _NUM_TOKENS = 64
 _MAX_S = 0.3
+"""Maximum time of all walks of a constraint, in seconds of a processor."""
 _CLOSING = ('"', "}", "]", ",", ":", '",', '":', '"}')
-"""Texts that lead on in JSON. Without a preference for them, a walk would get no further than its first string."""
+"""Texts that end a part of JSON. Without a preference for them, a walk would get no further than its first string."""
 
 
 def checker(
@@ -33,11 +33,9 @@ def checker(
     """A function that raises InvalidRequest if a constraint can't be compiled or followed."""
     compiler = NativeCompiler(tokenizer_dir, vocab_size, eos_token_ids)
     closing_ids: list[int] = []
-    try:
+    with suppress(InvalidRequest):  # each check raises it again
         tokenizer = compiler.load()
         closing_ids = [ids[0] for text in _CLOSING if len(ids := tokenizer.tokenize_str(text)) == 1]
-    except InvalidRequest:
-        pass  # each check says so
 
     def check(asked: StructuredOutputsParams) -> None:
         native = compiler.compile(asked)
