@@ -54,7 +54,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Strings that end the sequence when they occur in its text."""
     stop_after: str | None = None
     """The tag that closes the reasoning, such as `</think>`. The strings in `stop` are searched for after the first
-    such tag, and those of only white space after the white space that follows it. None: in the whole text."""
+    such tag; those that are only white space, after the white space that follows the tag. None: in the whole text."""
     stop_or_from: str | None = None
     """With `stop_after`: another tag that ends the reasoning, such as `<tool_call>`. The strings in `stop` are then
     searched for from this tag on."""
@@ -188,9 +188,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 setattr(self, name, [_checked_word(name, word) for word in words])
         for name in ("stop_after", "stop_or_from"):
             tag: Any = getattr(self, name)
-            if tag is not None and (not isinstance(tag, str) or not tag):
+            if tag is None:
+                continue
+            if not isinstance(tag, str) or not tag:
                 raise InvalidRequest(f"{name}={tag!r} isn't a non-empty string")
-            setattr(self, name, None if tag is None else _checked_word(name, tag))
+            setattr(self, name, _checked_word(name, tag))
         if self.stop_or_from is not None and self.stop_after is None:
             raise InvalidRequest(f"stop_or_from={self.stop_or_from!r} is given without stop_after: give both")
         if self.stop and not self.detokenize:

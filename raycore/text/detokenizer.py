@@ -179,9 +179,9 @@ class SequenceText:
 
     @property
     def text(self) -> str:
-        """The text so far, without characters at its end that may be the beginning of a stop string or of `stop_after`.
+        """The text so far. At its end, what may be the beginning of a stop string or of a tag is left out.
 
-        Those of a stop string aren't left out if the output includes stop strings. None are after the text has ended.
+        A stop string's beginning is kept if the output includes stop strings; all is kept once the text has ended.
         """
         text = self._detokenizer.text
         if self._end is not None:
@@ -215,7 +215,7 @@ class SequenceText:
         return True
 
     def _find_tag(self, text: str) -> bool:
-        """Search new text for a tag that ends the reasoning, and let the search for stop strings begin after it."""
+        """Search new text for the end of the reasoning, from which on stop strings are searched for."""
         assert self._tags is not None
         match = self._tags.find(text[self._tags.num_searched :])
         if match is None:

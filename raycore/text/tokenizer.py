@@ -89,7 +89,7 @@ class Tokenizer:
     def token_starts(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """For each token of `encode(text)`, the position in the text at which it begins, in characters.
 
-        A token has the white space that the tokenizer has dropped before it. The tokens of one character begin at the
+        White space that the tokenizer drops belongs to the token after it. The tokens of one character begin at the
         same position. Special tokens that the tokenizer adds begin where the previous token ends.
         """
         (encoding,) = self._native.encode_batch([text], add_special_tokens=add_special_tokens)
@@ -141,9 +141,10 @@ class Tokenizer:
         return spelled if spelled.decode(errors="replace") == text else None
 
     def bad_words_token_ids(self, words: Sequence[str]) -> list[list[int]]:
-        """Return token sequences that spell the words: at the beginning of a text and inside, each with and without a
-        space before the word. White space at a word's beginning is ignored. Sequences that end with another one are
-        left out, because a request in which the other one is forbidden can't have them.
+        """Return the tokens of the words: at the beginning of a text and inside, each with and without a space before.
+
+        White space at a word's beginning is ignored. A sequence that ends with another one is left out: it can't occur
+        where the other one is forbidden.
 
         Raises:
             InvalidRequest: a word has no tokens, or only the unknown token for a part of it.
