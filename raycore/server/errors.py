@@ -66,18 +66,17 @@ def unsupported(param: str, why: str) -> APIError:
 def invalid_body(errors: Sequence[Any]) -> APIError:
     """The error response for a body in which pydantic has found `errors`. Only the first one is reported."""
     first = errors[0]
-    where = [str(part) for part in first["loc"] if part not in ("body", "header")]
-    where = [part for part in where if not part.startswith("literal[")]
+    loc = [str(part) for part in first["loc"]]
+    where = [part for part in loc if part not in ("body", "header") and not part.startswith("literal[")]
     if first["type"] == "json_invalid":
         return APIError(400, f"the request body isn't valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     if first["type"] == "extra_forbidden":
         where.append(first["ctx"]["name"])
         return APIError(400, f"unrecognized request argument: {'.'.join(where)}", param=where[0])
-    place = ".".join(where) or "body"
+    what = f": {first['msg']}"
     if first["type"] == "literal_error":
-        text = f"{place}={shortened(first['input'])} is not supported: use {first['ctx']['expected']}"
-        return APIError(400, text, param=where[0] if where else None)
-    return APIError(400, f"{place}: {first['msg']}", param=where[0] if where else None)
+        what = f"={shortened(first['input'])} is not supported: use {first['ctx']['expected']}"
+    return APIError(400, (".".join(where) or "body") + what, param=where[0] if where else None)
 
 
 def as_api_error(error: BaseException) -> APIError:
