@@ -224,9 +224,12 @@ class MessageReader:
                 if self._use.must_call and not self._num_calls and delta.name not in self._use.schemas:
                     raise _not_called(f"it called {delta.name!r}, which isn't one of them")
                 self._num_calls += 1
-                function = {"name": delta.name, "arguments": ""}
-                call = {"index": delta.index, "id": self._use.parser.call_id(), "type": "function"}
-                calls[delta.index] = {**call, "function": function}
+                calls[delta.index] = {
+                    "index": delta.index,
+                    "id": self._use.parser.call_id(),
+                    "type": "function",
+                    "function": {"name": delta.name, "arguments": ""},
+                }
             else:
                 call = calls.setdefault(delta.index, {"index": delta.index, "function": {"arguments": ""}})
                 call["function"]["arguments"] += delta.text
@@ -236,10 +239,8 @@ class MessageReader:
 def _function_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
     try:
         return {
-            tool.function.name: function_schema(
-                tool.function.name, tool.function.parameters, tool.function.model_extra or {}
-            )
-            for tool in tools
+            each.name: function_schema(each.name, each.parameters, each.model_extra or {})
+            for each in (tool.function for tool in tools)
         }
     except InvalidRequest as error:
         raise named(error, "tools") from error

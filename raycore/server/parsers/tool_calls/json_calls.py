@@ -11,7 +11,7 @@ from raycore.server.parsers.tool_calls.call_object import CallObject, Found
 from raycore.server.parsers.tool_calls.json_scanner import JsonScanner
 
 _FIRST_KEYS = (None, "name", "arguments", "parameters", "type", "id")
-"""The keys with which an object begins that is a call without an opening tag."""
+"""With one of these, an object may begin that is a call without an opening tag. None: no key has arrived yet."""
 
 
 class JsonCallParser(ToolParser):

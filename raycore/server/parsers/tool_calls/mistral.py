@@ -73,8 +73,8 @@ class MistralParser(JsonCallParser):
             begin += 1
         first = self._held[begin : begin + 1]
         self._is_list = first == "["
-        self._has_object = first in "[{"
-        if not self._has_object or not first:
+        self._has_object = first in ("[", "{")
+        if not self._has_object:
             return self._in_name(is_last)
         self._opening_end = begin + self._is_list
         self._state = self._in_object
@@ -148,7 +148,7 @@ class MistralNameParser(MistralParser):
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """See `ToolParser.has_grammar`. False if a name has brackets or a newline, which end a name."""
+        """See `CallGrammar.has_grammar`. False if a name has brackets or a newline, which end a name."""
         return all((name := _NAME.fullmatch(each)) and name[1].strip() == each for each in schemas)
 
     @classmethod

@@ -92,10 +92,10 @@ def parameters_of(schema: Schema) -> dict[str, Parameter] | None:
     """
     references = References(schema)
     schemas, required = _properties(schema, references, set())
-    steps = _Steps()
     if not schemas and not isinstance(schema.get("properties"), Mapping):
         return None
     parameters: dict[str, Parameter] = {}
+    steps = _Steps()
     for name in [*schemas, *sorted(required - schemas.keys())]:
         allowed = _resolved(schemas.get(name), references, frozenset(), {}, steps) or Allowed()
         parameters[name] = Parameter(schemas.get(name), allowed, name in required)
@@ -173,7 +173,7 @@ def _own(schema: Schema, steps: _Steps) -> Allowed:
     if not types and values is not None:
         types = {_type_of(value) for value in values.values()}
     elif not types:
-        types = ({"object"} if "properties" in schema else {"array"} if "items" in schema else set[str]()) or _ANY
+        types = {"object"} if "properties" in schema else {"array"} if "items" in schema else _ANY
     return Allowed(frozenset(types | {"integer"}) if "number" in types else frozenset(types), values)
 
 

@@ -11,13 +11,14 @@ from raycore.grammar.lark import SpecialTokens, alternative
 from raycore.server.parsers.tags import num_begun
 from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json
 from raycore.server.parsers.tool_calls.parameters import Allowed, Parameter, parameters_of
+from raycore.server.parsers.tool_calls.schema_parts import DEFINITIONS
 from raycore.server.parsers.tool_calls.value_scanner import ValueScanner, find_last_end
 from raycore.structured_outputs import StructuredOutputsParams
 
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
 _OTHER_REF = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)')
-"""Matches a JSON Schema reference that can't be resolved within the schema of one parameter."""
+"""Matches a JSON Schema reference to something other than the definitions, which one parameter's schema lacks."""
 _AFTER_VALUE = f"\n{_END_PARAMETER}\n"
 _NAME = re.compile(r"[^<>\n]*")
 _WRITABLE = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
@@ -52,7 +53,7 @@ class Qwen3CoderParser(ToolParser):
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """See `ToolParser.has_grammar`. False if a name can't be written in a tag: with `<`, `>`, a newline, or
+        """See `CallGrammar.has_grammar`. False if a name can't be written in a tag: with `<`, `>`, a newline, or
         white space around it."""
         return all(
             _WRITABLE.fullmatch(each)
@@ -62,15 +63,15 @@ class Qwen3CoderParser(ToolParser):
 
     @classmethod
     def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str:
-        """See `ToolParser.message_grammar`. A function's tag begins a call, too, because the parser reads it as one."""
+        """See `CallGrammar.message_grammar`. A function's tag also begins a call: the parser reads it as one."""
         call = "(until_opening SPACE? head call closing | until_head call closing?)"
         rules = [f"start: {call}* TEXT", cls._until_opening(special), f'until_head[lazy]: TEXT "{_FUNCTION}"']
         return cls._grammar(rules, schemas, special)
 
     @classmethod
     def _call_rules(cls, schemas: Schemas, special: SpecialTokens) -> list[str]:
-        """See `ToolParser._call_rules`. The rules require parameters in the schema's order. They don't constrain string
-        values, except those with an `enum` or a `const`."""
+        """See `CallGrammar._call_rules`. The rules require parameters in the schema's order, and constrain strings only
+        if they have an `enum` or a `const`."""
         rules = [f"text[lazy]: TEXT {json.dumps(_AFTER_VALUE)}"]
         rules.append(rf'parameter: "{_PARAMETER}" /{_WRITABLE.pattern}/ ">\n" text')
         for index, (name, schema) in enumerate(schemas.items()):
@@ -239,7 +240,7 @@ def _value_rule(parameter: Parameter, function: Mapping[str, Any]) -> str:
     if "string" in allowed.types:
         texts = [value if isinstance(value, str) else json.dumps(value) for value in (allowed.values or {}).values()]
         return f"{alternative(StructuredOutputsParams(choice=texts))} {after}" if texts and all(texts) else "text"
-    shared = {key: function[key] for key in ("$defs", "definitions", "x-guidance") if key in function}
+    shared = {key: function[key] for key in (*DEFINITIONS, "x-guidance") if key in function}
     written = json.dumps({**cast("Mapping[str, Any]", parameter.schema), **shared})
     if _OTHER_REF.search(written):
         written = json.dumps({"x-guidance": function.get("x-guidance", {})})
