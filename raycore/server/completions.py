@@ -51,7 +51,7 @@ class Completion:
             for i, token_ids in enumerate(ids)
         ]
         names = TokenNames.of(request, engine.get_tokenizer(), options)
-        starts = _starts(request, names.tokenizer, texts, ids, params) if request.echo else []
+        starts = _starts(request, names.tokenizer, texts, ids, params)
         return Completion(engine, request, Envelope.of(request, model.name, request_id), jobs, texts, names, starts)
 
     async def answer(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Completion:
         of_prompt: list[PositionLogprobs | None] | None,
         echoed: str | None,
     ) -> dict[str, Any] | None:
-        """The `logprobs` of a choice: of the prompt, if `echoed` is its text and not None, and of the new part."""
+        """The `logprobs` of a choice: of the prompt, whose text is `echoed` (None: it isn't echoed), and of `new`."""
         if self.request.logprobs is None:
             return None
         logprobs, job = CompletionLogprobs(self.names, self.request.logprobs), self.jobs[number]
@@ -161,7 +161,7 @@ def _starts(
     ids: list[list[int]],
     params: SamplingParams,
 ) -> list[list[int]]:
-    if request.logprobs is None:
+    if request.logprobs is None or not request.echo:
         return []
     adds, skip = request.add_special_tokens is not False, params.skip_special_tokens
     return [

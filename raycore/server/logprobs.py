@@ -66,8 +66,8 @@ class CompletionLogprobs:
     def _by_name(self, position: PositionLogprobs, token_id: int, name: str) -> dict[str, float]:
         """The log probabilities of the actual token, whose name is `name`, and of the most likely ones.
 
-        Several tokens may have the same text. The actual token has its name for itself, so that a client finds its
-        value there. Another token whose text is taken is named by its id.
+        Several tokens may have the same text. The actual token keeps its name, so that a client finds its value there.
+        Another token whose text is taken is named by its id.
         """
         top = {name: _logprob(position, token_id)}
         for other, entry in position.items():

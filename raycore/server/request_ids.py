@@ -18,7 +18,7 @@ _ID_KEY, _HEADERS_KEY = "raycore.request_id", "raycore.headers"
 class RequestIds:
     """Gives each request the id in its header X-Request-Id, or a new one, and returns it in the response's headers.
 
-    An id has 1 to 128 printable ASCII characters, and no spaces. Another header counts as none.
+    An id has 1 to 128 printable ASCII characters, and no spaces. A header with anything else is ignored.
     """
 
     def __init__(self, app: ASGIApp, returns: bool) -> None:

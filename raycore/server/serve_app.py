@@ -73,9 +73,10 @@ def _value(name: str, given: Any) -> Any:
 
 
 def late_ingress(plain: type[Any]) -> Any:
-    """`serve.ingress()`: a replica serves what its `__serve_build_asgi_app__` returns after its `__init__`.
+    """Have each replica serve what its `__serve_build_asgi_app__` returns after its `__init__`, as `serve.ingress()`
+    does.
 
-    Serve before 2.56 has to be given the application here. It gets an empty one, which the replica replaces.
+    Before Ray 2.56, `serve.ingress` needs the application itself. It gets an empty one, which the replica replaces.
     """
     if inspect.signature(serve.ingress).parameters["app"].default is None:
         return serve.ingress()(plain)
@@ -105,7 +106,7 @@ class Raycore(FromDriversCopy):
     async def __init__(self, server: dict[str, Any], engine: dict[str, Any]) -> None:
         """Start the engine with arguments that `build_serve_app` has checked, and return once it can serve."""
         engine = {"model": str(demo_model_path()), **engine}
-        if engine.get("engine_name") is not None:  # each replica is an engine, and a cluster has one of each name
+        if engine.get("engine_name") is not None:  # replicas are engines, whose names must differ within a cluster
             engine["engine_name"] += f"-{serve.get_replica_context().replica_id.unique_id}"
         self._options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
         await asyncio.to_thread(check_adapters, engine, self._options)
