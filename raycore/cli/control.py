@@ -95,8 +95,8 @@ def _status(args: argparse.Namespace) -> int:
 def _scale(args: argparse.Namespace) -> int:
     from raycore.control.remote import reached
 
-    timeout = [] if args.drain_timeout is None else [f"--drain-timeout {args.drain_timeout:g}"]
-    command = " ".join([f"raycore scale -dp {args.data_parallel_size}", *timeout])
+    timeout = "" if args.drain_timeout is None else f" --drain-timeout {args.drain_timeout:g}"
+    command = f"raycore scale -dp {args.data_parallel_size}{timeout}"
     with reached(args.address, args.name, command) as engine:
         try:
             engine.scale(args.data_parallel_size, args.drain_timeout)

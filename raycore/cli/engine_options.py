@@ -20,6 +20,7 @@ from raycore.vllm_options import VllmOption
 from raycore.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 
 _OF_EVERY_COMMAND = ("--log-level",)
+"""Flags that are added to each command after its own."""
 _ENGINE, _SERVER, _LISTEN, _VLLM = "engine.", "server.", "listen.", "vllm."
 """Prefixes of options' names in parsed arguments. They avoid collisions with flags that a command itself defines."""
 

@@ -132,7 +132,7 @@ def _trace_options(endpoint: str | None) -> TraceOptions | None:
         return None
     if not _is_url(endpoint):
         raise InvalidConfig(
-            f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317, with a port up to 65535"
+            f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317, with a port from 1 to 65535"
         )
     try:
         importlib.import_module("raycore.server.tracing")  # so that it fails in the process that the user started

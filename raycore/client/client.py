@@ -156,8 +156,8 @@ class EngineClient:
         return ids
 
     def check_structured_outputs(self, params: SamplingParams) -> None:
-        """Check that the constraint in `params` can be compiled, in another process. May take seconds unless
-        `knows_structured_outputs`.
+        """Check in another process that the constraint in `params` can be compiled. If `knows_structured_outputs` says
+        no, that may take seconds.
 
         Raises:
             InvalidRequest: the constraint is invalid; the message says why.

@@ -24,7 +24,7 @@ def clusters_to_search(address: str, proc: Path = Path("/proc")) -> list[str]:
             on this machine.
 
     Raises:
-        ControlError: the address is none of a cluster, or no Ray runs on this machine.
+        ControlError: `local`, or an address of Ray's client, which raycore doesn't support.
     """
     asked = os.environ.get("RAY_ADDRESS") or address if address == "auto" else address
     if asked == "local":
@@ -36,7 +36,7 @@ def clusters_to_search(address: str, proc: Path = Path("/proc")) -> list[str]:
     if asked != "auto":
         return [asked]
     found = sorted(set(_addresses_here(proc)))
-    return [address for address in found if why_unreachable(address) is None] or ["auto"]
+    return [each for each in found if why_unreachable(each) is None] or ["auto"]
 
 
 @contextmanager

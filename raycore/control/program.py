@@ -1,9 +1,9 @@
 """The program's side of the control actor: one thread that publishes status changes and takes commands.
 
 The actor's name is the engine's, and a cluster has only one such actor. If the user chose the name, the actor is
-therefore created before the engine starts: whoever comes second is refused. Otherwise the thread creates it two seconds
-after the engine is up, so that the start of its process doesn't delay the first requests. The engine works without the
-actor. While nothing changes, the thread makes one call per `POLL_S`.
+therefore created before the engine starts, so that a second engine with this name is refused. Otherwise the thread
+creates it two seconds after the engine is up, so that the start of its process doesn't delay the first requests. The
+engine works without the actor. While nothing changes, the thread makes one call per `POLL_S`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RETRY_S = 10.0
 _END_TIMEOUT_S = 5.0
 
 _CLAIM_S = 15.0
-"""How long to wait for a name whose holder doesn't answer. Ray releases the name of an actor that has ended with a
+"""How long to wait, in seconds, for a name whose holder doesn't answer. Ray releases the name of an ended actor with a
 delay, and an actor that is just starting answers after a second or more."""
 
 _CLAIM_POLL_S = 0.05
@@ -76,7 +76,7 @@ class ControlThread:
     def claim(self) -> Callable[[], object]:
         """Create the actor and start the thread now, before the engine starts. Needs a connection to Ray.
 
-        Returns: a function that ends both again, for an engine that doesn't start.
+        Returns: a function that ends both again, in case the engine fails to start.
 
         Raises:
             InvalidConfig: another engine of the cluster has the name.
@@ -97,7 +97,7 @@ class ControlThread:
     def start(self) -> None:
         """Take commands from now on. Other processes can reach the engine a few seconds later."""
         self._is_up = True
-        self._wake.set()  # the status that other processes see is that of an engine which starts
+        self._wake.set()  # others still see the status of an engine that is starting
         if self._thread.ident is None:
             self._thread.start()
 
@@ -147,9 +147,9 @@ class ControlThread:
     def _taken_by(self, holder: EngineStatus | None) -> str:
         address = cluster_address()
         which = (
-            f"of model {holder.model}"
-            if holder is not None
-            else "which doesn't answer (if its node has failed, Ray releases the name after a while)"
+            "which doesn't answer (if its node has failed, Ray releases the name after a while)"
+            if holder is None
+            else f"of model {holder.model}"
         )
         return (
             f"engine_name={self._name!r} is the name of another engine in the Ray cluster at {address}, {which}: "
@@ -205,7 +205,7 @@ class ControlThread:
 
 
 def _holder_of(name: str, timeout_s: float) -> EngineStatus | None:
-    """The status of the engine that has a name. None if it has ended, or doesn't answer within `timeout_s`.
+    """The status of the engine called `name`. None if it has ended, or doesn't answer within `timeout_s`.
 
     Raises:
         InvalidConfig: it runs another copy of raycore.
