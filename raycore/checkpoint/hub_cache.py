@@ -18,23 +18,24 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.AS
 def find_directory(
     name: str, file: str = "config.json", revision: str | None = None, cache: str | None = None, of: str = "model"
 ) -> Path:
-    """Return the directory of a checkpoint: `name` itself, or the one of the cache that has the hub's `name`.
+    """Return the directory of a checkpoint: `name` itself, or the one in the cache if `name` is one of the hub's.
 
     Args:
         file: a file that every such checkpoint has.
         revision: a branch, a tag or a commit. None: main.
         cache: the cache's directory. None: that of the environment.
-        of: the option that is `name`, for errors.
+        of: the option that has `name` as its value, for errors.
 
     Raises:
         InvalidCheckpoint: `name` could be the hub's, and the cache doesn't have it. The message says how to get it.
-        InvalidConfig: there is a revision, and `name` is a directory.
+        InvalidConfig: there is a revision, and `name` is a directory or can't be the hub's.
     """
     path = Path(name).expanduser()
     is_on_hub = not path.is_dir() and _HUB_NAME.fullmatch(name) is not None
     if not is_on_hub:
         if revision is not None:
-            raise InvalidConfig(f"revision={revision!r} is for names on the hub, and {of}={name!r} isn't one: omit it")
+            option = "revision" if of == "model" else f"{of}_revision"
+            raise InvalidConfig(f"{option}={revision!r} is for names on the hub, and {of}={name!r} isn't one: omit it")
         return path
     # imported lazily: a start from a directory doesn't need it
     from huggingface_hub import constants, try_to_load_from_cache

@@ -55,9 +55,12 @@ def test_a_directory_comes_before_the_cache(cache: Path, tmp_path: Path, monkeyp
     (tmp_path / NAME).mkdir(parents=True)
     assert find_directory(NAME, cache=str(cache)) == Path(NAME)
     assert find_directory("~") == Path.home()
-    wrong: list[dict[str, Any]] = [{"revision": "main"}, {"tokenizer": DEMO, "tokenizer_revision": "v1"}]
-    for options in wrong:
-        with pytest.raises(InvalidConfig, match=r"revision='.*' is for names on the hub, and .* isn't one"):
+    wrong: dict[str, dict[str, Any]] = {
+        "revision='main'": {"revision": "main"},
+        "tokenizer_revision='v1'": {"tokenizer": DEMO, "tokenizer_revision": "v1"},
+    }
+    for given, options in wrong.items():
+        with pytest.raises(InvalidConfig, match=f"^{given} is for names on the hub, and .* isn't one"):
             resolve(DEMO, **options)
     with pytest.raises(InvalidConfig, match="tokenizer_revision='v1' needs tokenizer"):
         resolve(DEMO, tokenizer_revision="v1")
