@@ -11,14 +11,15 @@ from raycore.checkpoint.json_fields import shortened
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _TYPES = {
-    "`str`": "a string",
-    "`int`": "an integer",
-    "`float`": "a number",
-    "`bool`": "true or false",
-    "`array`": "a list",
-    "`object`": "an object",
-    "`null`": "null",
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
 }
+_TYPE = re.compile(r"`(\w+(?: \| \w+)*)`")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
 _OTHER_TYPE = re.compile(r"Expected (?P<wanted>.+), got `\w+`")
@@ -34,10 +35,11 @@ def decode_problem(error: Exception) -> str:
         return f"{where}{missing[1]} is missing"
     if unknown := _UNKNOWN.fullmatch(text):
         return f"{where}{shortened(unknown[1])} is unknown"
+    if not text.startswith("Expected"):
+        return f"{where}{text}"
     text = _OTHER_TYPE.sub(lambda found: f"Expected {found['wanted']}", text)
-    for name, words in _TYPES.items():
-        text = text.replace(name, words)
-    return f"{where}{text[:1].lower()}{text[1:]}" if text.startswith("Expected") else f"{where}{text}"
+    text = _TYPE.sub(lambda found: either(_TYPES.get(name, name) for name in found[1].split(" | ")), text)
+    return f"{where}e{text[1:]}"
 
 
 def unsupported_value(name: str, value: object, usable: Iterable[object]) -> str:
@@ -46,6 +48,8 @@ def unsupported_value(name: str, value: object, usable: Iterable[object]) -> str
 
 
 def either(words: Iterable[str]) -> str:
-    """Return `a, b or c`."""
+    """Return `a, b or c`, with a comma before `or` if `b` contains one."""
     *first, last = words
-    return f"{', '.join(first)}{',' if first and ',' in first[-1] else ''} or {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)}{',' if ',' in first[-1] else ''} or {last}"

@@ -19,6 +19,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     ratio: float = 0.0
     deep: Settings | None = None
+    size: int | str | None = None
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,8 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
         ('{"name": "a", "deep": {}}', "deep: method is missing"),
         ('{"name": "a", "other": 1}', "'other' is unknown"),
         ('{"name": "a", "deep": {"method": "slow", "sizes": [0]}}', "deep.sizes[...]: expected an integer >= 1"),
+        ('{"name": "a", "deep": 3}', "deep: expected an object or null"),
+        ('{"name": "a", "size": []}', "size: expected an integer, a string or null"),
         ("{", "Input data was truncated"),
     ],
 )
