@@ -106,7 +106,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     tokenizer_revision: Annotated[
         str | None,
-        option("The same for a tokenizer that is named as on the hub.", default="main"),
+        option("The branch, tag or commit of a tokenizer that is named as on the hub.", default="main"),
     ] = None
     download_dir: Annotated[
         str | None,
@@ -277,7 +277,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
         each = "" if num_workers == 1 else f" for each of {num_workers} workers"
         raise InvalidConfig(
             f"{asked}{each} is more memory than {where} has: {total} bytes ({total / 2**30:.1f} GiB). Lower it, or "
-            "omit it: then the KV cache gets the memory that is free"
+            "omit it: the default fits into the memory that is free"
         )
 
 
@@ -715,7 +715,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         if self.model.load_format == "auto" and self.parallel.worker_cls is None:
             for path in [self.model.model] if self.drafter is None else [self.model.model, self.drafter.path]:
                 if not has_weight_files(Path(path)):
-                    stored_tensors(Path(path))
+                    stored_tensors(Path(path))  # raises the error that says what is missing
 
     def fitted(self) -> EngineConfig:
         """Return the same configuration with what the checkpoints' files say of the models, from their headers.
@@ -875,7 +875,7 @@ def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:
     token_id = read_eos_token_id(tokenizer_path)
     if token_id is None or token_id in spec.eos_token_ids or token_id >= spec.vocab_size:
         return spec
-    return msgspec.structs.replace(spec, eos_token_ids=[*spec.eos_token_ids, token_id])
+    return replace(spec, eos_token_ids=[*spec.eos_token_ids, token_id])
 
 
 def _directories(chosen: dict[str, Any]) -> tuple[Path, Path]:

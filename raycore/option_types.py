@@ -242,7 +242,7 @@ class EngineOptions(VllmOptions, total=False):
     revision: str | None
     """The branch, tag or commit of a model that is named as on the hub. Default: main."""
     tokenizer_revision: str | None
-    """The same for a tokenizer that is named as on the hub. Default: main."""
+    """The branch, tag or commit of a tokenizer that is named as on the hub. Default: main."""
     download_dir: str | None
     """Directory of the Hugging Face cache where models are looked up. Default: that of the variables HF_HUB_CACHE and
     HF_HOME."""
