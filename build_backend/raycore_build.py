@@ -56,7 +56,7 @@ AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"]
 # fmt: on
 X86_FLAGS = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": AVX512_BF16}
-"""What the compiler may use in a source file, by its name. In the others, whatever every such processor has."""
+"""The flags for a source file's instruction set, by the file's name. Others get what every x86-64 processor has."""
 
 PROBE = """
 #include <cstring>
@@ -128,7 +128,7 @@ def working_compiler(tried: list[str]) -> list[str] | None:
 
 
 def _candidates() -> list[list[str]]:
-    """What CXX says, or CC, which compiles C++ too if all is there that C++ needs; else the usual compilers."""
+    """What CXX says, or else CC, because a C compiler may compile C++ too; without both, the usual compilers."""
     for variable in ("CXX", "CC"):
         if command := shlex.split(os.environ.get(variable, "")):
             return [command]
@@ -154,7 +154,7 @@ def _compiler() -> tuple[list[str], list[str]]:
             f"no C++ compiler worked when raycore was installed ({'; '.join(tried)}), and ziglang was not installed",
             f"{first} {OLDEST}, or a later version, or run `pip install '{ZIG}'`, and install raycore again",
         )
-    # an old C library, and what every such processor has: zig's default is this machine's
+    # an old C library, and what every processor of this kind has; zig's default is what this machine has
     target = ["-target", f"{platform.machine()}-linux-gnu.2.17"] if sys.platform == "linux" else ["-mcpu=baseline"]
     zig = [sys.executable, "-m", "ziglang"]
     return [*zig, "c++", *target], [*zig, "cc", *target]  # `c++` would compile its C++ library to link with
@@ -185,7 +185,7 @@ def compile_kernels(sources: list[str], library: Path) -> str:
 
 
 def _run(command: list[str], limit_s: float, cache: str | None = None) -> None:
-    # zig would leave its cache in the user's home directory, and needs one
+    # by default, zig needs a home directory, and leaves its cache there
     environment = os.environ if cache is None else {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache}
     try:
         done = subprocess.run(

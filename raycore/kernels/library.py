@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 RECORD = "_cpu.json"
 """Beside the library: what compiled it, for which machine; or why it is missing."""
 
-_PACKAGE = FOLDER.parent
-
 
 @cache
 def load() -> str | None:
@@ -38,7 +36,7 @@ def load() -> str | None:
     except _Unusable as error:
         logger.warning(
             "raycore, imported from %s, can't use its native kernels: %s. Plain torch computes, which is slower. %s.",
-            _PACKAGE,
+            FOLDER.parent,
             error,
             error.remedy,
         )
@@ -52,16 +50,15 @@ def choose(instruction_set: str) -> str | None:
 
 def find() -> Path:
     """The library that was compiled when raycore was installed."""
-    folder = _PACKAGE / "kernels"
-    if found := compiled(folder):
+    if found := compiled(FOLDER):
         return found[0]
-    record, root = _record(), _PACKAGE.parent
+    record, root = _record(), FOLDER.parents[1]
     if failure := record.get("failure"):
-        details = f"; {folder / RECORD} has all that it said" if record.get("output") else ""
+        details = f"; {FOLDER / RECORD} has the compiler's output" if record.get("output") else ""
         raise _Unusable(failure, f"To get them, {record['remedy']}{details}")
     is_checkout = (root / "pyproject.toml").exists()
     install = f"run `pip install -e {root}`" if is_checkout else "install raycore on this machine"
-    raise _Unusable("this copy's were never compiled", f"To get them, {install}, or import an installed raycore")
+    raise _Unusable("they were never compiled for this copy", f"To get them, {install}, or import an installed raycore")
 
 
 class _Unusable(Exception):
@@ -73,9 +70,9 @@ class _Unusable(Exception):
 
 
 def _record() -> dict[str, str]:
-    """What the build recorded; nothing if there was none."""
+    """What the build recorded. Empty if there was no build."""
     try:
-        return json.loads((_PACKAGE / "kernels" / RECORD).read_text())
+        return json.loads((FOLDER / RECORD).read_text())
     except OSError:
         return {}
 

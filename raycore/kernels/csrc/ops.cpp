@@ -41,8 +41,8 @@ class OwnedTensors {
 
 thread_local OwnedTensors owned_tensors;
 
-// Has torch throw an error, which the caller in Python gets as a RuntimeError. It passes this library's functions without
-// a stop: they know nothing of C++ exceptions, so that it doesn't matter whose C++ library they were compiled with.
+// Has torch throw an error, which the caller in Python gets as a RuntimeError. This library only lets it pass: it is
+// compiled without C++ exceptions, so that it doesn't matter whose C++ library the compiler has.
 [[noreturn]] void fail(const char* format, const char* what) {
   char message[256];
   std::snprintf(message, sizeof(message), format, what);

@@ -34,16 +34,17 @@ class Processor {
     if (!has_bits(ecx, fma | f16c | saves_state)) return;
     uint32_t low, high;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    const uint64_t saved = uint64_t(high) << 32 | low;
-    if (!has_bits(saved, bit(1) | bit(2)) || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return;
-    has_avx2 = has_bits(ebx, bit(5));
-    const uint64_t f = bit(16), dq = bit(17), bw = bit(30), vl = bit(31);
-    has_avx512 = has_avx2 && has_bits(ebx, f | dq | bw | vl) && has_bits(saved, bit(5) | bit(6) | bit(7));
-    const bool has_vnni = has_bits(ecx, bit(11));
-    has_tiles_ = has_bits(edx, bit(22) | bit(24)) && has_bits(saved, bit(17) | bit(18));
-    const bool has_subleaf = eax >= 1;
+    const uint64_t saved = uint64_t(high) << 32 | low;  // which registers the operating system saves
+    const uint64_t ymm = bit(1) | bit(2), zmm = bit(5) | bit(6) | bit(7), tiles = bit(17) | bit(18);
+    if (!has_bits(saved, ymm) || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return;
+    const uint64_t avx2 = bit(5), f = bit(16), dq = bit(17), bw = bit(30), vl = bit(31), vnni = bit(11);
+    const uint64_t amx_bf16 = bit(22), amx_tile = bit(24), bf16 = bit(5);
+    has_avx2 = has_bits(ebx, avx2);
+    has_avx512 = has_avx2 && has_bits(ebx, f | dq | bw | vl) && has_bits(saved, zmm);
+    const bool has_vnni = has_bits(ecx, vnni), has_subleaf = eax >= 1;
+    has_tiles_ = has_bits(edx, amx_bf16 | amx_tile) && has_bits(saved, tiles);
     has_bf16 = has_avx512 && has_vnni && has_subleaf && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
-               has_bits(eax, bit(5));
+               has_bits(eax, bf16);
   }
 
   // Whether AMX may be used. Linux allows it to a process that asks for it.

@@ -4,8 +4,8 @@
 // the C++ library is used that the compiler might not inline: of equal functions in several units the linker keeps one,
 // and that one might use instructions that this processor lacks.
 //
-// Compilers choose differently which product and sum to compute with one rounding. So they are told not to, and
-// `multiply_add` says where: results have the same bits with every compiler.
+// Compilers differ in which products and sums they compute with one rounding. So they are told to do that nowhere, and
+// `multiply_add` does it: results have the same bits with every compiler.
 
 #pragma once
 

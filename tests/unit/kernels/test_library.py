@@ -22,7 +22,7 @@ def package(monkeypatch, tmp_path) -> Path:
     """The imported package, without a library."""
     path = tmp_path / "raycore"
     (path / "kernels").mkdir(parents=True)
-    monkeypatch.setattr(library, "_PACKAGE", path)
+    monkeypatch.setattr(library, "FOLDER", path / "kernels")
     monkeypatch.setattr(library, "_library", library._library.__wrapped__)  # this process may have loaded the real one
     return path
 
