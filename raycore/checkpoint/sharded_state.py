@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.weight_files import read_header
+from raycore.checkpoint.weight_files import WEIGHT_SUFFIXES, read_header
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.options import json_object
 
@@ -22,16 +22,15 @@ _PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 _STAGES_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
 """The patterns of vLLM."""
 METADATA_KEY = "raycore"
-_WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 _INDEX_SUFFIX = ".index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SIZES = (
     *("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
     *("vocab_size", "qk_norm", "moe"),
 )
-"""The fields of a `ModelSpec` that the weights depend on."""
+"""The fields of a `ModelSpec` that the weights depend on, and that config.json decides."""
 _DECIDED = ("qkv_bias", "o_bias", "mlp_bias", "tie_word_embeddings")
-"""Those that the weights decide, whatever config.json says: `fit_model` found them when the model was read."""
+"""The fields that the weights decide. The files say what `fit_model` found before they were written."""
 
 
 class Division(msgspec.Struct, frozen=True):
@@ -158,7 +157,7 @@ def read_shard_file(path: Path) -> ShardFile:
 def check_saved_state(path: Path, pattern: str, spec: ModelSpec, division: Division) -> ModelSpec:
     """Check that the files at `path` are those of this model, divided like this. Reads only headers.
 
-    Returns: `spec` with the head and the biases that the files have.
+    Returns: `spec`, except that the files decide whether there are a head and biases.
 
     Raises:
         InvalidCheckpoint: they are of another model, or damaged.
@@ -197,4 +196,4 @@ def copy_other_files(model: Path, tokenizer: Path, directory: Path) -> None:
 
 
 def _has_weights(path: Path) -> bool:
-    return path.suffix in _WEIGHT_SUFFIXES or path.name.endswith(_INDEX_SUFFIX)
+    return path.suffix in WEIGHT_SUFFIXES or path.name.endswith(_INDEX_SUFFIX)

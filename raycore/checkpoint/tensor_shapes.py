@@ -23,7 +23,7 @@ _LAYER_PREFIXES = ("midlayer.", "layers.0.")
 
 
 def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
-    """Yield the tensors of a whole model. Quantized weights have the names and shapes that they would have else.
+    """Yield the tensors of a whole model, quantized weights as if they weren't quantized.
 
     `has_tensor`: whether the checkpoint has a tensor, which says how experts are stored.
     """
@@ -41,7 +41,10 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
 
 
 def eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, has_tensor: Callable[[str], bool], prefix: str) -> Shapes:
-    """Yield the tensors of an EAGLE-3 head, whose layer's names begin with `prefix`. Some of them may be missing."""
+    """Yield the tensors of an EAGLE-3 head, the optional ones only if the checkpoint has them.
+
+    `prefix`: how the names of its layer's tensors begin.
+    """
     hidden = spec.hidden_size
     if has_tensor("embed_tokens.weight"):
         yield "embed_tokens.weight", (spec.vocab_size, hidden)

@@ -1,12 +1,21 @@
 """Which tensors a checkpoint's safetensors files hold, from the files' headers. Does not import torch.
 
-A file begins with the length of its header, in 8 bytes, and the header, a JSON object with each tensor's dtype, shape
-and place. A driver reads headers before it starts anything, so that a damaged file is found at once.
+A file begins with the length of its header, in 8 bytes, and the header: a JSON object with each tensor's dtype, shape
+and offsets. A driver reads headers before it starts anything, so that a damaged file is found at once.
 """
 
 from __future__ import annotations
 
-__all__ = ["INDEX_FILE", "SINGLE_FILE", "StoredTensor", "has_weight_files", "read_header", "stored_tensors"]
+__all__ = [
+    "INDEX_FILE",
+    "SINGLE_FILE",
+    "WEIGHT_SUFFIXES",
+    "StoredTensor",
+    "has_weight_files",
+    "listed",
+    "read_header",
+    "stored_tensors",
+]
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +27,7 @@ from raycore.errors import InvalidCheckpoint
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
 """The limit of the library safetensors."""
@@ -44,8 +53,8 @@ class _Entry(msgspec.Struct):
 
 
 def has_weight_files(path: Path) -> bool:
-    """Whether the directory `path` has weights in any format. A driver may see less of a checkpoint than workers."""
-    return bool(_weight_files(path))  # the index alone is one of the small files that drivers have, too
+    """Whether the directory `path` has weights in any format. That of a driver may have only the small files."""
+    return bool(_weight_files(path))  # the index is a small file, too
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -138,4 +147,4 @@ def _damaged(file: Path, problem: str) -> InvalidCheckpoint:
 
 
 def _weight_files(path: Path) -> list[str]:
-    return sorted(file.name for file in path.glob("*") if file.suffix in _WEIGHT_SUFFIXES)
+    return sorted(file.name for file in path.glob("*") if file.suffix in WEIGHT_SUFFIXES)
