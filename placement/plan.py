@@ -23,7 +23,7 @@ Strategy = Literal["strict", "fill", "span"]
 """How ranks are assigned to nodes.
 
 * `strict`: a rank never spans nodes, and every node in use holds the same number of ranks. Uses as many nodes as
-  possible. Ranks that are replaced or added later are placed with those that stand, as evenly as possible.
+  possible. Ranks that are replaced or added later make the numbers equal again, or at least as even as possible.
 * `fill`: a rank never spans nodes. Fills the first node, then the next.
 * `span`: a rank whose workers fit on one node is placed as with `fill`. Of a larger rank, each tensor-parallel group is
   placed on one node if any node can hold the whole group; otherwise the group's workers are placed one by one.
@@ -95,10 +95,10 @@ def plan_ranks(
     """Assign the ranks to the usable nodes.
 
     Args:
-        standing: the number of the engine's other ranks on each node, by node id. With the strategy `strict`, all ranks
-            are spread evenly. If that isn't possible for ranks that are added, they are spread as evenly as it is.
         of: which resources of the nodes to plan with: those `available` now, or the `total`, which tells whether the
             ranks would fit an idle cluster.
+        standing: the number of the engine's other ranks on each node, by node id. The strategy `strict` counts them,
+            too. If there are some, it accepts unequal numbers, as even as possible, where equal ones are impossible.
 
     Raises:
         PlacementShortage: the ranks don't fit. The message is the table of `describe_shortage()`.
@@ -114,9 +114,10 @@ def plan_ranks(
 
 
 def evener_node(view: ClusterView, shape: EngineShape, node_id: str, standing: Mapping[str, int]) -> str | None:
-    """A node with room for a rank that has at least two ranks fewer than a rank's node, which is counted in `standing`.
+    """A node to which a rank on node `node_id` should move when it restarts, if the strategy is `strict`.
 
-    A rank that is restarted should move there if the strategy is `strict`. None if there is no such node.
+    It has room for the rank, and at least two ranks fewer, so the move makes the numbers more even. None if there is no
+    such node. `standing` counts the ranks on each node, this one included.
     """
     most = standing.get(node_id, 0) - 2
     nodes = [node for node in view.usable_nodes if standing.get(node.node_id, 0) <= most]
@@ -141,16 +142,16 @@ def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
     return "\n".join(lines)
 
 
-def describe_missing(view: ClusterView, shape: EngineShape, standing: Mapping[str, Collection[str]]) -> str:
+def describe_missing(view: ClusterView, shape: EngineShape, created: Mapping[str, Collection[str]]) -> str:
     """A message for people: which ranks are placed, what the missing ranks need, and a table of what each node has.
 
     Args:
-        standing: the node ids of each created placement group, by the group's name.
+        created: the node ids of each created placement group, by the group's name.
     """
-    places = [f"{name} on {', '.join(sorted({node[:8] for node in nodes}))}" for name, nodes in standing.items()]
-    others = shape.bundles * (shape.num_ranks - len(standing))
+    places = [f"{name} on {', '.join(sorted({node[:8] for node in nodes}))}" for name, nodes in created.items()]
+    others = shape.bundles * (shape.num_ranks - len(created))
     lines = [
-        f"{len(standing)} of {_count(shape.num_ranks, 'rank')} placed" + (f" ({'; '.join(places)})" if places else ""),
+        f"{len(created)} of {_count(shape.num_ranks, 'rank')} placed" + (f" ({'; '.join(places)})" if places else ""),
         f"each missing rank needs {_describe_rank(shape)}; in total: {_describe(_sum(others))}",
         *_table(view, shape),
     ]
@@ -193,10 +194,10 @@ def _place_fill(rooms: list[_Room], shape: EngineShape) -> _Placed:
 
 
 def _place_strict(rooms: list[_Room], shape: EngineShape, standing: Mapping[str, int]) -> _Placed:
-    """Have the same number of ranks on as many nodes as possible, those that are `standing` included."""
+    """Place the same number of ranks on as many nodes as possible, counting the `standing` ranks."""
     num_ranks = shape.num_ranks + sum(standing.values())
     rooms = sorted(rooms, key=lambda room: room.node_id not in standing)  # nodes in use have to be among those chosen
-    fewest = 2 if standing else 1  # one node is even, too, but ranks that are added later don't gather there
+    fewest = 2 if standing else 1  # all ranks on one node are even, too, but added ones should rather use other nodes
     for num_nodes in range(min(len(rooms), num_ranks), fewest - 1, -1):
         if num_ranks % num_nodes:
             continue

@@ -117,7 +117,7 @@ def answers(node: NodeView, timeout_s: float = 1.0) -> bool:
 
 
 def _plain(resources: Mapping[str, float]) -> dict[str, float]:
-    """The resources without those by which Ray names each node, and counts the bundles of placement groups."""
+    """The resources without those that stand for a node, and those of placement groups' bundles."""
     return {
         name: amount for name, amount in resources.items() if "_group_" not in name and not name.startswith("node:")
     }

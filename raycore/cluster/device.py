@@ -11,13 +11,14 @@ from raycore.node.versions import cuda_of_torch, version_of
 logger = logging.getLogger(__name__)
 
 _KIND_OF_GPU = "accelerator_type:"
-"""So begins the resource of nodes on which Ray has found a GPU. Others may only have been told that they have some."""
+"""Prefix of a resource that Ray gives to nodes on which it has found a GPU. Other nodes with a resource `GPU` may only
+have been told that they have some."""
 
 
 def choose_device(view: ClusterView) -> Literal["cpu", "cuda"]:
     """Return `cuda` if the cluster has GPUs and torch is built for them, else `cpu`.
 
-    Workers are expected to have the torch of this process. Logs a warning if the cluster declares GPUs in vain.
+    Assumes that workers have the torch of this process. Logs a warning if GPUs of the cluster aren't used.
     """
     declared = [node.total for node in view.usable_nodes if node.total.get("GPU")]
     if not declared:
@@ -25,7 +26,7 @@ def choose_device(view: ClusterView) -> Literal["cpu", "cuda"]:
     if cuda_of_torch() is None:
         reason = f"torch {version_of('torch')} here is built without CUDA"
     elif not any(name.startswith(_KIND_OF_GPU) for total in declared for name in total):
-        reason = "Ray has found no driver of GPUs on these nodes"
+        reason = "Ray has found no GPU driver on these nodes"
     else:
         return "cuda"
     logger.warning(

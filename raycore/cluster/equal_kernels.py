@@ -1,4 +1,4 @@
-"""Compares whether ranks have native kernels. A request that moves between ranks must get the same bits. Pure."""
+"""Checks that all ranks have native kernels, or none. A request that moves must get the same bits. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Kernels = tuple[str, bool] | None
 
 
 def missing_kernels(infos: Sequence[EngineInfo], drivers: Kernels) -> str | None:
-    """Where native kernels are missing that are there for other workers or for the driver. None: nowhere.
+    """The error if native kernels are missing for a worker, and there for another one or for the driver. Else None.
 
-    Workers that are told to use no kernels count for neither. Kernels that are there, but can't run on a worker's
+    Workers that are told to use no kernels aren't counted. Kernels that are there, but can't run on a worker's
     processor, aren't missing.
     """
     workers = [(f"dp_rank {info.dp_rank} on node {info.node_id[:8]}", each) for info in infos for each in info.kernels]

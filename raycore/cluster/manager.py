@@ -521,9 +521,9 @@ class CoreEngineActorManager:
         ).remote(config.encode(), checked(identity), checked(bundles), name)
 
     def _check_own_node(self, places: Places) -> None:
-        """Check what this process sees of the memory and the files of workers, if some are on its node.
+        """If workers run on this node, check its memory and its files for them, before they take time to start.
 
-        They would find the same, but only after they have started. Raises InvalidInput.
+        Raises InvalidConfig or InvalidCheckpoint.
         """
         nodes = [bundles.nodes()[: self._shape.world_size] for bundles in places.values()]
         num_workers = sum(own.count(self.node) for own in nodes)

@@ -104,7 +104,7 @@ class Reservations:
         return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
 
     def for_growth(self, dp_ranks: Sequence[int], standing: Iterable[Rank] = ()) -> Places:
-        """Reserve groups for additional ranks. A rank that had a group of the caller's before gets its bundles again.
+        """Reserve groups for additional ranks. A rank that had bundles of the caller's before gets them again.
 
         `standing`: the engine's other ranks.
 
@@ -130,9 +130,9 @@ class Reservations:
         """The groups of the successors of these ranks: the ranks that replace them.
 
         A successor gets the group of the rank that it replaces, if all nodes of that group are alive and not draining.
-        Otherwise this removes that group, reserves another one, and waits for it. With the strategy `strict`, it also
-        does so if another node should rather have the rank. A group that the caller brought is not replaced: this waits
-        until Ray has moved it to other nodes.
+        Otherwise this removes that group, reserves another one, and waits for it. It does the same if the strategy is
+        `strict` and another node has so few ranks that a move there makes the numbers more even. A group that the
+        caller brought is not replaced: this waits until Ray has moved it to other nodes.
 
         `standing`: the engine's other ranks.
 
@@ -187,7 +187,7 @@ class Reservations:
             kill(reaper)
 
     def _leave_crowded_nodes(self, ranks: Sequence[Rank], kept: Places, standing: Sequence[Rank]) -> None:
-        """Remove the groups of ranks that another node should rather have. Such a node has joined the cluster since."""
+        """Remove the groups of ranks that should move to a node with fewer ranks, such as one that has just joined."""
         for rank in ranks:
             if rank.bundles is None or rank.bundles.group not in self._made or rank.dp_rank not in kept:
                 continue
@@ -199,7 +199,7 @@ class Reservations:
                 del kept[rank.dp_rank]
 
     def _forgive(self) -> None:
-        """Use nodes again that didn't answer before, if they do now."""
+        """Forget that nodes didn't answer, if they do now."""
         if self.crashed_nodes:
             nodes = [node for node in read_cluster().nodes if node.alive and node.node_id in self.crashed_nodes]
             self.crashed_nodes -= {node.node_id for node in nodes if answers(node)}
@@ -248,8 +248,8 @@ class Reservations:
             zeros = " and ".join(f"num_{name.lower()}s=0" for name in held)
             yield (
                 f"The {kind} that starts this engine holds {amounts} itself, which the ranks can't use. It needs none "
-                f"of that: declare it with {zeros} (in Ray Data: map_batches(..., {zeros})), or give the engine "
-                "bundles of its own by placement_groups."
+                f"of that: declare it with {zeros} (in Ray Data: map_batches(..., {zeros})), or pass placement_groups "
+                "with bundles for the ranks."
             )
         if not self._is_ray_ours and self._wait_for_nodes_s == 0:
             yield "If an autoscaler can add nodes, set wait_for_nodes_s (--wait-for-nodes) to wait for them."

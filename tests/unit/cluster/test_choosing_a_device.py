@@ -30,7 +30,7 @@ DECLARED = {"CPU": 8.0, "GPU": 2.0}
         ([HEAD], "13.0", "cpu", None),
         ([HEAD], None, "cpu", None),
         ([HEAD, H100, H100], None, "cpu", f"has 8 GPUs: torch {torch.__version__} here is built without CUDA."),
-        ([HEAD, DECLARED], "13.0", "cpu", "has 2 GPUs: Ray has found no driver of GPUs on these nodes."),
+        ([HEAD, DECLARED], "13.0", "cpu", "has 2 GPUs: Ray has found no GPU driver on these nodes."),
     ],
     ids=["gpus", "no gpus", "neither", "torch without CUDA", "gpus that are only declared"],
 )
