@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import ray
-import ray.cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raycore import same_copy
@@ -37,7 +36,6 @@ T_co = TypeVar("T_co", covariant=True)
 RefT = TypeVar("RefT", bound="ObjectRef[Any] | Iterator[ObjectRef[Any]]")
 
 _ray: Any = ray
-_cloudpickle: Any = ray.cloudpickle
 """Untyped on purpose: this module provides the types."""
 
 
@@ -86,13 +84,13 @@ def actor_class(plain: Callable[P, T], *, max_restarts: int = 0, **options: Any)
     """
     actor: Any = _ray.remote(max_restarts=max_restarts, enable_task_events=False, **options)(plain)
     exported = actor.__ray_metadata__
-    # Ray exports this class to the workers. It pickles the base first, so that is what decides what they import.
+    # Ray exports this class to the workers. They unpickle the base first, which decides what they import
     exported.modified_class = types.new_class(exported.class_name, (_Loaded(exported.modified_class),))
     return actor
 
 
 def checked(value: T) -> T:
-    """A value, to pass to an actor's constructor. A process that runs another copy of raycore doesn't unpickle it."""
+    """`value`, to pass to an actor's constructor. A process that runs another copy of raycore doesn't unpickle it."""
     return value if value is None else cast(T, _Loaded(value))
 
 
@@ -107,10 +105,10 @@ class _Loaded:
 
     def __reduce__(self) -> tuple[Any, ...]:
         public = [name for name in dir(self._value) if not name.startswith("_")]
-        return same_copy.load, (same_copy.own_copy(), _cloudpickle.dumps(self._value), public)
+        return same_copy.load, (same_copy.own_copy(), _ray.cloudpickle.dumps(self._value), public)
 
 
-_cloudpickle.register_pickle_by_value(same_copy)
+_ray.cloudpickle.register_pickle_by_value(same_copy)
 
 FromDriversCopy = cast(type[object], _Loaded(object))
 """A base for classes that Ray's libraries pickle: their processes import the driver's copy of raycore, too."""
@@ -239,10 +237,12 @@ def own_actor_id() -> str | None:
 
 
 def own_resources() -> dict[str, float]:
-    """The resources that the actor or task of this process holds: amounts by name. Empty in a driver."""
+    """The resources that the actor or task of this process holds: amounts by name. Empty in a driver.
+
+    Those of a placement group, which Ray calls `CPU_group_…`, aren't among them.
+    """
     if not is_worker():
         return {}
-    # in a placement group, they are called CPU_group_…
     held: dict[str, float] = _ray.get_runtime_context().get_assigned_resources()
     return {name: amount for name, amount in held.items() if amount > 0 and "_group_" not in name}
 

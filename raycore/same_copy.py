@@ -1,6 +1,6 @@
 """Makes the processes of an engine run one copy of raycore: the one that the driver imported.
 
-Left to themselves, they don't always. Ray puts the driver's directory, and a job's `working_dir` and `py_modules`, on
+By itself, Ray doesn't ensure that. It puts the driver's directory, and a job's `working_dir` and `py_modules`, on
 its workers' `sys.path`. If one of them holds another copy, such as a clone without compiled kernels, the workers import
 that. And the nodes of a cluster may have other versions installed.
 
@@ -52,11 +52,15 @@ def difference(theirs: Copy, ours: Copy, them: str, us: str) -> str | None:
 
     `them`, `us`: whose copies they are.
     """
-    if theirs[1] == ours[1] and (theirs[2] == ours[2] or not (theirs[2] and ours[2])):
+    (_, their_version, their_digest, _), (_, our_version, our_digest, _) = theirs, ours
+    if their_version != our_version:
+        what = "versions"
+    elif their_digest and our_digest and their_digest != our_digest:
+        what = "contents"
+    else:
         return None
-    what = "version" if theirs[1] != ours[1] else "content"
     return (
-        f"two copies of raycore with different {what}s can't work together: {them} imported {_name(theirs)}, {us} "
+        f"two copies of raycore with different {what} can't work together: {them} imported {_name(theirs)}, {us} "
         f"imported {_name(ours)}. Install the same raycore in both places, and restart what had imported another one"
     )
 
@@ -75,7 +79,7 @@ def load(theirs: Copy, pickled: bytes, methods: list[str]) -> Any:
         us += ", before the engine started,"
     else:
         _import_from(theirs[0])
-    # known if it was checked before; another version may not have the name
+    # known if this process has loaded something before; another version may lack the variable
     ours = getattr(sys.modules.get("raycore.same_copy"), "_own", None) or _read_copy(theirs)
     problem = difference(theirs, ours, "the driver", us)
     if problem is not None:
@@ -85,7 +89,7 @@ def load(theirs: Copy, pickled: bytes, methods: list[str]) -> Any:
 
 
 def seal(message: bytes) -> bytes:
-    """A message for a process that may run another copy, with a line that says which copy has encoded it."""
+    """`message`, for a process that may run another copy, after a line that says which copy has encoded it."""
     return json.dumps(own_copy()).encode() + b"\n" + message
 
 
@@ -112,7 +116,7 @@ def _import_from(folder: str) -> None:
 
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, [folder]) if name in PACKAGES else None
-        return spec if spec is not None and spec.origin is not None else None  # a folder without files is no copy
+        return spec if spec is not None and spec.origin is not None else None  # a folder without __init__.py is no copy
 
     sys.meta_path.insert(0, SimpleNamespace(find_spec=find_spec))  # pyright: ignore[reportArgumentType]
 

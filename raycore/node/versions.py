@@ -16,8 +16,8 @@ from raycore.node.cpu_features import describe_cpu
 logger = logging.getLogger(__name__)
 
 TESTED = {"Ray": ("2.55", "2.60"), "torch": ("2.11", "2.14")}
-"""The oldest and the newest minor version on which raycore is tested. pyproject.toml admits the same range, but for the
-newest torch, which somebody has to ask for: CONTRIBUTING.md says why."""
+"""The oldest and the newest minor version on which raycore is tested. pyproject.toml admits the same range, except for
+the newest torch: CONTRIBUTING.md says why."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -48,7 +48,7 @@ def versions() -> str:
 
 
 def warn_if_untested(package: str, version: str) -> None:
-    """Warn of a version of Ray or torch on which raycore isn't tested, which somebody has installed all the same."""
+    """Log a warning if raycore isn't tested with this version of `package`, a key of `TESTED`."""
     oldest, newest = TESTED[package]
     if not _minor(oldest) <= _minor(version) <= _minor(newest):
         logger.warning(
