@@ -96,8 +96,10 @@ class Fuzz:
 
 
 def follower(tokenizer_dir: str, vocab_size: int, eos: Sequence[int]) -> Callable[[StructuredOutputsParams], None]:
-    """A check for `ConstraintGate` that follows a constraint as a worker does. Always raises InvalidRequest, with the
-    outcome as JSON."""
+    """A check for `ConstraintGate` that follows a constraint as a worker does.
+
+    It always raises InvalidRequest, because its message, the outcome as JSON, is all that a fork returns.
+    """
     import jsonschema  # noqa: F401  # once, and not in each fork
 
     from raycore.text.tokenizer import Tokenizer
@@ -192,7 +194,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             (round(outcome.duration_s, 3), outcome.schema[:200], outcome.detail[:80])
             for outcome in sorted(outcomes, key=lambda outcome: -outcome.duration_s)[:SHOWN]
         ],
-        "failures": [outcome._asdict() for outcome in outcomes if outcome.kind in ("invalid", "stuck", "crashed")][:20],
+        "failures": [outcome._asdict() for outcome in outcomes if outcome.kind in FAILURES][:20],
     }
 
 

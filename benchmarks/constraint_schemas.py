@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 _NAMES = ("a", "b", "ab", "key", "x-1", "é", 'q"', "$ref", "a/b", "")
@@ -63,7 +64,7 @@ _CANNOT = (
 
 def own_schemas(seed: int) -> Iterator[str]:
     """Endless schemas, as JSON text."""
-    for number in range(10**9):
+    for number in itertools.count():
         yield json.dumps(_Writer(random.Random(f"{seed} {number}")).document())
 
 
@@ -108,12 +109,12 @@ def _more(elements: Any) -> bool:
 class _Writer:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._is_old = rng.random() < 0.1
+        self._is_old = self._chance(0.1)
         self._definitions = rng.sample(_NAMES[:5], rng.choice((0, 0, 1, 2)))
 
     def document(self) -> Any:
         rng = self._rng
-        if rng.random() < 0.01:
+        if self._chance(0.01):
             return rng.choice((True, False, 3, "text", None, [], {}))
         schema = self._schema(0)
         if self._definitions and isinstance(schema, dict):
@@ -124,92 +125,94 @@ class _Writer:
 
     def _schema(self, depth: int) -> Any:
         rng = self._rng
-        if rng.random() < 0.03:
+        if self._chance(0.03):
             return rng.choice((True, False, True, {}))
-        if self._definitions and rng.random() < 0.15:
+        if self._definitions and self._chance(0.15):
             schema: dict[str, Any] = {"$ref": f"#/$defs/{rng.choice(self._definitions)}"}
-            if rng.random() < 0.2:
+            if self._chance(0.2):
                 self._add(schema, rng.choice(_TYPES), depth)
             return schema
         schema = {}
-        if rng.random() < 0.12 and depth < 3:
+        if self._chance(0.12) and depth < 3:
             of = rng.choice(("anyOf", "anyOf", "allOf", "oneOf"))
             schema[of] = [self._schema(depth + 1) for _ in range(rng.choice((1, 2, 2, 3)))]
-            if rng.random() < 0.6:
+            if self._chance(0.6):
                 return schema
         kinds = rng.sample(_TYPES, rng.choice((1, 1, 1, 1, 1, 2)))
         if depth >= 3:
             kinds = [kind for kind in kinds if kind not in ("array", "object")] or ["string"]
-        if rng.random() < 0.9:
+        if self._chance(0.9):
             schema["type"] = kinds[0] if len(kinds) == 1 else kinds
         for kind in kinds:
             self._add(schema, kind, depth)
-        if rng.random() < 0.08:
+        if self._chance(0.08):
             values = [self._value(2) for _ in range(rng.randint(1, 4))]
             schema |= rng.choice(({"enum": values}, {"const": values[0]}))
-        if rng.random() < 0.15:
+        if self._chance(0.15):
             name = rng.choice(list(_ANNOTATIONS))
             schema[name] = rng.choice(_ANNOTATIONS[name])
-        if rng.random() < 0.02:
+        if self._chance(0.02):
             schema[rng.choice(_CANNOT)] = rng.choice((True, False, {}, {"type": "string"}, {"a": ["b"]}))
         parts = list(schema.items())
-        if rng.random() < 0.3:
+        if self._chance(0.3):
             rng.shuffle(parts)
         return dict(parts)
 
     def _add(self, schema: dict[str, Any], kind: str, depth: int) -> None:
         rng = self._rng
-        chance: Callable[[float], bool] = lambda p: rng.random() < p  # noqa: E731
         if kind in ("integer", "number"):
             # mostly numbers that can be held
-            numbers = _NUMBERS if chance(0.1) else _NUMBERS[:32]
+            numbers = _NUMBERS if self._chance(0.1) else _NUMBERS[:32]
             for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-                if chance(0.25):
+                if self._chance(0.25):
                     schema[name] = rng.choice(numbers)
         elif kind == "string":
             for name in ("minLength", "maxLength"):
-                if chance(0.2):
+                if self._chance(0.2):
                     schema[name] = rng.choice(_LENGTHS)
-            if chance(0.2):
+            if self._chance(0.2):
                 schema["pattern"] = rng.choice(_PATTERNS)
-            if chance(0.2):
+            if self._chance(0.2):
                 schema["format"] = rng.choice(_FORMATS)
         elif kind == "array":
-            self._add_array(schema, depth, chance)
+            self._add_array(schema, depth)
         elif kind == "object":
-            self._add_object(schema, depth, chance)
+            self._add_object(schema, depth)
 
-    def _add_array(self, schema: dict[str, Any], depth: int, chance: Callable[[float], bool]) -> None:
+    def _add_array(self, schema: dict[str, Any], depth: int) -> None:
         for name in ("minItems", "maxItems"):
-            if chance(0.25):
+            if self._chance(0.25):
                 schema[name] = self._rng.choice(_LENGTHS)
-        if chance(0.75):
+        if self._chance(0.75):
             schema["items"] = self._schema(depth + 1)
-        if chance(0.2) and not self._is_old:
+        if self._chance(0.2) and not self._is_old:
             schema["prefixItems"] = [self._schema(depth + 1) for _ in range(self._rng.randint(1, 3))]
-        if chance(0.2) and self._is_old:
+        if self._chance(0.2) and self._is_old:
             schema["items"] = [self._schema(depth + 1) for _ in range(2)]
             schema["additionalItems"] = self._schema(depth + 1)
 
-    def _add_object(self, schema: dict[str, Any], depth: int, chance: Callable[[float], bool]) -> None:
+    def _add_object(self, schema: dict[str, Any], depth: int) -> None:
         rng = self._rng
         names = rng.sample(_NAMES, rng.randint(0, 4))
-        if chance(0.85):
+        if self._chance(0.85):
             schema["properties"] = {name: self._schema(depth + 1) for name in names}
-        if chance(0.6):
-            schema["required"] = rng.sample(names, rng.randint(0, len(names))) + (["b"] if chance(0.1) else [])
-        if chance(0.4):
+        if self._chance(0.6):
+            schema["required"] = rng.sample(names, rng.randint(0, len(names))) + (["b"] if self._chance(0.1) else [])
+        if self._chance(0.4):
             schema["additionalProperties"] = rng.choice((False, False, True, self._schema(depth + 1)))
-        if chance(0.15):
+        if self._chance(0.15):
             patterns = rng.sample(("^a", "^b", "^x-", "y$", "[0-9]", "e"), rng.choice((1, 1, 2)))
             schema["patternProperties"] = {pattern: self._schema(depth + 1) for pattern in patterns}
         for name in ("minProperties", "maxProperties"):
-            if chance(0.1):
+            if self._chance(0.1):
                 schema[name] = rng.choice((0, 1, 2, 3, 10))
+
+    def _chance(self, probability: float) -> bool:
+        return self._rng.random() < probability
 
     def _value(self, depth: int) -> Any:
         rng = self._rng
-        if depth and rng.random() < 0.2:
+        if depth and self._chance(0.2):
             return rng.choice(([self._value(depth - 1)], {rng.choice(_NAMES): self._value(depth - 1)}))
         texts = ("", "a", "é\n", "\u001b", '"\\', "long text " * 5, "\ud83d\ude00")
         return rng.choice((None, True, False, rng.choice(_NUMBERS[:32]), rng.choice(_NUMBERS), *texts))

@@ -105,10 +105,10 @@ def first_difference(found: Sequence[Answer], expected: Sequence[Answer]) -> str
             if len(entries) != len(wanted):
                 return f"request {index} has {len(entries)} {kind}, expected {len(wanted)}"
             for entry, want in zip(entries, wanted, strict=True):
-                found, expected_logprobs = (_by_token(each) for each in (entry, want))
-                if found.keys() != expected_logprobs.keys():
+                logprobs, expected_logprobs = _by_token(entry), _by_token(want)
+                if logprobs.keys() != expected_logprobs.keys():
                     return f"{kind} of request {index} name tokens {entry.token_ids}, expected {want.token_ids}"
-                worst = max(abs(found[token_id] - expected_logprobs[token_id]) for token_id in found)
+                worst = max(abs(logprobs[token_id] - expected_logprobs[token_id]) for token_id in logprobs)
                 if not worst <= FLOAT32_ERROR:
                     return f"{kind} of request {index} differ by {worst:.2g}, allowed {FLOAT32_ERROR:g}"
     return None
