@@ -52,7 +52,8 @@ def difference(theirs: Copy, ours: Copy, them: str, us: str) -> str | None:
 
     `them`, `us`: whose copies they are.
     """
-    (_, their_version, their_digest, _), (_, our_version, our_digest, _) = theirs, ours
+    # other versions may say more of a copy
+    (their_version, their_digest), (our_version, our_digest) = theirs[1:3], ours[1:3]
     if their_version != our_version:
         what = "versions"
     elif their_digest and our_digest and their_digest != our_digest:

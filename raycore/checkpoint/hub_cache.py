@@ -40,13 +40,13 @@ def find_directory(
     # imported lazily: a start from a directory doesn't need it
     from huggingface_hub import constants, try_to_load_from_cache
 
+    directory = Path(cache or constants.HF_HUB_CACHE).expanduser()
     try:
-        found = try_to_load_from_cache(name, file, cache, revision)
+        found = try_to_load_from_cache(name, file, directory, revision)
     except ValueError:  # the hub has no such names
         found = None
     if isinstance(found, str):
         return Path(found).parent
-    directory = Path(cache or constants.HF_HUB_CACHE).expanduser()
     at = "" if revision is None else f" --revision {revision}"
     kept = "" if cache is None else f" --cache-dir {cache}"
     raise InvalidCheckpoint(

@@ -45,9 +45,13 @@ def test_a_name_leads_to_its_snapshot(cache: Path) -> None:
 
 
 def test_the_cache_is_that_of_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(cache), raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     assert find_directory(NAME) == snapshot(cache)
+
+
+def test_the_cache_may_be_in_the_home_directory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(cache.parent))
+    assert find_directory(NAME, cache="~/hub") == snapshot(cache)
 
 
 def test_a_directory_comes_before_the_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
