@@ -39,9 +39,10 @@ from raycore.model.decode_graphs import DecodeGraphs, decode_sizes
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch
 from raycore.model.gpu_operations import GpuOperations
-from raycore.model.layers import TensorParallel
 from raycore.model.runner import ModelRunner
+from raycore.model.sampling.gpu import GpuSampling
 from raycore.model.sampling.sampler import Sampler
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.loader import random_decoder_weights
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
@@ -87,7 +88,7 @@ class IdleDecoder:
         return self._logits_RV[: len(hidden_RD)]
 
 
-class IdleOperations(GpuOperations):
+class IdleSampling(GpuSampling):
     """Launches no kernel, as far as steps are concerned."""
 
     def __init__(self, num_seqs: int) -> None:
@@ -109,13 +110,12 @@ def become_idle(worker: Worker) -> None:
     kv = KVTensors(spec.num_layers, 1, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
     sizes = decode_sizes(num_seqs)
     batch = DeviceBatch(SlotBatch(num_seqs, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=sizes, is_shared=False)
-    operations = IdleOperations(num_seqs)
+    kernels = IdleSampling(num_seqs)
     worker._runner = ModelRunner(
         IdleDecoder(config),  # pyright: ignore[reportArgumentType]
         TritonAttention(attention_spec, kv, sizes[-1]),
         batch,
-        Sampler(spec.vocab_size, operations),
-        operations,
+        Sampler(spec.vocab_size, kernels),
         graphs=DecodeGraphs(lambda compute: compute),
     )
 
@@ -209,9 +209,9 @@ def make_runner(spec: Any) -> ModelRunner:
     attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, MAX_MODEL_LEN + 1, torch.float32, CPU)
     kv = KVTensors(spec.num_layers, 1, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
     batch = DeviceBatch(SlotBatch(1, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=[1], is_shared=False)
-    sampler = Sampler(spec.vocab_size, operations)
+    sampler = Sampler(spec.vocab_size, GpuSampling(CPU))
     graphs = DecodeGraphs(lambda compute: compute)
-    return ModelRunner(decoder, TritonAttention(attention_spec, kv, 1), batch, sampler, operations, graphs=graphs)
+    return ModelRunner(decoder, TritonAttention(attention_spec, kv, 1), batch, sampler, graphs=graphs)
 
 
 def main(write: Callable[[str], object] = print) -> int:

@@ -19,11 +19,12 @@ from raycore.checkpoint.stages import Stage
 from raycore.model.attention.spec import Attention
 from raycore.model.experts import ExpertRanks, SplitExperts
 from raycore.model.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
-from raycore.model.layers import Linear, TensorParallel
+from raycore.model.linear import Linear
 from raycore.model.lora import Adapters, FusedName
 from raycore.model.operations import Operations
 from raycore.model.rope import interleave, separate
 from raycore.model.routed_experts import ExpertWeights
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.fp8_weight import Fp8Weight
 from raycore.model.weights.integer_weight import IntegerWeight
 from raycore.model.weights.loader import DecoderWeights, LayerWeights, MlpWeights

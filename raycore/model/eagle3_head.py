@@ -18,8 +18,8 @@ from raycore.checkpoint.model_spec import ModelSpec
 from raycore.model.attention.spec import Attention
 from raycore.model.decoder import Layer, embed, num_weights, qk_norm
 from raycore.model.experts import SplitExperts
-from raycore.model.layers import TensorParallel
 from raycore.model.operations import Operations
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.eagle3_weights import Eagle3Weights
 from raycore.profile_session import Parts
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from raycore.model.collectives import Collectives
-from raycore.model.layers import TensorParallel
+from raycore.model.tensor_parallel import TensorParallel
 
 
 class ExpertRanks(Protocol):

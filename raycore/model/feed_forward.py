@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.model.experts import ExpertRanks
-from raycore.model.layers import Linear
+from raycore.model.linear import Linear
 from raycore.model.operations import GatedLinear, Operations
 from raycore.model.weights.moe_weights import MoeWeights
 

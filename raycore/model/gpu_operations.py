@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 from torch import Tensor
 
 from raycore.checkpoint.moe_spec import MoeSpec
-from raycore.kernels.gpu import experts, fp8, linear, rows, sampling
-from raycore.model.layers import Linear, ReducedLinear, TensorParallel
+from raycore.kernels.gpu import experts, fp8, linear, rows
+from raycore.model.linear import Linear, ReducedLinear
 from raycore.model.operations import Norm, TorchOperations
 from raycore.model.routed_experts import ExpertWeights, RoutedExperts
-from raycore.model.sampling.picking import DrawLimits
-from raycore.model.transfers import to_device
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.fp8_weight import Fp8Weight
 from raycore.model.weights.integer_weight import IntegerWeight
 from raycore.model.weights.moe_weights import MoeWeights
@@ -21,7 +19,7 @@ from raycore.model.weights.weight import Weight
 
 
 class GpuOperations(TorchOperations):
-    """Triton kernels compute norms, activations and experts, and pick tokens. None of them waits for the GPU."""
+    """Triton kernels compute norms, activations and experts. None of them waits for the GPU."""
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         if isinstance(weight_OI, Fp8Weight | IntegerWeight) or not self._batch_invariant:
@@ -40,13 +38,6 @@ class GpuOperations(TorchOperations):
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
         return _GroupedExperts(spec, weights, self, self._batch_invariant)
-
-    def most_likely(self, logits_RV: Tensor) -> Tensor:
-        return sampling.most_likely(logits_RV)
-
-    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
-        limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
-        return sampling.draw(logits_RV, to_device(limits_R5, self.device))
 
 
 class _GpuNorm:

@@ -20,7 +20,8 @@ from torch.nn import functional
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.rank_rows import RankRows
 from raycore.messages import NO_ADAPTER
-from raycore.model.layers import AroundLinear, Linear, TensorParallel
+from raycore.model.linear import AroundLinear, Linear
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.lora_weights import LoraLinear, LoraWeights
 
 Ints = NDArray[np.int64]

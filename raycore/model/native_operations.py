@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from raycore.kernels import library as kernels
 from raycore.model.integer_linear import GatedIntegerLinear, IntegerLinear
-from raycore.model.layers import Linear, ReducedLinear, TensorParallel, can_pack
+from raycore.model.linear import Linear, ReducedLinear, can_pack
 from raycore.model.operations import GatedLinear, Norm, TorchOperations
 from raycore.model.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
-from raycore.model.sampling.logprobs import Logprobs, logprobs
-from raycore.model.sampling.picking import DrawLimits
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.fp8_weight import Fp8Weight
 from raycore.model.weights.integer_weight import IntegerWeight
 from raycore.model.weights.weight import Weight
 
-_MAX_LIKELY = 64
-"""Of so many tokens, the native kernel computes log probabilities."""
 _FEW_ROWS = 4
 """So many rows are computed while the weight is streamed once."""
 
 
 class NativeOperations(TorchOperations):
-    """Native kernels compute norms and activations, pick tokens, and compute linear layers where they are faster.
+    """Native kernels compute norms and activations, and linear layers where they are faster.
 
     `raycore.kernels` must be loaded.
     """
@@ -68,18 +64,6 @@ class NativeOperations(TorchOperations):
 
     def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
         return torch.ops.raycore.silu_and_mul.default(gate_up_TF)
-
-    def most_likely(self, logits_RV: Tensor) -> Tensor:
-        return torch.ops.raycore.most_likely.default(logits_RV)
-
-    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
-        limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
-        return torch.ops.raycore.draw.default(logits_RV, torch.as_tensor(limits_R5))
-
-    def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
-        if num_likely > _MAX_LIKELY:
-            return logprobs(logits_RV, token_ids_R, num_likely, row_by_row=True)
-        return Logprobs(*torch.ops.raycore.logprobs.default(logits_RV, token_ids_R, num_likely))
 
 
 def _is_native(weight_OI: Tensor) -> bool:

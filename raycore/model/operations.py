@@ -15,21 +15,12 @@ from torch import Tensor
 
 from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.model.fp8_linear import Fp8Linear
-from raycore.model.layers import (
-    AroundLinear,
-    Linear,
-    ReducedLinear,
-    RMSNorm,
-    TensorParallel,
-    TiledLinear,
-    make_linear,
-    silu_and_mul,
-)
+from raycore.model.gate import silu_and_mul
+from raycore.model.linear import AroundLinear, Linear, ReducedLinear, TiledLinear, make_linear
+from raycore.model.norm import RMSNorm
 from raycore.model.routed_experts import RoutedExperts, TorchExperts
 from raycore.model.rows import TILE_ROWS, Tiles, on_one_thread
-from raycore.model.sampling import picking
-from raycore.model.sampling.logprobs import Logprobs, logprobs
-from raycore.model.sampling.picking import DrawLimits
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.fp8_weight import Fp8Weight, quantize_rows
 from raycore.model.weights.integer_weight import IntegerWeight
 from raycore.model.weights.moe_weights import MoeWeights
@@ -94,18 +85,6 @@ class Operations(Protocol):
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
         """Return a sparse layer's experts that this rank holds, with the layer's router."""
-        ...
-
-    def most_likely(self, logits_RV: Tensor) -> Tensor:
-        """Return int64[R]: each row's most likely token. If several are equally likely, the first of them."""
-        ...
-
-    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
-        """Return int64[R]: the token that each row draws."""
-        ...
-
-    def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
-        """Return the log probabilities of each row's token, int64[R], and of its `num_likely` most likely tokens."""
         ...
 
     @property
@@ -181,15 +160,6 @@ class TorchOperations:
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
         return TorchExperts(spec, weights, self)
-
-    def most_likely(self, logits_RV: Tensor) -> Tensor:
-        return picking.most_likely(logits_RV)
-
-    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
-        return picking.draw(logits_RV, limits, self._batch_invariant)
-
-    def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
-        return logprobs(logits_RV, token_ids_R, num_likely, self._batch_invariant)
 
     @property
     def depends_on_threads(self) -> bool:

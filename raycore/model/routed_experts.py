@@ -18,7 +18,7 @@ from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.model.weights.moe_weights import MoeWeights
 
 if TYPE_CHECKING:
-    from raycore.model.layers import Linear
+    from raycore.model.linear import Linear
     from raycore.model.operations import GatedLinear, Operations
 
 

@@ -26,7 +26,6 @@ from raycore.model.drafting.drafter import Drafter
 from raycore.model.experts import ExpertParallel
 from raycore.model.links import Link
 from raycore.model.lora import AdapterRows
-from raycore.model.operations import Operations
 from raycore.model.returned_tokens import TokenReceiver
 from raycore.model.rows import TILE_ROWS
 from raycore.model.sampling.logprobs import TokenLogprobsDownload
@@ -125,7 +124,6 @@ class ModelRunner:
         attention: Attention,
         batch: DeviceBatch,
         sampler: Sampler | None,
-        operations: Operations,
         *,
         threads: ComputeThreads | None = None,
         reports: bool = True,
@@ -165,7 +163,6 @@ class ModelRunner:
         self._attention = attention
         self._batch = batch
         self._sampler = sampler
-        self._operations = operations
         self._threads = threads or ComputeThreads()
         self._reports = reports
         self._experts = experts
@@ -357,9 +354,12 @@ class ModelRunner:
         for start in range(0, len(hidden_TD), size):
             logits_TV = self._decoder.logits(hidden_TD[start : start + size])
             if self._reports:
+                assert self._sampler is not None, "only the last stage samples"
                 next_ids_T = self._batch.token_ids_SM[slot, first + start : first + start + len(logits_TV)].long()
                 num_likely = [self._prompt_logprobs[slot]] * len(next_ids_T)
-                downloads.append(TokenLogprobsDownload(self._operations.logprobs, logits_TV, next_ids_T, num_likely))
+                downloads.append(
+                    TokenLogprobsDownload(self._sampler.kernels.logprobs, logits_TV, next_ids_T, num_likely)
+                )
         return downloads
 
     def _sample(self, step: StepInputs, tensors: StepTensors, logits_RV: Tensor, launched: LaunchedStep) -> None:
@@ -367,7 +367,7 @@ class ModelRunner:
         slots = step.sampled_slots
         assert self._sampler is not None, "only the last stage samples"
         if self._sampler.is_plain_greedy(slots):
-            token_ids_R = self._operations.most_likely(logits_RV)
+            token_ids_R = self._sampler.kernels.most_likely(logits_RV)
         else:
             sampled = self._sampler.sample(logits_RV, slots, step.next_positions, self._batch)
             token_ids_R = sampled.token_ids_R

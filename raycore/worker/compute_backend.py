@@ -14,6 +14,8 @@ from raycore.model.attention.scratch import GatherScratch
 from raycore.model.attention.spec import Attention, AttentionSpec
 from raycore.model.native_operations import NativeOperations
 from raycore.model.operations import Operations, TorchOperations
+from raycore.model.sampling.kernels import SamplingKernels, TorchSampling
+from raycore.model.sampling.native import NativeSampling
 from raycore.worker.attention_backend import Backend
 
 
@@ -37,6 +39,16 @@ class ComputeBackend:
 
             return GpuOperations(self.device, batch_invariant=self.batch_invariant)
         return TorchOperations(self.device, batch_invariant=self.batch_invariant)
+
+    def sampling(self) -> SamplingKernels:
+        """Return what picks tokens."""
+        if self.name == "native":
+            return NativeSampling()
+        if self.name == "triton":
+            from raycore.model.sampling.gpu import GpuSampling
+
+            return GpuSampling(self.device, batch_invariant=self.batch_invariant)
+        return TorchSampling(self.device, batch_invariant=self.batch_invariant)
 
     def attention(
         self, spec: AttentionSpec, kv: KVTensors, *, max_model_len: int, max_num_seqs: int, max_rows: int

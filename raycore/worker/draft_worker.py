@@ -22,9 +22,9 @@ from raycore.model.drafting.drafter import Drafter
 from raycore.model.drafting.eagle3 import Eagle3
 from raycore.model.drafting.rows import num_scratch_blocks
 from raycore.model.eagle3_head import Eagle3Head
-from raycore.model.layers import TensorParallel
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, scratch_bytes, step_bytes
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.eagle3_weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
 from raycore.model.weights.loader import empty_decoder_weights, load_decoder_weights, random_decoder_weights
 from raycore.model.weights.named import named_weights

@@ -42,7 +42,6 @@ from raycore.model.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.model.decoder import Decoder, reorder_adapter_
 from raycore.model.device_batch import DeviceBatch
 from raycore.model.experts import ExpertParallel
-from raycore.model.layers import TensorParallel
 from raycore.model.links import Link
 from raycore.model.lora import Adapters, ArrangedAdapter, can_be_native
 from raycore.model.operations import Operations
@@ -52,6 +51,7 @@ from raycore.model.rows import TILE_ROWS
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.sampler import Sampler
 from raycore.model.step_memory import StepLimits, step_bytes
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weight_exchange import WeightExchange
 from raycore.model.weights.linear_formats import CONVERTED, LinearFormats
 from raycore.model.weights.loader import (
@@ -420,7 +420,7 @@ class Worker(WorkerProtocol):
         batch = DeviceBatch(SlotBatch(max_seqs, max_model_len, block_size), self._device, decode_sizes=sizes)
         sampler, drafter = None, None
         if self.rank.is_last_stage:
-            sampler = Sampler(spec.vocab_size, self._operations, grammars=self._grammars)
+            sampler = Sampler(spec.vocab_size, self._backend.sampling(), grammars=self._grammars)
             if self._drafting is not None:
                 drafter = self._drafting.make_drafter(
                     self._decoder, batch, sampler, self._threads, num_blocks, max_rows
@@ -432,7 +432,6 @@ class Worker(WorkerProtocol):
             ),
             batch,
             sampler,
-            self._operations,
             threads=self._threads,
             reports=self.rank.reports_steps,
             experts=self._experts,

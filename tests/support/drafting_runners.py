@@ -33,7 +33,7 @@ from raycore.model.drafting.drafter import Drafter
 from raycore.model.drafting.eagle3 import Eagle3
 from raycore.model.drafting.rows import num_scratch_blocks
 from raycore.model.eagle3_head import Eagle3Head
-from raycore.model.layers import TensorParallel
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.eagle3_weights import load_eagle3_weights
 from raycore.worker.attention_backend import Backend
 

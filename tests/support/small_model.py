@@ -21,14 +21,15 @@ from raycore.model.decode_graphs import DecodeGraphs
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch
 from raycore.model.drafting.drafter import Drafter
-from raycore.model.layers import TensorParallel
-from raycore.model.native_operations import NativeOperations
-from raycore.model.operations import Operations, TorchOperations
+from raycore.model.operations import Operations
 from raycore.model.runner import ModelRunner
+from raycore.model.sampling.kernels import SamplingKernels
 from raycore.model.sampling.sampler import Sampler
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
 from raycore.sampling_params import SamplingParams
 from raycore.worker.attention_backend import Backend
+from raycore.worker.compute_backend import ComputeBackend
 
 GREEDY = SamplingParams(temperature=0.0)
 CPU = torch.device("cpu")
@@ -117,29 +118,29 @@ def make_runner(
     sizes = [3, 8] if has_graphs else []
     slots = SlotBatch(8, MAX_MODEL_LEN, BLOCK_SIZE)
     batch = DeviceBatch(slots, operations.device, decode_sizes=sizes, is_shared=is_shared)
-    sampler = Sampler(spec.vocab_size, operations)
+    sampler = Sampler(spec.vocab_size, make_sampling(backend, batch_invariant=batch_invariant))
     return ModelRunner(
         decoder,
         attention,
         batch,
         sampler,
-        operations,
         graphs=DecodeGraphs(lambda compute: compute) if has_graphs else None,
         drafter=None if make_drafter is None else make_drafter(decoder, batch, sampler, operations),
     )
 
 
 def make_operations(backend: Backend = "torch", *, batch_invariant: bool = False) -> Operations:
-    if backend == "native":
-        return NativeOperations(batch_invariant=batch_invariant)
-    if backend == "triton":
-        from raycore.model.gpu_operations import GpuOperations
+    return make_backend(backend, batch_invariant=batch_invariant).operations()
 
-        # compiled if there is a GPU, else interpreted
-        return GpuOperations(
-            torch.device("cuda:0" if torch.cuda.is_available() else "cpu"), batch_invariant=batch_invariant
-        )
-    return TorchOperations(CPU, batch_invariant=batch_invariant)
+
+def make_sampling(backend: Backend = "torch", *, batch_invariant: bool = False) -> SamplingKernels:
+    return make_backend(backend, batch_invariant=batch_invariant).sampling()
+
+
+def make_backend(name: Backend, *, batch_invariant: bool = False) -> ComputeBackend:
+    """What computes. Triton's kernels are compiled if there is a GPU, else interpreted."""
+    device = torch.device("cuda:0") if name == "triton" and torch.cuda.is_available() else CPU
+    return ComputeBackend(name, device, batch_invariant, torch.float32)
 
 
 def make_attention(

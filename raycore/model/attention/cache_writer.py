@@ -9,7 +9,7 @@ from raycore.model.attention.kv_tensors import KVTensors
 from raycore.model.attention.spec import AttentionSpec
 from raycore.model.batch import StepInputs
 from raycore.model.device_batch import StepTensors
-from raycore.model.layers import RMSNorm
+from raycore.model.norm import RMSNorm
 from raycore.model.rope import rotate_
 from raycore.model.rows import on_one_thread
 from raycore.model.transfers import to_device

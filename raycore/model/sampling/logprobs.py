@@ -54,7 +54,7 @@ class TokenLogprobsDownload:
         """Start to compute an entry for each row: its token, then its `num_likely[row]` most likely tokens (-1: all).
 
         Args:
-            compute: `Operations.logprobs`.
+            compute: `SamplingKernels.logprobs`.
             token_ids_R: int64, on the logits' device.
         """
         vocab_size = logits_RV.shape[1]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.grammar.compiler import GrammarCompiler
-from raycore.model.operations import Operations
 from raycore.model.sampling import keyed_random
+from raycore.model.sampling.kernels import SamplingKernels
 from raycore.model.sampling.logits import LogitsRules, TokenBatch
 from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.picking import DrawLimits
@@ -90,13 +90,14 @@ class SampledTokens(NamedTuple):
 class Sampler:
     """Samples tokens for the running requests, whose sampling parameters it holds by slot."""
 
-    def __init__(self, vocab_size: int, operations: Operations, *, grammars: GrammarCompiler | None = None) -> None:
+    def __init__(self, vocab_size: int, kernels: SamplingKernels, *, grammars: GrammarCompiler | None = None) -> None:
         """
         Args:
             grammars: for requests with `structured_outputs`.
         """
         self._vocab_size = vocab_size
-        self._operations = operations
+        self.kernels = kernels
+        """What computes."""
         self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS, grammars)
         self._slots = np.zeros(_INITIAL_SLOTS, _SLOT)
         self._last_rows: _Rows | None = None
@@ -160,7 +161,7 @@ class Sampler:
         """Return int64[R]: a guess of the token that `sample` will return for each row, from other logits than it will
         get. Nothing is noted about the requests."""
         if self.is_plain_greedy(slots):
-            return self._operations.most_likely(logits_RV)
+            return self.kernels.most_likely(logits_RV)
         sampled = self._sample(logits_RV, slots, positions, batch, with_logprobs=False)
         for row, _ in sampled.failed:
             self.take_back_failure(int(slots[row]))
@@ -216,21 +217,21 @@ class Sampler:
         if len(rows.with_logprobs) < len(logits_RV):
             rows_L = self._on_device(rows.with_logprobs)
             logits_LV, token_ids_L = logits_RV.index_select(0, rows_L), token_ids_R.index_select(0, rows_L)
-        download = TokenLogprobsDownload(self._operations.logprobs, logits_LV, token_ids_L, rows.num_likely)
+        download = TokenLogprobsDownload(self.kernels.logprobs, logits_LV, token_ids_L, rows.num_likely)
         return SampledTokens(token_ids_R, [(rows.with_logprobs.tolist(), download)], failed)
 
     def _pick(self, logits_RV: Tensor, rows: _Rows, positions: NDArray[np.integer]) -> Tensor:
         """Pick a token for each row, from logits after the rules."""
         if not len(rows.drawn):
-            return self._operations.most_likely(logits_RV)
+            return self.kernels.most_likely(logits_RV)
         if not len(rows.likely):
-            return self._operations.draw(logits_RV, rows.draw_limits(positions))
+            return self.kernels.draw(logits_RV, rows.draw_limits(positions))
         rows_L, rows_D = self._on_device(rows.likely), self._on_device(rows.drawn)
-        likely_ids_L = self._operations.most_likely(logits_RV.index_select(0, rows_L))
+        likely_ids_L = self.kernels.most_likely(logits_RV.index_select(0, rows_L))
         limits = rows.draw_limits(positions[rows.drawn])
-        drawn_ids_D = self._operations.draw(logits_RV.index_select(0, rows_D), limits)
+        drawn_ids_D = self.kernels.draw(logits_RV.index_select(0, rows_D), limits)
         token_ids_R = drawn_ids_D.new_empty(len(rows.slots))
         return token_ids_R.index_copy_(0, rows_L, likely_ids_L).index_copy_(0, rows_D, drawn_ids_D)
 
     def _on_device(self, values: NDArray[np.generic]) -> Tensor:
-        return to_device(values, self._operations.device)
+        return to_device(values, self.kernels.device)

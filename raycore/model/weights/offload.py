@@ -16,7 +16,7 @@ from torch import Tensor, UntypedStorage
 
 from raycore.errors import RaycoreError
 from raycore.model.experts import ExpertParallel
-from raycore.model.layers import TensorParallel
+from raycore.model.tensor_parallel import TensorParallel
 
 _SHARED = (TensorParallel, ExpertParallel)
 """Classes of objects whose buffers other processes may use, too. Their memory stays where it is."""

@@ -13,7 +13,7 @@ from kernels import assert_near, needs_kernels, randn
 
 from raycore.kernels import library
 from raycore.messages import NO_ADAPTER
-from raycore.model.layers import PlainLinear
+from raycore.model.linear import PlainLinear
 from raycore.model.lora import AdapterRows, NativeAdaptedLinear, PackedLora
 from raycore.model.weights.lora_weights import LoraLinear, LoraPart
 

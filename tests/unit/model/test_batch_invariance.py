@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kernels import needs_kernels
-from small_model import CPU, SPEC, make_attention, make_operations, make_weights, new_request, plan
+from small_model import CPU, SPEC, make_attention, make_operations, make_sampling, make_weights, new_request, plan
 
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.messages import StepPlan, TokenLogprobs
@@ -21,11 +21,11 @@ from raycore.model.attention.spec import AttentionSpec
 from raycore.model.batch import SlotBatch
 from raycore.model.decoder import Decoder
 from raycore.model.device_batch import DeviceBatch
-from raycore.model.layers import TensorParallel
 from raycore.model.rows import TILE_ROWS, Tiles, keeps_places, on_one_thread
 from raycore.model.runner import ModelRunner
 from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.sampling_params import SamplingParams
 from raycore.worker.attention_backend import Backend
 
@@ -104,12 +104,12 @@ class Engine:
         self.depends_on_threads = operations.depends_on_threads
         decoder.check_tiles()
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
-        self.sampler = Sampler(spec.vocab_size, operations)
+        self.sampler = Sampler(spec.vocab_size, make_sampling(backend, batch_invariant=True))
         max_gathered = 1 if kind == "torch, tight" else NUM_SLOTS
         attention = make_attention(
             spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend, batch_invariant=True, dtype=dtype
         )
-        self.runner = ModelRunner(decoder, attention, DeviceBatch(self.batch, CPU), self.sampler, operations)
+        self.runner = ModelRunner(decoder, attention, DeviceBatch(self.batch, CPU), self.sampler)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}
         self.logprobs: dict[int, list[TokenLogprobs]] = {slot: [] for slot in range(NUM_SLOTS)}
         self._decoder = decoder
@@ -249,12 +249,12 @@ def test_a_cached_prefix_gives_the_same_bits(num_cached: int, dtype: torch.dtype
 @pytest.mark.parametrize("kind", ["torch", pytest.param("native", marks=needs_kernels)])
 def test_logprobs_do_not_depend_on_other_rows(kind: str) -> None:
     logits = torch.randn(5, 37) * 5
-    operations = make_operations(kind, batch_invariant=True)
+    kernels = make_sampling(kind, batch_invariant=True)
     for num_likely in (3, 37):
-        together = TokenLogprobsDownload(operations.logprobs, logits, torch.arange(5), [num_likely] * 5).entries()
+        together = TokenLogprobsDownload(kernels.logprobs, logits, torch.arange(5), [num_likely] * 5).entries()
         for row in range(5):
             part = logits[row : row + 1]
-            alone = TokenLogprobsDownload(operations.logprobs, part, torch.tensor([row]), [num_likely])
+            alone = TokenLogprobsDownload(kernels.logprobs, part, torch.tensor([row]), [num_likely])
             assert alone.entries() == [together[row]]
 
 
@@ -289,7 +289,7 @@ def test_a_function_that_minds_a_rows_place_is_found_out() -> None:
 def test_a_decoder_whose_tiles_fail_goes_on_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(LLAMA, make_weights(LLAMA), TensorParallel(), make_operations(batch_invariant=True))
     sizes: list[int] = []
-    monkeypatch.setattr("raycore.model.layers.keeps_places", lambda *_: False)
+    monkeypatch.setattr("raycore.model.linear.keeps_places", lambda *_: False)
     assert not decoder.check_tiles()
     head = decoder._lm_head._linear
     monkeypatch.setattr(decoder._lm_head, "_linear", lambda x: sizes.append(len(x)) or head(x))

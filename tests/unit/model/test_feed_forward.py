@@ -15,8 +15,8 @@ from raycore.checkpoint.moe_spec import ExpertShare, MoeSpec
 from raycore.model.collectives import SharedMemoryCollectives
 from raycore.model.experts import ExpertParallel, SplitExperts
 from raycore.model.feed_forward import SparseFeedForward
-from raycore.model.layers import TensorParallel
 from raycore.model.operations import TorchOperations
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.moe_weights import MoeWeights
 
 CPU = torch.device("cpu")

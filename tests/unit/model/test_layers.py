@@ -10,7 +10,9 @@ import torch
 from small_model import CPU, SPEC
 
 from raycore.checkpoint.model_spec import RopeScaling
-from raycore.model.layers import PackedLinear, PlainLinear, RMSNorm, can_pack, make_linear, silu_and_mul
+from raycore.model.gate import silu_and_mul
+from raycore.model.linear import PackedLinear, PlainLinear, can_pack, make_linear
+from raycore.model.norm import RMSNorm
 from raycore.model.rope import Rope, interleave, rotate_
 
 

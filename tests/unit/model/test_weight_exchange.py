@@ -17,8 +17,8 @@ from raycore.kernels import library as kernels
 from raycore.model import peer_memory
 from raycore.model.decoder import Decoder
 from raycore.model.expert_moves import Move, plan_moves
-from raycore.model.layers import TensorParallel
 from raycore.model.rendezvous import Rendezvous
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weight_exchange import WeightExchange
 from raycore.model.weights.loader import DecoderWeights, empty_decoder_weights, random_decoder_weights
 from raycore.model.weights.named import named_weights

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_model import make_operations
+from small_model import make_sampling
 
 from raycore.demo import demo_model_path
 from raycore.grammar.compiler import GrammarCompiler
@@ -34,8 +34,8 @@ class Requests:
 
     def __init__(self, batch_invariant: bool = False) -> None:
         grammars = GrammarCompiler(demo_model_path(), VOCAB, [EOS])
-        operations = make_operations(batch_invariant=batch_invariant)
-        self.sampler = Sampler(VOCAB, operations, grammars=grammars)
+        kernels = make_sampling(batch_invariant=batch_invariant)
+        self.sampler = Sampler(VOCAB, kernels, grammars=grammars)
         token_ids = np.zeros((NUM_SLOTS, LENGTH), np.int32)
         self.batch = SimpleNamespace(
             token_ids=token_ids, token_ids_SM=torch.as_tensor(token_ids), num_prompt=np.full(NUM_SLOTS, 2, np.int64)

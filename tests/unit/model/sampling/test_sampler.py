@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from kernels import needs_kernels
-from small_model import make_operations
+from small_model import make_sampling
 
-from raycore.model.operations import Operations
 from raycore.model.sampling import keyed_random, picking
+from raycore.model.sampling.kernels import SamplingKernels
 from raycore.model.sampling.logprobs import TokenLogprobsDownload
 from raycore.model.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
@@ -28,13 +28,13 @@ class Batch:
         self.token_ids_SM = torch.as_tensor(self.token_ids)
 
 
-operations: Operations
+kernels: SamplingKernels
 
 
 @pytest.fixture(autouse=True, params=["torch", pytest.param("native", marks=needs_kernels)])
 def _implementation(request):
-    global operations
-    operations = make_operations(request.param)
+    global kernels
+    kernels = make_sampling(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def random_logits(num_rows, vocab_size=VOCAB, seed=0, scale=2.0):
 
 def pick(logits_V, params, sequence=(1,), num_prompt=1, seed=5, **kwargs):
     """The token that one request gets from one row of logits."""
-    sampler = Sampler(len(logits_V), operations)
+    sampler = Sampler(len(logits_V), kernels)
     sampler.add(0, params, seed, **kwargs)
     batch = batch_of(list(sequence), num_prompt=num_prompt)
     return int(sampler.sample(logits_V[None], np.array([0]), np.array([len(sequence)]), batch).token_ids_R[0])
@@ -67,7 +67,7 @@ def pick(logits_V, params, sequence=(1,), num_prompt=1, seed=5, **kwargs):
 
 def draw_many(logits_V, params, num_draws=4000):
     """Tokens that the positions 1, 2, … of one request would get from the same logits."""
-    sampler = Sampler(len(logits_V), operations)
+    sampler = Sampler(len(logits_V), kernels)
     sampler.add(0, params, seed=11)
     batch = Batch(np.zeros((1, num_draws + 2), np.int32), np.array([1]))
     slots = np.zeros(num_draws, np.int64)
@@ -121,7 +121,7 @@ def chi_square_limit(degrees):
 def test_greedy_takes_the_first_of_the_most_likely(vocab_size, dtype):
     logits = random_logits(20, vocab_size).to(dtype)
     logits[3, [9, 40]] = 30.0
-    sampler = Sampler(vocab_size, operations)
+    sampler = Sampler(vocab_size, kernels)
     for slot in range(20):
         sampler.add(slot, greedy(), slot)
     slots = np.arange(20)
@@ -132,7 +132,7 @@ def test_greedy_takes_the_first_of_the_most_likely(vocab_size, dtype):
 
 
 def test_plain_greedy_means_nothing_but_the_most_likely_token():
-    plain, others = Sampler(VOCAB, operations), Sampler(VOCAB, operations)
+    plain, others = Sampler(VOCAB, kernels), Sampler(VOCAB, kernels)
     plain.add(0, greedy(), 0)
     plain.add(100, greedy(top_p=0.5, top_k=3, min_p=0.2), 0)
     assert plain.is_plain_greedy(np.array([0, 100]))
@@ -262,7 +262,7 @@ def test_a_row_gives_the_same_alone_and_in_any_batch(vocab_size):
     positions = rng.integers(5, 50, num)
 
     def sample(rows, slots):
-        sampler = Sampler(vocab_size, operations)
+        sampler = Sampler(vocab_size, kernels)
         for row, slot in zip(rows, slots, strict=True):
             sampler.add(int(slot), requests[row], seed=1000 + int(row))
             moved.token_ids[slot] = batch.token_ids[row]
@@ -349,7 +349,7 @@ def test_penalties_equal_their_formula():
     logits = random_logits(num)
     batch = Batch(rng.integers(0, 20, (num, 40), dtype=np.int32), rng.integers(1, 9, num))
     positions = rng.integers(10, 40, num)
-    sampler = Sampler(VOCAB, operations)
+    sampler = Sampler(VOCAB, kernels)
     expected = logits.clone()
     for slot in range(num):
         params = greedy(repetition_penalty=1.0 + slot / 5, frequency_penalty=0.3 * slot, presence_penalty=-0.2 * slot)
@@ -376,7 +376,7 @@ def test_logits_are_left_as_they_were():
 
 def test_logprobs_are_of_the_raw_distribution():
     logits = random_logits(4)
-    sampler = Sampler(VOCAB, operations)
+    sampler = Sampler(VOCAB, kernels)
     wanted = [
         greedy(logprobs=0, logit_bias={77: 100.0}),
         greedy(),
@@ -407,9 +407,9 @@ def test_logprobs_are_of_the_raw_distribution():
 def test_prompt_logprobs_cover_every_position():
     logits = random_logits(5)
     next_ids = torch.tensor([3, 1, 4, 1, 5])
-    entries = TokenLogprobsDownload(operations.logprobs, logits, next_ids, [2] * 5).entries()
+    entries = TokenLogprobsDownload(kernels.logprobs, logits, next_ids, [2] * 5).entries()
     raw = torch.log_softmax(logits, -1)
     assert [entry.token_ids[0] for entry in entries] == next_ids.tolist()
     assert [entry.logprobs[0] for entry in entries] == pytest.approx([float(raw[t, i]) for t, i in enumerate(next_ids)])
     assert all(len(entry.token_ids) == 3 for entry in entries)
-    assert TokenLogprobsDownload(operations.logprobs, logits[:0], next_ids[:0], []).entries() == []
+    assert TokenLogprobsDownload(kernels.logprobs, logits[:0], next_ids[:0], []).entries() == []

@@ -24,10 +24,10 @@ from raycore.checkpoint.stages import Stage
 from raycore.errors import InvalidCheckpoint
 from raycore.model.attention.spec import Attention
 from raycore.model.decoder import Decoder, reorder_adapter_
-from raycore.model.layers import TensorParallel
 from raycore.model.lora import Adapters
 from raycore.model.native_operations import NativeOperations
 from raycore.model.operations import TorchOperations
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.model.weights.linear_formats import EVERY_INTEGERS, STORED_INTEGERS
 from raycore.model.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights

@@ -9,8 +9,8 @@ import torch
 from small_model import CPU, SPEC
 
 from raycore.model.decoder import Decoder
-from raycore.model.layers import TensorParallel
 from raycore.model.operations import TorchOperations
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.loader import random_decoder_weights
 from raycore.model.weights.offload import OffloadedTensors, tensors_of
 

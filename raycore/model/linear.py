@@ -1,5 +1,4 @@
-"""The operations of a layer other than attention, in plain torch: norms, linear layers, and sums over tensor-parallel
-ranks.
+"""Linear layers in plain torch.
 
 They make as few torch calls as possible, because with small models and small batches, the number of calls determines a
 step's time.
@@ -7,17 +6,15 @@ step's time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from raycore.model.collectives import Collectives
-from raycore.model.rows import Tiles, keeps_places, on_one_thread
+from raycore.model.rows import Tiles, keeps_places
+from raycore.model.tensor_parallel import TensorParallel
 from raycore.model.weights.weight import Weight
 
 _PACK_FROM_ELEMENTS = 1 << 19
@@ -135,29 +132,6 @@ class TiledLinear(AroundLinear):
         return all(checks)
 
 
-class TensorParallel:
-    """Connects tensor-parallel rank `rank` to the other ranks of its engine. A single rank sends nothing."""
-
-    def __init__(self, rank: int = 0, size: int = 1, collectives: Collectives | None = None) -> None:
-        """`collectives`: None for a single rank."""
-        self.rank = rank
-        self.size = size
-        self._collectives = collectives
-
-    def all_reduce_(self, x: Tensor) -> Tensor:
-        """Replace `x` with the sum of all ranks' `x`, and return it."""
-        return x if self._collectives is None else self._collectives.all_reduce_(x)
-
-    def all_gather_columns(self, x_RV: Tensor) -> Tensor:
-        """Return the columns of all ranks side by side, [R, V · size]."""
-        return x_RV if self._collectives is None else torch.cat(self._collectives.all_gather(x_RV), dim=1)
-
-    def leave(self) -> None:
-        """Disconnect from the other ranks. Idempotent."""
-        if self._collectives is not None:
-            self._collectives.close()
-
-
 def make_linear(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
     """Return a `PackedLinear` where that is faster, otherwise a `PlainLinear`.
 
@@ -180,50 +154,3 @@ def can_pack(dtype: torch.dtype) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-class RMSNorm:
-    """`x / sqrt(mean(x²) + eps) · weight` over the last dimension.
-
-    In float32 on a CPU, this is computed as `x / hypot(|x|, sqrt(D·eps)) · (weight·sqrt(D))`, where D is the size of
-    the last dimension. This makes five torch calls of 1 to 4 µs each, while torch's own `rms_norm` takes 13 µs.
-    """
-
-    def __init__(self, weight: Tensor, eps: float, batch_invariant: bool = False) -> None:
-        """`batch_invariant`: use the square root, which is correctly rounded, instead of `hypot`. An element's result
-        then doesn't depend on its index."""
-        self._batch_invariant = batch_invariant
-        self._dim = weight.shape[-1]
-        self._eps = eps
-        self.weight = weight
-        self._scaled_weight = weight * math.sqrt(self._dim)
-        self._least_norm = torch.full((1,), math.sqrt(self._dim * eps), device=weight.device)
-        self._by_hand = weight.device.type == "cpu" and weight.dtype == torch.float32
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return a normalized copy of `x`."""
-        return on_one_thread(self._normalized, x) if self._batch_invariant else self._normalized(x)
-
-    def apply_(self, x: Tensor) -> None:
-        """Normalize `x` in place."""
-        if self._batch_invariant or not self._by_hand:
-            x.copy_(self(x))
-        else:
-            x.mul_(self._inverse_norm(x)).mul_(self._scaled_weight)
-
-    def _normalized(self, x: Tensor) -> Tensor:
-        if not self._by_hand:
-            return functional.rms_norm(x, (self._dim,), None, self._eps).mul_(self.weight)
-        return (x * self._inverse_norm(x)).mul_(self._scaled_weight)
-
-    def _inverse_norm(self, x: Tensor) -> Tensor:
-        norm = cast(Tensor, torch.linalg.vector_norm(x, 2, -1, True))  # pyright: ignore[reportUnknownMemberType]
-        if self._batch_invariant:
-            return norm.square_().add_(self._dim * self._eps).sqrt_().reciprocal_()
-        return norm.hypot_(self._least_norm).reciprocal_()
-
-
-def silu_and_mul(gate_up_TF: Tensor) -> Tensor:
-    """Return `silu(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
-    gate_TF, up_TF = gate_up_TF.chunk(2, dim=1)
-    return functional.silu(gate_TF).mul_(up_TF)
