@@ -27,7 +27,7 @@ from torch import Tensor
 
 from raycore.engine.core import EngineCore
 from raycore.messages import NewRequest, StepPlan, TokenLogprobs
-from raycore.model.decode_graphs import CudaCapture
+from raycore.runner.decode_graphs import CudaCapture
 from raycore.sampling_params import SamplingParams
 
 Report = Callable[[str], None]

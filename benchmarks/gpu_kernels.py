@@ -16,8 +16,8 @@ from torch import Tensor
 
 from raycore.kernels.gpu import experts, linear, rows, sampling
 from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenPlaces, chunk_tiles
-from raycore.model import fp8_linear
-from raycore.model.sampling import keyed_random, picking
+from raycore.layers import fp8_linear
+from raycore.sampling import keyed_random, picking
 
 EPS = 1e-6
 BLOCK_SIZE = 16

@@ -27,10 +27,10 @@ from gpu_engines import Device, int32, make_core
 from gpu_rooflines import MODELS, TOY_SIZES, Rates, decode_bytes, measure_rates, model_bytes, prompt_flops
 from torch.profiler import ProfilerActivity, profile
 
+from raycore.attention.kv_tensors import KVTensors
 from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
 from raycore.executor.base import Executor
 from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult
-from raycore.model.attention.kv_tensors import KVTensors
 from raycore.pending import Pending
 from raycore.sampling_params import SamplingParams
 

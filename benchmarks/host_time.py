@@ -27,24 +27,24 @@ import torch
 from common import table
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.paged import TritonAttention
+from raycore.attention.spec import AttentionSpec
 from raycore.config import EngineConfig, resolve
+from raycore.decoder.decoder import Decoder
 from raycore.engine.core import EngineCore
 from raycore.executor.inline import InlineExecutor
+from raycore.layers.gpu_operations import GpuOperations
 from raycore.messages import EngineRequest, NewRequest, StepPlan
-from raycore.model.attention.kv_tensors import KVTensors
-from raycore.model.attention.paged import TritonAttention
-from raycore.model.attention.spec import AttentionSpec
-from raycore.model.batch import SlotBatch
-from raycore.model.decode_graphs import DecodeGraphs, decode_sizes
-from raycore.model.decoder import Decoder
-from raycore.model.device_batch import DeviceBatch
-from raycore.model.gpu_operations import GpuOperations
-from raycore.model.runner import ModelRunner
-from raycore.model.sampling.gpu import GpuSampling
-from raycore.model.sampling.sampler import Sampler
-from raycore.model.tensor_parallel import TensorParallel
-from raycore.model.weights.loader import random_decoder_weights
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.runner.decode_graphs import DecodeGraphs, decode_sizes
+from raycore.runner.runner import ModelRunner
+from raycore.sampling.gpu import GpuSampling
+from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
+from raycore.step.batch import SlotBatch
+from raycore.step.device_batch import DeviceBatch
+from raycore.weights.loader import random_decoder_weights
 from raycore.worker.rank import RankIdentity
 from raycore.worker.worker import Worker
 

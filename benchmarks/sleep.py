@@ -182,7 +182,7 @@ def find_owners(llm: LLM) -> list[Owner]:
     def sizes(worker: Any) -> tuple[int, int, int]:
         import os
 
-        from raycore.model.weights.offload import tensors_of
+        from raycore.weights.offload import tensors_of
 
         storages = [tensor.untyped_storage() for tensor in tensors_of(worker._decoder, worker._device)]
         num_weight_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

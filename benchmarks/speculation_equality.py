@@ -28,9 +28,9 @@ from raycore.checkpoint.model_spec import load_model_spec
 from raycore.demo import demo_model_path
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.metrics.counts import RankCounts
-from raycore.model.sampling.kernels import TorchSampling
-from raycore.model.sampling.sampler import Sampler
 from raycore.outputs import RequestOutput
+from raycore.sampling.kernels import TorchSampling
+from raycore.sampling.sampler import Sampler
 
 ROUNDING = 1e-3
 """Changes of logits that may change a token. The error in float32 is far smaller."""

@@ -8,7 +8,7 @@ The life of a request::
             DPEngineCoreActor (engine/engine_actor.py)      one per data-parallel rank
                      mailbox ─► EngineCore.step()    engine/core.py: no Ray, no torch
                                   scheduler.schedule()  ─► StepPlan       (scheduler/, kvcache/)
-                                  executor.execute(plan) ─► channel ─► WorkerActor ─► Worker (worker/, model/)
+                                  executor.execute(plan) ─► channel ─► WorkerActor ─► Worker (worker/, runner/)
                                   scheduler.update(plan, result) ◄─ StepResult ◄─ channel ◄─┘
                      mailbox ◄─ outputs, one batch per step
        stream of batches      │  streaming generator

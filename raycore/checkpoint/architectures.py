@@ -53,8 +53,8 @@ class Architecture:
     convert_config: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
     """Gets what is in config.json, and returns it under Llama's keys."""
     decoder: str | None = None
-    """`package.module.Class` of a subclass of `raycore.model.decoder.Decoder`. None: that class itself. A path, because
-    only workers import torch."""
+    """`package.module.Class` of a subclass of `raycore.decoder.decoder.Decoder`. None: that class itself. It is a path,
+    because only workers import torch."""
 
 
 def plugin_architecture(name: str) -> Architecture | None:

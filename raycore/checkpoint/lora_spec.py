@@ -3,7 +3,7 @@
 An adapter adds `scaling · B · A` to the weights of some linear layers of a model, A with a few rows and B with a few
 columns. Source: Hu et al., LoRA, 2021 (arXiv:2106.09685). The scaling of rsLoRA is from Kalajdzievski, 2023
 (arXiv:2312.03732). `adapter_config.json` has the scaling, `adapter_model.safetensors` the matrices. Both may come from
-anywhere, so nothing in them is taken for granted. `raycore.model.weights.lora_weights` reads the matrices.
+anywhere, so nothing in them is taken for granted. `raycore.weights.lora_weights` reads the matrices.
 """
 
 from __future__ import annotations

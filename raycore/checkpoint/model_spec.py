@@ -2,7 +2,7 @@
 
 Handles the differences between the formats of transformers 4 and 5, and between model families, so that other modules
 see one `ModelSpec`. Absent keys get the defaults of transformers' configuration classes. This module doesn't import
-torch or read weights; `raycore.model.weights.loader` reads them.
+torch or read weights; `raycore.weights.loader` reads them.
 """
 
 from __future__ import annotations

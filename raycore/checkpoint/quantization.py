@@ -2,7 +2,7 @@
 
 The formats are those of compressed-tensors, GPTQ and AWQ. Their configurations differ, but each of them says for a
 layer's name which `WeightScheme` it has. This module doesn't import torch or read weights;
-`raycore.model.weights.quantized` reads them.
+`raycore.weights.quantized` reads them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The parameters of RoPE scaling, read from config.json in all the forms that transformers has used.
 
-`raycore.model.rope` computes the scaled frequencies.
+`raycore.layers.rope` computes the scaled frequencies.
 """
 
 from __future__ import annotations

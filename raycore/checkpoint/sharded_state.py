@@ -1,6 +1,6 @@
 """Weights as an engine's workers hold them: each worker's share in files of its own. Does not import torch.
 
-`raycore.model.weights.sharded_state` reads and writes the tensors. Each file's metadata describes the model and its
+`raycore.weights.sharded_state` reads and writes the tensors. Each file's metadata describes the model and its
 division, so that files aren't read by workers that they don't fit.
 """
 

@@ -1,6 +1,6 @@
 """The names and shapes of a whole model's tensors in a checkpoint. Does not import torch.
 
-`raycore.model.weights` knows which part of each tensor a rank holds.
+`raycore.weights` knows which part of each tensor a rank holds.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from typing import Literal
 
 import torch
 
+from raycore.attention import native
+from raycore.attention.spec import HeadShape
 from raycore.config import CACHE_BACKENDS
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as native_kernels
-from raycore.model import fp8_linear
-from raycore.model.attention import native
-from raycore.model.attention.spec import HeadShape
+from raycore.layers import fp8_linear
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from raycore.model.attention.batch_invariant import BatchInvariantAttention
-from raycore.model.attention.gather import GatherAttention
-from raycore.model.attention.kv_tensors import KVTensors
-from raycore.model.attention.native import NativeAttention
-from raycore.model.attention.scratch import GatherScratch
-from raycore.model.attention.spec import Attention, AttentionSpec
-from raycore.model.native_operations import NativeOperations
-from raycore.model.operations import Operations, TorchOperations
-from raycore.model.sampling.kernels import SamplingKernels, TorchSampling
-from raycore.model.sampling.native import NativeSampling
+from raycore.attention.batch_invariant import BatchInvariantAttention
+from raycore.attention.gather import GatherAttention
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.native import NativeAttention
+from raycore.attention.scratch import GatherScratch
+from raycore.attention.spec import Attention, AttentionSpec
+from raycore.layers.native_operations import NativeOperations
+from raycore.layers.operations import Operations, TorchOperations
+from raycore.sampling.kernels import SamplingKernels, TorchSampling
+from raycore.sampling.native import NativeSampling
 from raycore.worker.attention_backend import Backend
 
 
@@ -35,7 +35,7 @@ class ComputeBackend:
             return NativeOperations(batch_invariant=self.batch_invariant)
         if self.name == "triton":
             # imports Triton, which only GPUs need
-            from raycore.model.gpu_operations import GpuOperations
+            from raycore.layers.gpu_operations import GpuOperations
 
             return GpuOperations(self.device, batch_invariant=self.batch_invariant)
         return TorchOperations(self.device, batch_invariant=self.batch_invariant)
@@ -45,7 +45,7 @@ class ComputeBackend:
         if self.name == "native":
             return NativeSampling()
         if self.name == "triton":
-            from raycore.model.sampling.gpu import GpuSampling
+            from raycore.sampling.gpu import GpuSampling
 
             return GpuSampling(self.device, batch_invariant=self.batch_invariant)
         return TorchSampling(self.device, batch_invariant=self.batch_invariant)
@@ -63,7 +63,7 @@ class ComputeBackend:
         if self.name == "native":
             return NativeAttention(spec, kv)
         if self.name == "triton":
-            from raycore.model.attention.paged import TritonAttention
+            from raycore.attention.paged import TritonAttention
 
             return TritonAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)
         attention = BatchInvariantAttention if self.batch_invariant else GatherAttention

@@ -8,26 +8,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.spec import Attention, AttentionSpec, HeadShape
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.config import EngineConfig
+from raycore.decoder.decoder import Decoder
+from raycore.decoder.eagle3_head import Eagle3Head
 from raycore.drafter_config import DrafterConfig
 from raycore.errors import InvalidConfig
-from raycore.model.attention.kv_tensors import KVTensors
-from raycore.model.attention.spec import Attention, AttentionSpec, HeadShape
-from raycore.model.compute_threads import ComputeThreads
-from raycore.model.decoder import Decoder
-from raycore.model.device_batch import DeviceBatch
-from raycore.model.drafting.draft_model import DraftModel
-from raycore.model.drafting.drafter import Drafter
-from raycore.model.drafting.eagle3 import Eagle3
-from raycore.model.drafting.rows import num_scratch_blocks
-from raycore.model.eagle3_head import Eagle3Head
-from raycore.model.sampling.sampler import Sampler
-from raycore.model.step_memory import StepLimits, scratch_bytes, step_bytes
-from raycore.model.tensor_parallel import TensorParallel
-from raycore.model.weights.eagle3_weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
-from raycore.model.weights.loader import empty_decoder_weights, load_decoder_weights, random_decoder_weights
-from raycore.model.weights.named import named_weights
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.runner.compute_threads import ComputeThreads
+from raycore.runner.drafting.draft_model import DraftModel
+from raycore.runner.drafting.drafter import Drafter
+from raycore.runner.drafting.eagle3 import Eagle3
+from raycore.runner.drafting.rows import num_scratch_blocks
+from raycore.runner.step_memory import StepLimits, scratch_bytes, step_bytes
+from raycore.sampling.sampler import Sampler
+from raycore.step.device_batch import DeviceBatch
+from raycore.weights.eagle3_weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
+from raycore.weights.loader import empty_decoder_weights, load_decoder_weights, random_decoder_weights
+from raycore.weights.named import named_weights
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype
 from raycore.worker.compute_backend import ComputeBackend
 

@@ -9,8 +9,8 @@ import torch
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.config import ModelConfig
 from raycore.errors import InvalidConfig
-from raycore.model import fp8_linear
-from raycore.model.weights.linear_formats import Format, LinearFormats
+from raycore.layers import fp8_linear
+from raycore.weights.linear_formats import Format, LinearFormats
 
 logger = logging.getLogger(__name__)
 

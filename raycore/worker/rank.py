@@ -151,7 +151,7 @@ def preload_worker(config: EngineConfig) -> None:
     load_general_plugins(config.plugins)
     load_worker_class(config.parallel)
     if config.device == "cuda":
-        for module in ("raycore.model.attention.paged", "raycore.model.gpu_operations", "raycore.model.sampling.gpu"):
+        for module in ("raycore.attention.paged", "raycore.layers.gpu_operations", "raycore.sampling.gpu"):
             with suppress(ImportError):  # without Triton, the worker says later what is slower
                 importlib.import_module(module)
 

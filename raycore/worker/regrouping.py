@@ -10,12 +10,12 @@ import torch
 from raycore.checkpoint.moe_spec import ExpertShare
 from raycore.checkpoint.stages import Stage
 from raycore.config import EngineConfig
-from raycore.model.expert_moves import plan_moves
-from raycore.model.rendezvous import Rendezvous
-from raycore.model.weight_exchange import WeightExchange
-from raycore.model.weights.loader import DecoderWeights, empty_decoder_weights
-from raycore.model.weights.named import named_weights
+from raycore.parallel.rendezvous import Rendezvous
+from raycore.weights.loader import DecoderWeights, empty_decoder_weights
+from raycore.weights.named import named_weights
+from raycore.worker.expert_moves import plan_moves
 from raycore.worker.rank import Regrouping, WorkerRank
+from raycore.worker.weight_exchange import WeightExchange
 
 
 def expert_share(config: EngineConfig, rank: WorkerRank) -> ExpertShare | None:

@@ -23,54 +23,53 @@ import numpy as np
 import torch
 
 from raycore.activity import TAGS, MemoryTag
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.spec import AttentionSpec, HeadShape
 from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.sharded_state import Shard, check_saved_state, checked_pattern, copy_other_files
 from raycore.checkpoint.stages import Stage
 from raycore.class_paths import import_class
 from raycore.config import DType, EngineConfig, SchedulerConfig
+from raycore.decoder.decoder import Decoder, reorder_adapter_
 from raycore.errors import InvalidConfig, InvalidInput, InvalidRequest, RaycoreError
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.kernels import library as kernels
+from raycore.layers.lora import Adapters, ArrangedAdapter, can_be_native
+from raycore.layers.operations import Operations
+from raycore.layers.rows import TILE_ROWS
 from raycore.lora.request import LoRARequest
 from raycore.messages import NewRequest, StepPlan, StepResult
-from raycore.model.attention.kv_tensors import KVTensors
-from raycore.model.attention.spec import AttentionSpec, HeadShape
-from raycore.model.batch import SlotBatch
-from raycore.model.compute_threads import ComputeThreads
-from raycore.model.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
-from raycore.model.decoder import Decoder, reorder_adapter_
-from raycore.model.device_batch import DeviceBatch
-from raycore.model.experts import ExpertParallel
-from raycore.model.links import Link
-from raycore.model.lora import Adapters, ArrangedAdapter, can_be_native
-from raycore.model.operations import Operations
-from raycore.model.rendezvous import Rendezvous
-from raycore.model.returned_tokens import TokenReceiver
-from raycore.model.rows import TILE_ROWS
-from raycore.model.runner import ModelRunner
-from raycore.model.sampling.sampler import Sampler
-from raycore.model.step_memory import StepLimits, step_bytes
-from raycore.model.tensor_parallel import TensorParallel
-from raycore.model.weight_exchange import WeightExchange
-from raycore.model.weights.linear_formats import CONVERTED, LinearFormats
-from raycore.model.weights.loader import (
+from raycore.node import resources as host
+from raycore.node.cpu_features import cpu_features
+from raycore.node.versions import hardware, warn_if_untested
+from raycore.parallel.experts import ExpertParallel
+from raycore.parallel.links import Link
+from raycore.parallel.rendezvous import Rendezvous
+from raycore.parallel.returned_tokens import TokenReceiver
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.pending import Pending
+from raycore.plugins import MODELS
+from raycore.profiler_config import checked_prefix, session_config
+from raycore.runner.compute_threads import ComputeThreads
+from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
+from raycore.runner.runner import ModelRunner
+from raycore.runner.step_memory import StepLimits, step_bytes
+from raycore.sampling.sampler import Sampler
+from raycore.sampling_params import SamplingParams
+from raycore.step.batch import SlotBatch
+from raycore.step.device_batch import DeviceBatch
+from raycore.structured_outputs import StructuredOutputsParams
+from raycore.weights.linear_formats import CONVERTED, LinearFormats
+from raycore.weights.loader import (
     DecoderWeights,
     Progress,
     load_decoder_weights,
     random_decoder_weights,
 )
-from raycore.model.weights.lora_weights import largest_lora_bytes, load_lora_weights
-from raycore.model.weights.offload import OffloadedTensors, tensors_of
-from raycore.model.weights.sharded_state import load_saved_weights, save_decoder_weights
-from raycore.node import resources as host
-from raycore.node.cpu_features import cpu_features
-from raycore.node.versions import hardware, warn_if_untested
-from raycore.pending import Pending
-from raycore.plugins import MODELS
-from raycore.profiler_config import checked_prefix, session_config
-from raycore.sampling_params import SamplingParams
-from raycore.structured_outputs import StructuredOutputsParams
+from raycore.weights.lora_weights import largest_lora_bytes, load_lora_weights
+from raycore.weights.offload import OffloadedTensors, tensors_of
+from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype
 from raycore.worker.compute_backend import ComputeBackend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
@@ -80,6 +79,7 @@ from raycore.worker.linear_formats import choose_formats
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
 from raycore.worker.regrouping import empty_weights, expert_share, make_exchange, num_held, weight_bytes
+from raycore.worker.weight_exchange import WeightExchange
 from raycore.worker.worker_profile import WorkerProfile
 from raycore.worker.worst_steps import worst_steps
 

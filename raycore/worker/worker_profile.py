@@ -17,9 +17,9 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from raycore.messages import StepPlan
-from raycore.model.runner import LaunchedStep, ModelRunner
 from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
 from raycore.profiler_config import ProfilerConfig
+from raycore.runner.runner import LaunchedStep, ModelRunner
 
 
 class WorkerProfile:

@@ -20,13 +20,13 @@ from hypothesis import strategies
 from kernels import ROUNDING, assert_near, randn
 from torch import Tensor
 
-from raycore.model.attention.batch_invariant import BatchInvariantAttention
-from raycore.model.attention.gather import GatherAttention
-from raycore.model.attention.kv_tensors import KVTensors
-from raycore.model.attention.scratch import GatherScratch
-from raycore.model.attention.spec import AttentionSpec, HeadShape
-from raycore.model.batch import StepInputs
-from raycore.model.device_batch import StepTensors
+from raycore.attention.batch_invariant import BatchInvariantAttention
+from raycore.attention.gather import GatherAttention
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.scratch import GatherScratch
+from raycore.attention.spec import AttentionSpec, HeadShape
+from raycore.step.batch import StepInputs
+from raycore.step.device_batch import StepTensors
 
 CPU = torch.device("cpu")
 EPS = 1e-6

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_model import new_request, plan
 
-from raycore.model.runner import ModelRunner
+from raycore.runner.runner import ModelRunner
 from raycore.sampling_params import SamplingParams
 
 WRITTEN = Path(__file__).parent / "quantized"

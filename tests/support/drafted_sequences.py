@@ -8,7 +8,7 @@ import numpy as np
 from small_model import BLOCK_SIZE, GREEDY, NUM_BLOCKS, int32, new_request, plan
 
 from raycore.messages import StepTokens
-from raycore.model.runner import ModelRunner
+from raycore.runner.runner import ModelRunner
 from raycore.sampling_params import SamplingParams
 
 

@@ -23,18 +23,18 @@ from small_model import (
 )
 from torch.nn import functional
 
+from raycore.attention.kv_tensors import KVTensors
 from raycore.checkpoint.eagle3_spec import load_eagle3_spec
 from raycore.checkpoint.model_spec import ModelSpec
-from raycore.model.attention.kv_tensors import KVTensors
-from raycore.model.compute_threads import ComputeThreads
-from raycore.model.decoder import Decoder
-from raycore.model.drafting.draft_model import DraftModel
-from raycore.model.drafting.drafter import Drafter
-from raycore.model.drafting.eagle3 import Eagle3
-from raycore.model.drafting.rows import num_scratch_blocks
-from raycore.model.eagle3_head import Eagle3Head
-from raycore.model.tensor_parallel import TensorParallel
-from raycore.model.weights.eagle3_weights import load_eagle3_weights
+from raycore.decoder.decoder import Decoder
+from raycore.decoder.eagle3_head import Eagle3Head
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.runner.compute_threads import ComputeThreads
+from raycore.runner.drafting.draft_model import DraftModel
+from raycore.runner.drafting.drafter import Drafter
+from raycore.runner.drafting.eagle3 import Eagle3
+from raycore.runner.drafting.rows import num_scratch_blocks
+from raycore.weights.eagle3_weights import load_eagle3_weights
 from raycore.worker.attention_backend import Backend
 
 MAX_DRAFT = 5

@@ -40,7 +40,7 @@ def convert(config):
 ARCHITECTURE = Architecture(convert_config=convert, decoder="wagon.decoder.WagonDecoder")
 """,
     "decoder": """\
-from raycore.model.decoder import Decoder
+from raycore.decoder.decoder import Decoder
 
 class WagonDecoder(Decoder):
     num_steps = 0

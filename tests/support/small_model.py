@@ -8,26 +8,26 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from raycore.attention.batch_invariant import BatchInvariantAttention
+from raycore.attention.gather import GatherAttention
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.native import NativeAttention
+from raycore.attention.scratch import GatherScratch
+from raycore.attention.spec import Attention, AttentionSpec
 from raycore.checkpoint.model_spec import ModelSpec
+from raycore.decoder.decoder import Decoder
+from raycore.layers.operations import Operations
 from raycore.messages import NewRequest, StepPlan, StepResult
-from raycore.model.attention.batch_invariant import BatchInvariantAttention
-from raycore.model.attention.gather import GatherAttention
-from raycore.model.attention.kv_tensors import KVTensors
-from raycore.model.attention.native import NativeAttention
-from raycore.model.attention.scratch import GatherScratch
-from raycore.model.attention.spec import Attention, AttentionSpec
-from raycore.model.batch import SlotBatch
-from raycore.model.decode_graphs import DecodeGraphs
-from raycore.model.decoder import Decoder
-from raycore.model.device_batch import DeviceBatch
-from raycore.model.drafting.drafter import Drafter
-from raycore.model.operations import Operations
-from raycore.model.runner import ModelRunner
-from raycore.model.sampling.kernels import SamplingKernels
-from raycore.model.sampling.sampler import Sampler
-from raycore.model.tensor_parallel import TensorParallel
-from raycore.model.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.runner.decode_graphs import DecodeGraphs
+from raycore.runner.drafting.drafter import Drafter
+from raycore.runner.runner import ModelRunner
+from raycore.sampling.kernels import SamplingKernels
+from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
+from raycore.step.batch import SlotBatch
+from raycore.step.device_batch import DeviceBatch
+from raycore.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
 from raycore.worker.attention_backend import Backend
 from raycore.worker.compute_backend import ComputeBackend
 
@@ -164,7 +164,7 @@ def make_attention(
     if backend == "native":
         return NativeAttention(attention_spec, kv)
     if backend == "triton":
-        from raycore.model.attention.paged import TritonAttention
+        from raycore.attention.paged import TritonAttention
 
         return TritonAttention(attention_spec, kv, max_rows=8, batch_invariant=batch_invariant)
     attention = BatchInvariantAttention if batch_invariant else GatherAttention

@@ -60,8 +60,15 @@ BELOW = {
     "kvcache": set(),
     "metrics": set(),
     "executor": {"worker", "placement"},
-    "worker": {"model", "rpc", "kernels"},
-    "model": {"grammar", "kernels"},
+    "worker": {"runner", "rpc"},
+    "runner": {"decoder", "sampling"},
+    "decoder": {"attention"},
+    "attention": {"layers"},
+    "layers": {"weights", "kernels"},
+    "weights": {"parallel"},
+    "parallel": {"step"},
+    "sampling": {"step", "grammar", "kernels"},
+    "step": set(),
     "kernels": set(),
     "rpc": set(),
     "grammar": set(),
@@ -83,7 +90,7 @@ RAY_PLACES = re.compile(
 """Who may use what `ray_api` doesn't have."""
 
 RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
-TORCH_PLACES = re.compile(r"raycore/(worker|model|kernels)/")
+TORCH_PLACES = re.compile(r"raycore/(worker|runner|decoder|attention|layers|weights|parallel|sampling|step|kernels)/")
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 
 SOURCE_FILES = sorted(path for package in ("raycore", "placement") for path in (ROOT / package).rglob("*.py"))

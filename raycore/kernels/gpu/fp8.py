@@ -21,7 +21,7 @@ _LEAST_SCALE = tl.constexpr(torch.finfo(torch.float32).tiny)
 def quantize_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
     """Return `x_TI` in float8_e4m3fn, [T, I], and the float32 scale of each row, [T, 1]. Columns are contiguous.
 
-    The formulas are those of `raycore.model.weights.fp8_weight.quantize_rows`, except that a NaN stays in its column.
+    The formulas are those of `raycore.weights.fp8_weight.quantize_rows`, except that a NaN stays in its column.
     """
     num_rows, dim = x_TI.shape
     values_TI = torch.empty((num_rows, dim), dtype=torch.float8_e4m3fn, device=x_TI.device)

@@ -1,6 +1,6 @@
 """Picks tokens from logits in Triton: the most likely one, or a draw; and computes the random numbers of draws.
 
-A draw computes what `raycore.model.sampling.picking.draw` defines. A token's *weight* is
+A draw computes what `raycore.sampling.picking.draw` defines. A token's *weight* is
 `exp((logit - largest logit) / temperature)`, and every filter keeps the weights from a threshold on. Nothing is sorted:
 bits of positive numbers are ordered as the numbers are, so a threshold's 30 bits are found three at a time, from the
 highest on, by adding up the weights above each of eight candidates.
@@ -97,7 +97,7 @@ def draw(logits_RV: Tensor, limits_R5: Tensor) -> Tensor:
 def keyed_uniform(state_R: Tensor, gamma_R: Tensor, positions_R: Tensor) -> Tensor:
     """Return float64[R] in [0, 1): for each i, number `positions_R[i]` of the stream `(state_R[i], gamma_R[i])`.
 
-    The numbers are those of `raycore.model.sampling.keyed_random.uniform`. All arguments are contiguous; `state_R` and
+    The numbers are those of `raycore.sampling.keyed_random.uniform`. All arguments are contiguous; `state_R` and
     `gamma_R` are int64 with the bits of the unsigned integers, `positions_R` is int64 or int32.
     """
     out_R = torch.empty(len(state_R), dtype=torch.float64, device=state_R.device)

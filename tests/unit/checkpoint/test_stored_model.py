@@ -20,8 +20,8 @@ from raycore.checkpoint.stored_model import fit_eagle3, fit_model
 from raycore.checkpoint.tensor_shapes import model_tensors
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
-from raycore.model.weights.linear_formats import CONVERTED
-from raycore.model.weights.loader import RankLayout, load_decoder_weights
+from raycore.weights.linear_formats import CONVERTED
+from raycore.weights.loader import RankLayout, load_decoder_weights
 
 SPEC = msgspec.structs.replace(
     configs.SPEC,

@@ -13,8 +13,8 @@ from hypothesis import strategies
 from kernels import assert_near, emulated_ops, needs_kernels, randn
 
 from raycore.kernels import library
-from raycore.model.integer_linear import GatedIntegerLinear, IntegerLinear
-from raycore.model.weights.integer_weight import IntegerWeight
+from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
+from raycore.weights.integer_weight import IntegerWeight
 
 pytestmark = [needs_kernels, pytest.mark.timeout(400)]
 """Emulation is slow."""

@@ -12,10 +12,10 @@ from hypothesis import strategies
 from kernels import assert_near, needs_kernels, randn
 
 from raycore.kernels import library
+from raycore.layers.linear import PlainLinear
+from raycore.layers.lora import AdapterRows, NativeAdaptedLinear, PackedLora
 from raycore.messages import NO_ADAPTER
-from raycore.model.linear import PlainLinear
-from raycore.model.lora import AdapterRows, NativeAdaptedLinear, PackedLora
-from raycore.model.weights.lora_weights import LoraLinear, LoraPart
+from raycore.weights.lora_weights import LoraLinear, LoraPart
 
 pytestmark = needs_kernels
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ import pytest
 import torch
 from kernels import needs_kernels
 
+from raycore.attention.spec import HeadShape
 from raycore.errors import InvalidConfig
 from raycore.kernels import library
-from raycore.model import fp8_linear
-from raycore.model.attention.spec import HeadShape
+from raycore.layers import fp8_linear
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

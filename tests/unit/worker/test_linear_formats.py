@@ -11,8 +11,8 @@ import torch
 
 from raycore.config import EngineConfig, resolve
 from raycore.errors import InvalidConfig
-from raycore.model import fp8_linear
-from raycore.model.weights.linear_formats import (
+from raycore.layers import fp8_linear
+from raycore.weights.linear_formats import (
     CONVERTED,
     EVERY_FP8,
     EVERY_INTEGERS,

@@ -137,7 +137,7 @@ def test_the_worst_step_fits(
 ) -> None:
     if kernels == "none":
         monkeypatch.setattr(library, "load", lambda: None)
-    monkeypatch.setattr("raycore.model.attention.scratch.SCRATCH_BYTES", 4 << 20)
+    monkeypatch.setattr("raycore.attention.scratch.SCRATCH_BYTES", 4 << 20)
     drafts = {name: value for name, value in shape.items() if name in DRAFTS}
     shape = {name: value for name, value in shape.items() if name not in DRAFTS}
     (tmp_path / "config.json").write_text(json.dumps(DENSE | shape | {"torch_dtype": dtype}))
@@ -169,7 +169,7 @@ def test_the_worst_step_fits(
 def test_the_worst_draft_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernels: str) -> None:
     if kernels == "none":
         monkeypatch.setattr(library, "load", lambda: None)
-    monkeypatch.setattr("raycore.model.attention.scratch.SCRATCH_BYTES", 4 << 20)
+    monkeypatch.setattr("raycore.attention.scratch.SCRATCH_BYTES", 4 << 20)
     target, draft = tmp_path / "target", tmp_path / "draft"
     for path, config in (
         (target, DENSE | {"num_hidden_layers": 4}),

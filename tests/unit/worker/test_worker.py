@@ -25,10 +25,10 @@ from raycore.demo import DEMO_MODEL_DIR, demo_model_path
 from raycore.errors import InvalidConfig
 from raycore.grammar import native
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
-from raycore.model import peer_memory
 from raycore.node import resources as host
 from raycore.node.garbage import freeze_heap
 from raycore.node.ports import address_of, free_ports
+from raycore.parallel import peer_memory
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker.rank import WorkerRank

@@ -17,11 +17,11 @@ from test_worker import MOE, SHAPE, a_request_and_its_plans, run_together
 
 from raycore.config import EngineConfig, resolve
 from raycore.messages import StepPlan, StepResult
-from raycore.model.weights.eagle3_weights import random_eagle3_weights
-from raycore.model.weights.loader import random_decoder_weights
-from raycore.model.weights.lora_weights import largest_lora_bytes
 from raycore.node import resources as host
 from raycore.node.ports import address_of, free_ports
+from raycore.weights.eagle3_weights import random_eagle3_weights
+from raycore.weights.loader import random_decoder_weights
+from raycore.weights.lora_weights import largest_lora_bytes
 from raycore.worker.rank import Regrouping, WorkerRank
 from raycore.worker.regrouping import weight_bytes
 from raycore.worker.worker import Worker

@@ -10,7 +10,7 @@ from interpreted_triton import DEVICE
 from kernels import randn
 
 from raycore.kernels.gpu import fp8
-from raycore.model.weights.fp8_weight import FP8, quantize_rows
+from raycore.weights.fp8_weight import FP8, quantize_rows
 
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SETTINGS = hypothesis.settings(max_examples=25, deadline=None)

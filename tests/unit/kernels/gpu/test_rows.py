@@ -14,7 +14,8 @@ from kernels import assert_near, needs_kernels, randn
 
 from raycore.kernels import library
 from raycore.kernels.gpu import rows
-from raycore.model import layers
+from raycore.layers.gate import silu_and_mul
+from raycore.layers.norm import RMSNorm
 
 EPS = 1e-6
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -48,10 +49,10 @@ class TorchRows:
     device, num_roundings = DEVICE, 2
 
     def rms_norm(self, x, weight_D, eps):
-        return layers.RMSNorm(weight_D, eps)(x)
+        return RMSNorm(weight_D, eps)(x)
 
     def silu_and_mul(self, gate_up_TF):
-        return layers.silu_and_mul(gate_up_TF)
+        return silu_and_mul(gate_up_TF)
 
 
 library.load()

@@ -16,7 +16,7 @@ from kernels import needs_kernels, randn
 
 from raycore.kernels import library
 from raycore.kernels.gpu import sampling
-from raycore.model.sampling import keyed_random, picking
+from raycore.sampling import keyed_random, picking
 
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SEEDS = strategies.integers(0, 1 << 32)

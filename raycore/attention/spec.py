@@ -1,0 +1,82 @@
+"""The interface of attention backends, and what they all know of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.layers.rope import Rope
+from raycore.step.batch import StepInputs
+from raycore.step.device_batch import StepTensors
+
+
+class Attention(Protocol):
+    """Attention of a step's tokens to the keys and values of their own requests, which are in a paged cache."""
+
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
+        ...
+
+    def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+        """Compute attention in one layer. Returns [T, query heads · H].
+
+        First normalizes, if the model does, and rotates queries and keys, in place, and stores keys and values.
+        """
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class HeadShape:
+    """The number and size of one rank's attention heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec, tp_size: int) -> HeadShape:
+        """Return the heads of one of `tp_size` ranks."""
+        return cls(spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size), spec.head_dim)
+
+    @property
+    def group(self) -> int:
+        """Number of query heads that share one key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionSpec:
+    """One rank's attention heads, and what is done to queries and keys before attention."""
+
+    heads: HeadShape
+    windows: list[int | None]
+    """By layer: how many tokens a token sees, itself included. None: all tokens up to its own."""
+    qk_norms_NH: list[Tensor | None]
+    """By layer: the weights of the norms of the query heads, then the key heads. None: there are no such norms."""
+    norm_eps: float
+    rope: Rope
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        tp_size: int,
+        qk_norms_NH: list[Tensor | None],
+        max_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        layers: range | None = None,
+    ) -> AttentionSpec:
+        """Return the spec of one of `tp_size` ranks, for positions below `max_positions`.
+
+        `layers`: the model's layers that the rank computes. None: all.
+        """
+        rope, windows = Rope(spec, max_positions, device), spec.layer_windows
+        windows = windows if layers is None else [windows[layer] for layer in layers]
+        return cls(HeadShape.of(spec, tp_size), windows, qk_norms_NH, spec.rms_norm_eps, rope, dtype, device)

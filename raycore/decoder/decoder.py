@@ -1,0 +1,374 @@
+"""The decoder architecture of Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE.
+
+This module decides the order of a layer's operations; the operations are in `operations`, `attention` and
+`feed_forward`. Names of tensors end in their shapes: T tokens of the step, R those of the T rows that are kept, D
+hidden size, O fused query, key and value rows, N heads, H elements of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from raycore.attention.spec import Attention
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.stages import Stage
+from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
+from raycore.layers.linear import Linear
+from raycore.layers.lora import Adapters, FusedName
+from raycore.layers.operations import Operations
+from raycore.layers.rope import interleave, separate
+from raycore.layers.routed_experts import ExpertWeights
+from raycore.parallel.experts import ExpertRanks, SplitExperts
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.profile_session import Parts
+from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.weights.lora_weights import LoraWeights
+from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.weight import Weight
+
+Taps = Mapping[int, Callable[[Tensor], None]]
+"""By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy."""
+NO_TAPS: Taps = {}
+
+
+class Decoder:
+    """One tensor-parallel rank's part of a model, or of one of its stages."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        ranks: TensorParallel,
+        operations: Operations,
+        experts: ExpertRanks | None = None,
+        stage: Stage | None = None,
+        adapters: Adapters | None = None,
+    ) -> None:
+        """Build the layers from `weights`. Removes each layer from `weights` once it is built.
+
+        Args:
+            experts: the ranks that share the experts. None: the tensor-parallel ranks, each with a part of every
+                expert.
+            stage: which part of the model `weights` are. None: the whole model.
+            adapters: LoRA adapters, which change what linear layers return. None: there are none.
+        """
+        self._ranks = ranks
+        self._operations = operations
+        self._moe = spec.moe
+        self.stage = stage = stage or Stage.whole(spec)
+        self.vocab_size = spec.vocab_size
+        self.hidden_size = spec.hidden_size
+        self.dtype = weights.layers[0].input_norm_D.dtype
+        """Of hidden states."""
+        embed_VD, lm_head_VD = weights.embed_VD, weights.lm_head_VD
+        self._embed_VD = None if embed_VD is None else embed_VD.to(operations.device)
+        self._vocab_start = weights.vocab_start
+        self.num_weights = sum(num_weights(spec, layer) for layer in weights.layers)
+        """Number of multiplications for one token, without those of attention."""
+        if lm_head_VD is not None:
+            self._is_tied = lm_head_VD is embed_VD
+            head_VD = self._embed_VD if self._is_tied else lm_head_VD
+            assert head_VD is not None
+            self._lm_head = operations.head(head_VD, is_tied=self._is_tied)
+            self.num_weights += lm_head_VD.numel()
+        if weights.final_norm_D is not None:
+            self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
+        self.num_key_value_numbers = len(stage.layers) * 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
+        """How many numbers one token's keys and values have in all layers of the stage."""
+        self.qk_norms_NH: list[Tensor | None] = []
+        """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
+        self._layers: list[Layer] = []
+        self.sparse_layers: list[SparseFeedForward] = []
+        """The feed-forward parts that have experts, in the order of the layers."""
+        experts = experts or SplitExperts(ranks)
+        for place, layer in enumerate(stage.layers):
+            own = weights.layers.pop(0)
+            self.qk_norms_NH.append(qk_norm(spec, own, ranks.size, operations.device))
+            is_last = layer == spec.num_layers - 1
+            made = Layer(place, spec, own, ranks, experts, operations, adapters, is_last=is_last)
+            self._layers.append(made)
+            if isinstance(made.feed_forward, SparseFeedForward):
+                self.sparse_layers.append(made.feed_forward)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        attention: Attention,
+        rows_R: Tensor | None = None,
+        after_layer: Callable[[], None] = lambda: None,
+        taps: Taps = NO_TAPS,
+    ) -> Tensor:
+        """Run the layers of the stage.
+
+        Args:
+            inputs: in the first stage, the tokens [T]; in others, the hidden states [T, D] that the stage before has
+                returned, which may be overwritten.
+            rows_R: in the last stage, the rows that are kept. None: all.
+            taps: get the inputs of some layers.
+
+        Returns: in the last stage, the final hidden states [R, D]; in others, those [T, D] for the next stage.
+        """
+        h_TD = self.embed(inputs) if self.stage.is_first else inputs
+        last = self._layers[-1]
+        for index, layer in zip(self.stage.layers, self._layers, strict=True):
+            if index in taps:
+                taps[index](h_TD)
+            if layer is not last:
+                h_TD = layer(h_TD, attention)
+                after_layer()
+        return self._final_norm(last(h_TD, attention, rows_R)) if self.stage.is_last else last(h_TD, attention)
+
+    def parts(self) -> Parts:
+        """The parts of a step, for profiles. Attention is not among them."""
+        if self.stage.is_first:
+            yield self, {"embed": "embed_tokens"}
+        if self.stage.is_last:
+            yield self, {"_final_norm": "norm", "_lm_head": "lm_head"}
+        for layer in self._layers:
+            yield layer, Layer.PARTS
+
+    def check_tiles(self) -> bool:
+        """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
+
+        If the test fails on any rank, rows are computed one at a time from now on. All ranks must call this at the same
+        time.
+        """
+        num_failures = torch.tensor([float(not self._operations.check_tiles())], device=self._operations.device)
+        is_kept = not self._ranks.all_reduce_(num_failures).item()
+        if not is_kept:
+            self._operations.compute_rows_alone()
+        return is_kept
+
+    def forward_nothing(self) -> None:
+        """Take part in a step of the ranks that share experts, although this engine has no token in it."""
+        for layer in self._layers:
+            layer.feed_forward.forward_nothing()
+
+    def share_experts(self, ranks: ExpertRanks | None, num_gained: int) -> None:
+        """Share the experts with other ranks from now on. None: only the tensor-parallel ranks share them.
+
+        `num_gained`: how many experts more than before this rank holds of each sparse layer. May be negative.
+        """
+        for layer in self.sparse_layers:
+            layer.share_with(ranks or SplitExperts(self._ranks))
+        assert self._moe is not None
+        num_used = num_gained * self._moe.num_experts_per_tok / self._moe.num_experts
+        expert_size = 3 * self.hidden_size * self._moe.intermediate_size
+        self.num_weights += int(len(self.sparse_layers) * num_used * expert_size)
+
+    def empty_expert(self) -> ExpertWeights:
+        """Allocate the weights of an expert."""
+        assert self._moe is not None
+        size, device = self._moe.intermediate_size, self._operations.device
+        return ExpertWeights(
+            torch.empty(2 * size, self.hidden_size, dtype=self.dtype, device=device),
+            torch.empty(self.hidden_size, size, dtype=self.dtype, device=device),
+        )
+
+    def outer_weights(self) -> DecoderWeights:
+        """Return the weights of the stage that aren't those of a layer. Its `layers` are empty."""
+        head_VD = None
+        if self.stage.is_last:
+            head_VD = self._embed_VD if self._is_tied else self._lm_head.weight
+        assert not isinstance(head_VD, Fp8Weight | IntegerWeight), "the head isn't quantized"
+        return DecoderWeights(
+            embed_VD=self._embed_VD,
+            lm_head_VD=head_VD,
+            vocab_start=self._vocab_start,
+            final_norm_D=self._final_norm.weight if self.stage.is_last else None,
+            layers=[],
+        )
+
+    def layer_weights(self, place: int) -> LayerWeights:
+        """Return the weights that a layer of the stage was made of, without those of experts. Most are copies."""
+        return self._layers[place].weights(self.qk_norms_NH[place])
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return the logits [R, V] of the whole vocabulary, in the last stage. All of its ranks return the same."""
+        logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
+        return logits_RV[:, : self.vocab_size] if self._ranks.size > 1 else logits_RV
+
+    def embed(self, token_ids_T: Tensor) -> Tensor:
+        """Return the tokens' embeddings [T, D], in the first stage."""
+        assert self._embed_VD is not None, "only the first stage has the embedding"
+        return embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
+
+
+def embed(embed_VD: Tensor, vocab_start: int, token_ids_T: Tensor, ranks: TensorParallel) -> Tensor:
+    """Return the tokens' embeddings [T, D] from this rank's rows of the embedding, which begin at `vocab_start`."""
+    if ranks.size == 1:
+        return embed_VD.index_select(0, token_ids_T)
+    local_T = token_ids_T - vocab_start
+    is_ours_T = (local_T >= 0) & (local_T < len(embed_VD))
+    h_TD = embed_VD.index_select(0, local_T * is_ours_T)
+    return ranks.all_reduce_(h_TD * is_ours_T.unsqueeze(1))
+
+
+class Layer:
+    """One decoder layer on one rank."""
+
+    PARTS: ClassVar[Mapping[str, str]] = {
+        "input_norm": "input_layernorm",
+        "_qkv": "qkv_proj",
+        "_o": "o_proj",
+        "_post_norm": "post_attention_layernorm",
+        "feed_forward": "mlp",
+    }
+    """The names of the layer's parts in profiles, by attribute."""
+
+    def __init__(
+        self,
+        place: int,
+        spec: ModelSpec,
+        weights: LayerWeights,
+        ranks: TensorParallel,
+        experts: ExpertRanks,
+        operations: Operations,
+        adapters: Adapters | None = None,
+        *,
+        is_last: bool,
+    ) -> None:
+        """
+        Args:
+            place: the layer's index among those of the stage.
+            adapters: see `Decoder`.
+            is_last: whether it is the model's last layer.
+        """
+        self._place = place
+        self._is_last = is_last
+        self._num_q = spec.num_heads // ranks.size
+        self._head_dim = spec.head_dim
+        self.input_norm = operations.rms_norm(weights.input_norm_D, spec.rms_norm_eps)
+        self._num_rotated = self._num_q + spec.kv_heads_per_rank(ranks.size)
+        for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
+            _reorder_heads_(rows_OX, self._num_rotated, spec.head_dim, interleave)
+        self._adapters = adapters
+        self._qkv = self._adapted(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv")
+        self._o = self._adapted(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
+        self._post_norm = operations.rms_norm(weights.post_norm_D, spec.rms_norm_eps)
+        self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, operations)
+
+    def __call__(self, h_TD: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
+        """Return the layer's output for hidden states, or only for their rows `rows_R`. Overwrites `h_TD`."""
+        out_TO = self.attend(self.input_norm(h_TD), attention)
+        if rows_R is not None:
+            h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
+        return self.finish(h_TD, out_TO)
+
+    def attend(self, x_TI: Tensor, attention: Attention) -> Tensor:
+        """Return the result of attention, for the input of the query, key and value projections. Stores the latter."""
+        return attention(self._place, self._qkv(x_TI))
+
+    def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
+        """Return the layer's output for hidden states and the result of attention. Overwrites `h_TD`."""
+        h_TD = self._o.add_to(h_TD, out_TO)
+        return self.feed_forward.add_to(h_TD, self._post_norm(h_TD))
+
+    def weights(self, qk_norm_NH: Tensor | None) -> LayerWeights:
+        """Return the weights that the layer was made of, without those of experts.
+
+        `qk_norm_NH`: the layer's entry of `Decoder.qk_norms_NH`.
+        """
+        qkv_OD, qkv_bias_O = self._qkv.weight, self._qkv.bias
+        assert isinstance(qkv_OD, Tensor), "models with experts aren't quantized"
+        qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
+        for rows_OX in _row_tensors(qkv_OD, qkv_bias_O):
+            _reorder_heads_(rows_OX, self._num_rotated, self._head_dim, separate)
+        q_norm_H, k_norm_H = (None, None) if qk_norm_NH is None else separate(qk_norm_NH)[[0, self._num_q]]
+        return LayerWeights(
+            input_norm_D=self.input_norm.weight,
+            qkv_OD=qkv_OD,
+            qkv_bias_O=qkv_bias_O,
+            q_norm_H=q_norm_H,
+            k_norm_H=k_norm_H,
+            o_DO=self._o.weight,
+            o_bias=self._o.bias,
+            post_norm_D=self._post_norm.weight,
+            feed_forward=_dense_weights(self.feed_forward),
+        )
+
+    def _make_feed_forward(
+        self,
+        spec: ModelSpec,
+        weights: LayerWeights,
+        ranks: TensorParallel,
+        experts: ExpertRanks,
+        operations: Operations,
+    ) -> FeedForward:
+        own = weights.feed_forward
+        if isinstance(own, MlpWeights):
+            around = None if self._adapters is None else partial(self._adapted, name="gate_up")
+            gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias, around)
+            down = self._adapted(operations.linear(own.down_DF, own.down_bias, ranks), "down", ranks)
+            return DenseFeedForward(gate_up, down)
+        assert spec.moe is not None
+        return SparseFeedForward(spec.moe, own, experts, self._is_last, operations)
+
+    def _adapted(self, linear: Linear, name: FusedName, ranks: TensorParallel | None = None) -> Linear:
+        """Return a linear layer with what adapters add to it. `ranks`: those over which its input is split."""
+        return linear if self._adapters is None else self._adapters.around(linear, self._place, name, ranks)
+
+
+def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:
+    """Return the weights that a feed-forward part was made of, without those of experts."""
+    if isinstance(feed_forward, SparseFeedForward):
+        router_ED = feed_forward.experts.router.weight
+        assert isinstance(router_ED, Tensor), "routers aren't computed in fp8"
+        nothing = router_ED.new_empty(0, 0, 0)
+        return MoeWeights(router_ED, 0, nothing, nothing)
+    assert isinstance(feed_forward, DenseFeedForward)
+    gate_up, down = feed_forward.gate_up, feed_forward.down
+    return MlpWeights(gate_up.weight, gate_up.bias, down.weight, down.bias)
+
+
+def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int) -> None:
+    """Bring what an adapter adds to queries and keys in the order in which layers have them. They share its memory."""
+    num_rotated = spec.num_heads // tp_size + spec.kv_heads_per_rank(tp_size)
+    for layer in adapter.layers:
+        for part in () if layer.qkv is None else layer.qkv.parts:
+            if part.first_output < num_rotated * spec.head_dim:
+                rows_OR = part.b_RO.t()
+                _reorder_heads_(rows_OR, len(rows_OR) // spec.head_dim, spec.head_dim, interleave)
+
+
+def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
+    """Return the tensors that have a row for each of a layer's outputs."""
+    biases = [] if bias_O is None else [bias_O]
+    if isinstance(weight_OI, Fp8Weight):
+        # the rows are only moved, and not all devices move fp8
+        return [weight_OI.values_OI.view(torch.uint8), weight_OI.scales_O, *biases]
+    if isinstance(weight_OI, IntegerWeight):
+        return [weight_OI.words_OW, weight_OI.scales_OG, weight_OI.zeros_OG, *biases]
+    return [weight_OI, *biases]
+
+
+def _reorder_heads_(rows_OX: Tensor, num_heads: int, head_dim: int, reordered: Callable[[Tensor], Tensor]) -> None:
+    """Apply `reordered`, in place, to the first `num_heads` heads' rows of a fused weight or bias."""
+    heads_NHX = rows_OX.view(-1, head_dim, *rows_OX.shape[1:])
+    heads_NHX[:num_heads] = reordered(heads_NHX[:num_heads])
+
+
+def qk_norm(spec: ModelSpec, weights: LayerWeights, tp_size: int, device: torch.device) -> Tensor | None:
+    """Return the norm weights of each query and key head [N, H], or None if the model has no such norms."""
+    if weights.q_norm_H is None or weights.k_norm_H is None:
+        return None
+    num_q, num_kv = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
+    weight_NH = torch.cat([weights.q_norm_H.expand(num_q, -1), weights.k_norm_H.expand(num_kv, -1)])
+    return interleave(weight_NH.to(device))
+
+
+def num_weights(spec: ModelSpec, layer: LayerWeights) -> int:
+    """Return the number of multiplications for one token in a layer, without those of attention."""
+    own, total = layer.feed_forward, layer.qkv_OD.numel() + layer.o_DO.numel()
+    if isinstance(own, MlpWeights):
+        return total + own.gate_up_FD.numel() + own.down_DF.numel()
+    assert spec.moe is not None
+    share_used = spec.moe.num_experts_per_tok / spec.moe.num_experts
+    return total + own.router_ED.numel() + int(share_used * (own.gate_up_EFD.numel() + own.down_EDF.numel()))

@@ -1,0 +1,103 @@
+"""`Operations` with Triton kernels for GPUs. Matrix products are torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.kernels.gpu import experts, fp8, linear, rows
+from raycore.layers.linear import Linear, ReducedLinear
+from raycore.layers.operations import Norm, TorchOperations
+from raycore.layers.routed_experts import ExpertWeights, RoutedExperts
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.weight import Weight
+
+
+class GpuOperations(TorchOperations):
+    """Triton kernels compute norms, activations and experts. None of them waits for the GPU."""
+
+    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        if isinstance(weight_OI, Fp8Weight | IntegerWeight) or not self._batch_invariant:
+            return super().linear(weight_OI, bias_O, ranks)
+        made = _InvariantLinear(weight_OI.to(self.device), None if bias_O is None else bias_O.to(self.device))
+        return ReducedLinear(made, ranks) if ranks is not None and ranks.size > 1 else made
+
+    def quantize_rows(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
+        return fp8.quantize_rows(x_TI)
+
+    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
+        return _GpuNorm(weight_D.to(self.device), eps)
+
+    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
+        return rows.silu_and_mul(gate_up_TF)
+
+    def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
+        return _GroupedExperts(spec, weights, self, self._batch_invariant)
+
+
+class _GpuNorm:
+    """A norm over the last dimension."""
+
+    def __init__(self, weight_D: Tensor, eps: float) -> None:
+        self.weight = weight_D
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rows.rms_norm(x, self.weight, self._eps)
+
+
+class _InvariantLinear:
+    """A linear layer in which a row's bits don't depend on the other rows."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self.weight = weight_OI
+        self.bias = bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return linear.batch_invariant_linear(x_TI, self.weight, self.bias, None)
+
+    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        return linear.batch_invariant_linear(x_TI, self.weight, self.bias, residual_TO)
+
+
+class _GroupedExperts:
+    """Experts that are computed together, with their tokens grouped on the device."""
+
+    def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: GpuOperations, batch_invariant: bool) -> None:
+        self._spec = spec
+        self.router = operations.linear(weights.router_ED)
+        self._first = weights.first_expert
+        self._gate_up_EFD = weights.gate_up_EFD.to(operations.device)
+        self._down_EDF = weights.down_EDF.to(operations.device)
+        self._batch_invariant = batch_invariant
+
+    def __call__(self, x_ND: Tensor) -> Tensor:
+        weights_NK, ids_NK = experts.route(
+            self.router(x_ND), self._spec.num_experts_per_tok, self._spec.norm_topk_prob, x_ND.dtype
+        )
+        return experts.apply_experts(
+            x_ND,
+            weights_NK,
+            ids_NK,
+            self._gate_up_EFD,
+            self._down_EDF,
+            self._first,
+            batch_invariant=self._batch_invariant,
+        )
+
+    def weights_of(self, expert: int) -> ExpertWeights:
+        return ExpertWeights(self._gate_up_EFD[expert - self._first], self._down_EDF[expert - self._first])
+
+    def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
+        held = [received.get(expert) or self.weights_of(expert) for expert in experts]
+        gate_up_EFD = self._gate_up_EFD.new_empty(len(held), *self._gate_up_EFD.shape[1:])
+        down_EDF = self._down_EDF.new_empty(len(held), *self._down_EDF.shape[1:])
+        for expert, gate_up_FD, down_DF in zip(held, gate_up_EFD, down_EDF, strict=True):
+            gate_up_FD.copy_(expert.gate_up_FD)
+            down_DF.copy_(expert.down_DF)
+        self._gate_up_EFD, self._down_EDF, self._first = gate_up_EFD, down_EDF, experts.start

@@ -1,0 +1,134 @@
+"""Linear layers that native kernels compute with weights in integers of 4 or 8 bits.
+
+Each row of the input is rounded to integers of 8 or 16 bits, with a scale of its own. Products of integers are exact.
+So a row's result doesn't depend on other rows, and has the same bits with every instruction set. Shape suffixes: O
+outputs, P outputs rounded up to whole panels, I inputs, W words of an output's integers, G groups of inputs, n panels,
+p outputs of a panel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
+from raycore.weights.integer_weight import IntegerWeight
+
+
+class _Packed:
+    """A weight and a bias as the kernels take them."""
+
+    def __init__(self, weight: IntegerWeight, bias_O: Tensor | None) -> None:
+        self.num_outputs = weight.shape[0]
+        words_OW = _spread(weight.words_OW) if weight.bits == 4 else weight.words_OW
+        # only moved, as words of 4 bytes
+        packed_PW = torch.ops.raycore.pack_linear.default(words_OW.view(torch.float32)).view(torch.int32)
+        zeros_nGp = _in_panels(weight.zeros_OG)
+        if (weight.zeros_OG == 1 << (weight.bits - 1)).all():
+            zeros_nGp = zeros_nGp.new_empty(0)
+        bias_O = torch.empty(0) if bias_O is None else bias_O
+        self._tensors = packed_PW, _in_panels(weight.scales_OG), zeros_nGp, bias_O
+        self._numbers = weight.bits, weight.row_bits, weight.group_size
+
+    @property
+    def arguments(self) -> tuple[Tensor | int, ...]:
+        """What all kernels take after the rows."""
+        return *self._tensors, *self._numbers
+
+    def weight(self) -> IntegerWeight:
+        """Return a copy of the weight."""
+        packed_PW, scales_nGp, zeros_nGp, _ = self._tensors
+        bits, row_bits, group_size = self._numbers
+        words_OW = unpack_panels(packed_PW)[: self.num_outputs]
+        scales_OG = _in_rows(scales_nGp)[: self.num_outputs]
+        if zeros_nGp.numel():
+            zeros_OG = _in_rows(zeros_nGp)[: self.num_outputs]
+        else:
+            zeros_OG = torch.full_like(scales_OG, 1 << (bits - 1), dtype=torch.uint8)
+        words_OW = _gather(words_OW) if bits == 4 else words_OW
+        return IntegerWeight(words_OW, bits, group_size, scales_OG, zeros_OG, row_bits)
+
+    def bias(self) -> Tensor | None:
+        """Return the bias."""
+        return self._tensors[-1] if self._tensors[-1].numel() else None
+
+
+class IntegerLinear:
+    """A linear layer with a weight in integers."""
+
+    def __init__(self, weight: IntegerWeight, bias_O: Tensor | None) -> None:
+        self._packed = _Packed(weight, bias_O)
+        self._arguments = self._packed.arguments
+        self._integer_linear = torch.ops.raycore.integer_linear.default
+        self._add_integer_linear = torch.ops.raycore.add_integer_linear.default
+
+    @property
+    def weight(self) -> IntegerWeight:
+        return self._packed.weight()
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._packed.bias()
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._integer_linear(x_TI, *self._arguments, self._packed.num_outputs)
+
+    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        self._add_integer_linear(x_TI, *self._arguments, residual_TO)
+        return residual_TO
+
+
+class GatedIntegerLinear:
+    """`silu(gate(x)) · up(x)` with a weight in integers."""
+
+    def __init__(self, gate_up: IntegerWeight, bias_O: Tensor | None) -> None:
+        bias_O = None if bias_O is None else side_by_side(bias_O)
+        self._packed = _Packed(gate_up.map_tensors(side_by_side), bias_O)
+        self._arguments = self._packed.arguments
+        self._gated_integer_linear = torch.ops.raycore.gated_integer_linear.default
+
+    @property
+    def weight(self) -> IntegerWeight:
+        return self._packed.weight().map_tensors(one_after_the_other)
+
+    @property
+    def bias(self) -> Tensor | None:
+        bias_O = self._packed.bias()
+        return None if bias_O is None else one_after_the_other(bias_O)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._gated_integer_linear(x_TI, *self._arguments)
+
+
+def _in_panels(values_OG: Tensor) -> Tensor:
+    """Return values of outputs and groups as [n, G, p]. Missing outputs have zeros."""
+    missing = -len(values_OG) % PANEL_OUTPUTS
+    values_PG = torch.nn.functional.pad(values_OG, (0, 0, 0, missing))
+    return values_PG.view(-1, PANEL_OUTPUTS, values_OG.shape[1]).transpose(1, 2).contiguous()
+
+
+def _in_rows(values_nGp: Tensor) -> Tensor:
+    """The inverse of `_in_panels`. Keeps the rows that fill the last panel."""
+    return values_nGp.transpose(1, 2).reshape(-1, values_nGp.shape[1])
+
+
+def _spread(words: Tensor) -> Tensor:
+    """Return words of eight 4-bit integers in another order: byte i has integers i and i + 4."""
+    return _to_bytes(words & 0xFFFF) | (_to_bytes(words >> 16 & 0xFFFF) << 4)
+
+
+def _gather(words: Tensor) -> Tensor:
+    """The inverse of `_spread`."""
+    return _from_bytes(words & 0x0F0F0F0F) | (_from_bytes(words >> 4 & 0x0F0F0F0F) << 16)
+
+
+def _to_bytes(halves: Tensor) -> Tensor:
+    """Return 4-bit integers, four in each word, in the lower halves of the word's bytes."""
+    halves = (halves | halves << 8) & 0x00FF00FF
+    return (halves | halves << 4) & 0x0F0F0F0F
+
+
+def _from_bytes(words: Tensor) -> Tensor:
+    """The inverse of `_to_bytes`."""
+    words = (words | words >> 4) & 0x00FF00FF
+    return (words | words >> 8) & 0xFFFF

@@ -1,0 +1,166 @@
+"""`Operations` with native kernels for CPUs, for what plain torch is slow at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from raycore.kernels import library as kernels
+from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
+from raycore.layers.linear import Linear, ReducedLinear, can_pack
+from raycore.layers.operations import GatedLinear, Norm, TorchOperations
+from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.weight import Weight
+
+_FEW_ROWS = 4
+"""So many rows are computed while the weight is streamed once."""
+
+
+class NativeOperations(TorchOperations):
+    """Native kernels compute norms and activations, and linear layers where they are faster.
+
+    `raycore.kernels` must be loaded.
+    """
+
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        super().__init__(torch.device("cpu"), batch_invariant=batch_invariant)
+
+    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        assert not isinstance(weight_OI, Fp8Weight), "CPUs don't multiply in fp8"
+        if isinstance(weight_OI, IntegerWeight):
+            linear = IntegerLinear(weight_OI, bias_O)
+        elif _is_native(weight_OI):
+            linear = _PanelLinear(weight_OI, bias_O)
+        else:
+            return super().linear(weight_OI, bias_O, ranks)
+        return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
+
+    def gated_linear(
+        self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
+    ) -> GatedLinear:
+        assert not isinstance(gate_up_OI, Fp8Weight), "CPUs don't multiply in fp8"
+        if around is not None or gate_up_OI.shape[0] % (2 * PANEL_OUTPUTS):
+            return super().gated_linear(gate_up_OI, bias_O, around)
+        if isinstance(gate_up_OI, IntegerWeight):
+            return GatedIntegerLinear(gate_up_OI, bias_O)
+        if not _is_native(gate_up_OI):
+            return super().gated_linear(gate_up_OI, bias_O)
+        return _GatedPanelLinear(gate_up_OI, bias_O)
+
+    def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
+        head = self.linear(weight_VD)
+        if isinstance(head, _PanelLinear):
+            return head
+        is_even = weight_VD.shape[1] % 2 == 0
+        return _FewRowsLinear(weight_VD, head) if is_tied and is_even and not self._batch_invariant else head
+
+    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
+        return _NativeNorm(weight_D, eps)
+
+    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
+        return torch.ops.raycore.silu_and_mul.default(gate_up_TF)
+
+
+def _is_native(weight_OI: Tensor) -> bool:
+    """Whether the native kernels multiply with this weight at least as fast as oneDNN does."""
+    if weight_OI.dtype == torch.float32:
+        return True
+    has_instructions = weight_OI.dtype == torch.bfloat16 and kernels.load() in ("avx512_bf16", "amx")
+    return weight_OI.shape[1] % 2 == 0 and (has_instructions or not can_pack(weight_OI.dtype))
+
+
+def _pack(weight_OI: Tensor) -> Tensor:
+    """Return the weight in panels, in the shortest dtype that has all its numbers.
+
+    Many checkpoints are in 16 bits. If they are computed in float32, half of the memory has to be read this way, and
+    results are the same.
+    """
+    shorter = [torch.bfloat16] * (weight_OI.shape[1] % 2 == 0) + [torch.float16]
+    for dtype in shorter if weight_OI.dtype == torch.float32 else []:
+        short_OI = weight_OI.to(dtype)
+        if torch.equal(short_OI.float(), weight_OI):
+            weight_OI = short_OI
+            break
+    return torch.ops.raycore.pack_linear.default(weight_OI.contiguous())
+
+
+class _PanelLinear:
+    """A linear layer whose weight is packed in panels of 16 outputs. A row's result doesn't depend on other rows."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._num_outputs = weight_OI.shape[0]
+        self._dtype = weight_OI.dtype
+        self._packed_OI = _pack(weight_OI)
+        self._bias_O = weight_OI.new_empty(0) if bias_O is None else bias_O
+        self._panel_linear = torch.ops.raycore.panel_linear.default
+        self._add_panel_linear = torch.ops.raycore.add_panel_linear.default
+
+    @property
+    def weight(self) -> Tensor:
+        return unpack_panels(self._packed_OI)[: self._num_outputs].to(self._dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._bias_O if self._bias_O.numel() else None
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._panel_linear(x_TI, self._packed_OI, self._bias_O, self._num_outputs)
+
+    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        self._add_panel_linear(residual_TO, x_TI, self._packed_OI, self._bias_O)
+        return residual_TO
+
+
+class _GatedPanelLinear:
+    """`silu(gate(x)) · up(x)` with a weight that is packed in panels, a panel of the gate beside one of up."""
+
+    def __init__(self, gate_up_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._dtype = gate_up_OI.dtype
+        self._packed_OI = _pack(side_by_side(gate_up_OI))
+        self._bias_O = gate_up_OI.new_empty(0) if bias_O is None else side_by_side(bias_O)
+        self._gated_panel_linear = torch.ops.raycore.gated_panel_linear.default
+
+    @property
+    def weight(self) -> Tensor:
+        return one_after_the_other(unpack_panels(self._packed_OI)).to(self._dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return one_after_the_other(self._bias_O) if self._bias_O.numel() else None
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._gated_panel_linear(x_TI, self._packed_OI, self._bias_O)
+
+
+class _FewRowsLinear:
+    """A linear layer whose weight is in memory twice: packed, and as it is, for a few rows.
+
+    oneDNN's packed form reaches half of the memory bandwidth with one row.
+    """
+
+    def __init__(self, weight_OI: Tensor, packed: Linear) -> None:
+        self.weight = weight_OI
+        self.bias = None
+        self._packed = packed
+        self._few_rows_linear = torch.ops.raycore.few_rows_linear.default
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._few_rows_linear(x_TI, self.weight) if len(x_TI) <= _FEW_ROWS else self._packed(x_TI)
+
+    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        return self._packed.add_to(residual_TO, x_TI)
+
+
+class _NativeNorm:
+    def __init__(self, weight_D: Tensor, eps: float) -> None:
+        self.weight = weight_D
+        self._eps = eps
+        self._rms_norm = torch.ops.raycore.rms_norm.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._rms_norm(x, self.weight, self._eps)

@@ -1,0 +1,53 @@
+"""The RMS norm in plain torch."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from raycore.layers.rows import on_one_thread
+
+
+class RMSNorm:
+    """`x / sqrt(mean(x²) + eps) · weight` over the last dimension.
+
+    In float32 on a CPU, this is computed as `x / hypot(|x|, sqrt(D·eps)) · (weight·sqrt(D))`, where D is the size of
+    the last dimension. This makes five torch calls of 1 to 4 µs each, while torch's own `rms_norm` takes 13 µs.
+    """
+
+    def __init__(self, weight: Tensor, eps: float, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: use the square root, which is correctly rounded, instead of `hypot`. An element's result
+        then doesn't depend on its index."""
+        self._batch_invariant = batch_invariant
+        self._dim = weight.shape[-1]
+        self._eps = eps
+        self.weight = weight
+        self._scaled_weight = weight * math.sqrt(self._dim)
+        self._least_norm = torch.full((1,), math.sqrt(self._dim * eps), device=weight.device)
+        self._by_hand = weight.device.type == "cpu" and weight.dtype == torch.float32
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return a normalized copy of `x`."""
+        return on_one_thread(self._normalized, x) if self._batch_invariant else self._normalized(x)
+
+    def apply_(self, x: Tensor) -> None:
+        """Normalize `x` in place."""
+        if self._batch_invariant or not self._by_hand:
+            x.copy_(self(x))
+        else:
+            x.mul_(self._inverse_norm(x)).mul_(self._scaled_weight)
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        if not self._by_hand:
+            return functional.rms_norm(x, (self._dim,), None, self._eps).mul_(self.weight)
+        return (x * self._inverse_norm(x)).mul_(self._scaled_weight)
+
+    def _inverse_norm(self, x: Tensor) -> Tensor:
+        norm = cast(Tensor, torch.linalg.vector_norm(x, 2, -1, True))  # pyright: ignore[reportUnknownMemberType]
+        if self._batch_invariant:
+            return norm.square_().add_(self._dim * self._eps).sqrt_().reciprocal_()
+        return norm.hypot_(self._least_norm).reciprocal_()

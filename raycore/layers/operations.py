@@ -1,0 +1,183 @@
+"""The operations of a layer other than attention, as the decoder uses them, and their implementation in plain torch.
+
+`TorchOperations` runs on every device, and tests compare other implementations with it. `NativeOperations`
+(`native_operations.py`) computes on CPUs what plain torch is slow at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.layers.fp8_linear import Fp8Linear
+from raycore.layers.gate import silu_and_mul
+from raycore.layers.linear import AroundLinear, Linear, ReducedLinear, TiledLinear, make_linear
+from raycore.layers.norm import RMSNorm
+from raycore.layers.routed_experts import RoutedExperts, TorchExperts
+from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.fp8_weight import Fp8Weight, quantize_rows
+from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.weight import Weight
+
+
+class GatedLinear(Protocol):
+    """A layer that returns `silu(gate(x)) · up(x)`, [T, F], for `x` [T, D]."""
+
+    @property
+    def weight(self) -> Weight:
+        """The weight that the layer was made of: a copy, if the layer keeps it in another form."""
+        ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """Return the layer's output for `x_TI`."""
+        ...
+
+
+class Norm(Protocol):
+    """A norm over the last dimension, with its weight."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return a normalized copy of `x`."""
+        ...
+
+
+class Operations(Protocol):
+    """Makes a model's layers, and computes what lies between them. Row i of a result depends only on row i of `x`."""
+
+    device: torch.device
+
+    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        """Return the linear layer `x @ weight.T + bias`. With `ranks`, results are summed over these ranks.
+
+        If the weight is in fp8 or in integers, so is the product.
+        """
+        ...
+
+    def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
+        """Return the linear layer that computes logits. `is_tied`: `weight_VD` stays in memory, for the embedding."""
+        ...
+
+    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
+        """Return the norm `x / sqrt(mean(x²) + eps) · weight`."""
+        ...
+
+    def gated_linear(
+        self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
+    ) -> GatedLinear:
+        """Return a gated layer. `gate_up_OI` has the rows of the gate, then those of up.
+
+        `around`: returns the linear layer of gate and up with what is around it.
+        """
+        ...
+
+    def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
+        """Return a sparse layer's experts that this rank holds, with the layer's router."""
+        ...
+
+    @property
+    def depends_on_threads(self) -> bool:
+        """For batch invariance: whether the bits of results depend on the number of compute threads."""
+        ...
+
+    def check_tiles(self) -> bool:
+        """For batch invariance: whether a row's result has the same bits wherever in a tile the row is.
+
+        Tests all linear layers made so far, with random rows. Ranks whose results are summed must call this together.
+        """
+        ...
+
+    def compute_rows_alone(self) -> None:
+        """Compute linear layers one row at a time from now on, because tiles aren't batch-invariant here."""
+        ...
+
+
+class _GatedLinear(AroundLinear):
+    """A linear layer, and the activation of its output."""
+
+    def __init__(self, gate_up: Linear, silu_and_mul: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(gate_up)
+        self._silu_and_mul = silu_and_mul
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._silu_and_mul(self._linear(x_TI))
+
+
+class TorchOperations:
+    """`Operations` in plain torch."""
+
+    def __init__(self, device: torch.device, *, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: make the bits of each row's result independent of the other rows."""
+        self.device = device
+        self._batch_invariant = batch_invariant
+        self._tiles = Tiles()
+        self._tiled: WeakKeyDictionary[TiledLinear, tuple[int, torch.dtype]] = WeakKeyDictionary()
+        """The size and the dtype of the rows of each linear layer that is in use."""
+
+    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        bias_O = None if bias_O is None else bias_O.to(self.device)
+        linear = self._linear_of_one_rank(weight_OI.to(self.device), bias_O)
+        if ranks is not None and ranks.size > 1:
+            linear = ReducedLinear(linear, ranks)
+        if not self._batch_invariant:
+            return linear
+        assert isinstance(weight_OI, Tensor), "fp8 products aren't batch-invariant"
+        tiled = TiledLinear(linear, self._tiles)
+        self._tiled[tiled] = weight_OI.shape[1], weight_OI.dtype
+        return tiled
+
+    def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
+        return self.linear(weight_VD)
+
+    def quantize_rows(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `x_TI` in fp8, [T, I], and each row's scale, [T, 1]."""
+        return quantize_rows(x_TI)
+
+    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
+        return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant)
+
+    def gated_linear(
+        self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
+    ) -> GatedLinear:
+        gate_up = self.linear(gate_up_OI, bias_O)
+        return _GatedLinear(gate_up if around is None else around(gate_up), self.silu_and_mul)
+
+    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
+        """Return `silu(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
+        return on_one_thread(silu_and_mul, gate_up_TF) if self._batch_invariant else silu_and_mul(gate_up_TF)
+
+    def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
+        return TorchExperts(spec, weights, self)
+
+    @property
+    def depends_on_threads(self) -> bool:
+        return bool(self._tiled)
+
+    def check_tiles(self) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        checks: list[bool] = []
+        for linear, (num_inputs, dtype) in self._tiled.items():
+            x_TI = torch.randn(TILE_ROWS, num_inputs, generator=generator).to(self.device, dtype)
+            checks.append(linear.keeps_places(x_TI))
+        return all(checks)
+
+    def compute_rows_alone(self) -> None:
+        self._tiles.num_rows = 1
+
+    def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:
+        if isinstance(weight_OI, Fp8Weight):
+            return Fp8Linear(weight_OI, bias_O, self.quantize_rows)
+        assert not isinstance(weight_OI, IntegerWeight), "torch doesn't multiply with these integers"
+        return make_linear(weight_OI, bias_O)

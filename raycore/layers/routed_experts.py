@@ -1,0 +1,109 @@
+"""The experts of one sparse layer that a rank holds, and the router that chooses each token's experts.
+
+Shape suffixes: N tokens, D hidden size, E experts, K experts of a token, P pairs of a token and one of its experts.
+"""
+
+from __future__ import annotations
+
+# torch's tensors are partially typed:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.weights.moe_weights import MoeWeights
+
+if TYPE_CHECKING:
+    from raycore.layers.linear import Linear
+    from raycore.layers.operations import GatedLinear, Operations
+
+
+class ExpertWeights(NamedTuple):
+    """The weights of one whole expert."""
+
+    gate_up_FD: Tensor
+    """The rows of the gate, then those of up."""
+    down_DF: Tensor
+
+
+class RoutedExperts(Protocol):
+    """The experts of one sparse layer that a rank holds, with the layer's router."""
+
+    router: Linear
+
+    def __call__(self, x_ND: Tensor) -> Tensor:
+        """Return the weighted sum of each token's results from this rank's experts, [N, D]."""
+        ...
+
+    def weights_of(self, expert: int) -> ExpertWeights:
+        """Return the weights that one of this rank's experts was made of. They may be copies."""
+        ...
+
+    def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
+        """Hold these experts from now on. The rank holds those already that aren't in `received`."""
+        ...
+
+
+class TorchExperts:
+    """`RoutedExperts` that computes one expert after the other, in their order."""
+
+    def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: Operations) -> None:
+        self._spec = spec
+        self._operations = operations
+        self.router = operations.linear(weights.router_ED)
+        self._first = weights.first_expert
+        self._experts = [
+            self._made(ExpertWeights(gate_up_FD, down_DF))
+            for gate_up_FD, down_DF in zip(weights.gate_up_EFD, weights.down_EDF, strict=True)
+        ]
+
+    def __call__(self, x_ND: Tensor) -> Tensor:
+        weights_NK, ids_NK = self._route(x_ND)
+        counts: list[int] = torch.bincount(ids_NK.view(-1), minlength=self._spec.num_experts).tolist()
+        own_counts = counts[self._first : self._first + len(self._experts)]
+        start, num_pairs = sum(counts[: self._first]), sum(own_counts)
+        out_ND = torch.zeros_like(x_ND)
+        if not num_pairs:
+            return out_ND
+        pairs_P = ids_NK.view(-1).argsort(stable=True)[start : start + num_pairs]
+        tokens_P = pairs_P // self._spec.num_experts_per_tok
+        x_PD = x_ND.index_select(0, tokens_P)
+        parts = [
+            down(gate_up(x_D))
+            for (gate_up, down), x_D in zip(self._experts, torch.split(x_PD, own_counts), strict=True)
+            if len(x_D)
+        ]
+        y_PD = torch.cat(parts).mul_(weights_NK.view(-1, 1).index_select(0, pairs_P))
+        return out_ND.index_add_(0, tokens_P, y_PD)
+
+    def weights_of(self, expert: int) -> ExpertWeights:
+        gate_up, down = self._experts[expert - self._first]
+        gate_up_FD, down_DF = gate_up.weight, down.weight
+        assert isinstance(gate_up_FD, Tensor), "experts aren't computed in fp8"
+        assert isinstance(down_DF, Tensor), "experts aren't computed in fp8"
+        return ExpertWeights(gate_up_FD, down_DF)
+
+    def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
+        self._experts = [
+            self._made(received[expert]) if expert in received else self._experts[expert - self._first]
+            for expert in experts
+        ]
+        self._first = experts.start
+
+    def _made(self, weights: ExpertWeights) -> tuple[GatedLinear, Linear]:
+        return self._operations.gated_linear(weights.gate_up_FD), self._operations.linear(weights.down_DF)
+
+    def _route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights and ids of each token's experts, both [N, K].
+
+        Weights are computed in float32 and converted to the dtype of `x_ND`.
+        """
+        likely_NE = functional.softmax(self.router(x_ND), dim=-1, dtype=torch.float32)
+        weights_NK, ids_NK = likely_NE.topk(self._spec.num_experts_per_tok, dim=-1)
+        if self._spec.norm_topk_prob:
+            weights_NK /= weights_NK.sum(dim=-1, keepdim=True)
+        return weights_NK.to(x_ND.dtype), ids_NK

@@ -1,0 +1,71 @@
+"""The tokens that the last stage of a pipeline samples, on their way back to the first stage, which computes them next.
+
+So the engine can plan a decode before it has the result of the step before: the first stage waits for the token itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raycore.messages import StepPlan
+from raycore.parallel.links import Link
+from raycore.step.batch import StepInputs
+from raycore.step.device_batch import DeviceBatch, StepTensors
+
+_NONE = -1
+
+
+class TokenReceiver:
+    """The first stage's end: takes sampled tokens, in the order of the steps, and adds them to the batch."""
+
+    def __init__(self, link: Link, batch: DeviceBatch, max_steps: int) -> None:
+        """
+        Args:
+            max_steps: the maximum number of steps in flight. So when a step begins, the tokens of the one `max_steps`
+                before it have been sent.
+        """
+        self._link = link
+        self._batch = batch
+        self._max_steps = max_steps
+        self._awaited: deque[tuple[StepInputs, Tensor]] = deque()
+        """The steps whose tokens haven't been taken, oldest first, and where the tokens belong."""
+        self._num_steps = 0
+        self._last_step = np.full(len(batch.num_prompt), _NONE, np.int64)
+        """By slot: the number of the last step that samples a token of its present request."""
+
+    def take_for(self, plan: StepPlan) -> None:
+        """Take the tokens that the step computes. Call this when the batch has applied the plan.
+
+        Raises:
+            OSError: tokens don't come in time, or the last stage is gone.
+        """
+        for request in plan.new_requests:
+            self._last_step[request.slot] = _NONE
+        last_needed = self._last_step[np.frombuffer(plan.slots, np.int32)].max(initial=_NONE)
+        self._take_up_to(max(int(last_needed), self._num_steps - self._max_steps))
+
+    def note(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Note which tokens the step samples. Later calls take them."""
+        self._last_step[step.sampled_slots] = self._num_steps
+        self._awaited.append((step, tensors.next_places_R))
+        self._num_steps += 1
+
+    def finish(self) -> None:
+        """Take the tokens of all steps that have begun.
+
+        Raises:
+            OSError: as in `take_for()`.
+        """
+        self._take_up_to(self._num_steps - 1)
+
+    def _take_up_to(self, last: int) -> None:
+        """Take the tokens of the steps up to number `last`."""
+        while self._num_steps - len(self._awaited) <= last:
+            step, places_R = self._awaited.popleft()
+            if len(step.sampled):
+                token_ids_R = torch.empty(len(step.sampled), dtype=torch.int32, device=places_R.device)
+                self._batch.append_later(step, places_R, self._link.receive_into(token_ids_R))

@@ -1,0 +1,133 @@
+"""Drafts tokens for running requests, one after the other, for all requests together.
+
+A draft's token is drawn as the request's next token will be: with its sampling parameters, its rules and its random
+number for that position, only from other logits. The more alike the logits are, the more drafts are right.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from raycore.decoder.decoder import Taps
+from raycore.layers.rows import TILE_ROWS
+from raycore.messages import StepPlan
+from raycore.profile_session import Parts
+from raycore.runner.compute_threads import ComputeThreads
+from raycore.runner.drafting.rows import DraftRows
+from raycore.sampling.sampler import Sampler
+from raycore.step.batch import Ints, StepInputs
+from raycore.step.device_batch import DeviceBatch, StepTensors
+from raycore.step.transfers import Download
+
+
+class DraftNetwork(Protocol):
+    """Computes the logits from which drafts are drawn, with keys and values of its own."""
+
+    taps: Taps
+    """What reads the target's hidden states in its steps."""
+
+    def parts(self) -> Parts:
+        """The parts of drafting, for profiles."""
+        ...
+
+    def apply(self, plan: StepPlan) -> None:
+        """Note a plan's new requests and blocks."""
+        ...
+
+    def follow(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Note what the target has computed in a step, after the step's tokens have been sampled."""
+        ...
+
+    def accept(self, step: StepInputs, rows: Ints) -> None:
+        """Note that of the step's tokens, those in `rows` are the last ones before their slots' newest tokens."""
+        ...
+
+    def begin(self, rows: DraftRows) -> Tensor:
+        """Return the logits [n, V] after each row's last known token."""
+        ...
+
+    def extend(self, rows: DraftRows, num_rows: int, place: int) -> Tensor:
+        """Return the logits [num_rows, V] after token `place` of the drafts of the first rows."""
+        ...
+
+    def end(self, rows: DraftRows, drafts: list[list[int]]) -> None:
+        """Note the drafts. All tokens but the last of each have been computed."""
+        ...
+
+
+class Drafter:
+    """Drafts tokens on one worker, between two steps."""
+
+    def __init__(
+        self,
+        network: DraftNetwork,
+        batch: DeviceBatch,
+        sampler: Sampler,
+        *,
+        max_tokens: int,
+        block_size: int,
+        num_blocks: int,
+    ) -> None:
+        """
+        Args:
+            max_tokens: maximum length of a draft.
+            num_blocks: the number of blocks before the scratch blocks.
+        """
+        self.network = network
+        self._batch = batch
+        self._sampler = sampler
+        self._max_tokens = max_tokens
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._num_calls = 0
+
+    def draft(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
+        """Return a draft of `num_tokens[i]` tokens, at least 1, for each slot. Waits for the device."""
+        self._num_calls += 1
+        counts = np.array(num_tokens)
+        longest_first = np.argsort(-counts, kind="stable")
+        counts = counts[longest_first]
+        rows = DraftRows(
+            self._batch,
+            np.array(slots)[longest_first],
+            self._max_tokens,
+            self._block_size,
+            self._num_blocks,
+            self._num_calls,
+        )
+        downloads: list[Download] = []
+        logits_RV = self.network.begin(rows)
+        for place in range(int(counts[0])):
+            num_rows = int((counts > place).sum())
+            if place:
+                logits_RV = self.network.extend(rows, num_rows, place - 1)
+            downloads.append(self._draw(rows, num_rows, place, logits_RV))
+        drafts: list[list[int]] = [[] for _ in slots]
+        for download in downloads:
+            (token_ids,) = download.arrays()
+            for row, token_id in enumerate(token_ids.tolist()):
+                drafts[row].append(token_id)
+        self.network.end(rows, drafts)
+        return [drafts[row] for row in np.argsort(longest_first).tolist()]
+
+    def _draw(self, rows: DraftRows, num_rows: int, place: int, logits_RV: Tensor) -> Download:
+        """Draw token `place` of the first rows' drafts, and store it in the table of tokens."""
+        slots, positions = rows.slots[:num_rows], rows.known[:num_rows] + place
+        token_ids_R = self._sampler.draft(logits_RV, slots, positions, self._batch)
+        self._batch.write(rows.draft_places(num_rows, place), token_ids_R)
+        download = Download([token_ids_R])
+        if not self._batch.is_shared and self._sampler.changes_logits(slots):
+            self._batch.host.token_ids[slots, positions] = download.arrays()[0]
+        return download
+
+
+def choose_threads(threads: ComputeThreads, step: StepInputs, num_weights: int, num_key_value_numbers: int) -> None:
+    """Choose the number of compute threads for a step of a network with so many weights."""
+    if threads.is_fixed:
+        threads.begin_step(TILE_ROWS, num_weights)
+    else:
+        num_keys = int(step.starts.sum() + step.counts.sum())
+        threads.begin_step(len(step.positions), num_weights, num_keys * num_key_value_numbers)

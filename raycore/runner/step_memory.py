@@ -1,0 +1,151 @@
+"""An upper bound on the memory that a step needs in addition to weights and KV cache.
+
+Memory that grows with the product of two limits is bounded where it is allocated (`GatherScratch`, `rows_at_a_time`),
+and counted here with the same functions. Other memory grows with the number of tokens in a step. Of that, this module
+counts the tensors that exist at the moment when most memory is in use. A test compares the bound with what steps
+allocate.
+
+Not included: results of requests, such as the log probabilities of a whole vocabulary for every token of a prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from raycore.attention.batch_invariant import TILE, BatchInvariantAttention
+from raycore.attention.gather import GatherAttention
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.scratch import num_scratch_blocks
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.sampling.logits import max_penalty_bytes
+from raycore.sampling.sampler import rows_at_a_time
+
+_FLOAT32 = 4
+_INT64 = 8
+_LOGITS_COPIES = 8
+"""Number of float32 copies of the logits that exist at once while the sampler sorts them for top-p."""
+_FIXED_BYTES = 4 << 20
+"""Constants, and buffers inside torch's functions."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The size of the largest step."""
+
+    num_tokens: int
+    num_seqs: int
+    max_model_len: int
+    block_size: int
+    num_samples_per_seq: int = 1
+    """Maximum number of tokens that are sampled for a request: one more than it has drafts."""
+    num_expert_engines: int = 1
+    """Number of engines that share experts. Each of them processes the tokens of all these engines."""
+
+
+def step_bytes(
+    spec: ModelSpec,
+    limits: StepLimits,
+    tp_size: int,
+    dtype: torch.dtype,
+    *,
+    batch_invariant: bool = False,
+    native: bool = False,
+) -> int:
+    """Return an upper bound on the bytes that a step needs on one of `tp_size` ranks.
+
+    The bound should be less than three times what the largest step really needs.
+
+    Args:
+        native: whether native kernels compute attention and log probabilities. They need no scratch memory.
+    """
+    own, other = _native_token_bytes(spec, tp_size, dtype), _token_bytes(spec, tp_size, dtype, batch_invariant)
+    layer = limits.num_tokens * ((own if native else other) + _expert_bytes(spec, limits, tp_size, dtype))
+    logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
+    batch = limits.num_seqs * (limits.max_model_len + 1) * 4
+    attention = 0 if native else _attention_bytes(spec, limits, tp_size, dtype, batch_invariant)
+    return _FIXED_BYTES + batch + attention + max(layer, logits)
+
+
+def scratch_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:
+    """Return the bytes of the scratch memory of attention in plain torch, which is kept between steps."""
+    attention = BatchInvariantAttention if batch_invariant else GatherAttention
+    max_blocks = attention.max_blocks(limits.max_model_len, limits.block_size)
+    num_kv_heads = spec.kv_heads_per_rank(tp_size)
+    bytes_per_block = KVTensors.bytes_per_block(1, num_kv_heads, limits.block_size, spec.head_dim, dtype)
+    return num_scratch_blocks(bytes_per_block, limits.num_seqs, max_blocks) * bytes_per_block
+
+
+def _attention_bytes(
+    spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool
+) -> int:
+    """Return the bytes for attention: scratch memory, scores, and for each window size row indexes and masks."""
+    attention = BatchInvariantAttention if batch_invariant else GatherAttention
+    num_kv_heads = spec.kv_heads_per_rank(tp_size)
+    group = spec.num_heads // tp_size // num_kv_heads
+    max_blocks = attention.max_blocks(limits.max_model_len, limits.block_size)
+    scratch = scratch_bytes(spec, limits, tp_size, dtype, batch_invariant)
+    max_keys = max_blocks * limits.block_size
+    num_readers = min(limits.num_seqs, limits.num_tokens)
+    gather_rows = num_readers * max_blocks * 2 * num_kv_heads * _INT64
+    if batch_invariant:
+        mask_rows = limits.num_tokens + 2 * TILE * num_readers
+        scores = scratch * TILE * group // (2 * spec.head_dim) + TILE * 32 * group * max_keys * dtype.itemsize
+    else:
+        mask_rows = max(limits.num_tokens, num_readers * num_kv_heads)
+        scores = scratch * group // spec.head_dim
+        if dtype != torch.float32:
+            scores += scratch // 2  # on a CPU, the matrix product copies the keys
+    masks = mask_rows * max_keys * (dtype.itemsize + 1)
+    num_windows = len(set(spec.layer_windows))
+    return scratch + scores + num_windows * (masks + 3 * gather_rows)
+
+
+def _native_token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes that one token needs within a layer, without experts, if native kernels compute the layer."""
+    num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
+    attention = (2 * num_heads + 2 * num_kv_heads) * spec.head_dim
+    feed_forward = 0 if spec.moe is not None else 3 * spec.intermediate_size // tp_size
+    return (4 * spec.hidden_size + max(attention, feed_forward)) * dtype.itemsize
+
+
+def _token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:
+    """Return the bytes that one token needs within a layer, without experts, in plain torch."""
+    num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
+    attention = (5 * num_heads + 6 * num_kv_heads) * spec.head_dim
+    # norms and rotations compute in float32; for batch invariance, on a few rows at a time
+    wide = _FLOAT32 // dtype.itemsize + (not batch_invariant)
+    feed_forward = 0 if spec.moe is not None else 4 * spec.intermediate_size // tp_size
+    numbers = (3 + wide) * spec.hidden_size + wide * attention + feed_forward
+    write_rows = 4 * num_kv_heads * _INT64
+    return numbers * dtype.itemsize + write_rows
+
+
+def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of one token's copies for its experts, and of the experts' results.
+
+    If engines share experts, this includes one token of each of these engines.
+    """
+    if spec.moe is None:
+        return 0
+    pair = (3 * spec.hidden_size + 3 * spec.moe.intermediate_size) * dtype.itemsize + 4 * _INT64
+    routed = spec.moe.num_experts * 3 * _FLOAT32 + 4 * spec.hidden_size * dtype.itemsize
+    return limits.num_expert_engines * (spec.moe.num_experts_per_tok * pair + routed)
+
+
+def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, row_by_row: bool) -> int:
+    """Return the bytes of a step's logits, and of the memory for sampling from some of their rows at a time.
+
+    Args:
+        row_by_row: whether prompts' log probabilities are computed without copying several rows of logits.
+    """
+    num_samples = min(limits.num_seqs * limits.num_samples_per_seq, limits.num_tokens)
+    num_together = rows_at_a_time(spec.vocab_size)
+    num_rows = min(num_together, max(num_samples, limits.num_tokens))
+    copies = 1 if tp_size == 1 else 3
+    logits = copies * max(num_samples, num_rows) * spec.vocab_size * dtype.itemsize
+    hidden = 2 * limits.num_tokens * spec.hidden_size * dtype.itemsize
+    penalties = max_penalty_bytes(num_samples, limits.max_model_len)
+    num_copied = min(num_samples, num_together) if row_by_row else num_rows
+    return logits + hidden + num_copied * spec.vocab_size * _FLOAT32 * _LOGITS_COPIES + penalties

@@ -1,0 +1,22 @@
+"""`SamplingKernels` with Triton kernels for GPUs. None of them waits for the GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from raycore.kernels.gpu import sampling
+from raycore.sampling.kernels import TorchSampling
+from raycore.sampling.picking import DrawLimits
+from raycore.step.transfers import to_device
+
+
+class GpuSampling(TorchSampling):
+    """Triton kernels pick tokens. Torch computes log probabilities."""
+
+    def most_likely(self, logits_RV: Tensor) -> Tensor:
+        return sampling.most_likely(logits_RV)
+
+    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
+        limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
+        return sampling.draw(logits_RV, to_device(limits_R5, self.device))

@@ -1,0 +1,365 @@
+"""Changes logits as the requests' sampling parameters ask, before a token is picked.
+
+The order is vLLM's: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, then
+`logit_bias` is added, then the repetition, frequency and presence penalties are applied. How a token is picked
+afterwards is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raycore.errors import InvalidRequest
+from raycore.grammar.compiler import GrammarCompiler
+from raycore.grammar.matcher import TokenMatcher
+from raycore.sampling_params import SamplingParams
+from raycore.step.transfers import to_device, to_device_together
+
+_MAX_BIAS = 100.0
+_PENALTY_BYTES = 64 << 20
+"""Bytes for the penalties of the sequences that are processed together, unless one sequence needs more."""
+_PENALTY_BYTES_PER_TOKEN = 48
+_NO_IDS = np.empty(0, np.int64)
+_SLOT = np.dtype(
+    [
+        ("ruled", np.bool_),  # has rules that apply at every position
+        ("penalised", np.bool_),
+        ("min_tokens", np.int64),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+    ],
+    align=True,  # torch accepts only fields of aligned records
+)
+
+
+def max_penalty_bytes(num_seqs: int, max_model_len: int) -> int:
+    """Return the maximum number of bytes that penalties take in addition to the logits."""
+    longest = max_model_len * _PENALTY_BYTES_PER_TOKEN
+    return max(longest, min(num_seqs * longest, _PENALTY_BYTES))
+
+
+class TokenBatch(Protocol):
+    """The tokens of the running requests, by slot."""
+
+    token_ids_SM: Tensor
+    """int32[num_slots, max_model_len + 1], on the device: prompt, then output. Valid before the position of the token
+    to sample."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """The same on the host, where it need be valid only for requests whose rules depend on their last tokens."""
+        ...
+
+    @property
+    def num_prompt(self) -> NDArray[np.integer]:
+        """[num_slots]: number of tokens in the prompt."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class _Rules:
+    """The tokens that one request forbids or favors. All are in the vocabulary."""
+
+    allowed_ids: NDArray[np.int64] | None
+    """The only tokens that may be sampled. None: all."""
+    end_ids: NDArray[np.int64]
+    """Stop tokens, forbidden until the output has `min_tokens` tokens."""
+    early_end_ids: NDArray[np.int64]
+    """The stop tokens that may end a complete constrained output even before `min_tokens`."""
+    bad_words: list[NDArray[np.int64]]
+    bias_ids: NDArray[np.int64]
+    bias_values: NDArray[np.float32]
+    grammar: TokenMatcher | None
+    params: SamplingParams
+
+    @property
+    def always_apply(self) -> bool:
+        has_ids = self.allowed_ids is not None or bool(self.bad_words) or len(self.bias_ids) > 0
+        return has_ids or self.grammar is not None
+
+
+class LogitsRules:
+    """How the running requests change their logits, by slot."""
+
+    def __init__(self, vocab_size: int, num_slots: int, grammars: GrammarCompiler | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._grammars = grammars
+        self._failures: dict[int, tuple[int, str]] = {}
+        """By slot: the position from which on a request's constraint can't be followed, and why."""
+        self._rules: dict[int, _Rules] = {}
+        self._slots = np.zeros(num_slots, _SLOT)
+        self._counts: Tensor | None = None
+        """float32, flat, all zeros between calls: working memory to count output tokens."""
+
+    def grow(self, num_slots: int) -> None:
+        """Make room for more slots."""
+        self._slots = np.pad(self._slots, (0, num_slots - len(self._slots)))
+
+    def add(
+        self,
+        slot: int,
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        bad_words_token_ids: Sequence[Sequence[int]],
+    ) -> bool:
+        """Store the rules of the request in `slot`, replacing earlier ones. Returns whether they change logits."""
+        self.remove(slot)
+        rules = self._make_rules(params, eos_token_ids, bad_words_token_ids, self._make_matcher(slot, params))
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        penalised = penalties != (1.0, 0.0, 0.0)
+        min_tokens = params.min_tokens if len(rules.end_ids) else 0
+        self._rules[slot] = rules
+        self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties)
+        return rules.always_apply or penalised or min_tokens > 0 or slot in self._failures
+
+    def remove(self, slot: int) -> None:
+        """Forget a slot's request."""
+        self._rules.pop(slot, None)
+        self._failures.pop(slot, None)
+        self._slots[slot] = 0
+
+    def apply(
+        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+    ) -> Tensor:
+        """Apply the rules of the requests in `slots`. Returns a float32 copy, or `logits_RV` itself if nothing changes.
+
+        Row `i` of `logits_RV` is for slot `slots[i]`, and its token gets position `positions[i]`.
+        """
+        state = self._slots[slots]
+        too_early = positions - batch.num_prompt[slots] < state["min_tokens"]
+        ruled_rows = np.flatnonzero(state["ruled"] | too_early)
+        penalised_rows = np.flatnonzero(state["penalised"])
+        if not len(ruled_rows) and not len(penalised_rows):
+            return logits_RV
+        logits_RV = logits_RV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        if len(ruled_rows):
+            self._apply_rules(logits_RV, ruled_rows, slots, positions, too_early, batch)
+        if len(penalised_rows):
+            size = max(1, _PENALTY_BYTES // _PENALTY_BYTES_PER_TOKEN // int(positions[penalised_rows].max()))
+            for first in range(0, len(penalised_rows), size):
+                rows = penalised_rows[first : first + size]
+                self._apply_penalties(logits_RV, rows, slots[rows], positions[rows], batch)
+        return logits_RV
+
+    def failed(self, slots: NDArray[np.integer], positions: NDArray[np.integer]) -> list[tuple[int, str]]:
+        """Return (row, reason) for each row from which on its request can't continue."""
+        if not self._failures:
+            return []
+        found: list[tuple[int, str]] = []
+        for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+            first, why = self._failures.get(slot, (position + 1, ""))
+            if position >= first:
+                found.append((row, why))
+        return found
+
+    def take_back_failure(self, slot: int) -> None:
+        """Note that a slot's request hasn't failed, because the failure followed a wrong draft."""
+        if self._failures.pop(slot, None) is not None:
+            rules = self._rules[slot]
+            # the old matcher can't be used after an error
+            self._rules[slot] = replace(rules, grammar=self._make_matcher(slot, rules.params))
+
+    def _make_matcher(self, slot: int, params: SamplingParams) -> TokenMatcher | None:
+        if params.structured_outputs is None:
+            return None
+        assert self._grammars is not None
+        try:
+            return self._grammars.matcher(params.structured_outputs, params.stop_token_ids or ())
+        except InvalidRequest as error:
+            why = str(error)
+            self._failures[slot] = 0, why if why.startswith("structured_outputs") else f"structured_outputs: {why}"
+            return None
+
+    def _make_rules(
+        self,
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        bad_words: Sequence[Sequence[int]],
+        grammar: TokenMatcher | None,
+    ) -> _Rules:
+        allowed = params.allowed_token_ids
+        bias = {i: b for i, b in (params.logit_bias or {}).items() if i < self._vocab_size}
+        end_ids = {*eos_token_ids, *(params.stop_token_ids or ())} if params.min_tokens else ()
+        return _Rules(
+            allowed_ids=None if allowed is None else self._known_ids(allowed),
+            end_ids=self._known_ids(end_ids),
+            early_end_ids=self._known_ids(params.early_end_ids(eos_token_ids)),
+            bad_words=[np.array(word, np.int64) for word in bad_words if len(word) and word[-1] < self._vocab_size],
+            bias_ids=np.fromiter(bias, np.int64, len(bias)),
+            bias_values=np.fromiter((max(-_MAX_BIAS, min(b, _MAX_BIAS)) for b in bias.values()), np.float32, len(bias)),
+            grammar=grammar,
+            params=params,
+        )
+
+    def _known_ids(self, token_ids: Collection[int]) -> NDArray[np.int64]:
+        """Return the ids in ascending order, without duplicates and without ids outside the model's vocabulary."""
+        # not np.unique(), whose first call imports numpy.ma
+        ids = np.array(sorted(set(token_ids)), np.int64)
+        return ids[ids < self._vocab_size]
+
+    def _apply_rules(
+        self,
+        logits_RV: Tensor,
+        rows: NDArray[np.integer],
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        too_early: NDArray[np.bool_],
+        batch: TokenBatch,
+    ) -> None:
+        forbidden: list[NDArray[np.int64]] = []
+        biased: list[NDArray[np.int64]] = []
+        biases: list[NDArray[np.float32]] = []
+        lost_slot = -1  # its other rows follow a draft that its grammar forbids, so they will be dropped
+        for row in rows.tolist():
+            slot = int(slots[row])
+            if slot == lost_slot:
+                continue
+            rules = self._rules[slot]
+            output = batch.token_ids[slot, int(batch.num_prompt[slot]) : int(positions[row])]
+            forbidden_ids = _forbidden_ids(rules, output, bool(too_early[row]))
+            if rules.grammar is not None:
+                early_end_ids = rules.early_end_ids if too_early[row] else _NO_IDS
+                position = int(positions[row])
+                kept_V = self._apply_grammar(logits_RV[row], slot, position, output, forbidden_ids, early_end_ids)
+                forbidden_ids = _NO_IDS
+                has_draft = row + 1 < len(slots) and slots[row + 1] == slot
+                if has_draft and (kept_V is None or not kept_V[batch.token_ids[slot, position]]):
+                    lost_slot = slot
+            elif rules.allowed_ids is not None:
+                _keep_only(logits_RV[row], rules.allowed_ids)
+            forbidden.append(forbidden_ids + row * self._vocab_size)
+            biased.append(rules.bias_ids + row * self._vocab_size)
+            biases.append(rules.bias_values)
+        flat = logits_RV.view(-1)
+        arrays = [np.concatenate(forbidden), np.concatenate(biased), np.concatenate(biases)]
+        forbidden_F, biased_B, biases_B = to_device_together(arrays, logits_RV.device)
+        flat.index_fill_(0, forbidden_F, -torch.inf)
+        flat.index_add_(0, biased_B, biases_B)
+
+    def _apply_grammar(
+        self,
+        logits_V: Tensor,
+        slot: int,
+        position: int,
+        output: NDArray[np.int32],
+        forbidden_ids: NDArray[np.int64],
+        early_end_ids: NDArray[np.int64],
+    ) -> NDArray[np.bool_] | None:
+        """Forbid the tokens that the slot's grammar forbids after `output`, in place. Other rules apply only if they
+        leave at least one token.
+
+        Args:
+            position: the position in its sequence that the next token gets.
+            early_end_ids: tokens that may end a complete output although `min_tokens` forbids them. If only end tokens
+                are left, one of these is sampled.
+
+        Returns: which tokens may come next, bool[V]. None: the constraint can't be followed.
+        """
+        rules = self._rules[slot]
+        assert rules.grammar is not None
+        if slot in self._failures:
+            return None
+        try:
+            kept_V = rules.grammar.allowed_after(output)
+        except InvalidRequest as error:
+            self._failures[slot] = position, str(error)
+            return None
+        if rules.allowed_ids is not None:
+            kept_V = _narrow(kept_V, rules.allowed_ids, is_wanted=True)
+        if len(forbidden_ids):
+            kept_V = _narrow(kept_V, forbidden_ids, is_wanted=False)
+        if kept_V[early_end_ids].any():
+            kept_V = _narrow(kept_V, early_end_ids, is_wanted=True)
+        logits_V.masked_fill_(to_device(~kept_V, logits_V.device), -torch.inf)
+        return kept_V
+
+    def _apply_penalties(
+        self,
+        logits_RV: Tensor,
+        rows: NDArray[np.integer],
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        batch: TokenBatch,
+    ) -> None:
+        """Apply penalties to all rows at once, in place. The cost grows with the sequences' lengths, not with the
+        vocabulary.
+
+        P rows are penalised, and L is the longest sequence's length. A shorter row has its own first token in place of
+        the tokens that it lacks, with a weight of 0. So some indexed writes name an element several times. They are
+        well defined, because they write the same value each time.
+        """
+        flat = logits_RV.view(-1)
+        state = self._slots[slots]
+        columns = [
+            rows * self._vocab_size,
+            positions,
+            batch.num_prompt[slots],
+            *(np.ascontiguousarray(state[name]) for name in ("repetition", "frequency", "presence")),
+        ]
+        slots_P, first_P1, known_P1, prompt_P1, repetition_P1, frequency_P1, presence_P1 = to_device_together(
+            [slots, *(column[:, None] for column in columns)], logits_RV.device
+        )
+        column_L = torch.arange(int(positions.max()), device=logits_RV.device)
+        is_known_PL = column_L < known_P1
+        token_PL = batch.token_ids_SM[:, : len(column_L)].index_select(0, slots_P)
+        key_PL = first_P1 + torch.where(is_known_PL, token_PL, token_PL[:, :1])
+
+        logit_PL = flat[key_PL]
+        flat[key_PL] = torch.where(logit_PL > 0, logit_PL / repetition_P1, logit_PL * repetition_P1)
+
+        in_output_PL = (is_known_PL & (column_L >= prompt_P1)).float()
+        count_PL = self._count(key_PL, in_output_PL, flat)
+        flat[key_PL] = flat[key_PL] - frequency_P1 * count_PL - presence_P1 * (count_PL > 0)
+
+    def _count(self, key_PL: Tensor, weight_PL: Tensor, flat: Tensor) -> Tensor:
+        """Return float32[P, L]: for each key, the sum of the weights of all entries with the same key."""
+        if self._counts is None or len(self._counts) < len(flat):
+            self._counts = torch.zeros_like(flat)
+        keys = key_PL.view(-1)
+        count_PL = self._counts.index_add_(0, keys, weight_PL.view(-1))[key_PL]
+        self._counts.index_fill_(0, keys, 0.0)
+        return count_PL
+
+
+def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: bool) -> NDArray[np.bool_]:
+    """Return the kept tokens that are in `ids`, or with `is_wanted=False` those that aren't.
+
+    If that would leave no token, return `kept_V` unchanged.
+    """
+    wanted_V = np.full(len(kept_V), not is_wanted)
+    wanted_V[ids] = is_wanted
+    narrowed_V = kept_V & wanted_V
+    return narrowed_V if narrowed_V.any() else kept_V
+
+
+def _keep_only(logits_V: Tensor, allowed_ids: NDArray[np.int64]) -> None:
+    """Forbid all tokens but `allowed_ids`, in place. Forbid none if `allowed_ids` is empty."""
+    if len(allowed_ids):
+        ids = to_device(allowed_ids, logits_V.device)
+        kept = logits_V.index_select(0, ids)
+        logits_V.fill_(-torch.inf).index_copy_(0, ids, kept)
+
+
+def _forbidden_ids(rules: _Rules, output: NDArray[np.int32], too_early: bool) -> NDArray[np.int64]:
+    """Return the tokens that bad words and `min_tokens` forbid next. Empty if they would forbid all allowed tokens."""
+    ids = [word[-1:] for word in rules.bad_words if _completes(output, word)]
+    if too_early:
+        ids.append(rules.end_ids)
+    forbidden = np.concatenate(ids) if ids else _NO_IDS
+    if rules.allowed_ids is not None and np.isin(rules.allowed_ids, forbidden).all():
+        return _NO_IDS
+    return forbidden
+
+
+def _completes(output: NDArray[np.int32], word: NDArray[np.int64]) -> bool:
+    """Whether the output ends with all tokens of `word` except its last one."""
+    num_before = len(word) - 1
+    return num_before <= len(output) and np.array_equal(output[len(output) - num_before :], word[:-1])

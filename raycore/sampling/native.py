@@ -1,0 +1,31 @@
+"""`SamplingKernels` with native kernels for CPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raycore.sampling.logprobs import Logprobs, logprobs
+from raycore.sampling.picking import DrawLimits
+
+_MAX_LIKELY = 64
+"""Of so many tokens, the native kernel computes log probabilities."""
+
+
+class NativeSampling:
+    """Native kernels pick tokens. `raycore.kernels` must be loaded."""
+
+    device = torch.device("cpu")
+
+    def most_likely(self, logits_RV: Tensor) -> Tensor:
+        return torch.ops.raycore.most_likely.default(logits_RV)
+
+    def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
+        limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
+        return torch.ops.raycore.draw.default(logits_RV, torch.as_tensor(limits_R5))
+
+    def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
+        if num_likely > _MAX_LIKELY:
+            return logprobs(logits_RV, token_ids_R, num_likely, row_by_row=True)
+        return Logprobs(*torch.ops.raycore.logprobs.default(logits_RV, token_ids_R, num_likely))

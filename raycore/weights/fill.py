@@ -1,0 +1,132 @@
+"""Fills a rank's weights with numbers: from a checkpoint's files, or random ones.
+
+Each fill writes one part of one tensor to its place in the rank's weights, on any device, and converts the numbers to
+the dtype of that place.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor
+
+from raycore.checkpoint.quantization import Quantization, WeightScheme, stored_scheme
+from raycore.errors import InvalidCheckpoint
+from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
+from raycore.weights.fp8_weight import FP8, Fp8Weight
+from raycore.weights.integer_weight import IntegerWeight, kept_group_size
+from raycore.weights.moe_weights import Part
+from raycore.weights.quantized import read_packed
+from raycore.weights.staging import Staging
+from raycore.weights.weight import Weight
+
+_DUMMY_STDDEV = 0.02
+
+
+class CheckpointFill:
+    """Fills weights from a checkpoint's files. May be called by several threads.
+
+    Quantized weights become numbers while they are read, except for those whose place has the same format.
+    """
+
+    def __init__(self, reader: CheckpointReader, staging: Staging | None, quantization: Quantization | None) -> None:
+        """Make a fill.
+
+        Args:
+            staging: brings tensors to the weights' device. None: the device is the CPU.
+            quantization: which weights are stored in which scheme. None: none are quantized.
+        """
+        self._reader = reader
+        self._staging = staging
+        self._quantization = quantization
+
+    def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        scheme = stored_scheme(self._quantization, self._reader.__contains__, name)
+        if scheme is not None and scheme.layout != "float8":
+            self._dequantize(out, name, scheme, expected_shape, part)
+            return
+        is_fp8 = scheme is not None
+        stored = self._reader.view(name, expected_shape, part, (FP8,) if is_fp8 else READABLE)
+        self._store(out, stored, self._row_scales(name, expected_shape[0], part[0]) if is_fp8 else None)
+
+    def _dequantize(
+        self, out: Weight, name: str, scheme: WeightScheme, expected_shape: tuple[int, ...], part: Part
+    ) -> None:
+        num_outputs, num_inputs = expected_shape
+        outputs, inputs = (*part, slice(None))[:2]
+        assert isinstance(outputs, slice)
+        assert isinstance(inputs, slice)
+        weight = read_packed(self._reader, name, scheme, (num_outputs, num_inputs), outputs, inputs)
+        if isinstance(out, IntegerWeight) and out.bits == scheme.bits:
+            first_input, _, _ = inputs.indices(num_inputs)
+            if out.group_size == kept_group_size(scheme, out.shape[1], first_input):
+                out.fill_(weight)
+                return
+        dtype = out.dtype if isinstance(out, Tensor) else torch.float32
+        for rows, numbers in weight.dequantized_blocks(dtype):
+            self._store(out[rows], numbers, None)
+
+    def _store(self, out: Weight, numbers: Tensor, scales_R: Tensor | None) -> None:
+        def store_rows(rows: slice, numbers: Tensor) -> None:
+            store(out[rows], numbers, None if scales_R is None else scales_R[rows])
+
+        if self._staging is None:
+            store_rows(slice(None), numbers)
+        else:
+            self._staging.send(numbers, store_rows)
+
+    def _row_scales(self, name: str, num_rows: int, rows: int | slice) -> Tensor:
+        """Return the float32 scales of rows of the quantized tensor `name`, which has `num_rows` rows."""
+        name = f"{name}_scale"
+        shape = self._reader.shape(name)
+        if math.prod(shape) not in (1, num_rows):
+            raise InvalidCheckpoint(
+                f"tensor {name} has shape {shape}: expected one scale, or one for each of the {num_rows} rows of the "
+                "weight (scales of blocks aren't supported)"
+            )
+        scales = self._reader.view(name, shape, (slice(None),) * len(shape))
+        return scales.float().reshape(-1).expand(num_rows)[rows]
+
+
+class RandomFill:
+    """Fills weights with random numbers, and those of norms with ones.
+
+    A tensor is a function of the seed, its name, and whether it is made on a CPU or on a GPU. A CPU would take minutes
+    for a GPU's weights.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        if isinstance(out, Tensor) and name.endswith("norm.weight"):
+            out.fill_(1.0)
+            return
+        generator = torch.Generator(out.device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        bound = _DUMMY_STDDEV * 3**0.5
+        whole = torch.empty(expected_shape, device=out.device).uniform_(-bound, bound, generator=generator)
+        store(out, whole[part], None)
+
+
+def store(out: Weight, numbers: Tensor, scales_R: Tensor | None) -> None:
+    """Set `out` to `numbers`, or to `numbers · scales_R`, waiting for a GPU only where there are scales.
+
+    `numbers` are on `out`'s device or in pinned memory.
+    """
+    if isinstance(out, IntegerWeight):
+        out.quantize_(numbers if scales_R is None else numbers.float() * scales_R.unsqueeze(1))
+        return
+    if numbers.dtype != (FP8 if isinstance(out, Fp8Weight) else out.dtype):
+        # the device converts faster than the host, and without memory of the host
+        numbers = numbers.to(out.device, non_blocking=True)
+    if isinstance(out, Tensor):
+        out.copy_(numbers, non_blocking=True)
+        if scales_R is not None:
+            out.mul_(scales_R.unsqueeze(1).to(out.device))
+    elif scales_R is None:
+        out.quantize_(numbers)
+    else:
+        out.values_OI.copy_(numbers, non_blocking=True)
+        out.scales_O.copy_(scales_R)

@@ -1,0 +1,156 @@
+"""Weights of linear layers that stay in integers of 4 or 8 bits while a model computes.
+
+All layouts of checkpoints that `packed_weight` reads become this one. Shape suffixes: O outputs of the layer, I its
+inputs, W words of an output's integers, G groups of inputs that share a scale, R some rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from raycore.checkpoint.quantization import RowBits, WeightScheme
+from raycore.errors import InvalidCheckpoint
+from raycore.weights.packed_weight import WORD_BITS, PackedWeight, pack
+
+BLOCK_INPUTS = 256
+"""Kernels add up the products of so many inputs exactly. Groups must divide this, or be a multiple of it."""
+_LEAST_GROUP = 16
+_LEAST_SCALE = torch.finfo(torch.float32).tiny
+"""Rows of zeros get this scale. Smaller ones would not be normal numbers."""
+_NUMBERS_AT_A_TIME = 1 << 22
+"""A tensor is quantized in blocks of rows of about this many numbers, because the formulas need float32 copies."""
+
+
+@dataclass
+class IntegerWeight:
+    """The weight of a linear layer: `(integer - zero) · scale`, where both depend on the output and the input's group.
+
+    Integers are unsigned.
+    """
+
+    words_OW: Tensor
+    """int32: each holds 32 / `bits` integers of neighboring inputs, the first of them in the lowest bits."""
+    bits: int
+    """4 or 8."""
+    group_size: int
+    """Number of neighboring inputs that share a scale."""
+    scales_OG: Tensor
+    """float32"""
+    zeros_OG: Tensor
+    """uint8: the integers that stand for zero."""
+    row_bits: RowBits
+    """The layer's input is rounded to integers of so many bits, each row with a scale of its own."""
+
+    @classmethod
+    def empty(
+        cls, num_rows: int, num_columns: int, bits: int, group_size: int, row_bits: RowBits, device: torch.device
+    ) -> IntegerWeight:
+        """Allocate a weight of this size."""
+        num_groups = -(-num_columns // group_size)
+        return cls(
+            torch.empty(num_rows, num_columns * bits // WORD_BITS, dtype=torch.int32, device=device),
+            bits,
+            group_size,
+            torch.empty(num_rows, num_groups, dtype=torch.float32, device=device),
+            torch.empty(num_rows, num_groups, dtype=torch.uint8, device=device),
+            row_bits,
+        )
+
+    def __getitem__(self, rows: slice) -> IntegerWeight:
+        """Return some of the rows. They share this weight's memory."""
+        return self.map_tensors(lambda tensor: tensor[rows])
+
+    @property
+    def device(self) -> torch.device:
+        return self.words_OW.device
+
+    @property
+    def shape(self) -> torch.Size:
+        """Number of outputs and of inputs."""
+        num_rows, num_words = self.words_OW.shape
+        return torch.Size((num_rows, num_words * WORD_BITS // self.bits))
+
+    def numel(self) -> int:
+        """Return the number of integers."""
+        return self.shape.numel()
+
+    def to(self, device: torch.device) -> IntegerWeight:
+        """Return this weight on `device`."""
+        return self.map_tensors(lambda tensor: tensor.to(device))
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> IntegerWeight:
+        """Return the weight with `change` applied to its tensors, each of which has a row for each output."""
+        return replace(
+            self, words_OW=change(self.words_OW), scales_OG=change(self.scales_OG), zeros_OG=change(self.zeros_OG)
+        )
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """Return the numbers, [O, I]. They are computed in float32 and rounded once."""
+        num_inputs = self.shape[1]
+        groups_I = torch.arange(num_inputs, device=self.device) // self.group_size
+        packed = PackedWeight(self.words_OW, self.bits, 0, num_inputs, self.scales_OG, self.zeros_OG, groups_I)
+        return packed.dequantize(dtype)
+
+    def fill_(self, weight: PackedWeight) -> None:
+        """Set the weight to `weight`, which has the same numbers of bits, outputs and inputs.
+
+        Raises:
+            InvalidCheckpoint: the inputs of a group aren't neighbors.
+        """
+        if weight.offset == 0 and weight.words_OW.shape == self.words_OW.shape:
+            self.words_OW.copy_(weight.words_OW)
+        else:
+            self.words_OW.copy_(pack(weight.integers(), self.bits))
+        if weight.groups_I is None:
+            groups_G = torch.zeros(self.scales_OG.shape[1], dtype=torch.int64)
+        else:
+            groups_G = weight.groups_I[:: self.group_size]
+            if not torch.equal(groups_G.repeat_interleave(self.group_size)[: self.shape[1]], weight.groups_I):
+                raise InvalidCheckpoint(
+                    f"config.json says that {self.group_size} neighboring inputs share a scale, but the weights have "
+                    "other groups: the weights and config.json are of different models"
+                )
+        self.scales_OG.copy_(weight.scales_OG.index_select(1, groups_G))
+        zeros_OG = weight.zeros_OG if weight.zeros_OG.shape[1] == 1 else weight.zeros_OG.index_select(1, groups_G)
+        self.zeros_OG.copy_(zeros_OG)
+
+    def quantize_(self, numbers_OI: Tensor) -> None:
+        """Set the weight to `numbers_OI`, rounded.
+
+        With 8 bits, a number's error is at most 1/254 of the largest one of its group.
+        """
+        num_groups, num_inputs = self.scales_OG.shape[1], self.shape[1]
+        missing = num_groups * self.group_size - num_inputs
+        num_rows = max(1, _NUMBERS_AT_A_TIME // max(1, num_inputs))
+        middle = 1 << (self.bits - 1)
+        for start in range(0, len(numbers_OI), num_rows):
+            rows = slice(start, start + num_rows)
+            numbers_RI = torch.nn.functional.pad(numbers_OI[rows].float(), (0, missing))
+            groups_RGg = numbers_RI.view(len(numbers_RI), num_groups, self.group_size)
+            scales_RG = (groups_RGg.abs().amax(dim=2) / (middle - 1)).clamp_(min=_LEAST_SCALE)
+            integers_RGg = (groups_RGg / scales_RG.unsqueeze(2)).round_().clamp_(1 - middle, middle - 1).add_(middle)
+            self.words_OW[rows] = pack(integers_RGg.to(torch.uint8).flatten(1)[:, :num_inputs], self.bits)
+            self.scales_OG[rows] = scales_RG
+        self.zeros_OG.fill_(middle)
+
+
+def kept_group_size(scheme: WeightScheme, num_inputs: int, first_input: int) -> int | None:
+    """Return the groups with which some inputs of a layer can be an `IntegerWeight`, or None if they can't.
+
+    Args:
+        num_inputs: how many neighboring inputs.
+        first_input: the first of them.
+    """
+    if num_inputs % (WORD_BITS // scheme.bits) or scheme.is_ordered:
+        return None
+    if scheme.group_size is None:
+        return num_inputs
+    group_size = math.gcd(scheme.group_size, first_input)
+    if group_size % BLOCK_INPUTS:
+        group_size = math.gcd(group_size, BLOCK_INPUTS)
+    return group_size if group_size >= _LEAST_GROUP else None

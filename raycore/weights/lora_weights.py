@@ -1,0 +1,173 @@
+"""One tensor-parallel rank's part of a LoRA adapter's matrices, arranged like the rank's fused linear layers.
+
+A rank computes `(x · Aᵀ) · Bᵀ` for its inputs x of a linear layer, and adds it to the layer's outputs. A layer that is
+divided by rows (`qkv`, `gate_up`) has all its inputs on every rank, so a rank has all of A and its rows of B. A layer
+that is divided by columns (`o`, `down`) has a part of its inputs on each rank, so a rank has its columns of A and all
+of B, and the ranks add up `x · Aᵀ`.
+
+Shape suffixes: R rank of an adapter, or the sum of several, I this rank's inputs, O this rank's outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraModule, LoraSpec
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows, Rows
+from raycore.checkpoint.stages import Stage
+from raycore.errors import InvalidAdapter, InvalidCheckpoint
+from raycore.weights.checkpoint_reader import CheckpointReader
+
+
+@dataclass(frozen=True)
+class LoraPart:
+    """An adapter's part for one projection of a fused layer, on one rank."""
+
+    first_row: int
+    """The first of this part's rows of `LoraLinear.a_RI`."""
+    rank: int
+    """Number of these rows."""
+    first_output: int
+    """The first of this part's outputs among those of the fused layer on this rank."""
+    b_RO: Tensor
+    """Bᵀ, [`rank`, outputs of the projection on this rank], already multiplied by the scaling. Contiguous.
+
+    The outputs are in the checkpoint's order. A decoder that has reordered the heads of queries and keys in its own
+    weights has to reorder these columns, too."""
+
+
+@dataclass(frozen=True)
+class LoraLinear:
+    """An adapter's part for one fused linear layer, on one rank."""
+
+    a_RI: Tensor
+    """The matrices A of all parts, one below the other: [sum of ranks, inputs on this rank]."""
+    parts: tuple[LoraPart, ...]
+    """In the order of the projections in the fused layer. Projections that the adapter doesn't change are absent."""
+
+
+@dataclass(frozen=True)
+class LoraLayerWeights:
+    """An adapter's part for one decoder layer, on one rank. None: the adapter doesn't change that linear layer."""
+
+    qkv: LoraLinear | None
+    o: LoraLinear | None
+    gate_up: LoraLinear | None
+    down: LoraLinear | None
+
+
+@dataclass(frozen=True)
+class LoraWeights:
+    """An adapter's part for a decoder, or for one stage of it, on one rank."""
+
+    layers: list[LoraLayerWeights]
+    """The stage's layers, also those that the adapter doesn't change."""
+
+
+def load_lora_weights(
+    spec: ModelSpec,
+    lora: LoraSpec,
+    path: Path,
+    stage: Stage,
+    tp_rank: int,
+    tp_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LoraWeights:
+    """Read a rank's part of the adapter in the directory `path`, converted to `dtype`, to `device`.
+
+    Args:
+        spec: the model.
+        lora: what `LoraSpec.read` returned for this directory and model.
+        stage: the rank's stage.
+
+    Raises:
+        InvalidAdapter: the file is missing or damaged, isn't the one that `lora` describes, or has numbers that are
+            infinite or NaN.
+    """
+    file = path.expanduser() / ADAPTER_FILE
+    try:
+        with CheckpointReader(path, [file]) as reader:
+            loader = _Loader(spec, lora, file, reader, RankRows.of(spec, tp_rank, tp_size), dtype, device)
+            return LoraWeights([loader.layer(index) for index in stage.layers])
+    except InvalidCheckpoint as error:
+        raise InvalidAdapter(f"the adapter has changed since its description was read: {error}") from error
+
+
+def largest_lora_bytes(spec: ModelSpec, num_layers: int, tp_size: int, max_rank: int, dtype: torch.dtype) -> int:
+    """Return how many bytes a rank's part of an adapter takes that changes all projections of `num_layers` layers."""
+    rows, hidden = RankRows.of(spec, 0, tp_size), spec.hidden_size
+    inputs = len(rows.qkv) * hidden + rows.q.num + len(rows.gate_up) * hidden + rows.gate.num
+    outputs = sum(each.num for each in (*rows.qkv, *rows.gate_up)) + 2 * hidden
+    return num_layers * max_rank * (inputs + outputs) * dtype.itemsize
+
+
+class _Loader:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        lora: LoraSpec,
+        file: Path,
+        reader: CheckpointReader,
+        rows: RankRows,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._hidden_size = spec.hidden_size
+        self._modules = lora.modules
+        self._file = file
+        self._reader = reader
+        self._rows = rows
+        self._dtype = dtype
+        self._device = device
+
+    def layer(self, index: int) -> LoraLayerWeights:
+        rows = self._rows
+        hidden = Rows("", self._hidden_size, 0, self._hidden_size)
+        return LoraLayerWeights(
+            qkv=self._linear(index, rows.qkv, hidden),
+            o=self._linear(index, [hidden._replace(name=O_PROJ)], rows.q),
+            gate_up=self._linear(index, rows.gate_up, hidden),
+            down=self._linear(index, [hidden._replace(name=DOWN_PROJ)], rows.gate),
+        )
+
+    def _linear(self, layer: int, outputs: Sequence[Rows], inputs: Rows) -> LoraLinear | None:
+        """Return the part for a fused layer.
+
+        Args:
+            outputs: of each of its projections, those on this rank.
+            inputs: those on this rank.
+        """
+        all_a_RI: list[Tensor] = []
+        parts: list[LoraPart] = []
+        first_row = first_output = 0
+        for rows in outputs:
+            module = self._modules.get((layer, rows.name))
+            if module is not None:
+                all_a_RI.append(self._a(module, inputs))
+                parts.append(LoraPart(first_row, module.rank, first_output, self._b(module, rows)))
+                first_row += module.rank
+            first_output += rows.num
+        return LoraLinear(torch.cat(all_a_RI), tuple(parts)) if parts else None
+
+    def _a(self, module: LoraModule, inputs: Rows) -> Tensor:
+        whole = slice(None)
+        a_RI = self._reader.view(module.a_name, (module.rank, inputs.total), (whole, inputs.part))
+        return self._converted(a_RI, module.a_name)
+
+    def _b(self, module: LoraModule, outputs: Rows) -> Tensor:
+        b_OR = self._reader.view(module.b_name, (outputs.total, module.rank), (outputs.part,))
+        return self._converted((b_OR.float() * module.scaling).t().contiguous(), module.b_name)
+
+    def _converted(self, matrix: Tensor, name: str) -> Tensor:
+        converted = matrix.to(self._dtype)
+        if not converted.isfinite().all():
+            dtype = str(self._dtype).removeprefix("torch.")
+            raise InvalidAdapter(f"{self._file}: {name} has numbers that are infinite or NaN in {dtype}")
+        return converted.to(self._device)

@@ -1,0 +1,103 @@
+"""Allocates one rank's experts, and has them filled from a checkpoint.
+
+There are two formats of experts in checkpoints. In one, each expert has tensors of its own; transformers 4 writes this
+format, and so does transformers 5 by default. In the other, all experts of a layer are stacked in one tensor, as
+transformers 5 has them in memory. Shape suffixes: E the rank's experts, D hidden size, F the rank's rows of each expert
+(2F where gate and up are fused).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.moe_spec import EXPERT_NAMES, ExpertShare, MoeSpec, has_stacked_experts
+from raycore.weights.weight import Weight
+
+Part = tuple[int | slice, ...]
+"""The index that selects a part of a tensor."""
+
+
+class Fill(Protocol):
+    """Fills `out` with a part of the tensor `name`. The whole tensor must have `expected_shape`."""
+
+    def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
+
+
+@dataclass
+class MoeWeights:
+    """The router and the experts of one sparse layer on one rank."""
+
+    router_ED: torch.Tensor
+    """One row for each of the layer's experts, those of other ranks included."""
+    first_expert: int
+    """The index of the rank's first expert."""
+    gate_up_EFD: torch.Tensor
+    """For each of the rank's experts, its gate rows, then its up rows."""
+    down_EDF: torch.Tensor
+
+
+class MoeLayout:
+    """Allocates one rank's sparse layers and has `fill` fill them, possibly after `layer()` has returned."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        share: ExpertShare,
+        dtype: torch.dtype,
+        device: torch.device,
+        fill: Fill,
+        has_tensor: Callable[[str], bool],
+    ) -> None:
+        assert spec.moe is not None
+        self._moe: MoeSpec = spec.moe
+        self._hidden = spec.hidden_size
+        self._share = share
+        self._dtype = dtype
+        self._device = device
+        self._fill = fill
+        self._names = EXPERT_NAMES[spec.architecture]
+        self._is_stacked = has_stacked_experts(self._moe, has_tensor)
+
+    def layer(self, prefix: str) -> MoeWeights:
+        """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
+        share, hidden, num_rows = self._share, self._hidden, len(self._share.rows)
+        weights = MoeWeights(
+            router_ED=self._empty(self._moe.num_experts, hidden),
+            first_expert=share.experts.start,
+            gate_up_EFD=self._empty(len(share.experts), 2 * num_rows, hidden),
+            down_EDF=self._empty(len(share.experts), hidden, num_rows),
+        )
+        block = "mlp" if self._is_stacked else self._names.block
+        self._fill(weights.router_ED, f"{prefix}{block}.gate.weight", (self._moe.num_experts, hidden), (slice(None),))
+        fill_expert = self._fill_stacked if self._is_stacked else self._fill_single
+        for expert, gate_up_FD, down_DF in zip(share.experts, weights.gate_up_EFD, weights.down_EDF, strict=True):
+            fill_expert(f"{prefix}{block}.experts", expert, gate_up_FD, down_DF)
+        return weights
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def _fill_single(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
+        rows, size, hidden = _as_slice(self._share.rows), self._moe.intermediate_size, self._hidden
+        gate_FD, up_FD = gate_up_FD.chunk(2)
+        for name, out in ((self._names.gate, gate_FD), (self._names.up, up_FD)):
+            self._fill(out, f"{prefix}.{expert}.{name}.weight", (size, hidden), (rows,))
+        self._fill(down_DF, f"{prefix}.{expert}.{self._names.down}.weight", (hidden, size), (slice(None), rows))
+
+    def _fill_stacked(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
+        moe, hidden = self._moe, self._hidden
+        shape = (moe.num_experts, 2 * moe.intermediate_size, hidden)
+        gate_FD, up_FD = gate_up_FD.chunk(2)
+        for offset, out in ((0, gate_FD), (moe.intermediate_size, up_FD)):
+            self._fill(out, f"{prefix}.gate_up_proj", shape, (expert, _as_slice(self._share.rows, offset)))
+        shape = (moe.num_experts, hidden, moe.intermediate_size)
+        self._fill(down_DF, f"{prefix}.down_proj", shape, (expert, slice(None), _as_slice(self._share.rows)))
+
+
+def _as_slice(rows: range, offset: int = 0) -> slice:
+    return slice(rows.start + offset, rows.stop + offset)

@@ -1,0 +1,56 @@
+"""The weights of a decoder one after the other, with names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.weights.weight import Weight
+
+
+def named_weights(weights: DecoderWeights, first_layer: int = 0) -> Iterator[tuple[str, Weight]]:
+    """The weights of a stage by name. A fused weight has the name of the fused layer.
+
+    `first_layer`: the index in the model of the stage's first layer.
+    """
+    if weights.embed_VD is not None:
+        yield "model.embed_tokens.weight", weights.embed_VD
+    if weights.lm_head_VD is not None and weights.lm_head_VD is not weights.embed_VD:
+        yield "lm_head.weight", weights.lm_head_VD
+    if weights.final_norm_D is not None:
+        yield "model.norm.weight", weights.final_norm_D
+    for index, layer in enumerate(weights.layers, start=first_layer):
+        for name, weight in _of_layer(layer):
+            if weight is not None:
+                yield f"model.layers.{index}.{name}", weight
+
+
+def dense_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
+    """All weights but those of experts, in a fixed order. They may not be in fp8."""
+    for name, weight in named_weights(weights):
+        if ".experts." not in name:
+            assert isinstance(weight, Tensor), "models with experts aren't quantized"
+            yield weight
+
+
+def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
+    yield "input_layernorm.weight", layer.input_norm_D
+    yield "self_attn.qkv_proj.weight", layer.qkv_OD
+    yield "self_attn.qkv_proj.bias", layer.qkv_bias_O
+    yield "self_attn.q_norm.weight", layer.q_norm_H
+    yield "self_attn.k_norm.weight", layer.k_norm_H
+    yield "self_attn.o_proj.weight", layer.o_DO
+    yield "self_attn.o_proj.bias", layer.o_bias
+    yield "post_attention_layernorm.weight", layer.post_norm_D
+    own = layer.feed_forward
+    if isinstance(own, MlpWeights):
+        yield "mlp.gate_up_proj.weight", own.gate_up_FD
+        yield "mlp.gate_up_proj.bias", own.gate_up_bias
+        yield "mlp.down_proj.weight", own.down_DF
+        yield "mlp.down_proj.bias", own.down_bias
+    else:
+        yield "mlp.gate.weight", own.router_ED
+        yield "mlp.experts.gate_up_proj", own.gate_up_EFD
+        yield "mlp.experts.down_proj", own.down_EDF

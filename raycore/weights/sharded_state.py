@@ -1,0 +1,129 @@
+"""Reads and writes one worker's weights of a decoder in files of its own. See `raycore.checkpoint.sharded_state`."""
+
+# safetensors is partially typed:
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.moe_spec import ExpertShare
+from raycore.checkpoint.sharded_state import METADATA_KEY, Division, Shard, ShardFile, read_shard_file, shard_path
+from raycore.checkpoint.stages import Stage
+from raycore.errors import InvalidCheckpoint
+from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
+from raycore.weights.fill import store
+from raycore.weights.linear_formats import CONVERTED, LinearFormats
+from raycore.weights.loader import (
+    DecoderWeights,
+    Progress,
+    empty_decoder_weights,
+    one_thread_per_operation,
+)
+from raycore.weights.named import named_weights
+from raycore.weights.staging import NUM_READERS, Staging
+from raycore.weights.weight import Weight
+
+
+def save_decoder_weights(
+    weights: DecoderWeights,
+    spec: ModelSpec,
+    division: Division,
+    shard: Shard,
+    directory: Path,
+    pattern: str,
+    max_bytes: int | None,
+) -> list[Path]:
+    """Write a worker's weights, which may not be in fp8. Returns the files' paths.
+
+    Args:
+        max_bytes: a file with more than one tensor has at most so many bytes of tensors. None: there is one file.
+    """
+    first_layer = sum(division.stage_layers[: shard.stage])
+    parts = _divide(weights, first_layer, max_bytes)
+    metadata = {METADATA_KEY: msgspec.json.encode(ShardFile(spec, division, shard, len(parts))).decode()}
+    paths: list[Path] = []
+    for number, part in enumerate(parts):
+        path = shard_path(directory, pattern, shard, number)
+        # under another name first, so that nobody reads half a file
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            save_file({name: tensor.cpu() for name, tensor in part.items()}, unfinished, metadata)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        paths.append(path)
+    return paths
+
+
+def load_saved_weights(
+    spec: ModelSpec,
+    path: Path,
+    pattern: str,
+    shard: Shard,
+    tp_rank: int,
+    tp_size: int,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    experts: ExpertShare | None = None,
+    device: torch.device | None = None,
+    formats: LinearFormats = CONVERTED,
+    stage: Stage | None = None,
+) -> DecoderWeights:
+    """Read the weights of a share that was written, converted to `dtype`, to `device`. None: the CPU.
+
+    The arguments are those of `load_decoder_weights`. Weights that get another format are quantized while they are
+    read.
+
+    Raises:
+        InvalidCheckpoint: a file or a tensor is missing or damaged, or has another shape.
+    """
+    device = device or torch.device("cpu")
+    first = shard_path(path, pattern, shard, 0)
+    saved = read_shard_file(first)
+    if saved.shard != shard:
+        raise InvalidCheckpoint(f"{first} is the file of {saved.shard}, not of {shard}: was it renamed?")
+    files = [shard_path(path, pattern, shard, part) for part in range(saved.num_parts)]
+    stage = stage or Stage.whole(spec)
+    weights = empty_decoder_weights(spec, tp_rank, tp_size, dtype, experts, device, formats, stage)
+    staging = None if device.type == "cpu" else Staging(device)
+    with CheckpointReader(path, files) as reader, one_thread_per_operation() as num_usual:
+
+        def fill(named: tuple[str, Weight]) -> None:
+            name, out = named
+            if not out.numel():
+                return
+            view = reader.view(name, tuple(out.shape), (slice(None),) * len(out.shape), READABLE)
+            if staging is None:
+                store(out, view, None)
+            else:
+                staging.send(view, lambda rows, numbers: store(out[rows], numbers, None))
+
+        all_named = list(named_weights(weights, stage.layers.start))
+        with ThreadPoolExecutor(num_usual if staging is None else NUM_READERS) as pool:
+            for num_done, _ in enumerate(pool.map(fill, all_named), start=1):
+                if progress is not None:
+                    progress(num_done, len(all_named))
+    if staging is not None:
+        staging.finish()
+    return weights
+
+
+def _divide(weights: DecoderWeights, first_layer: int, max_bytes: int | None) -> list[dict[str, torch.Tensor]]:
+    parts: list[dict[str, torch.Tensor]] = [{}]
+    num_bytes = 0
+    for name, tensor in named_weights(weights, first_layer):
+        assert isinstance(tensor, torch.Tensor), "quantized weights aren't written"
+        if max_bytes is not None and parts[-1] and num_bytes + tensor.nbytes > max_bytes:
+            parts.append({})
+            num_bytes = 0
+        parts[-1][name] = tensor
+        num_bytes += tensor.nbytes
+    return parts

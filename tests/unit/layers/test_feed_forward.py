@@ -1,0 +1,131 @@
+"""A mixture of experts gives what the obvious way gives, however many tokens and whoever holds the experts."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import interpreted_triton  # noqa: F401  # before whatever imports Triton
+import pytest
+import torch
+from small_model import make_operations
+from torch.distributed import HashStore
+from torch.nn import functional
+
+from raycore.checkpoint.moe_spec import ExpertShare, MoeSpec
+from raycore.layers.feed_forward import SparseFeedForward
+from raycore.layers.operations import TorchOperations
+from raycore.parallel.collectives import SharedMemoryCollectives
+from raycore.parallel.experts import ExpertParallel, SplitExperts
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.moe_weights import MoeWeights
+
+CPU = torch.device("cpu")
+HIDDEN = 12
+SPEC = MoeSpec(num_experts=5, num_experts_per_tok=2, intermediate_size=8, norm_topk_prob=True, sparse_layers=[True])
+GENERATOR = torch.Generator().manual_seed(5)
+ROUTER_ED = torch.randn(5, HIDDEN, generator=GENERATOR)
+GATE_EFD, UP_EFD = torch.randn(2, 5, 8, HIDDEN, generator=GENERATOR)
+DOWN_EDF = torch.randn(5, HIDDEN, 8, generator=GENERATOR)
+WHOLE = SPEC.split_experts(0, 1)
+
+
+def part(share: ExpertShare) -> MoeWeights:
+    experts, rows = slice(share.experts.start, share.experts.stop), slice(share.rows.start, share.rows.stop)
+    gate_up_EFD = torch.cat([GATE_EFD[experts, rows], UP_EFD[experts, rows]], dim=1)
+    return MoeWeights(ROUTER_ED, share.experts.start, gate_up_EFD, DOWN_EDF[experts, :, rows].contiguous())
+
+
+def tokens(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_near(found_TD: torch.Tensor, expected_TD: torch.Tensor) -> None:
+    """Rounding errors of sums in any order: terms are as large as 50, a missing expert or row costs whole units."""
+    torch.testing.assert_close(found_TD, expected_TD, rtol=1e-5, atol=1e-3)
+
+
+def expected(x_TD: torch.Tensor, spec: MoeSpec = SPEC) -> torch.Tensor:
+    """Token by token, expert by expert."""
+    out_TD = torch.zeros_like(x_TD)
+    for x_D, out_D in zip(x_TD, out_TD, strict=True):
+        likely_E = torch.softmax(ROUTER_ED @ x_D, 0)
+        chosen = likely_E.argsort(descending=True)[: spec.num_experts_per_tok]
+        total = likely_E[chosen].sum() if spec.norm_topk_prob else 1.0
+        for expert in chosen.tolist():
+            inner_F = functional.silu(GATE_EFD[expert] @ x_D) * (UP_EFD[expert] @ x_D)
+            out_D += likely_E[expert] / total * (DOWN_EDF[expert] @ inner_F)
+    return out_TD
+
+
+def on_every_rank(size, work):
+    store = HashStore()
+
+    def run(rank: int):
+        with torch.inference_mode():
+            return work(SharedMemoryCollectives.join(store, rank, size, timeout_s=20), rank)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
+
+
+@pytest.mark.parametrize("is_normed", [True, False])
+@pytest.mark.parametrize(
+    ("backend", "num_tokens"), [*(("torch", num_tokens) for num_tokens in (0, 1, 2, 70)), ("triton", 0), ("triton", 3)]
+)
+def test_every_token_gets_its_experts(backend, num_tokens, is_normed):
+    spec = MoeSpec(5, 2, 8, is_normed, [True])
+    operations = make_operations(backend)
+    layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, operations)
+    x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
+    found_TD = layer.add_to(residual_TD.clone().to(operations.device), x_TD.to(operations.device))
+    assert_near(found_TD.cpu(), residual_TD + expected(x_TD, spec))
+
+
+@pytest.mark.parametrize("share_of", [SPEC.split_experts, SPEC.whole_experts], ids=["split", "whole"])
+def test_ranks_of_one_engine_add_up(share_of):
+    x_TD = tokens(9)
+
+    def work(collectives, rank):
+        ranks = SplitExperts(TensorParallel(rank, 2, collectives))
+        layer = SparseFeedForward(SPEC, part(share_of(rank, 2)), ranks, False, TorchOperations(CPU))
+        return layer.add_to(torch.zeros_like(x_TD), x_TD)
+
+    first, second = on_every_rank(2, work)
+    assert_near(first, expected(x_TD))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("dp_size", "tp_size"), [(2, 1), (2, 2), (3, 1), (3, 2)])
+def test_engines_share_experts(dp_size, tp_size):
+    """Uneven experts, uneven tokens, other numbers of rows in the last layer, engines without any."""
+    steps = [([4, 1, 3], [1, 1, 0]), ([0, 7, 2], [0, 2, 2]), ([0, 0, 0], [0, 0, 0]), ([3, 0, 0], [0, 0, 0])]
+    size = dp_size * tp_size
+
+    def work(collectives, rank):
+        dp_rank, tp_rank = divmod(rank, tp_size)
+        ranks = ExpertParallel(dp_rank, tp_rank, tp_size, collectives, CPU)
+        weights = part(SPEC.whole_experts(rank, size))
+        layer, last = (
+            SparseFeedForward(SPEC, weights, ranks, is_last, TorchOperations(CPU)) for is_last in (False, True)
+        )
+        for seed, (num_tokens, num_kept) in enumerate(steps):
+            is_busy = ranks.begin(num_tokens[dp_rank], num_kept[dp_rank])
+            assert is_busy == any(num_tokens[:dp_size])
+            if not is_busy:
+                continue
+            if not num_tokens[dp_rank]:
+                layer.forward_nothing()
+                last.forward_nothing()
+                continue
+            for used, counts in ((layer, num_tokens), (last, num_kept)):
+                x_TD = tokens(counts[dp_rank], seed=seed * 10 + dp_rank)
+                assert_near(used.add_to(torch.zeros_like(x_TD), x_TD), expected(x_TD))
+
+    on_every_rank(size, work)
+
+
+def test_shares_are_disjoint_and_complete():
+    for size in range(1, 8):
+        shares = [SPEC.whole_experts(rank, size).experts for rank in range(size)]
+        assert [expert for share in shares for expert in share] == list(range(5))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -1,0 +1,98 @@
+"""The short forms of norms, rotations and linear layers equal the long ones."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+import torch
+from small_model import CPU, SPEC
+
+from raycore.checkpoint.model_spec import RopeScaling
+from raycore.layers.gate import silu_and_mul
+from raycore.layers.linear import PackedLinear, PlainLinear, can_pack, make_linear
+from raycore.layers.norm import RMSNorm
+from raycore.layers.rope import Rope, interleave, rotate_
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_rms_norm_is_the_formula(scale: float) -> None:
+    x, weight = torch.randn(5, 3, 16) * scale, torch.randn(16)
+    expected = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    norm = RMSNorm(weight, 1e-6)
+    torch.testing.assert_close(norm(x).double(), expected, rtol=1e-5, atol=1e-6)
+    norm.apply_(x)
+    torch.testing.assert_close(x.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rms_norm_of_zeros_is_zero() -> None:
+    assert not RMSNorm(torch.ones(8), 1e-6)(torch.zeros(2, 8)).any()
+
+
+def test_rms_norm_in_bfloat16_computes_in_float32() -> None:
+    x, weight = torch.randn(4, 64).bfloat16(), torch.rand(64).bfloat16()
+    expected = RMSNorm(weight.float(), 1e-6)(x.float())
+    torch.testing.assert_close(RMSNorm(weight, 1e-6)(x).float(), expected, rtol=2e-2, atol=1e-2)
+
+
+def linears(weight: torch.Tensor, bias: torch.Tensor | None) -> list[PlainLinear | PackedLinear]:
+    kinds: list[PlainLinear | PackedLinear] = [PlainLinear(weight, bias)]
+    return [*kinds, PackedLinear(weight, bias)] if can_pack(weight.dtype) else kinds
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 7])
+def test_linear_layers_agree(num_rows: int, has_bias: bool) -> None:
+    weight, x, residual = torch.randn(48, 32), torch.randn(num_rows, 32), torch.randn(num_rows, 48)
+    bias = torch.randn(48) if has_bias else None
+    expected = torch.nn.functional.linear(x, weight, bias)
+    for linear in linears(weight, bias):
+        torch.testing.assert_close(linear(x), expected)
+        torch.testing.assert_close(linear.add_to(residual.clone(), x), residual + expected)
+
+
+def test_small_float32_weights_stay_plain() -> None:
+    assert isinstance(make_linear(torch.zeros(8, 8)), PlainLinear)
+
+
+def test_silu_and_mul_takes_gate_then_up() -> None:
+    gate, up = torch.randn(3, 5), torch.randn(3, 5)
+    expected = gate * torch.sigmoid(gate) * up
+    torch.testing.assert_close(silu_and_mul(torch.cat([gate, up], 1)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_of_interleaved_heads_equals_that_of_halves(dtype: torch.dtype) -> None:
+    heads_TNH, positions = torch.randn(6, 3, 8).to(dtype), torch.tensor([0, 1, 5, 5, 40, 95])
+    angles = positions[:, None] * 10000.0 ** (-torch.arange(0, 8, 2) / 8)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = heads_TNH.float().chunk(2, -1)
+    expected = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    turned = interleave(heads_TNH.transpose(0, 1).transpose(1, 2)).permute(2, 0, 1).contiguous()
+    rotate_(turned, Rope(SPEC, 96, CPU).turns(positions))
+    expected = interleave(expected.transpose(0, 1).transpose(1, 2)).permute(2, 0, 1)
+    torch.testing.assert_close(turned.float(), expected, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-2)
+
+
+def test_rope_scalings_at_the_ends_of_the_spectrum() -> None:
+    """Llama 3 and YaRN keep the fastest turn and slow the slowest down by the factor; linear slows all down."""
+
+    def angles(scaling: RopeScaling | None) -> torch.Tensor:
+        spec = msgspec.structs.replace(SPEC, head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
+        return Rope(spec, 2, CPU).turns(torch.tensor([1]))[0, 0].angle()
+
+    plain = angles(None)
+    torch.testing.assert_close(angles(RopeScaling("linear", 4.0)), plain / 4)
+    for rope_type in ("llama3", "yarn"):
+        scaled = angles(RopeScaling(rope_type, 8.0, original_max_position_embeddings=8192))
+        assert float(scaled[0]) == pytest.approx(float(plain[0]))
+        assert float(scaled[-1]) == pytest.approx(float(plain[-1]) / 8)
+        assert (scaled <= plain * (1 + 1e-6)).all()
+
+
+def test_yarn_lengthens_the_vectors() -> None:
+    scaling = RopeScaling("yarn", 4.0, original_max_position_embeddings=24, attention_factor=1.25)
+    turns = Rope(msgspec.structs.replace(SPEC, rope_scaling=scaling), 4, CPU).turns(torch.arange(4))
+    torch.testing.assert_close(turns.abs(), torch.full_like(turns.abs(), 1.25))
+    assert math.isclose(float(turns[0, 0, 0].real), 1.25)

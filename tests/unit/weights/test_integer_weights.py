@@ -1,0 +1,224 @@
+"""Checkpoints with weights in integers: layers that keep the integers have the tools' numbers, and compute with them.
+
+The checkpoints are written by tests/support/write_quantized.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dequantized import WRITTEN, check_logprobs
+from kernels import needs_kernels
+from peft_adapters import save_adapter
+from small_model import make_runner
+from torch import Tensor
+
+from raycore.attention.spec import Attention
+from raycore.checkpoint.lora_spec import LoraSpec
+from raycore.checkpoint.model_spec import load_model_spec
+from raycore.checkpoint.quantization import WeightScheme
+from raycore.checkpoint.stages import Stage
+from raycore.decoder.decoder import Decoder, reorder_adapter_
+from raycore.errors import InvalidCheckpoint
+from raycore.layers.lora import Adapters
+from raycore.layers.native_operations import NativeOperations
+from raycore.layers.operations import TorchOperations
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.integer_weight import IntegerWeight, kept_group_size
+from raycore.weights.linear_formats import EVERY_INTEGERS, STORED_INTEGERS
+from raycore.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
+from raycore.weights.lora_weights import load_lora_weights
+from raycore.weights.packed_weight import PackedWeight, pack
+from raycore.weights.weight import Weight
+
+KEPT = {
+    "auto-gptq-4-asymmetric": 4,
+    "autoawq-4": 4,
+    "compressed-tensors-int8": 8,
+    "compressed-tensors-packed-4": 4,
+    "compressed-tensors-packed-4-asymmetric": 4,
+    "compressed-tensors-packed-4-rows": 4,
+    "compressed-tensors-packed-8": 8,
+    "gptq-4": 4,
+    "gptqmodel-awq": 4,
+}
+"""The checkpoints whose layers can all be kept, and their bits."""
+CPU = torch.device("cpu")
+
+
+def linear_weights(weights: DecoderWeights) -> Iterator[Weight]:
+    for layer in weights.layers:
+        yield layer.qkv_OD
+        yield layer.o_DO
+        assert isinstance(layer.feed_forward, MlpWeights)
+        yield layer.feed_forward.gate_up_FD
+        yield layer.feed_forward.down_DF
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("checkpoint", KEPT)
+def test_every_rank_keeps_its_part_of_the_integers(checkpoint: str, tp_size: int) -> None:
+    written = WRITTEN / checkpoint
+    spec = load_model_spec(written)
+    for tp_rank in range(tp_size):
+        rank = written, tp_rank, tp_size, torch.float32
+        expected = list(linear_weights(load_decoder_weights(spec, *rank)))
+        found = list(linear_weights(load_decoder_weights(spec, *rank, formats=STORED_INTEGERS)))
+        for weight, numbers in zip(found, expected, strict=True):
+            assert isinstance(weight, IntegerWeight)
+            assert isinstance(numbers, Tensor)
+            assert weight.bits == KEPT[checkpoint]
+            assert weight.row_bits == (8 if checkpoint == "compressed-tensors-int8" else 16)
+            assert torch.equal(weight.dequantize(torch.float32), numbers)
+
+
+@pytest.mark.parametrize("checkpoint", ["gptq-8-ordered", "compressed-tensors-packed-4-ordered"])
+def test_groups_of_inputs_that_are_not_neighbors_are_converted(checkpoint: str) -> None:
+    spec = load_model_spec(WRITTEN / checkpoint)
+    weights = load_decoder_weights(spec, WRITTEN / checkpoint, 0, 1, torch.float32, formats=STORED_INTEGERS)
+    assert all(isinstance(weight, Tensor) for weight in linear_weights(weights))
+
+
+def test_layers_whose_parts_are_stored_differently_are_converted() -> None:
+    spec = load_model_spec(WRITTEN / "gptq-mixed")
+    weights = load_decoder_weights(spec, WRITTEN / "gptq-mixed", 0, 1, torch.float32, formats=STORED_INTEGERS)
+    own = weights.layers[0].feed_forward
+    assert isinstance(own, MlpWeights)
+    assert isinstance(weights.layers[0].qkv_OD, IntegerWeight)
+    assert isinstance(own.gate_up_FD, Tensor)
+    assert isinstance(own.down_DF, Tensor)
+
+
+def test_other_layers_can_be_rounded_to_8_bits() -> None:
+    spec = load_model_spec(WRITTEN / "gptq-mixed")
+    args = WRITTEN / "gptq-mixed", 0, 1, torch.float32
+    plain = list(linear_weights(load_decoder_weights(spec, *args)))
+    found = list(linear_weights(load_decoder_weights(spec, *args, formats=EVERY_INTEGERS)))
+    assert [weight.bits for weight in found if isinstance(weight, IntegerWeight)] == [4, 4, 8, 8]
+    for weight, numbers in zip(found, plain, strict=True):
+        assert isinstance(weight, IntegerWeight)
+        assert isinstance(numbers, Tensor)
+        error = (weight.dequantize(torch.float32) - numbers).abs()
+        assert (error <= numbers.abs().amax(dim=1, keepdim=True) / 253).all()
+
+
+@pytest.mark.parametrize("checkpoint", ["gptq-8-ordered", "compressed-tensors-packed-4-ordered"])
+def test_layers_that_cannot_be_kept_can_be_rounded_to_8_bits(checkpoint: str) -> None:
+    """Also those that are stored in 8 bits, but with other groups."""
+    spec, args = load_model_spec(WRITTEN / checkpoint), (WRITTEN / checkpoint, 0, 1, torch.float32)
+    plain = list(linear_weights(load_decoder_weights(spec, *args)))
+    found = list(linear_weights(load_decoder_weights(spec, *args, formats=EVERY_INTEGERS)))
+    for weight, numbers in zip(found, plain, strict=True):
+        assert isinstance(weight, IntegerWeight)
+        assert isinstance(numbers, Tensor)
+        error = (weight.dequantize(torch.float32) - numbers).abs()
+        assert (error <= numbers.abs().amax(dim=1, keepdim=True) / 253).all()
+
+
+def test_random_weights_have_the_scheme_of_config_json() -> None:
+    spec = load_model_spec(WRITTEN / "compressed-tensors-packed-4")
+    plain = list(linear_weights(random_decoder_weights(spec, 0, 2, torch.float32, seed=5)))
+    found = list(linear_weights(random_decoder_weights(spec, 0, 2, torch.float32, seed=5, formats=STORED_INTEGERS)))
+    for weight, numbers in zip(found, plain, strict=True):
+        assert isinstance(weight, IntegerWeight)
+        assert isinstance(numbers, Tensor)
+        assert (weight.dequantize(torch.float32) - numbers).abs().max() <= numbers.abs().max() / 13
+
+
+def test_groups_must_be_those_of_config_json() -> None:
+    groups_I = torch.arange(64) // 16
+    groups_I[3] = 2
+    ones = torch.ones(4, 4)
+    packed = PackedWeight(pack(torch.ones(4, 64, dtype=torch.uint8), 4), 4, 0, 64, ones, ones.byte(), groups_I)
+    with pytest.raises(InvalidCheckpoint, match="16 neighboring inputs share a scale"):
+        IntegerWeight.empty(4, 64, 4, 16, 16, CPU).fill_(packed)
+
+
+@pytest.mark.parametrize(
+    ("group_size", "num_inputs", "first_input", "expected"),
+    [
+        (128, 1024, 0, 128),
+        (128, 192, 192, 64),
+        (128, 96, 96, 32),
+        (None, 104, 104, 104),
+        (512, 1024, 1024, 512),
+        (96, 192, 192, 32),
+        (128, 24, 24, None),
+        (8, 64, 0, None),
+        (128, 1020, 0, None),
+    ],
+)
+def test_groups_are_made_smaller_where_ranks_divide_them(group_size, num_inputs, first_input, expected) -> None:
+    assert kept_group_size(WeightScheme("packed", 4, group_size), num_inputs, first_input) == expected
+
+
+class NoAttention(Attention):
+    """Returns the values of the tokens themselves."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+        return qkv_TO[:, : self._width].contiguous()
+
+
+@needs_kernels
+@pytest.mark.parametrize("checkpoint", KEPT)
+def test_a_model_computes_with_the_integers(checkpoint: str) -> None:
+    written = WRITTEN / checkpoint
+    spec = load_model_spec(written)
+    tokens = torch.arange(40) % spec.vocab_size
+    outputs: list[Tensor] = []
+    for operations, formats in ((TorchOperations(CPU), None), (NativeOperations(), STORED_INTEGERS)):
+        kept = {} if formats is None else {"formats": formats}
+        weights = load_decoder_weights(spec, written, 0, 1, torch.float32, **kept)
+        decoder = Decoder(spec, weights, TensorParallel(), operations)
+        attention = NoAttention(spec.num_heads * spec.head_dim)
+        outputs.append(decoder.logits(decoder.forward(tokens, attention)))
+    error = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
+    assert error < (0.02 if checkpoint == "compressed-tensors-int8" else 2e-4), "rows in 8 bits, or in 16"
+
+
+@needs_kernels
+@pytest.mark.parametrize("checkpoint", KEPT)
+def test_logits_are_those_of_transformers(tmp_path: Path, checkpoint: str) -> None:
+    written = WRITTEN / checkpoint
+    spec = load_model_spec(written)
+    weights = load_decoder_weights(spec, written, 0, 1, torch.float32, formats=STORED_INTEGERS)
+    if checkpoint == "compressed-tensors-int8":
+        tolerance = 0.1  # rows are rounded to 8 bits
+    else:  # compressed-tensors rounds dequantized weights to bfloat16, the other tools to float16
+        tolerance = 0.04 if checkpoint.startswith("compressed-tensors") else 0.005
+    check_logprobs(make_runner(spec, weights, backend="native"), written, tmp_path, tolerance)
+
+
+@needs_kernels
+@pytest.mark.parametrize("checkpoint", ["compressed-tensors-int8", "gptq-4"])
+def test_adapters_are_added_to_what_the_integers_give(tmp_path: Path, checkpoint: str) -> None:
+    written = WRITTEN / checkpoint
+    spec = load_model_spec(written)
+    save_adapter(tmp_path, spec)
+    lora = LoraSpec.read(tmp_path, spec, 16)
+    tokens = torch.arange(40) % spec.vocab_size
+    outputs: list[Tensor] = []
+    for is_native, has_adapter in ((False, True), (True, True), (True, False)):
+        kept = {"formats": STORED_INTEGERS} if is_native else {}
+        weights = load_decoder_weights(spec, written, 0, 1, torch.float32, **kept)
+        adapters = Adapters(CPU, 2, is_native=is_native)
+        operations = NativeOperations() if is_native else TorchOperations(CPU)
+        decoder = Decoder(spec, weights, TensorParallel(), operations, adapters=adapters)
+        if has_adapter:
+            adapter = load_lora_weights(spec, lora, tmp_path, Stage.whole(spec), 0, 1, torch.float32, CPU)
+            reorder_adapter_(adapter, spec, 1)
+            adapters.hold(1, adapters.arrange(adapter))
+        adapters.rows.begin_step(np.ones(len(tokens), np.int64), np.arange(len(tokens)))
+        attention = NoAttention(spec.num_heads * spec.head_dim)
+        outputs.append(decoder.logits(decoder.forward(tokens, attention)))
+    expected, found, without = outputs
+    error = (found - expected).norm() / expected.norm()
+    assert error < (0.02 if checkpoint == "compressed-tensors-int8" else 2e-4), "rows in 8 bits, or in 16"
+    assert (without - expected).norm() / expected.norm() > 0.1, "else the adapter changes little"

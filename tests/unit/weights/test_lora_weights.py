@@ -1,0 +1,196 @@
+"""The parts of an adapter on all ranks together are the adapter that PEFT wrote."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from configs import SPEC
+from peft import PeftModel
+from peft_adapters import adapted_modules, save_adapter
+from safetensors.torch import load_file, save_file
+
+from raycore.checkpoint.lora_spec import LoraSpec
+from raycore.checkpoint.model_spec import ModelSpec
+from raycore.checkpoint.rank_rows import RankRows
+from raycore.checkpoint.stages import Stage, split_layers
+from raycore.errors import InvalidAdapter
+from raycore.weights.loader import random_decoder_weights
+from raycore.weights.lora_weights import LoraLinear, LoraWeights, largest_lora_bytes, load_lora_weights
+
+CPU = torch.device("cpu")
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "of all projections": {},
+    "of some": {"target_modules": ["q_proj", "v_proj", "up_proj", "down_proj"], "layers_to_transform": [1]},
+    # square roots of these ranks, and so all numbers, are exact
+    "with patterns": {
+        "rank_pattern": {"q_proj": 16, "v_proj": 1, r"layers\.1\.mlp\.(up|down)_proj": 1, "0.self_attn.o_proj": 16},
+        "alpha_pattern": {"k_proj": 2, "layers.0.*": 32},
+        "use_rslora": True,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def adapter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PeftModel]:
+    """An adapter's directory, and the model from which PEFT wrote it."""
+    path = tmp_path_factory.mktemp("adapter")
+    return path, save_adapter(path, **ADAPTERS[request.param])
+
+
+def load(
+    path: Path,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    dtype: torch.dtype = torch.float32,
+    stage: Stage | None = None,
+    spec: ModelSpec = SPEC,
+) -> LoraWeights:
+    lora = LoraSpec.read(path, spec, 16)
+    return load_lora_weights(spec, lora, path, stage or Stage.whole(spec), tp_rank, tp_size, dtype, CPU)
+
+
+def delta(linear: LoraLinear | None, num_outputs: int, num_inputs: int) -> torch.Tensor:
+    """What the adapter adds to a rank's weight of a fused layer."""
+    delta_OI = torch.zeros(num_outputs, num_inputs)
+    for part in linear.parts if linear else ():
+        rows = slice(part.first_output, part.first_output + part.b_RO.shape[1])
+        delta_OI[rows] += part.b_RO.t() @ linear.a_RI[part.first_row : part.first_row + part.rank]
+    return delta_OI
+
+
+def put_together(ranks: list[LoraWeights], layer: int, spec: ModelSpec = SPEC) -> dict[str, torch.Tensor]:
+    """What the adapter adds to the whole weights of a layer's projections. Ranks that share rows must agree."""
+    hidden = spec.hidden_size
+    whole = RankRows.of(spec, 0, 1)
+    found = {rows.name: torch.full((rows.total, hidden), torch.nan) for rows in (*whole.qkv, *whole.gate_up)}
+    columns: dict[str, list[torch.Tensor]] = {"self_attn.o_proj": [], "mlp.down_proj": []}
+    for tp_rank, rank in enumerate(ranks):
+        rows = RankRows.of(spec, tp_rank, len(ranks))
+        weights = rank.layers[layer]
+        for linear, fused in ((weights.qkv, rows.qkv), (weights.gate_up, rows.gate_up)):
+            sizes = [each.num for each in fused]
+            for each, part_OI in zip(fused, delta(linear, sum(sizes), hidden).split(sizes), strict=True):
+                there = found[each.name][each.part]
+                assert (there.isnan() | (there == part_OI)).all()
+                there.copy_(part_OI)
+        columns["self_attn.o_proj"].append(delta(weights.o, hidden, rows.q.num))
+        columns["mlp.down_proj"].append(delta(weights.down, hidden, rows.gate.num))
+    return found | {name: torch.cat(parts, dim=1) for name, parts in columns.items()}
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_ranks_together_add_what_peft_adds(adapter: tuple[Path, PeftModel], tp_size: int) -> None:
+    """With 4 ranks, two neighbors hold the same key-value head."""
+    path, model = adapter
+    ranks = [load(path, tp_rank, tp_size) for tp_rank in range(tp_size)]
+    modules = adapted_modules(model)
+    for layer in range(SPEC.num_layers):
+        for name, found in put_together(ranks, layer).items():
+            module = modules.get((layer, name))
+            expected = torch.zeros_like(found) if module is None else module.get_delta_weight("default")
+            assert torch.equal(found, expected), (layer, name)
+            assert (module is None) == (not found.any())
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_parts_fit_the_ranks_own_weights(adapter: tuple[Path, PeftModel], tp_size: int) -> None:
+    path, _ = adapter
+    for tp_rank in range(tp_size):
+        own = random_decoder_weights(SPEC, tp_rank, tp_size, torch.float32)
+        for layer, weights in zip(load(path, tp_rank, tp_size).layers, own.layers, strict=True):
+            for linear, weight_OI in (
+                (layer.qkv, weights.qkv_OD),
+                (layer.o, weights.o_DO),
+                (layer.gate_up, weights.feed_forward.gate_up_FD),
+                (layer.down, weights.feed_forward.down_DF),
+            ):
+                if linear is not None:
+                    assert linear.a_RI.shape == (sum(part.rank for part in linear.parts), weight_OI.shape[1])
+                    assert linear.a_RI.is_contiguous()
+                    last = linear.parts[-1]
+                    assert last.first_row + last.rank == len(linear.a_RI)
+                    assert last.first_output + last.b_RO.shape[1] <= len(weight_OI)
+
+
+def test_parts_are_in_the_order_of_the_fused_layer(tmp_path: Path) -> None:
+    save_adapter(tmp_path, target_modules=["v_proj", "q_proj"], rank_pattern={"q_proj": 3})
+    qkv = load(tmp_path, tp_rank=1, tp_size=2).layers[0].qkv
+    assert qkv is not None
+    assert [(part.first_row, part.rank, part.first_output) for part in qkv.parts] == [(0, 3, 0), (3, 4, 24)]
+    assert [part.b_RO.shape for part in qkv.parts] == [(3, 16), (4, 8)]
+
+
+def test_a_stage_gets_its_own_layers(tmp_path: Path) -> None:
+    save_adapter(tmp_path)
+    whole = load(tmp_path)
+    for index, stage in enumerate(split_layers(SPEC, 2)):
+        (layer,) = load(tmp_path, stage=stage).layers
+        expected = whole.layers[index]
+        assert layer.down is not None
+        assert expected.down is not None
+        assert torch.equal(layer.down.a_RI, expected.down.a_RI)
+        assert torch.equal(layer.down.parts[0].b_RO, expected.down.parts[0].b_RO)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+def test_matrices_are_scaled_in_float32_and_then_rounded(tmp_path: Path, stored: torch.dtype) -> None:
+    save_adapter(tmp_path, lora_alpha=3, r=7)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = {name: (torch.randn(tensor.shape)).to(stored) for name, tensor in load_file(file).items()}
+    save_file(tensors, file)
+    down = load(tmp_path, dtype=torch.bfloat16).layers[1].down
+    assert down is not None
+    prefix = "base_model.model.model.layers.1.mlp.down_proj"
+    assert torch.equal(down.a_RI, tensors[f"{prefix}.lora_A.weight"].bfloat16())
+    assert torch.equal(down.parts[0].b_RO.t(), (tensors[f"{prefix}.lora_B.weight"].float() * (3 / 7)).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(math.nan, torch.float32), (math.inf, torch.bfloat16), (7e4, torch.float16)]
+)
+@pytest.mark.parametrize("matrix", ["A", "B"])
+def test_numbers_that_are_not_finite_are_refused(
+    tmp_path: Path, matrix: str, number: float, dtype: torch.dtype
+) -> None:
+    save_adapter(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = f"base_model.model.model.layers.1.mlp.down_proj.lora_{matrix}.weight"
+    tensors[name][1, 2] = number
+    save_file(tensors, file)
+    message = rf"adapter_model\.safetensors: {re.escape(name)} has numbers that are infinite or NaN in {str(dtype)[6:]}"
+    with pytest.raises(InvalidAdapter, match=message):
+        load(tmp_path, dtype=dtype)
+
+
+def test_an_adapter_that_changes_after_it_was_read_is_refused(tmp_path: Path) -> None:
+    save_adapter(tmp_path)
+    lora = LoraSpec.read(tmp_path, SPEC, 16)
+    save_adapter(tmp_path, r=5)
+    for damage in (lambda: None, (tmp_path / "adapter_model.safetensors").unlink):
+        damage()
+        with pytest.raises(InvalidAdapter, match="the adapter has changed since its description was read: "):
+            load_lora_weights(SPEC, lora, tmp_path, Stage.whole(SPEC), 0, 1, torch.float32, CPU)
+
+
+def test_heads_need_not_add_up_to_the_hidden_size(tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(SPEC, head_dim=12, num_kv_heads=1)
+    modules = adapted_modules(save_adapter(tmp_path, spec))
+    ranks = [load(tmp_path, tp_rank, 2, spec=spec) for tp_rank in range(2)]
+    for name, found in put_together(ranks, 1, spec).items():
+        assert torch.equal(found, modules[1, name].get_delta_weight("default")), name
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_no_adapter_takes_more_than_the_largest_one(tmp_path: Path, tp_size: int) -> None:
+    save_adapter(tmp_path, r=5)
+    weights = load(tmp_path, 0, tp_size)
+    linears = [each for layer in weights.layers for each in (layer.qkv, layer.o, layer.gate_up, layer.down) if each]
+    num_bytes = sum(each.a_RI.nbytes + sum(part.b_RO.nbytes for part in each.parts) for each in linears)
+    assert num_bytes == largest_lora_bytes(SPEC, SPEC.num_layers, tp_size, 5, torch.float32)

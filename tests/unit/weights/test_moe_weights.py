@@ -1,0 +1,139 @@
+"""Which part of a checkpoint's experts each rank gets, under every name they have on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from small_model import SPEC as DENSE
+
+from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.errors import InvalidCheckpoint
+from raycore.weights.loader import MlpWeights, load_decoder_weights, random_decoder_weights
+from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.staging import Staging
+
+HIDDEN, EXPERTS, SIZE = 32, 3, 4
+MOE = MoeSpec(EXPERTS, 2, SIZE, True, [True, False, True])
+QWEN = msgspec.structs.replace(
+    DENSE, architecture="Qwen3MoeForCausalLM", qkv_bias=False, o_bias=False, mlp_bias=False, moe=MOE
+)
+MIXTRAL = msgspec.structs.replace(QWEN, architecture="MixtralForCausalLM")
+NAMES = {
+    "Qwen3MoeForCausalLM": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "MixtralForCausalLM": ("block_sparse_moe", "w1", "w3", "w2"),
+}
+
+
+class Recorded(dict):
+    """Tensors by name, made up when they are first asked for."""
+
+    def get_or_make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name not in self:
+            self[name] = torch.randn(shape, generator=torch.Generator().manual_seed(len(self)))
+        return self[name]
+
+
+def make_tensors(spec, is_stacked: bool) -> dict[str, torch.Tensor]:
+    """What `spec`'s checkpoint holds."""
+    heads, kv, dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, HIDDEN
+    made = Recorded()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        made.get_or_make(name, (spec.vocab_size, dim))
+    made.get_or_make("model.norm.weight", (dim,))
+    block, gate, up, down = ("mlp", *NAMES[spec.architecture][1:]) if is_stacked else NAMES[spec.architecture]
+    for layer, is_sparse in enumerate(MOE.sparse_layers):
+        prefix = f"model.layers.{layer}."
+        for name, shape in (
+            ("self_attn.q_proj", (heads, dim)),
+            ("self_attn.k_proj", (kv, dim)),
+            ("self_attn.v_proj", (kv, dim)),
+            ("self_attn.o_proj", (dim, heads)),
+            ("self_attn.q_norm", (spec.head_dim,)),
+            ("self_attn.k_norm", (spec.head_dim,)),
+            ("input_layernorm", (dim,)),
+            ("post_attention_layernorm", (dim,)),
+        ):
+            made.get_or_make(f"{prefix}{name}.weight", shape)
+        if not is_sparse:
+            for name in ("gate", "up"):
+                made.get_or_make(f"{prefix}mlp.{name}_proj.weight", (spec.intermediate_size, dim))
+            made.get_or_make(f"{prefix}mlp.down_proj.weight", (dim, spec.intermediate_size))
+            continue
+        made.get_or_make(f"{prefix}{block}.gate.weight", (EXPERTS, dim))
+        if is_stacked:
+            made.get_or_make(f"{prefix}mlp.experts.gate_up_proj", (EXPERTS, 2 * SIZE, dim))
+            made.get_or_make(f"{prefix}mlp.experts.down_proj", (EXPERTS, dim, SIZE))
+            continue
+        for expert in range(EXPERTS):
+            for name, shape in ((gate, (SIZE, dim)), (up, (SIZE, dim)), (down, (dim, SIZE))):
+                made.get_or_make(f"{prefix}{block}.experts.{expert}.{name}.weight", shape)
+    return dict(made)
+
+
+def stacked_experts(tensors: dict[str, torch.Tensor], spec, is_stacked: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first layer's gate and up rows, and its down rows, of all experts."""
+    if is_stacked:
+        return tensors["model.layers.0.mlp.experts.gate_up_proj"], tensors["model.layers.0.mlp.experts.down_proj"]
+    block, gate, up, down = NAMES[spec.architecture]
+    of = [f"model.layers.0.{block}.experts.{expert}" for expert in range(EXPERTS)]
+    gate_up = [torch.cat([tensors[f"{name}.{gate}.weight"], tensors[f"{name}.{up}.weight"]]) for name in of]
+    return torch.stack(gate_up), torch.stack([tensors[f"{name}.{down}.weight"] for name in of])
+
+
+@pytest.mark.parametrize("spec", [QWEN, MIXTRAL], ids=lambda spec: spec.architecture)
+@pytest.mark.parametrize("is_stacked", [False, True], ids=["single", "stacked"])
+def test_ranks_get_their_experts(tmp_path: Path, spec, is_stacked):
+    tensors = make_tensors(spec, is_stacked)
+    save_file(tensors, tmp_path / "model.safetensors")
+    gate_up_EFD, down_EDF = stacked_experts(tensors, spec, is_stacked)
+    gate_EFD, up_EFD = gate_up_EFD.chunk(2, dim=1)
+    for rank in range(2):
+        split = load_decoder_weights(spec, tmp_path, rank, 2, torch.float32)
+        sparse, dense, _ = (layer.feed_forward for layer in split.layers)
+        assert isinstance(sparse, MoeWeights)
+        assert isinstance(dense, MlpWeights)
+        block = "mlp" if is_stacked else NAMES[spec.architecture][0]
+        assert torch.equal(sparse.router_ED, tensors[f"model.layers.0.{block}.gate.weight"])
+        rows = slice(rank * SIZE // 2, (rank + 1) * SIZE // 2)
+        assert torch.equal(sparse.gate_up_EFD, torch.cat([gate_EFD[:, rows], up_EFD[:, rows]], dim=1))
+        assert torch.equal(sparse.down_EDF, down_EDF[:, :, rows])
+        share = MOE.whole_experts(rank, 2)
+        whole = load_decoder_weights(spec, tmp_path, rank, 2, torch.float32, experts=share).layers[0].feed_forward
+        assert isinstance(whole, MoeWeights)
+        assert whole.first_expert == share.experts.start
+        assert torch.equal(whole.gate_up_EFD, gate_up_EFD[list(share.experts)])
+        assert torch.equal(whole.down_EDF, down_EDF[list(share.experts)])
+
+
+@pytest.mark.parametrize("is_stacked", [False, True], ids=["single", "stacked"])
+def test_staged_experts_are_the_same(tmp_path: Path, is_stacked):
+    save_file(make_tensors(MIXTRAL, is_stacked), tmp_path / "model.safetensors")
+    for rank in range(2):
+        direct = load_decoder_weights(MIXTRAL, tmp_path, rank, 2, torch.bfloat16)
+        staging = Staging(torch.device("cpu"), buffer_bytes=100)
+        staged = load_decoder_weights(MIXTRAL, tmp_path, rank, 2, torch.bfloat16, staging=staging)
+        for expected, found in zip(direct.layers, staged.layers, strict=True):
+            for name, tensor in vars(expected.feed_forward).items():
+                assert not isinstance(tensor, torch.Tensor) or torch.equal(vars(found.feed_forward)[name], tensor)
+
+
+def test_experts_that_are_missing_are_named(tmp_path: Path):
+    tensors = make_tensors(MIXTRAL, is_stacked=False)
+    del tensors["model.layers.2.block_sparse_moe.experts.1.w2.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidCheckpoint, match=r"layers\.2\.block_sparse_moe\.experts\.1\.w2\.weight is missing"):
+        load_decoder_weights(MIXTRAL, tmp_path, 0, 1, torch.float32)
+
+
+def test_random_experts_are_the_same_however_they_are_shared():
+    whole = random_decoder_weights(QWEN, 0, 1, torch.float32).layers[2].feed_forward
+    assert isinstance(whole, MoeWeights)
+    parts = [
+        random_decoder_weights(QWEN, 0, 1, torch.float32, experts=MOE.whole_experts(rank, 2)).layers[2].feed_forward
+        for rank in range(2)
+    ]
+    assert torch.equal(torch.cat([part.gate_up_EFD for part in parts]), whole.gate_up_EFD)
