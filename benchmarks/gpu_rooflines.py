@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from raycore.checkpoint.model_spec import ModelSpec
+from raycore.models.spec import ModelSpec
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -26,9 +26,9 @@ import torch
 from common import median, table
 from torch import Tensor
 
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.config import resolve
 from raycore.messages import NewRequest, StepPlan
+from raycore.models.spec import ModelSpec
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker

@@ -18,7 +18,6 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from raycore.checkpoint.hub_cache import find_directory
-from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
 from raycore.checkpoint.sharded_state import (
     Division,
     check_saved_state,
@@ -31,6 +30,8 @@ from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.class_paths import as_class_path
 from raycore.drafter_config import DrafterConfig, resolve_drafter
 from raycore.errors import InitializationError, InvalidConfig
+from raycore.models.registry import load_model_spec
+from raycore.models.spec import ModelSpec
 from raycore.options import check_options, option, options_of, with_options
 from raycore.plugins import Plugins, find_plugins, load_general_plugins
 from raycore.profiler_config import ProfilerConfig, parse_profiler_config

@@ -47,6 +47,7 @@ class BatchInvariantAttention:
 
     def __init__(self, spec: AttentionSpec, kv: KVTensors, scratch: GatherScratch) -> None:
         self.heads = spec.heads
+        self.scale = spec.scale
         self.kv = kv
         self.scratch = scratch
         self.dtype = spec.dtype
@@ -201,6 +202,7 @@ class _Group:
     ) -> None:
         self.num_tiles = len(slots_I)
         self._heads = attention.heads
+        self._scale = attention.scale
         block_size = attention.kv.block_size
         readers = slice(0, 1 if _is_shared(slots_I, first_I) else self.num_tiles)
         # stretches may reach beyond the table, where all keys are masked
@@ -225,5 +227,5 @@ class _Group:
         kv_2IKLH = self._gathered.view(shape)
         keys, values = kv_2IKLH.expand(-1, self.num_tiles, -1, -1, -1).unbind()
         mask = self._mask_I1QL if heads.group == 1 else self._mask_I1QL.repeat(1, 1, heads.group, 1)
-        out_IKRH = functional.scaled_dot_product_attention(q_IKRH, keys, values, attn_mask=mask)
+        out_IKRH = functional.scaled_dot_product_attention(q_IKRH, keys, values, attn_mask=mask, scale=self._scale)
         return out_IKRH.transpose(1, 2).reshape(-1, heads.head_dim)

@@ -32,6 +32,7 @@ class GatherAttention:
     def __init__(self, spec: AttentionSpec, kv: KVTensors, scratch: GatherScratch) -> None:
         self.scratch = scratch
         self._heads = spec.heads
+        self.scale = spec.scale
         self._windows = spec.windows
         self._kv = kv
         self._dtype = spec.dtype
@@ -78,7 +79,7 @@ class GatherAttention:
             if is_plain and isinstance(last, WholePrompts) and last.count == count:
                 last.num_prompts += 1
             elif is_plain:
-                chunks.append(WholePrompts(self.heads, row, count))
+                chunks.append(WholePrompts(self.heads, self.scale, row, count))
             else:
                 table = block_tables[int(step.slots[index])]
                 chunks.append(_LaterChunk(self, row, count, start, table, window))
@@ -184,7 +185,7 @@ class _DecodeGroup:
         self._keys_PHL = self._values_PLH = self._gathered
         """Views of `_gathered`."""
         self._mask: Tensor | None = None
-        self._scale = attention.heads.head_dim**-0.5
+        self._scale = attention.scale
 
     def begin(self, last_B: NDArray[np.int64]) -> None:
         """Prepare for a step.
@@ -226,8 +227,9 @@ class _DecodeGroup:
 class WholePrompts:
     """Adjacent chunks of equal length that begin their prompts. Their tokens see only keys of their own chunk."""
 
-    def __init__(self, heads: HeadShape, row: int, count: int) -> None:
+    def __init__(self, heads: HeadShape, scale: float, row: int, count: int) -> None:
         self._heads = heads
+        self._scale = scale
         self.row = row
         self.count = count
         self.num_prompts = 1
@@ -244,7 +246,7 @@ class WholePrompts:
         heads_BNTH = rows.view(self.num_prompts, self.count, -1, heads.head_dim).transpose(1, 2)
         q_BNTH, kv_BNTH = heads_BNTH[:, : heads.num_heads], heads_BNTH[:, heads.num_heads :]
         k_BNTH, v_BNTH = (x_BKTH.repeat_interleave(heads.group, 1) for x_BKTH in kv_BNTH.chunk(2, dim=1))
-        out_BNTH = functional.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=True)
+        out_BNTH = functional.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=True, scale=self._scale)
         return out_BNTH.transpose(1, 2).reshape(len(rows), -1)
 
 
@@ -264,6 +266,7 @@ class _LaterChunk:
         first = int(_first_block(np.array([start]), window, block_size)[0])
         block_ids = block_table[first : -(-(start + count) // block_size)]
         self._heads = attention.heads
+        self._scale = attention.scale
         self._rows = slice(row, row + count)
         self._gather_rows = attention.to_device(attention.kv.gather_rows(block_ids[None]))
         self._gathered = attention.scratch.rows(len(self._gather_rows))
@@ -284,7 +287,9 @@ class _LaterChunk:
         keys, values = kv_2KLH[:, :, : self._num_keys].unsqueeze(2).expand(-1, -1, heads.group, -1, -1).unbind()
         q_TO = qkv_TO[self._rows, : heads.num_heads * heads.head_dim]
         q_KGTH = q_TO.view(-1, heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)
-        out_KGTH = functional.scaled_dot_product_attention(q_KGTH, keys, values, attn_mask=self._mask)
+        out_KGTH = functional.scaled_dot_product_attention(
+            q_KGTH, keys, values, attn_mask=self._mask, scale=self._scale
+        )
         return out_KGTH.permute(2, 0, 1, 3).reshape(q_TO.shape)
 
 

@@ -5,8 +5,6 @@ A token's result has the same bits whatever else the step computes, so this back
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,8 +35,8 @@ class NativeAttention:
         no_norm = torch.empty(0, 0, dtype=spec.dtype)
         self._norms = [no_norm if weight_NH is None else weight_NH.contiguous() for weight_NH in spec.qk_norms_NH]
         self._eps = spec.norm_eps
-        self._cosines_and_sines_PH = spec.rope.cosines_and_sines()
-        self._scale = 1.0 / math.sqrt(spec.heads.head_dim)
+        self._cosines_and_sines_PH = [rope.cosines_and_sines() for rope in spec.ropes]
+        self._scale = spec.scale
         self._tables = self._sequences = torch.empty(0)
         self._attend = torch.ops.raycore.attention.default
 
@@ -53,7 +51,7 @@ class NativeAttention:
             qkv_TO,
             self._norms[layer],
             self._eps,
-            self._cosines_and_sines_PH,
+            self._cosines_and_sines_PH[layer],
             self._kv.blocks[layer],
             self._tables,
             self._sequences,

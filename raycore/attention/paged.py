@@ -31,15 +31,16 @@ class TritonAttention:
             num_kv_heads=heads.num_kv_heads,
             head_dim=heads.head_dim,
             block_size=kv.block_size,
-            turns_PH=spec.rope.cosines_and_sines(),
+            device=spec.device,
+            scale=spec.scale,
             norm_eps=spec.norm_eps,
             dtype=spec.dtype,
             max_rows=max_rows,
             batch_invariant=batch_invariant,
         )
         self._layers = [
-            LayerCache(blocks, window, None if norm_NH is None else norm_NH.contiguous())
-            for blocks, window, norm_NH in zip(kv.blocks, spec.windows, spec.qk_norms_NH, strict=True)
+            LayerCache(blocks, rope.cosines_and_sines(), window, None if norm_NH is None else norm_NH.contiguous())
+            for blocks, rope, window, norm_NH in zip(kv.blocks, spec.ropes, spec.windows, spec.qk_norms_NH, strict=True)
         ]
         self._num_decodes = 0
         self._decodes = self._others = self._all = TokenPlaces(*[torch.empty(0)] * 3)

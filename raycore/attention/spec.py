@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.layers.rope import Rope
+from raycore.models.spec import ModelSpec
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 
@@ -58,7 +59,10 @@ class AttentionSpec:
     qk_norms_NH: list[Tensor | None]
     """By layer: the weights of the norms of the query heads, then the key heads. None: there are no such norms."""
     norm_eps: float
-    rope: Rope
+    ropes: list[Rope]
+    """By layer. Layers with the same rotations have the same object."""
+    scale: float
+    """Scores are multiplied by it."""
     dtype: torch.dtype
     device: torch.device
 
@@ -77,6 +81,16 @@ class AttentionSpec:
 
         `layers`: the model's layers that the rank computes. None: all.
         """
-        rope, windows = Rope(spec, max_positions, device), spec.layer_windows
-        windows = windows if layers is None else [windows[layer] for layer in layers]
-        return cls(HeadShape.of(spec, tp_size), windows, qk_norms_NH, spec.rms_norm_eps, rope, dtype, device)
+        layers = range(spec.num_layers) if layers is None else layers
+        rotations = [spec.rotations[layer] for layer in layers]
+        made = {rotation: Rope(rotation, spec.head_dim, max_positions, device) for rotation in set(rotations)}
+        return cls(
+            HeadShape.of(spec, tp_size),
+            [spec.layer_windows[layer] for layer in layers],
+            qk_norms_NH,
+            spec.rms_norm_eps,
+            [made[rotation] for rotation in rotations],
+            1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
+            dtype,
+            device,
+        )

@@ -13,8 +13,9 @@ from typing import Any, cast
 import msgspec
 
 from raycore.checkpoint.json_fields import JsonFields
-from raycore.checkpoint.model_spec import ModelSpec, parse_model_spec
 from raycore.errors import InvalidCheckpoint
+from raycore.models.registry import parse_model_spec
+from raycore.models.spec import ModelSpec
 
 _SPECULATORS_KEY = "speculators_model_type"
 _LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from raycore.checkpoint.json_fields import JsonFields, shortened
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.module_patterns import InvalidPattern, ModuleValues
 from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
+from raycore.models.spec import ModelSpec
 
 CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"

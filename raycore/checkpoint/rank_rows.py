@@ -8,9 +8,10 @@ from __future__ import annotations
 
 __all__ = ["DOWN_PROJ", "O_PROJ", "RankRows", "Rows"]
 
+from itertools import accumulate
 from typing import NamedTuple
 
-from raycore.checkpoint.model_spec import ModelSpec
+from raycore.models.spec import ModelSpec
 
 O_PROJ = "self_attn.o_proj"
 """Reads the outputs of `RankRows.q`."""
@@ -27,11 +28,25 @@ class Rows(NamedTuple):
     """Number of rows on all ranks together."""
     start: int
     num: int
+    stored_first: int = 0
+    """The row of its tensor at which the projection begins. Several projections may share a tensor."""
+    stored_total: int = 0
+    """Number of rows of its tensor. 0: it has the tensor for itself."""
 
     @property
     def part(self) -> slice:
-        """The rank's rows among all of them."""
+        """The rank's rows among all of the projection."""
         return slice(self.start, self.start + self.num)
+
+    @property
+    def stored_part(self) -> slice:
+        """The rank's rows among all of the tensor."""
+        return slice(self.stored_first + self.start, self.stored_first + self.start + self.num)
+
+    @property
+    def num_stored(self) -> int:
+        """Number of rows of the tensor."""
+        return self.stored_total or self.total
 
 
 class RankRows(NamedTuple):
@@ -51,13 +66,18 @@ class RankRows(NamedTuple):
         # With more ranks than key-value heads, neighboring ranks hold the same head.
         kv_start = tp_rank * spec.num_kv_heads // tp_size * spec.head_dim
         num_ff = spec.intermediate_size // tp_size
-        return RankRows(
-            q=Rows("self_attn.q_proj", spec.num_heads * spec.head_dim, tp_rank * num_q, num_q),
-            k=Rows("self_attn.k_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
-            v=Rows("self_attn.v_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
-            gate=Rows("mlp.gate_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
-            up=Rows("mlp.up_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
+        q, k, v = _stored_as(
+            spec.names.qkv,
+            Rows("self_attn.q_proj", spec.num_heads * spec.head_dim, tp_rank * num_q, num_q),
+            Rows("self_attn.k_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
+            Rows("self_attn.v_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
         )
+        gate, up = _stored_as(
+            spec.names.gate_up,
+            Rows("mlp.gate_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
+            Rows("mlp.up_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
+        )
+        return RankRows(q, k, v, gate, up)
 
     @property
     def qkv(self) -> tuple[Rows, ...]:
@@ -68,3 +88,15 @@ class RankRows(NamedTuple):
     def gate_up(self) -> tuple[Rows, ...]:
         """The projections in the fused layer of a feed-forward layer's inputs, in order."""
         return self.gate, self.up
+
+
+def _stored_as(name: str | None, *parts: Rows) -> list[Rows]:
+    """Return the projections as parts of one tensor. None: each has a tensor of its own."""
+    if name is None:
+        return list(parts)
+    total = sum(part.total for part in parts)
+    firsts = accumulate((part.total for part in parts[:-1]), initial=0)
+    return [
+        part._replace(name=name, stored_first=first, stored_total=total)
+        for part, first in zip(parts, firsts, strict=True)
+    ]

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.weight_files import WEIGHT_SUFFIXES, read_header
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.models.spec import ModelSpec
 from raycore.options import json_object
 
 _PATTERN = "model-rank-{rank}-part-{part}.safetensors"

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import NamedTuple
 
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.errors import InvalidConfig
+from raycore.models.spec import ModelSpec
 
 
 class Stage(NamedTuple):

@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.quantization import stored_scheme
 from raycore.checkpoint.tensor_shapes import EMBEDDING, HEAD, eagle3_tensors, layer_prefix, model_tensors
 from raycore.checkpoint.weight_files import StoredTensor, listed, stored_tensors
 from raycore.errors import InvalidCheckpoint
+from raycore.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ _NUMBERS = ("F32", "BF16", "F16")
 _INTEGERS = ("I64", "I32")
 _COMPARED_BYTES = 16 << 20
 _BIASED = {
-    "qkv_bias": ("q_proj", "k_proj", "v_proj"),
+    "qkv_bias": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
     "o_bias": ("o_proj",),
-    "mlp_bias": ("gate_proj", "up_proj", "down_proj"),
+    "mlp_bias": ("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
 }
 """The projections that have a bias or have none together, by the field of `ModelSpec`."""
 _UNUSED = {

@@ -10,9 +10,9 @@ __all__ = ["EMBEDDING", "HEAD", "eagle3_tensors", "layer_prefix", "model_tensors
 from collections.abc import Callable, Iterator
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import EXPERT_NAMES, MoeSpec, has_stacked_experts
 from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows
+from raycore.models.moe import MoeSpec, has_stacked_experts
+from raycore.models.spec import ModelSpec
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names and shapes of tensors."""
@@ -65,32 +65,33 @@ def layer_prefix(has_tensor: Callable[[str], bool] = lambda name: False) -> str:
 
 def _attention_tensors(spec: ModelSpec, prefix: str, num_inputs: int) -> Shapes:
     rows = RankRows.of(spec, 0, 1)
-    yield f"{prefix}input_layernorm.weight", (spec.hidden_size,)
-    yield f"{prefix}post_attention_layernorm.weight", (spec.hidden_size,)
+    for name in spec.names.norms:
+        yield f"{prefix}{name}.weight", (spec.hidden_size,)
     for part in rows.qkv:
-        yield f"{prefix}{part.name}.weight", (part.total, num_inputs)
+        yield f"{prefix}{part.name}.weight", (part.num_stored, num_inputs)
         if spec.qkv_bias:
-            yield f"{prefix}{part.name}.bias", (part.total,)
+            yield f"{prefix}{part.name}.bias", (part.num_stored,)
     yield f"{prefix}{O_PROJ}.weight", (spec.hidden_size, rows.q.total)
     if spec.o_bias:
         yield f"{prefix}{O_PROJ}.bias", (spec.hidden_size,)
     if spec.qk_norm:
-        yield f"{prefix}self_attn.q_norm.weight", (spec.head_dim,)
-        yield f"{prefix}self_attn.k_norm.weight", (spec.head_dim,)
+        is_wide = spec.qk_norm == "width"
+        yield f"{prefix}self_attn.q_norm.weight", (rows.q.total if is_wide else spec.head_dim,)
+        yield f"{prefix}self_attn.k_norm.weight", (rows.k.total if is_wide else spec.head_dim,)
 
 
 def _dense_tensors(spec: ModelSpec, prefix: str) -> Shapes:
     for part in RankRows.of(spec, 0, 1).gate_up:
-        yield f"{prefix}{part.name}.weight", (part.total, spec.hidden_size)
+        yield f"{prefix}{part.name}.weight", (part.num_stored, spec.hidden_size)
         if spec.mlp_bias:
-            yield f"{prefix}{part.name}.bias", (part.total,)
+            yield f"{prefix}{part.name}.bias", (part.num_stored,)
     yield f"{prefix}{DOWN_PROJ}.weight", (spec.hidden_size, spec.intermediate_size)
     if spec.mlp_bias:
         yield f"{prefix}{DOWN_PROJ}.bias", (spec.hidden_size,)
 
 
 def _expert_tensors(spec: ModelSpec, moe: MoeSpec, prefix: str, has_tensor: Callable[[str], bool]) -> Shapes:
-    names, num, size, hidden = EXPERT_NAMES[spec.architecture], moe.num_experts, moe.intermediate_size, spec.hidden_size
+    names, num, size, hidden = moe.names, moe.num_experts, moe.intermediate_size, spec.hidden_size
     if has_stacked_experts(moe, has_tensor):
         yield f"{prefix}mlp.gate.weight", (num, hidden)
         yield f"{prefix}mlp.experts.gate_up_proj", (num, 2 * size, hidden)

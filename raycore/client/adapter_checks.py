@@ -8,10 +8,10 @@ import msgspec
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import LoraSpec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.config import LoRAConfig
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
+from raycore.models.spec import ModelSpec
 
 _MAX_KNOWN = 4096
 """Number of adapters that are known to be valid. They aren't checked again."""

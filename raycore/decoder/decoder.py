@@ -1,4 +1,4 @@
-"""The decoder architecture of Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE.
+"""A decoder, made of the parts that its family has.
 
 This module decides the order of a layer's operations; the operations are in `operations`, `attention` and
 `feed_forward`. Names of tensors end in their shapes: T tokens of the step, R those of the T rows that are kept, D
@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.stages import Stage
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.layers.linear import Linear
 from raycore.layers.lora import Adapters, FusedName
-from raycore.layers.operations import Operations
-from raycore.layers.rope import interleave, separate
+from raycore.layers.norm import WidthNorm
+from raycore.layers.operations import Norm, Operations
+from raycore.layers.rope import PairOrder
 from raycore.layers.routed_experts import ExpertWeights
+from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
@@ -36,6 +37,15 @@ from raycore.weights.weight import Weight
 Taps = Mapping[int, Callable[[Tensor], None]]
 """By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy."""
 NO_TAPS: Taps = {}
+_NORMS = (
+    "before_attention_D",
+    "after_attention_D",
+    "before_feed_forward_D",
+    "after_feed_forward_D",
+    "q_norm_H",
+    "k_norm_H",
+)
+"""The fields of `LayerWeights` that are weights of norms."""
 
 
 class Decoder:
@@ -65,11 +75,14 @@ class Decoder:
         self.stage = stage = stage or Stage.whole(spec)
         self.vocab_size = spec.vocab_size
         self.hidden_size = spec.hidden_size
-        self.dtype = weights.layers[0].input_norm_D.dtype
+        self.dtype = _dtype_of(weights)
         """Of hidden states."""
         embed_VD, lm_head_VD = weights.embed_VD, weights.lm_head_VD
         self._embed_VD = None if embed_VD is None else embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
+        # as transformers multiplies: by a number of the hidden states' dtype
+        self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=self.dtype))
+        self._logits_multiplier = spec.logits_multiplier
         self.num_weights = sum(num_weights(spec, layer) for layer in weights.layers)
         """Number of multiplications for one token, without those of attention."""
         if lm_head_VD is not None:
@@ -79,7 +92,8 @@ class Decoder:
             self._lm_head = operations.head(head_VD, is_tied=self._is_tied)
             self.num_weights += lm_head_VD.numel()
         if weights.final_norm_D is not None:
-            self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
+            self._final_norm_D = weights.final_norm_D
+            self._final_norm = _norm(weights.final_norm_D, spec, operations)
         self.num_key_value_numbers = len(stage.layers) * 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
         """How many numbers one token's keys and values have in all layers of the stage."""
         self.qk_norms_NH: list[Tensor | None] = []
@@ -90,9 +104,9 @@ class Decoder:
         experts = experts or SplitExperts(ranks)
         for place, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
-            self.qk_norms_NH.append(qk_norm(spec, own, ranks.size, operations.device))
+            self.qk_norms_NH.append(qk_norm(spec, own, layer, ranks.size, operations.device))
             is_last = layer == spec.num_layers - 1
-            made = Layer(place, spec, own, ranks, experts, operations, adapters, is_last=is_last)
+            made = Layer(place, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
             self._layers.append(made)
             if isinstance(made.feed_forward, SparseFeedForward):
                 self.sparse_layers.append(made.feed_forward)
@@ -132,7 +146,7 @@ class Decoder:
         if self.stage.is_last:
             yield self, {"_final_norm": "norm", "_lm_head": "lm_head"}
         for layer in self._layers:
-            yield layer, Layer.PARTS
+            yield layer, layer.parts
 
     def check_tiles(self) -> bool:
         """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
@@ -182,23 +196,26 @@ class Decoder:
             embed_VD=self._embed_VD,
             lm_head_VD=head_VD,
             vocab_start=self._vocab_start,
-            final_norm_D=self._final_norm.weight if self.stage.is_last else None,
+            final_norm_D=self._final_norm_D if self.stage.is_last else None,
             layers=[],
         )
 
     def layer_weights(self, place: int) -> LayerWeights:
         """Return the weights that a layer of the stage was made of, without those of experts. Most are copies."""
-        return self._layers[place].weights(self.qk_norms_NH[place])
+        return self._layers[place].weights()
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return the logits [R, V] of the whole vocabulary, in the last stage. All of its ranks return the same."""
         logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
+        if self._logits_multiplier != 1.0:
+            logits_RV = logits_RV * self._logits_multiplier
         return logits_RV[:, : self.vocab_size] if self._ranks.size > 1 else logits_RV
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Return the tokens' embeddings [T, D], in the first stage."""
         assert self._embed_VD is not None, "only the first stage has the embedding"
-        return embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
+        h_TD = embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
+        return h_TD if self._embedding_multiplier == 1.0 else h_TD.mul_(self._embedding_multiplier)
 
 
 def embed(embed_VD: Tensor, vocab_start: int, token_ids_T: Tensor, ranks: TensorParallel) -> Tensor:
@@ -214,18 +231,21 @@ def embed(embed_VD: Tensor, vocab_start: int, token_ids_T: Tensor, ranks: Tensor
 class Layer:
     """One decoder layer on one rank."""
 
-    PARTS: ClassVar[Mapping[str, str]] = {
+    _PARTS: ClassVar[Mapping[str, str]] = {
         "input_norm": "input_layernorm",
         "_qkv": "qkv_proj",
+        "_width_norm": "qk_norm",
         "_o": "o_proj",
+        "_after_attention": "after_attention_layernorm",
         "_post_norm": "post_attention_layernorm",
         "feed_forward": "mlp",
+        "_after_feed_forward": "after_feedforward_layernorm",
     }
-    """The names of the layer's parts in profiles, by attribute."""
 
     def __init__(
         self,
         place: int,
+        index: int,
         spec: ModelSpec,
         weights: LayerWeights,
         ranks: TensorParallel,
@@ -238,61 +258,92 @@ class Layer:
         """
         Args:
             place: the layer's index among those of the stage.
+            index: the layer's index among those of the model.
             adapters: see `Decoder`.
             is_last: whether it is the model's last layer.
         """
         self._place = place
         self._is_last = is_last
-        self._num_q = spec.num_heads // ranks.size
+        self._num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
         self._head_dim = spec.head_dim
-        self.input_norm = operations.rms_norm(weights.input_norm_D, spec.rms_norm_eps)
-        self._num_rotated = self._num_q + spec.kv_heads_per_rank(ranks.size)
+        self._residual_multiplier = spec.residual_multiplier
+        self._order = PairOrder(spec.rotations[index], spec.head_dim)
+        self._stored_norms = {name: getattr(weights, name) for name in _NORMS}
+        self.input_norm = make_norm(weights.before_attention_D, spec, operations)
+        self._after_attention = make_norm(weights.after_attention_D, spec, operations)
+        self._post_norm = make_norm(weights.before_feed_forward_D, spec, operations)
+        self._after_feed_forward = make_norm(weights.after_feed_forward_D, spec, operations)
+        self._width_norm = self._make_width_norm(spec, weights, ranks, operations)
         for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
-            _reorder_heads_(rows_OX, self._num_rotated, spec.head_dim, interleave)
+            _reorder_heads_(rows_OX, self._num_rotated, spec.head_dim, self._order.pairs)
         self._adapters = adapters
         self._qkv = self._adapted(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv")
         self._o = self._adapted(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
-        self._post_norm = operations.rms_norm(weights.post_norm_D, spec.rms_norm_eps)
         self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, operations)
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """The names of the layer's parts in profiles, by attribute."""
+        return {name: part for name, part in self._PARTS.items() if getattr(self, name) is not None}
 
     def __call__(self, h_TD: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
         """Return the layer's output for hidden states, or only for their rows `rows_R`. Overwrites `h_TD`."""
-        out_TO = self.attend(self.input_norm(h_TD), attention)
+        out_TO = self.attend(h_TD if self.input_norm is None else self.input_norm(h_TD), attention)
         if rows_R is not None:
             h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
         return self.finish(h_TD, out_TO)
 
     def attend(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the result of attention, for the input of the query, key and value projections. Stores the latter."""
-        return attention(self._place, self._qkv(x_TI))
+        qkv_TO = self._qkv(x_TI)
+        if self._width_norm is not None:
+            self._width_norm.apply_(qkv_TO)
+        return attention(self._place, qkv_TO)
 
     def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
         """Return the layer's output for hidden states and the result of attention. Overwrites `h_TD`."""
-        h_TD = self._o.add_to(h_TD, out_TO)
-        return self.feed_forward.add_to(h_TD, self._post_norm(h_TD))
+        if self._after_attention is None and self._residual_multiplier == 1.0:
+            h_TD = self._o.add_to(h_TD, out_TO)
+        else:
+            h_TD = self._add(h_TD, self._o(out_TO), self._after_attention)
+        x_TD = h_TD if self._post_norm is None else self._post_norm(h_TD)
+        if self._after_feed_forward is None and self._residual_multiplier == 1.0:
+            return self.feed_forward.add_to(h_TD, x_TD)
+        return self._add(h_TD, self.feed_forward.apply(x_TD), self._after_feed_forward)
 
-    def weights(self, qk_norm_NH: Tensor | None) -> LayerWeights:
-        """Return the weights that the layer was made of, without those of experts.
+    def _add(self, h_TD: Tensor, out_TD: Tensor, norm: Norm | None) -> Tensor:
+        """Add a block's result to hidden states, normalized and multiplied."""
+        return h_TD.add_(out_TD if norm is None else norm(out_TD), alpha=self._residual_multiplier)
 
-        `qk_norm_NH`: the layer's entry of `Decoder.qk_norms_NH`.
-        """
+    def weights(self) -> LayerWeights:
+        """Return the weights that the layer was made of, without those of experts."""
         qkv_OD, qkv_bias_O = self._qkv.weight, self._qkv.bias
         assert isinstance(qkv_OD, Tensor), "models with experts aren't quantized"
         qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
         for rows_OX in _row_tensors(qkv_OD, qkv_bias_O):
-            _reorder_heads_(rows_OX, self._num_rotated, self._head_dim, separate)
-        q_norm_H, k_norm_H = (None, None) if qk_norm_NH is None else separate(qk_norm_NH)[[0, self._num_q]]
+            _reorder_heads_(rows_OX, self._num_rotated, self._head_dim, self._order.stored)
         return LayerWeights(
-            input_norm_D=self.input_norm.weight,
             qkv_OD=qkv_OD,
             qkv_bias_O=qkv_bias_O,
-            q_norm_H=q_norm_H,
-            k_norm_H=k_norm_H,
             o_DO=self._o.weight,
             o_bias=self._o.bias,
-            post_norm_D=self._post_norm.weight,
             feed_forward=_dense_weights(self.feed_forward),
+            **self._stored_norms,
         )
+
+    def _make_width_norm(
+        self, spec: ModelSpec, weights: LayerWeights, ranks: TensorParallel, operations: Operations
+    ) -> WidthNorm | None:
+        if spec.qk_norm != "width":
+            return None
+        assert weights.q_norm_H is not None, "the model has such norms"
+        assert weights.k_norm_H is not None, "the model has such norms"
+        q_weight_O, k_weight_O = (
+            self._order.pairs(each.view(-1, spec.head_dim)).flatten() + spec.norm_offset
+            for each in (weights.q_norm_H, weights.k_norm_H)
+        )
+        widths = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        return operations.width_norm(q_weight_O, k_weight_O, widths, spec.rms_norm_eps, ranks)
 
     def _make_feed_forward(
         self,
@@ -305,7 +356,7 @@ class Layer:
         own = weights.feed_forward
         if isinstance(own, MlpWeights):
             around = None if self._adapters is None else partial(self._adapted, name="gate_up")
-            gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias, around)
+            gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias, around, spec.gate)
             down = self._adapted(operations.linear(own.down_DF, own.down_bias, ranks), "down", ranks)
             return DenseFeedForward(gate_up, down)
         assert spec.moe is not None
@@ -328,14 +379,27 @@ def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:
     return MlpWeights(gate_up.weight, gate_up.bias, down.weight, down.bias)
 
 
-def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int) -> None:
-    """Bring what an adapter adds to queries and keys in the order in which layers have them. They share its memory."""
+def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_layer: int = 0) -> None:
+    """Bring what an adapter adds to queries and keys in the order in which layers have them. They share its memory.
+
+    `first_layer`: the index in the model of the adapter's first layer.
+    """
     num_rotated = spec.num_heads // tp_size + spec.kv_heads_per_rank(tp_size)
-    for layer in adapter.layers:
+    for index, layer in enumerate(adapter.layers, start=first_layer):
+        order = PairOrder(spec.rotations[index], spec.head_dim)
         for part in () if layer.qkv is None else layer.qkv.parts:
             if part.first_output < num_rotated * spec.head_dim:
                 rows_OR = part.b_RO.t()
-                _reorder_heads_(rows_OR, len(rows_OR) // spec.head_dim, spec.head_dim, interleave)
+                _reorder_heads_(rows_OR, len(rows_OR) // spec.head_dim, spec.head_dim, order.pairs)
+
+
+def make_norm(weight_D: Tensor | None, spec: ModelSpec, operations: Operations) -> Norm | None:
+    """Return the norm with these weights, to which the model's offset is added. None: there is no such norm."""
+    return None if weight_D is None else _norm(weight_D, spec, operations)
+
+
+def _norm(weight_D: Tensor, spec: ModelSpec, operations: Operations) -> Norm:
+    return operations.rms_norm(weight_D + spec.norm_offset if spec.norm_offset else weight_D, spec.rms_norm_eps)
 
 
 def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
@@ -355,13 +419,23 @@ def _reorder_heads_(rows_OX: Tensor, num_heads: int, head_dim: int, reordered: C
     heads_NHX[:num_heads] = reordered(heads_NHX[:num_heads])
 
 
-def qk_norm(spec: ModelSpec, weights: LayerWeights, tp_size: int, device: torch.device) -> Tensor | None:
-    """Return the norm weights of each query and key head [N, H], or None if the model has no such norms."""
-    if weights.q_norm_H is None or weights.k_norm_H is None:
+def qk_norm(spec: ModelSpec, weights: LayerWeights, index: int, tp_size: int, device: torch.device) -> Tensor | None:
+    """Return the norm weights of each query and key head [N, H], or None if the model has no norm for each head.
+
+    `index`: the layer's index in the model.
+    """
+    if spec.qk_norm != "heads" or weights.q_norm_H is None or weights.k_norm_H is None:
         return None
     num_q, num_kv = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
     weight_NH = torch.cat([weights.q_norm_H.expand(num_q, -1), weights.k_norm_H.expand(num_kv, -1)])
-    return interleave(weight_NH.to(device))
+    return PairOrder(spec.rotations[index], spec.head_dim).pairs(weight_NH.to(device) + spec.norm_offset)
+
+
+def _dtype_of(weights: DecoderWeights) -> torch.dtype:
+    """Return the dtype of the weights that aren't quantized."""
+    layer = weights.layers[0]
+    norms = [getattr(layer, name) for name in _NORMS]
+    return next(norm.dtype for norm in norms if norm is not None)
 
 
 def num_weights(spec: ModelSpec, layer: LayerWeights) -> int:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.decoder.decoder import Layer, embed, num_weights, qk_norm
 from raycore.layers.operations import Operations
+from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
@@ -50,12 +50,12 @@ class Eagle3Head:
         """Number of multiplications for one token, without those of attention."""
         self.num_key_value_numbers = 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
         """How many numbers one token's keys and values have."""
-        self.qk_norms_NH = [qk_norm(spec, weights.layer, ranks.size, operations.device)]
+        self.qk_norms_NH = [qk_norm(spec, weights.layer, 0, ranks.size, operations.device)]
         self._embed_VD = None if weights.embed_VD is None else weights.embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
         self._fc = operations.linear(weights.fc_DX)
         self._hidden_norm = operations.rms_norm(weights.hidden_norm_D, spec.rms_norm_eps)
-        self._layer = Layer(0, spec, weights.layer, ranks, SplitExperts(ranks), operations, is_last=True)
+        self._layer = Layer(0, 0, spec, weights.layer, ranks, SplitExperts(ranks), operations, is_last=True)
         self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
         self._lm_head = operations.head(weights.lm_head_WD, is_tied=False)
         self._token_ids_W = None if weights.token_ids_W is None else weights.token_ids_W.to(operations.device)
@@ -99,5 +99,6 @@ class Eagle3Head:
         else:
             embedded_TD = embed(own, self._vocab_start, token_ids_T, self._ranks)
         normed_TD = self._hidden_norm(hidden_TD)
+        assert self._layer.input_norm is not None, "layers of heads are Llama's or Qwen3's"
         x_TI = torch.cat([self._layer.input_norm(embedded_TD), normed_TD], dim=1)
         return x_TI, normed_TD if self._is_normed_before_residual else hidden_TD

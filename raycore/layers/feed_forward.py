@@ -9,15 +9,19 @@ from typing import Protocol
 
 from torch import Tensor
 
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.layers.linear import Linear
 from raycore.layers.operations import GatedLinear, Operations
+from raycore.models.moe import MoeSpec
 from raycore.parallel.experts import ExpertRanks
 from raycore.weights.moe_weights import MoeWeights
 
 
 class FeedForward(Protocol):
     """The feed-forward part of one layer."""
+
+    def apply(self, x_TD: Tensor) -> Tensor:
+        """Return the result for `x_TD`, [T, D]."""
+        ...
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         """Return `residual_TD` plus the result for `x_TD`. May overwrite `residual_TD`."""
@@ -29,14 +33,13 @@ class FeedForward(Protocol):
 
 
 class DenseFeedForward:
-    """A gated feed-forward network: `down(silu(gate(x)) · up(x))`."""
+    """A gated feed-forward network: `down(activation(gate(x)) · up(x))`."""
 
     def __init__(self, gate_up: GatedLinear, down: Linear) -> None:
         self.gate_up = gate_up
         self.down = down
 
     def apply(self, x_TD: Tensor) -> Tensor:
-        """Return the network's output for `x_TD`, [T, D]."""
         return self.down(self.gate_up(x_TD))
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
@@ -62,10 +65,12 @@ class SparseFeedForward:
         """Share the experts with these ranks from now on."""
         self._ranks = ranks
 
-    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+    def apply(self, x_TD: Tensor) -> Tensor:
         x_ND = self._ranks.gather(x_TD, self._is_last)
-        out_TD = self._ranks.reduce(self.experts(x_ND), self._is_last)
-        return residual_TD.add_(out_TD)
+        return self._ranks.reduce(self.experts(x_ND), self._is_last)
+
+    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        return residual_TD.add_(self.apply(x_TD))
 
     def forward_nothing(self) -> None:
         self.add_to(self._nothing_0D, self._nothing_0D)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.kernels.gpu import experts, fp8, linear, rows
 from raycore.layers.linear import Linear, ReducedLinear
 from raycore.layers.operations import Norm, TorchOperations
 from raycore.layers.routed_experts import ExpertWeights, RoutedExperts
+from raycore.models.moe import MoeSpec
+from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
@@ -33,8 +34,8 @@ class GpuOperations(TorchOperations):
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
         return _GpuNorm(weight_D.to(self.device), eps)
 
-    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
-        return rows.silu_and_mul(gate_up_TF)
+    def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
+        return rows.silu_and_mul(gate_up_TF) if gate == "silu" else super().gate_and_mul(gate, gate_up_TF)
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
         return _GroupedExperts(spec, weights, self, self._batch_invariant)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.rank_rows import RankRows
 from raycore.layers.linear import AroundLinear, Linear
 from raycore.messages import NO_ADAPTER
+from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.lora_weights import LoraLinear, LoraWeights
 

@@ -12,6 +12,7 @@ from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
 from raycore.layers.linear import Linear, ReducedLinear, can_pack
 from raycore.layers.operations import GatedLinear, Norm, TorchOperations
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
+from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
@@ -41,11 +42,15 @@ class NativeOperations(TorchOperations):
         return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
 
     def gated_linear(
-        self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
+        self,
+        gate_up_OI: Weight,
+        bias_O: Tensor | None = None,
+        around: Callable[[Linear], Linear] | None = None,
+        gate: Gate = "silu",
     ) -> GatedLinear:
         assert not isinstance(gate_up_OI, Fp8Weight), "CPUs don't multiply in fp8"
-        if around is not None or gate_up_OI.shape[0] % (2 * PANEL_OUTPUTS):
-            return super().gated_linear(gate_up_OI, bias_O, around)
+        if gate != "silu" or around is not None or gate_up_OI.shape[0] % (2 * PANEL_OUTPUTS):
+            return super().gated_linear(gate_up_OI, bias_O, around, gate)
         if isinstance(gate_up_OI, IntegerWeight):
             return GatedIntegerLinear(gate_up_OI, bias_O)
         if not _is_native(gate_up_OI):
@@ -62,7 +67,9 @@ class NativeOperations(TorchOperations):
     def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
         return _NativeNorm(weight_D, eps)
 
-    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
+    def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
+        if gate != "silu":
+            return super().gate_and_mul(gate, gate_up_TF)
         return torch.ops.raycore.silu_and_mul.default(gate_up_TF)
 
 

@@ -1,4 +1,4 @@
-"""The RMS norm in plain torch."""
+"""RMS norms in plain torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raycore.layers.rows import on_one_thread
+from raycore.parallel.tensor_parallel import TensorParallel
 
 
 class RMSNorm:
@@ -51,3 +52,50 @@ class RMSNorm:
         if self._batch_invariant:
             return norm.square_().add_(self._dim * self._eps).sqrt_().reciprocal_()
         return norm.hypot_(self._least_norm).reciprocal_()
+
+
+class WidthNorm:
+    """RMS norms of queries and of keys, each over all heads of all tensor-parallel ranks together."""
+
+    def __init__(
+        self,
+        q_weight_O: Tensor,
+        k_weight_O: Tensor,
+        widths: tuple[int, int],
+        eps: float,
+        ranks: TensorParallel,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        """
+        Args:
+            q_weight_O, k_weight_O: for the rank's rows of the projections.
+            widths: how many queries' and keys' components there are on all ranks together.
+            batch_invariant: make the bits of a row's result independent of the other rows.
+        """
+        self._weights = q_weight_O, k_weight_O
+        self._ranks = ranks
+        self._eps = eps
+        # ranks that hold the same key heads count them all
+        counted = [len(weight) * ranks.size for weight in self._weights]
+        self._shares = [total / width for total, width in zip(counted, widths, strict=True)]
+        self._widths = widths
+        self._batch_invariant = batch_invariant
+
+    def apply_(self, qkv_TO: Tensor) -> None:
+        """Normalize the queries and keys of the rank's rows [T, O] in place."""
+        num_q, num_k = map(len, self._weights)
+        parts = qkv_TO[:, :num_q], qkv_TO[:, num_q : num_q + num_k]
+        sums_T2 = torch.stack([self._squares(part) for part in parts], dim=1)
+        self._ranks.all_reduce_(sums_T2)
+        for part, weight, total_T, share, width in zip(
+            parts, self._weights, sums_T2.unbind(1), self._shares, self._widths, strict=True
+        ):
+            inverse_T1 = torch.rsqrt(total_T / (share * width) + self._eps)[:, None]
+            part.copy_((part.float() * inverse_T1).mul_(weight))
+
+    def _squares(self, x_TO: Tensor) -> Tensor:
+        def squares(rows: Tensor) -> Tensor:
+            return rows.float().square().sum(dim=1)
+
+        return on_one_thread(squares, x_TO) if self._batch_invariant else squares(x_TO)

@@ -7,19 +7,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.layers.fp8_linear import Fp8Linear
-from raycore.layers.gate import silu_and_mul
+from raycore.layers.gate import gate_and_mul
 from raycore.layers.linear import AroundLinear, Linear, ReducedLinear, TiledLinear, make_linear
-from raycore.layers.norm import RMSNorm
+from raycore.layers.norm import RMSNorm, WidthNorm
 from raycore.layers.routed_experts import RoutedExperts, TorchExperts
 from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread
+from raycore.models.moe import MoeSpec
+from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight, quantize_rows
 from raycore.weights.integer_weight import IntegerWeight
@@ -28,7 +30,7 @@ from raycore.weights.weight import Weight
 
 
 class GatedLinear(Protocol):
-    """A layer that returns `silu(gate(x)) · up(x)`, [T, F], for `x` [T, D]."""
+    """A layer that returns `activation(gate(x)) · up(x)`, [T, F], for `x` [T, D]."""
 
     @property
     def weight(self) -> Weight:
@@ -75,12 +77,24 @@ class Operations(Protocol):
         ...
 
     def gated_linear(
-        self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
+        self,
+        gate_up_OI: Weight,
+        bias_O: Tensor | None = None,
+        around: Callable[[Linear], Linear] | None = None,
+        gate: Gate = "silu",
     ) -> GatedLinear:
         """Return a gated layer. `gate_up_OI` has the rows of the gate, then those of up.
 
-        `around`: returns the linear layer of gate and up with what is around it.
+        Args:
+            around: returns the linear layer of gate and up with what is around it.
+            gate: the activation.
         """
+        ...
+
+    def width_norm(
+        self, q_weight_O: Tensor, k_weight_O: Tensor, widths: tuple[int, int], eps: float, ranks: TensorParallel
+    ) -> WidthNorm:
+        """Return the norms of queries and keys over all heads together. The arguments are those of `WidthNorm`."""
         ...
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
@@ -107,12 +121,12 @@ class Operations(Protocol):
 class _GatedLinear(AroundLinear):
     """A linear layer, and the activation of its output."""
 
-    def __init__(self, gate_up: Linear, silu_and_mul: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, gate_up: Linear, gate_and_mul: Callable[[Tensor], Tensor]) -> None:
         super().__init__(gate_up)
-        self._silu_and_mul = silu_and_mul
+        self._gate_and_mul = gate_and_mul
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._silu_and_mul(self._linear(x_TI))
+        return self._gate_and_mul(self._linear(x_TI))
 
 
 class TorchOperations:
@@ -149,14 +163,25 @@ class TorchOperations:
         return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant)
 
     def gated_linear(
-        self, gate_up_OI: Weight, bias_O: Tensor | None = None, around: Callable[[Linear], Linear] | None = None
+        self,
+        gate_up_OI: Weight,
+        bias_O: Tensor | None = None,
+        around: Callable[[Linear], Linear] | None = None,
+        gate: Gate = "silu",
     ) -> GatedLinear:
         gate_up = self.linear(gate_up_OI, bias_O)
-        return _GatedLinear(gate_up if around is None else around(gate_up), self.silu_and_mul)
+        return _GatedLinear(gate_up if around is None else around(gate_up), partial(self.gate_and_mul, gate))
 
-    def silu_and_mul(self, gate_up_TF: Tensor) -> Tensor:
-        """Return `silu(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
-        return on_one_thread(silu_and_mul, gate_up_TF) if self._batch_invariant else silu_and_mul(gate_up_TF)
+    def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
+        """Return `activation(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
+        compute = partial(gate_and_mul, gate)
+        return on_one_thread(compute, gate_up_TF) if self._batch_invariant else compute(gate_up_TF)
+
+    def width_norm(
+        self, q_weight_O: Tensor, k_weight_O: Tensor, widths: tuple[int, int], eps: float, ranks: TensorParallel
+    ) -> WidthNorm:
+        weights = q_weight_O.to(self.device), k_weight_O.to(self.device)
+        return WidthNorm(*weights, widths, eps, ranks, batch_invariant=self._batch_invariant)
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
         return TorchExperts(spec, weights, self)

@@ -1,9 +1,9 @@
 """Rotary position embedding (RoPE), with the scalings that checkpoints use.
 
-A head's two halves are interleaved: component i is followed by component i + H/2, with which it is rotated. Such a pair
-is one complex number, and the whole rotation is one complex multiplication. Attention scores don't change if the
-components of queries and keys are permuted alike. So it is enough to apply `interleave` to the rows of the query and
-key projections, when the weights are loaded.
+Components of a head that are rotated with each other are brought next to each other: such a pair is one complex number,
+and the whole rotation is one complex multiplication. Attention scores don't change if the components of queries and
+keys are permuted alike. So it is enough to apply `PairOrder` to the rows of the query and key projections, when the
+weights are loaded. Pairs that a model doesn't rotate are turned by an angle of 0.
 """
 
 from __future__ import annotations
@@ -13,31 +13,47 @@ import math
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.model_spec import ModelSpec, RopeScaling
+from raycore.models.rotation import RopeScaling, Rotation
 
 
-def interleave(heads_NHX: Tensor) -> Tensor:
-    """Return a copy of [num_heads, H, ...] with dimension 1 reordered from halves to pairs: 0, H/2, 1, H/2 + 1, ..."""
-    head_dim = heads_NHX.shape[1]
-    order = torch.arange(head_dim, device=heads_NHX.device).view(2, -1).t().reshape(-1)
-    return heads_NHX.index_select(1, order)
+class PairOrder:
+    """Brings the components of heads from a checkpoint's order to that of pairs, and back."""
+
+    def __init__(self, rotation: Rotation | None, head_dim: int) -> None:
+        """`rotation`: of the layer. None: nothing is rotated, and any order will do."""
+        order = torch.arange(head_dim)
+        if rotation is not None and not rotation.is_adjacent:
+            num_rotated = num_rotated_components(rotation, head_dim)
+            order[:num_rotated] = order[:num_rotated].view(2, -1).t().reshape(-1)
+        self._order_H, self._inverse_H = order, order.argsort()
+
+    def pairs(self, heads_NHX: Tensor) -> Tensor:
+        """Return a copy of [num_heads, H, ...], as in a checkpoint, with dimension 1 in the order of pairs."""
+        return heads_NHX.index_select(1, self._order_H.to(heads_NHX.device))
+
+    def stored(self, heads_NHX: Tensor) -> Tensor:
+        """Return a copy of [num_heads, H, ...], in the order of pairs, with dimension 1 as in a checkpoint."""
+        return heads_NHX.index_select(1, self._inverse_H.to(heads_NHX.device))
 
 
-def separate(heads_NHX: Tensor) -> Tensor:
-    """The inverse of `interleave`: return a copy with dimension 1 reordered from pairs to halves."""
-    head_dim = heads_NHX.shape[1]
-    order = torch.arange(head_dim, device=heads_NHX.device).view(-1, 2).t().reshape(-1)
-    return heads_NHX.index_select(1, order)
+def num_rotated_components(rotation: Rotation, head_dim: int) -> int:
+    """Return how many of a head's components are rotated."""
+    return int(head_dim * rotation.fraction)
 
 
 class Rope:
     """The rotations of the positions below `max_positions`."""
 
-    def __init__(self, spec: ModelSpec, max_positions: int, device: torch.device) -> None:
-        frequencies, scale = _frequencies(spec.rope_theta, spec.head_dim, spec.rope_scaling)
-        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
-        turns = torch.complex(angles.cos() * scale, angles.sin() * scale)
-        self._turns_P1C = turns.unsqueeze(1).to(device)
+    def __init__(self, rotation: Rotation | None, head_dim: int, max_positions: int, device: torch.device) -> None:
+        """`rotation`: None turns nothing."""
+        cosines_PC, sines_PC = torch.ones(max_positions, head_dim // 2), torch.zeros(max_positions, head_dim // 2)
+        if rotation is not None:
+            num_rotated = num_rotated_components(rotation, head_dim)
+            frequencies, scale = _frequencies(rotation.theta, num_rotated, rotation.scaling)
+            angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
+            cosines_PC[:, : num_rotated // 2] = angles.cos() * scale
+            sines_PC[:, : num_rotated // 2] = angles.sin() * scale
+        self._turns_P1C = torch.complex(cosines_PC, sines_PC).unsqueeze(1).to(device)
 
     def turns(self, positions_T: Tensor) -> Tensor:
         """Return the rotations of these positions for `rotate_`, as complex [T, 1, H/2]."""
@@ -49,7 +65,10 @@ class Rope:
 
 
 def rotate_(heads_TNH: Tensor, turns_T1C: Tensor) -> Tensor:
-    """Rotate interleaved heads in place, computing in float32 whatever their dtype. Returns `heads_TNH`."""
+    """Rotate heads in place, computing in float32 whatever their dtype. Returns `heads_TNH`.
+
+    Their components are in the order of pairs.
+    """
     if heads_TNH.dtype == torch.float32:
         heads_TNH.view(torch.complex64).mul_(turns_T1C)
         return heads_TNH

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.models.moe import MoeSpec
 from raycore.weights.moe_weights import MoeWeights
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from raycore.attention.batch_invariant import TILE, BatchInvariantAttention
 from raycore.attention.gather import GatherAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import num_scratch_blocks
-from raycore.checkpoint.model_spec import ModelSpec
+from raycore.models.spec import ModelSpec
 from raycore.sampling.logits import max_penalty_bytes
 from raycore.sampling.sampler import rows_at_a_time
 

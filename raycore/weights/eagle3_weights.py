@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.tensor_shapes import layer_prefix
 from raycore.errors import InvalidCheckpoint
+from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.linear_formats import CONVERTED

@@ -19,11 +19,11 @@ from typing import TypeVar
 
 import torch
 
-from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import ExpertShare
 from raycore.checkpoint.quantization import stored_scheme
 from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows, Rows
 from raycore.checkpoint.stages import Stage
+from raycore.models.moe import ExpertShare
+from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.fp8_weight import Fp8Weight
@@ -57,17 +57,21 @@ class MlpWeights:
 class LayerWeights:
     """The weights of one decoder layer on one rank."""
 
-    input_norm_D: torch.Tensor
+    before_attention_D: torch.Tensor | None
+    """Weights of norms are None where the layer has no such norm: see `TensorNames`."""
     qkv_OD: Weight
     """This rank's query rows, then its key rows, then its value rows."""
     qkv_bias_O: torch.Tensor | None
     q_norm_H: torch.Tensor | None
     k_norm_H: torch.Tensor | None
+    """Like `q_norm_H`, for all heads of the rank where the norm is over all heads together."""
     o_DO: Weight
     """The columns for this rank's query heads."""
     o_bias: torch.Tensor | None
     """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
-    post_norm_D: torch.Tensor
+    after_attention_D: torch.Tensor | None
+    before_feed_forward_D: torch.Tensor | None
+    after_feed_forward_D: torch.Tensor | None
     feed_forward: MlpWeights | MoeWeights
 
 
@@ -284,16 +288,29 @@ class RankLayout:
         spec, hidden = self._spec, self._spec.hidden_size
         qkv, is_first = self._rows.qkv, self._tp_rank == 0
         return LayerWeights(
-            input_norm_D=self.vector(f"{prefix}input_layernorm.weight", hidden),
+            before_attention_D=self._norm(prefix, spec.names.before_attention),
             qkv_OD=self._fused_rows(prefix, qkv, num_inputs),
             qkv_bias_O=self._fused_bias(prefix, qkv) if spec.qkv_bias else None,
-            q_norm_H=self.vector(f"{prefix}self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            k_norm_H=self.vector(f"{prefix}self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+            q_norm_H=self._head_norm(f"{prefix}self_attn.q_norm.weight", self._rows.q),
+            k_norm_H=self._head_norm(f"{prefix}self_attn.k_norm.weight", self._rows.k),
             o_DO=self._columns(f"{prefix}{O_PROJ}.weight", self._rows.q),
             o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and is_first else None,
-            post_norm_D=self.vector(f"{prefix}post_attention_layernorm.weight", hidden),
+            after_attention_D=self._norm(prefix, spec.names.after_attention),
+            before_feed_forward_D=self._norm(prefix, spec.names.before_feed_forward),
+            after_feed_forward_D=self._norm(prefix, spec.names.after_feed_forward),
             feed_forward=self._feed_forward(index, prefix),
         )
+
+    def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
+        return None if name is None else self.vector(f"{prefix}{name}.weight", self._spec.hidden_size)
+
+    def _head_norm(self, name: str, rows: Rows) -> torch.Tensor | None:
+        """Return the weights of a norm of queries or keys, which are those of `rows`."""
+        if self._spec.qk_norm != "width":
+            return self.vector(name, self._spec.head_dim) if self._spec.qk_norm else None
+        out_R = self._empty(rows.num)
+        self._fill(out_R, name, (rows.total,), (rows.part,))
+        return out_R
 
     def _feed_forward(self, index: int, prefix: str) -> MlpWeights | MoeWeights:
         spec, gate_up, is_first = self._spec, self._rows.gate_up, self._tp_rank == 0
@@ -314,7 +331,7 @@ class RankLayout:
         out_RD = self._empty_weight(names, sum(part.num for part in parts), hidden)
         offset = 0
         for part, name in zip(parts, names, strict=True):
-            self._fill(out_RD[offset : offset + part.num], name, (part.total, hidden), (part.part,))
+            self._fill(out_RD[offset : offset + part.num], name, (part.num_stored, hidden), (part.stored_part,))
             offset += part.num
         return out_RD
 
@@ -323,7 +340,7 @@ class RankLayout:
         offset = 0
         for part in parts:
             rows_R = out_R[offset : offset + part.num]
-            self._fill(rows_R, f"{prefix}{part.name}.bias", (part.total,), (part.part,))
+            self._fill(rows_R, f"{prefix}{part.name}.bias", (part.num_stored,), (part.stored_part,))
             offset += part.num
         return out_R
 

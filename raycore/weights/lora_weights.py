@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraModule, LoraSpec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows, Rows
 from raycore.checkpoint.stages import Stage
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
+from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
 
 

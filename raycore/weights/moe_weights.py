@@ -14,8 +14,8 @@ from typing import Protocol
 
 import torch
 
-from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import EXPERT_NAMES, ExpertShare, MoeSpec, has_stacked_experts
+from raycore.models.moe import ExpertShare, MoeSpec, has_stacked_experts
+from raycore.models.spec import ModelSpec
 from raycore.weights.weight import Weight
 
 Part = tuple[int | slice, ...]
@@ -60,7 +60,7 @@ class MoeLayout:
         self._dtype = dtype
         self._device = device
         self._fill = fill
-        self._names = EXPERT_NAMES[spec.architecture]
+        self._names = spec.moe.names
         self._is_stacked = has_stacked_experts(self._moe, has_tensor)
 
     def layer(self, prefix: str) -> MoeWeights:

@@ -36,14 +36,16 @@ def dense_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
 
 
 def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
-    yield "input_layernorm.weight", layer.input_norm_D
+    yield "input_layernorm.weight", layer.before_attention_D
     yield "self_attn.qkv_proj.weight", layer.qkv_OD
     yield "self_attn.qkv_proj.bias", layer.qkv_bias_O
     yield "self_attn.q_norm.weight", layer.q_norm_H
     yield "self_attn.k_norm.weight", layer.k_norm_H
     yield "self_attn.o_proj.weight", layer.o_DO
     yield "self_attn.o_proj.bias", layer.o_bias
-    yield "post_attention_layernorm.weight", layer.post_norm_D
+    yield "after_attention_layernorm.weight", layer.after_attention_D
+    yield "post_attention_layernorm.weight", layer.before_feed_forward_D
+    yield "after_feedforward_layernorm.weight", layer.after_feed_forward_D
     own = layer.feed_forward
     if isinstance(own, MlpWeights):
         yield "mlp.gate_up_proj.weight", own.gate_up_FD

@@ -13,11 +13,11 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import ExpertShare
 from raycore.checkpoint.sharded_state import METADATA_KEY, Division, Shard, ShardFile, read_shard_file, shard_path
 from raycore.checkpoint.stages import Stage
 from raycore.errors import InvalidCheckpoint
+from raycore.models.moe import ExpertShare
+from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fill import store
 from raycore.weights.linear_formats import CONVERTED, LinearFormats

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from raycore.checkpoint.model_spec import CheckpointDType
 from raycore.config import DType
+from raycore.models.spec import CheckpointDType
 
 _INSTRUCTIONS: dict[DType, frozenset[str]] = {
     "bfloat16": frozenset({"avx512_bf16", "amx_bf16", "bf16"}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from raycore.checkpoint.moe_spec import MoeSpec
+from raycore.models.moe import MoeSpec
 
 
 class Move(NamedTuple):

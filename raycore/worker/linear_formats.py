@@ -6,10 +6,10 @@ import logging
 
 import torch
 
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.config import ModelConfig
 from raycore.errors import InvalidConfig
 from raycore.layers import fp8_linear
+from raycore.models.spec import ModelSpec
 from raycore.weights.linear_formats import Format, LinearFormats
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from raycore.checkpoint.moe_spec import ExpertShare
 from raycore.checkpoint.stages import Stage
 from raycore.config import EngineConfig
+from raycore.models.moe import ExpertShare
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.weights.loader import DecoderWeights, empty_decoder_weights
 from raycore.weights.named import named_weights

@@ -26,7 +26,6 @@ from raycore.activity import TAGS, MemoryTag
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import AttentionSpec, HeadShape
 from raycore.checkpoint.lora_spec import LoraSpec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.sharded_state import Shard, check_saved_state, checked_pattern, copy_other_files
 from raycore.checkpoint.stages import Stage
 from raycore.class_paths import import_class
@@ -40,6 +39,7 @@ from raycore.layers.operations import Operations
 from raycore.layers.rows import TILE_ROWS
 from raycore.lora.request import LoRARequest
 from raycore.messages import NewRequest, StepPlan, StepResult
+from raycore.models.spec import ModelSpec
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
 from raycore.node.versions import hardware, warn_if_untested
@@ -709,7 +709,7 @@ class Worker(WorkerProtocol):
         weights = load_lora_weights(
             spec, lora, path, self._stage, rank.tp_rank, rank.tp_size, self._dtype, self._device
         )
-        reorder_adapter_(weights, spec, rank.tp_size)
+        reorder_adapter_(weights, spec, rank.tp_size, self._stage.layers.start)
         return self._adapters.arrange(weights)
 
     def check_health(self) -> None:

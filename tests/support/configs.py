@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from raycore.models.rotation import Rotation
+from raycore.models.spec import ModelSpec
 
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",
@@ -16,15 +17,12 @@ SPEC = ModelSpec(
     num_kv_heads=2,
     head_dim=8,
     rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-    rope_scaling=None,
+    rotations=[Rotation(10000.0)] * 2,
     layer_windows=[None, None],
     qkv_bias=False,
     o_bias=False,
     mlp_bias=False,
-    qk_norm=False,
     tie_word_embeddings=True,
-    hidden_act="silu",
     max_position_embeddings=2048,
     dtype="float32",
     bos_token_id=None,

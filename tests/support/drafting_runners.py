@@ -25,9 +25,9 @@ from torch.nn import functional
 
 from raycore.attention.kv_tensors import KVTensors
 from raycore.checkpoint.eagle3_spec import load_eagle3_spec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.decoder.decoder import Decoder
 from raycore.decoder.eagle3_head import Eagle3Head
+from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.drafting.draft_model import DraftModel

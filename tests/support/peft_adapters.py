@@ -12,8 +12,8 @@ from configs import SPEC
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.demo import demo_model_path
+from raycore.models.spec import ModelSpec
 
 GRID = 64
 """Elements of the matrices are multiples of 1 / GRID."""

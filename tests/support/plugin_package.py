@@ -12,7 +12,7 @@ ENTRY_POINTS = """\
 [raycore.general_plugins]
 marks = wagon.general:mark
 [raycore.model_plugins]
-WagonForCausalLM = wagon.model:ARCHITECTURE
+WagonForCausalLM = wagon.model:WAGON
 [raycore.worker_plugins]
 wagon = wagon.worker:WagonWorker
 [raycore.scheduler_plugins]
@@ -32,12 +32,12 @@ def mark():
         file.write("called\\n")
 """,
     "model": """\
-from raycore.checkpoint.architectures import Architecture
+from raycore.models.family import Family
 
 def convert(config):
     return config | {"num_hidden_layers": config["wagon_layers"], "hidden_size": config["wagon_width"]}
 
-ARCHITECTURE = Architecture(convert_config=convert, decoder="wagon.decoder.WagonDecoder")
+WAGON = Family(convert_config=convert, decoder="wagon.decoder.WagonDecoder")
 """,
     "decoder": """\
 from raycore.decoder.decoder import Decoder

@@ -14,10 +14,11 @@ from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.native import NativeAttention
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import Attention, AttentionSpec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.decoder.decoder import Decoder
 from raycore.layers.operations import Operations
 from raycore.messages import NewRequest, StepPlan, StepResult
+from raycore.models.rotation import Rotation
+from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.runner.decode_graphs import DecodeGraphs
 from raycore.runner.drafting.drafter import Drafter
@@ -48,15 +49,13 @@ SPEC = ModelSpec(
     num_kv_heads=2,
     head_dim=8,
     rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-    rope_scaling=None,
+    rotations=[Rotation(10000.0)] * 3,
     layer_windows=[None, 7, None],
     qkv_bias=True,
     o_bias=True,
     mlp_bias=True,
-    qk_norm=True,
+    qk_norm="heads",
     tie_word_embeddings=False,
-    hidden_act="silu",
     max_position_embeddings=MAX_MODEL_LEN,
     dtype="float32",
     bos_token_id=None,
@@ -73,7 +72,8 @@ def make_weights(spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float32) -> 
         assert isinstance(layer.feed_forward, MlpWeights)
         for matrix in (layer.qkv_OD, layer.o_DO, layer.feed_forward.gate_up_FD, layer.feed_forward.down_DF):
             matrix.mul_(10)
-        for vector in (layer.input_norm_D, layer.q_norm_H, layer.k_norm_H, layer.post_norm_D, layer.qkv_bias_O):
+        norms = layer.before_attention_D, layer.q_norm_H, layer.k_norm_H, layer.before_feed_forward_D
+        for vector in (*norms, layer.qkv_bias_O):
             if vector is not None:
                 vector.add_(torch.randn(vector.shape, generator=generator) * 0.2)
     return weights
@@ -204,7 +204,7 @@ def reference_logits(
     weights = make_weights(spec)
     num_q, num_kv, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     positions = torch.arange(len(token_ids), dtype=torch.float64)
-    frequencies = spec.rope_theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    frequencies = spec.rotations[0].theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.cat([positions[:, None] * frequencies] * 2, dim=1)
     behind = positions[:, None] - positions[None, :]
 
@@ -223,7 +223,7 @@ def reference_logits(
     for layer, window in zip(weights.layers, spec.layer_windows, strict=True):
         if layer_inputs is not None:
             layer_inputs.append(h)
-        heads = linear(norm(h, layer.input_norm_D), layer.qkv_OD, layer.qkv_bias_O).view(len(h), -1, head_dim)
+        heads = linear(norm(h, layer.before_attention_D), layer.qkv_OD, layer.qkv_bias_O).view(len(h), -1, head_dim)
         q, k, v = heads.split([num_q, num_kv, num_kv], dim=1)
         q, k = rotate(norm(q, layer.q_norm_H)), rotate(norm(k, layer.k_norm_H))
         k, v = (x.repeat_interleave(num_q // num_kv, 1) for x in (k, v))
@@ -233,7 +233,7 @@ def reference_logits(
         out = torch.einsum("nts,snh->tnh", weights_NTS, v).reshape(len(h), -1)
         h = h + linear(out, layer.o_DO, layer.o_bias)
         mlp = layer.feed_forward
-        gate, up = linear(norm(h, layer.post_norm_D), mlp.gate_up_FD, mlp.gate_up_bias).chunk(2, -1)
+        gate, up = linear(norm(h, layer.before_feed_forward_D), mlp.gate_up_FD, mlp.gate_up_bias).chunk(2, -1)
         h = h + linear(functional.silu(gate) * up, mlp.down_DF, mlp.down_bias)
     return linear(norm(h, weights.final_norm_D), weights.lm_head_VD, None)
 

@@ -18,7 +18,7 @@ import gpu_timings
 import pytest
 import torch
 
-from raycore.checkpoint.model_spec import load_model_spec
+from raycore.models.registry import load_model_spec
 
 TOY = ["--device", "cpu", "--toy"]
 WITHOUT_RAY = f"""

@@ -38,6 +38,7 @@ SHARED = {
     "node",
     "text",
     "checkpoint",
+    "models",
     "lora",
     "display",
     "notebook",

@@ -13,10 +13,10 @@ from configs import make_config
 from plugin_package import install, marks
 
 from raycore import plugins
-from raycore.checkpoint.model_spec import load_model_spec
 from raycore.config import EngineConfig, resolve
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.models.registry import load_model_spec
 from raycore.scheduler.protocol import load_scheduler_class
 from raycore.server.options import server_options
 from raycore.server.parsers.reasoning import parser_named as reasoning_parser_named
@@ -120,10 +120,9 @@ def test_an_unknown_architecture_is_refused_with_those_of_plugins(site: Path, tm
 @pytest.mark.parametrize(
     ("model", "match"),
     [
-        ("ARCHITECTURE = 3", "'WagonForCausalLM' of raycore.model_plugins is 3, not an Architecture"),
+        ("WAGON = 3", "'WagonForCausalLM' of raycore.model_plugins is 3, not a Family"),
         (
-            "from raycore.checkpoint.architectures import Architecture\n"
-            "ARCHITECTURE = Architecture(convert_config=lambda config: config['axles'])",
+            "from raycore.models.family import Family\nWAGON = Family(convert_config=lambda config: config['axles'])",
             "'WagonForCausalLM' of raycore.model_plugins failed: KeyError: 'axles'",
         ),
     ],

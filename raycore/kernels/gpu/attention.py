@@ -55,6 +55,8 @@ class LayerCache:
     blocks: Tensor
     """Contiguous [blocks · 2 · K, block size · H]: row `(block · 2 + is_value) · K + head`. Of the model's dtype, or
     float8_e4m3fn."""
+    turns_PH: Tensor
+    """float32, contiguous: `Rope.cosines_and_sines()`."""
     window: int | None = None
     """How many tokens a token sees, itself included. None: all tokens up to its own."""
     norm_NH: Tensor | None = None
@@ -128,27 +130,27 @@ class PagedAttention:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
-        turns_PH: Tensor,
+        device: torch.device,
+        scale: float,
         norm_eps: float,
         dtype: torch.dtype,
         max_rows: int,
         batch_invariant: bool = False,
         num_multiprocessors: int | None = None,
     ) -> None:
-        """Allocate the workspace on the device of `turns_PH`, which is `Rope.cosines_and_sines()`.
+        """Allocate the workspace on `device`.
 
-        `dtype`: of queries, and of keys and values before they are stored. `max_rows`: the largest number of rows of
-        `attend_tokens`. `batch_invariant`: make the bits of a row of `attend_tokens` independent of the number of rows.
-        `num_multiprocessors`: None takes the device's. Raises ValueError if the kernels don't support the sizes.
+        `scale`: scores are multiplied by it. `dtype`: of queries, and of keys and values before they are stored.
+        `max_rows`: the largest number of rows of `attend_tokens`. `batch_invariant`: make the bits of a row of
+        `attend_tokens` independent of the number of rows. `num_multiprocessors`: None takes the device's. Raises
+        ValueError if the kernels don't support the sizes.
         """
         if reason := unsupported_reason(num_heads, num_kv_heads, head_dim, dtype):
             raise ValueError(reason)
-        device = turns_PH.device
         self._num_kv_heads = num_kv_heads
         self._group = num_heads // num_kv_heads
-        self._turns_PH = turns_PH
         self._norm_eps = norm_eps
-        self._exponent_scale = math.log2(math.e) / math.sqrt(head_dim)
+        self._exponent_scale = math.log2(math.e) * scale
         self._batch_invariant = batch_invariant
         self._num_multiprocessors = num_multiprocessors or _multiprocessors_of(device)
         self._tiles = _Tiles.of(head_dim, dtype)
@@ -251,7 +253,7 @@ class PagedAttention:
     def _rotation(self, layer: LayerCache) -> dict[str, Any]:
         return {
             "norm": layer.norm_NH,
-            "turns": self._turns_PH,
+            "turns": layer.turns_PH,
             "norm_eps": self._norm_eps,
             "HAS_NORM": layer.norm_NH is not None,
         }

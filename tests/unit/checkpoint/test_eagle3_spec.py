@@ -42,7 +42,7 @@ def test_a_head_in_the_format_of_speculators(tmp_path: Path) -> None:
         "transformer_layer_config": {name: HEAD[name] for name in names} | {"model_type": "qwen3", "head_dim": 16},
     }
     spec, head = load_eagle3_spec(write(tmp_path, config), TARGET)
-    assert (spec.architecture, spec.head_dim, spec.qk_norm) == ("Qwen3ForCausalLM", 16, True)
+    assert (spec.architecture, spec.head_dim, spec.qk_norm) == ("Qwen3ForCausalLM", 16, "heads")
     assert head.target_layers == [1, 5, 9]
     assert head.norm_before_residual
     assert is_eagle3(tmp_path)

@@ -18,9 +18,9 @@ from peft_adapters import adapted_modules, make_adapter, save_adapter
 from safetensors.torch import load_file, save_file
 
 from raycore.checkpoint.lora_spec import LoraSpec
-from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.errors import InvalidAdapter
+from raycore.models.moe import MoeSpec
+from raycore.models.spec import ModelSpec
 
 PREFIX = "base_model.model.model.layers."
 Q_A = f"{PREFIX}0.self_attn.q_proj.lora_A.weight"

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from raycore.checkpoint.model_spec import ModelSpec, RopeScaling, load_model_spec
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.models.moe import ExpertNames, MoeSpec
+from raycore.models.registry import load_model_spec
+from raycore.models.rotation import RopeScaling, Rotation
+from raycore.models.spec import ModelSpec
 
 LLAMA31_SCALING = {
     "factor": 8.0,
@@ -51,8 +53,8 @@ def test_both_forms_of_transformers_mean_the_same(tmp_path: Path) -> None:
     )
     assert version4 == version5
     assert version4.dtype == "bfloat16"
-    assert version4.rope_theta == 500000.0
-    assert version4.rope_scaling == RopeScaling("llama3", 8.0, 8192, 1.0, 4.0)
+    assert version4.rotations[0].theta == 500000.0
+    assert version4.rotations[0].scaling == RopeScaling("llama3", 8.0, 8192, 1.0, 4.0)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_absent_keys_mean_what_transformers_takes_them_to_mean(
         spec.eos_token_ids,
     ) == expected
     assert (spec.hidden_size, spec.num_layers, spec.num_heads) == (4096, 32, 32)
-    assert (spec.rms_norm_eps, spec.rope_theta, spec.rope_scaling) == (1e-6, 10000.0, None)
+    assert (spec.rms_norm_eps, spec.rotations[0]) == (1e-6, Rotation(10000.0))
     assert not spec.tie_word_embeddings
     assert spec.dtype == "float32"
 
@@ -97,17 +99,17 @@ def test_kv_heads_that_are_null_are_as_many_as_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "config", "expected"),
     [
-        ("LlamaForCausalLM", {}, (False, False, False, False)),
-        ("LlamaForCausalLM", {"attention_bias": True}, (True, True, False, False)),
-        ("LlamaForCausalLM", {"mlp_bias": True}, (False, False, True, False)),
-        ("MistralForCausalLM", {"attention_bias": True, "mlp_bias": True}, (False, False, False, False)),
-        ("Qwen2ForCausalLM", {"attention_bias": True}, (True, False, False, False)),
-        ("Qwen3ForCausalLM", {}, (False, False, False, True)),
-        ("Qwen3ForCausalLM", {"attention_bias": True}, (True, True, False, True)),
+        ("LlamaForCausalLM", {}, (False, False, False, None)),
+        ("LlamaForCausalLM", {"attention_bias": True}, (True, True, False, None)),
+        ("LlamaForCausalLM", {"mlp_bias": True}, (False, False, True, None)),
+        ("MistralForCausalLM", {"attention_bias": True, "mlp_bias": True}, (False, False, False, None)),
+        ("Qwen2ForCausalLM", {"attention_bias": True}, (True, False, False, None)),
+        ("Qwen3ForCausalLM", {}, (False, False, False, "heads")),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, (True, True, False, "heads")),
     ],
 )
 def test_biases_and_norms(
-    tmp_path: Path, architecture: str, config: dict[str, Any], expected: tuple[bool, ...]
+    tmp_path: Path, architecture: str, config: dict[str, Any], expected: tuple[object, ...]
 ) -> None:
     spec = spec_of(tmp_path, architecture, **config)
     assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm) == expected
@@ -137,7 +139,8 @@ def test_windows(tmp_path: Path, architecture: str, config: dict[str, Any], expe
 
 
 def test_linear_rope_under_its_old_name(tmp_path: Path) -> None:
-    assert spec_of(tmp_path, rope_scaling={"type": "linear", "factor": 2}).rope_scaling == RopeScaling("linear", 2.0)
+    rotation = spec_of(tmp_path, rope_scaling={"type": "linear", "factor": 2}).rotations[0]
+    assert rotation == Rotation(10000.0, RopeScaling("linear", 2.0))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_linear_rope_under_its_old_name(tmp_path: Path) -> None:
 )
 def test_yarn_attention_factor(tmp_path: Path, given: dict[str, float], expected: float) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, **given}
-    scaling = spec_of(tmp_path, "Qwen3ForCausalLM", rope_scaling=rope).rope_scaling
+    scaling = spec_of(tmp_path, "Qwen3ForCausalLM", rope_scaling=rope).rotations[0].scaling
     assert scaling is not None
     assert scaling.attention_factor == pytest.approx(expected)
     assert (scaling.beta_fast, scaling.beta_slow, scaling.truncate) == (32.0, 1.0, True)
@@ -167,11 +170,11 @@ def test_yarn_stretches_the_positions_that_may_be_used(tmp_path: Path) -> None:
 
 def test_original_positions_default_to_the_models_and_the_top_level_wins(tmp_path: Path) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0}
-    scaling = spec_of(tmp_path, max_position_embeddings=1000, rope_scaling=rope).rope_scaling
+    scaling = spec_of(tmp_path, max_position_embeddings=1000, rope_scaling=rope).rotations[0].scaling
     assert scaling is not None
     assert scaling.original_max_position_embeddings == 1000
     rope["original_max_position_embeddings"] = 500
-    scaling = spec_of(tmp_path, original_max_position_embeddings=250, rope_scaling=rope).rope_scaling
+    scaling = spec_of(tmp_path, original_max_position_embeddings=250, rope_scaling=rope).rotations[0].scaling
     assert scaling is not None
     assert scaling.original_max_position_embeddings == 250
 
@@ -179,8 +182,9 @@ def test_original_positions_default_to_the_models_and_the_top_level_wins(tmp_pat
 def test_rope_parameters_by_layer_type(tmp_path: Path) -> None:
     plain = {"rope_theta": 5000.0, "rope_type": "default"}
     only = spec_of(tmp_path, rope_parameters={"full_attention": plain, "sliding_attention": None})
-    assert (only.rope_theta, only.rope_scaling) == (5000.0, None)
-    assert spec_of(tmp_path, rope_parameters={"full_attention": plain, "sliding_attention": plain}).rope_theta == 5000.0
+    assert only.rotations[0] == Rotation(5000.0)
+    both = {"full_attention": plain, "sliding_attention": plain}
+    assert spec_of(tmp_path, rope_parameters=both).rotations[0] == Rotation(5000.0)
     with pytest.raises(InvalidCheckpoint, match=r"rope_parameters.*all layer types"):
         spec_of(tmp_path, rope_parameters={"full_attention": plain, "sliding_attention": plain | {"rope_theta": 1.0}})
 
@@ -214,12 +218,12 @@ def test_generation_defaults_are_what_the_file_gives(tmp_path: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["architectures=['GPT2LMHeadModel']", "Qwen3ForCausalLM"]),
         ({"architectures": None}, ["architectures is missing", "LlamaForCausalLM"]),
-        ({"hidden_act": "gelu"}, ["hidden_act='gelu'", "'silu'"]),
+        ({"hidden_act": "relu"}, ["hidden_act='relu'", "silu"]),
         (
             {"quantization_config": {"quant_method": "bitsandbytes"}},
             ["quantization_config", "awq", "compressed-tensors"],
         ),
-        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor=0.5"]),
+        ({"partial_rotary_factor": 1.5}, ["partial_rotary_factor=1.5"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "type='dynamic'", "yarn"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "rope_type='longrope'"]),
         ({"rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor is missing"]),
@@ -291,8 +295,10 @@ MOE_SIZES = {"num_hidden_layers": 4, "num_experts_per_tok": 2}
 
 def test_experts_of_mixtral(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "MixtralForCausalLM")
-    assert spec.moe == MoeSpec(8, 2, 14336, True, [True] * 32)
-    assert (spec.rms_norm_eps, spec.rope_theta, spec.num_kv_heads) == (1e-5, 1e6, 8)
+    assert spec.moe == MoeSpec(
+        8, 2, 14336, True, [True] * 32, ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size"
+    )
+    assert (spec.rms_norm_eps, spec.rotations[0].theta, spec.num_kv_heads) == (1e-5, 1e6, 8)
     assert spec.layer_windows == [None] * 32
     assert spec_of(tmp_path, "MixtralForCausalLM", **MOE_SIZES, sliding_window=7).layer_windows == [7] * 4
 
@@ -300,7 +306,7 @@ def test_experts_of_mixtral(tmp_path: Path) -> None:
 def test_experts_of_qwen3_moe(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "Qwen3MoeForCausalLM")
     assert spec.moe == MoeSpec(128, 8, 768, False, [True] * 24)
-    assert (spec.hidden_size, spec.num_kv_heads, spec.head_dim, spec.qk_norm) == (2048, 4, 64, True)
+    assert (spec.hidden_size, spec.num_kv_heads, spec.head_dim, spec.qk_norm) == (2048, 4, 64, "heads")
     given = {"num_experts": 6, "moe_intermediate_size": 16, "norm_topk_prob": True, **MOE_SIZES}
     assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **given).moe == MoeSpec(6, 2, 16, True, [True] * 4)
     renamed = {key: value for key, value in given.items() if key != "num_experts"} | {"num_local_experts": 6}

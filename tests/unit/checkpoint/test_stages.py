@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_model import SPEC
 
-from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.checkpoint.stages import Stage, layer_costs, split_layers
 from raycore.errors import InvalidConfig
+from raycore.models.moe import MoeSpec
+from raycore.models.spec import ModelSpec
 
 
 def spec_of(num_layers: int, vocab_size: int = 1, sparse_layers: list[bool] | None = None) -> ModelSpec:

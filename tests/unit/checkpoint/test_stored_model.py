@@ -12,14 +12,15 @@ import torch
 from safetensors.numpy import save_file
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.checkpoint.model_spec import ModelSpec, load_model_spec
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.checkpoint.stored_model import fit_eagle3, fit_model
 from raycore.checkpoint.tensor_shapes import model_tensors
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
+from raycore.models.moe import MoeSpec
+from raycore.models.registry import load_model_spec
+from raycore.models.spec import ModelSpec
 from raycore.weights.linear_formats import CONVERTED
 from raycore.weights.loader import RankLayout, load_decoder_weights
 
@@ -32,7 +33,7 @@ SPEC = msgspec.structs.replace(
     tie_word_embeddings=False,
     max_position_embeddings=64,
 )
-BIASED = msgspec.structs.replace(SPEC, qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=True)
+BIASED = msgspec.structs.replace(SPEC, qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm="heads")
 TIED = msgspec.structs.replace(SPEC, tie_word_embeddings=True)
 MOE = MoeSpec(3, 2, 6, norm_topk_prob=True, sparse_layers=[False, True])
 QWEN = msgspec.structs.replace(SPEC, architecture="Qwen3MoeForCausalLM", moe=MOE)
@@ -198,7 +199,7 @@ def test_tensors_that_nobody_reads_are_refused(tmp_path: Path, name: str) -> Non
 
 
 def test_norms_that_are_missing_are_refused(tmp_path: Path) -> None:
-    with_norms = msgspec.structs.replace(SPEC, qk_norm=True)
+    with_norms = msgspec.structs.replace(SPEC, qk_norm="heads")
     assert "model.layers.0.self_attn.q_norm.weight" in message(with_norms, write(tmp_path, make(SPEC)))
 
 

@@ -11,9 +11,9 @@ from small_model import make_operations
 from torch.distributed import HashStore
 from torch.nn import functional
 
-from raycore.checkpoint.moe_spec import ExpertShare, MoeSpec
 from raycore.layers.feed_forward import SparseFeedForward
 from raycore.layers.operations import TorchOperations
+from raycore.models.moe import ExpertShare, MoeSpec
 from raycore.parallel.collectives import SharedMemoryCollectives
 from raycore.parallel.experts import ExpertParallel, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel

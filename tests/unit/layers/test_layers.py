@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import pytest
 import torch
-from small_model import CPU, SPEC
+from small_model import CPU
 
-from raycore.checkpoint.model_spec import RopeScaling
-from raycore.layers.gate import silu_and_mul
+from raycore.layers.gate import gate_and_mul
 from raycore.layers.linear import PackedLinear, PlainLinear, can_pack, make_linear
 from raycore.layers.norm import RMSNorm
-from raycore.layers.rope import Rope, interleave, rotate_
+from raycore.layers.rope import PairOrder, Rope, rotate_
+from raycore.models.rotation import RopeScaling, Rotation
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
@@ -59,7 +58,7 @@ def test_small_float32_weights_stay_plain() -> None:
 def test_silu_and_mul_takes_gate_then_up() -> None:
     gate, up = torch.randn(3, 5), torch.randn(3, 5)
     expected = gate * torch.sigmoid(gate) * up
-    torch.testing.assert_close(silu_and_mul(torch.cat([gate, up], 1)), expected)
+    torch.testing.assert_close(gate_and_mul("silu", torch.cat([gate, up], 1)), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -69,9 +68,11 @@ def test_rotation_of_interleaved_heads_equals_that_of_halves(dtype: torch.dtype)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     first, second = heads_TNH.float().chunk(2, -1)
     expected = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-    turned = interleave(heads_TNH.transpose(0, 1).transpose(1, 2)).permute(2, 0, 1).contiguous()
-    rotate_(turned, Rope(SPEC, 96, CPU).turns(positions))
-    expected = interleave(expected.transpose(0, 1).transpose(1, 2)).permute(2, 0, 1)
+    rotation = Rotation(10000.0)
+    order = PairOrder(rotation, 8)
+    turned = order.pairs(heads_TNH.transpose(0, 1).transpose(1, 2)).permute(2, 0, 1).contiguous()
+    rotate_(turned, Rope(rotation, 8, 96, CPU).turns(positions))
+    expected = order.pairs(expected.transpose(0, 1).transpose(1, 2)).permute(2, 0, 1)
     torch.testing.assert_close(turned.float(), expected, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-2)
 
 
@@ -79,8 +80,7 @@ def test_rope_scalings_at_the_ends_of_the_spectrum() -> None:
     """Llama 3 and YaRN keep the fastest turn and slow the slowest down by the factor; linear slows all down."""
 
     def angles(scaling: RopeScaling | None) -> torch.Tensor:
-        spec = msgspec.structs.replace(SPEC, head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
-        return Rope(spec, 2, CPU).turns(torch.tensor([1]))[0, 0].angle()
+        return Rope(Rotation(500000.0, scaling), 64, 2, CPU).turns(torch.tensor([1]))[0, 0].angle()
 
     plain = angles(None)
     torch.testing.assert_close(angles(RopeScaling("linear", 4.0)), plain / 4)
@@ -91,8 +91,25 @@ def test_rope_scalings_at_the_ends_of_the_spectrum() -> None:
         assert (scaled <= plain * (1 + 1e-6)).all()
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("is_adjacent", [False, True])
+def test_pairs_are_rotated_and_the_rest_stays(fraction: float, is_adjacent: bool) -> None:
+    rotation, head_dim = Rotation(100.0, fraction=fraction, is_adjacent=is_adjacent), 8
+    order, x_H, position = PairOrder(rotation, head_dim), torch.randn(head_dim), 3
+    num_rotated = int(head_dim * fraction)
+    expected_H = x_H.clone()
+    for pair in range(num_rotated // 2):
+        first, second = (2 * pair, 2 * pair + 1) if is_adjacent else (pair, pair + num_rotated // 2)
+        turn = torch.polar(torch.ones(()), torch.tensor(position * 100.0 ** (-2 * pair / num_rotated)))
+        turned = torch.complex(x_H[first], x_H[second]) * turn
+        expected_H[first], expected_H[second] = turned.real, turned.imag
+    heads_11H = order.pairs(x_H[None]).view(1, 1, -1)
+    rotate_(heads_11H, Rope(rotation, head_dim, 5, CPU).turns(torch.tensor([position])))
+    torch.testing.assert_close(order.stored(heads_11H[0])[0], expected_H)
+
+
 def test_yarn_lengthens_the_vectors() -> None:
     scaling = RopeScaling("yarn", 4.0, original_max_position_embeddings=24, attention_factor=1.25)
-    turns = Rope(msgspec.structs.replace(SPEC, rope_scaling=scaling), 4, CPU).turns(torch.arange(4))
+    turns = Rope(Rotation(10000.0, scaling), 8, 4, CPU).turns(torch.arange(4))
     torch.testing.assert_close(turns.abs(), torch.full_like(turns.abs(), 1.25))
     assert math.isclose(float(turns[0, 0, 0].real), 1.25)

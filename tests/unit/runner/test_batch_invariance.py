@@ -16,10 +16,10 @@ from raycore.attention.batch_invariant import TILE, BatchInvariantAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import AttentionSpec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.decoder.decoder import Decoder
 from raycore.layers.rows import TILE_ROWS, Tiles, keeps_places, on_one_thread
 from raycore.messages import StepPlan, TokenLogprobs
+from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.runner.runner import ModelRunner
 from raycore.sampling.logprobs import TokenLogprobsDownload
@@ -48,7 +48,7 @@ LLAMA = msgspec.structs.replace(
     qkv_bias=False,
     o_bias=False,
     mlp_bias=False,
-    qk_norm=False,
+    qk_norm=None,
     tie_word_embeddings=True,
     max_position_embeddings=MAX_MODEL_LEN,
 )

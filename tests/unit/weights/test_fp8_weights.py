@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from small_model import SPEC as QWEN
 
-from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.errors import InvalidCheckpoint
+from raycore.models.moe import MoeSpec
+from raycore.models.spec import ModelSpec
 from raycore.weights.fp8_weight import FP8, Fp8Weight, quantize_rows
 from raycore.weights.linear_formats import EVERY_FP8, STORED_FP8
 from raycore.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
@@ -30,7 +30,7 @@ MIXTRAL = msgspec.structs.replace(
     qkv_bias=False,
     o_bias=False,
     mlp_bias=False,
-    qk_norm=False,
+    qk_norm=None,
     moe=MoeSpec(2, 1, 8, True, [True]),
 )
 
@@ -176,7 +176,7 @@ def test_weights_are_rounded_while_they_are_read(tmp_path: Path, monkeypatch: py
                 weight = getattr(found.layers[0], name)
                 assert torch.equal(weight.values_OI.float(), values.float())
                 assert torch.equal(weight.scales_O, scales.view(-1))
-            assert torch.equal(numbers(found.layers[0].input_norm_D), plain.input_norm_D)
+            assert torch.equal(numbers(found.layers[0].before_attention_D), plain.before_attention_D)
 
 
 def test_random_weights_are_rounded() -> None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.models.rotation import Rotation
+from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.loader import DecoderWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.staging import Staging
@@ -29,22 +30,20 @@ SPEC = ModelSpec(
     num_kv_heads=2,
     head_dim=HEAD,
     rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-    rope_scaling=None,
+    rotations=[Rotation(10000.0)] * 2,
     layer_windows=[None, None],
     qkv_bias=True,
     o_bias=True,
     mlp_bias=True,
-    qk_norm=True,
+    qk_norm="heads",
     tie_word_embeddings=False,
-    hidden_act="silu",
     max_position_embeddings=64,
     dtype="bfloat16",
     bos_token_id=None,
     eos_token_ids=[2],
     generation_defaults={},
 )
-PLAIN = msgspec.structs.replace(SPEC, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False)
+PLAIN = msgspec.structs.replace(SPEC, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=None)
 TIED = msgspec.structs.replace(PLAIN, tie_word_embeddings=True)
 
 Tensors = dict[str, torch.Tensor]
@@ -138,8 +137,8 @@ def test_one_rank_gets_everything(tmp_path: Path) -> None:
             (layer.k_norm_H, "self_attn.k_norm.weight"),
             (layer.feed_forward.down_DF, "mlp.down_proj.weight"),
             (layer.feed_forward.down_bias, "mlp.down_proj.bias"),
-            (layer.input_norm_D, "input_layernorm.weight"),
-            (layer.post_norm_D, "post_attention_layernorm.weight"),
+            (layer.before_attention_D, "input_layernorm.weight"),
+            (layer.before_feed_forward_D, "post_attention_layernorm.weight"),
         ):
             assert equal(found, of_layer[name]), name
 

@@ -16,10 +16,10 @@ from peft_adapters import adapted_modules, save_adapter
 from safetensors.torch import load_file, save_file
 
 from raycore.checkpoint.lora_spec import LoraSpec
-from raycore.checkpoint.model_spec import ModelSpec
 from raycore.checkpoint.rank_rows import RankRows
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidAdapter
+from raycore.models.spec import ModelSpec
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.lora_weights import LoraLinear, LoraWeights, largest_lora_bytes, load_lora_weights
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from small_model import SPEC as DENSE
 
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.errors import InvalidCheckpoint
+from raycore.models.moe import ExpertNames, MoeSpec
 from raycore.weights.loader import MlpWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.moe_weights import MoeWeights
 from raycore.weights.staging import Staging
@@ -21,7 +21,11 @@ MOE = MoeSpec(EXPERTS, 2, SIZE, True, [True, False, True])
 QWEN = msgspec.structs.replace(
     DENSE, architecture="Qwen3MoeForCausalLM", qkv_bias=False, o_bias=False, mlp_bias=False, moe=MOE
 )
-MIXTRAL = msgspec.structs.replace(QWEN, architecture="MixtralForCausalLM")
+MIXTRAL = msgspec.structs.replace(
+    QWEN,
+    architecture="MixtralForCausalLM",
+    moe=msgspec.structs.replace(MOE, names=ExpertNames("block_sparse_moe", "w1", "w3", "w2")),
+)
 NAMES = {
     "Qwen3MoeForCausalLM": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "MixtralForCausalLM": ("block_sparse_moe", "w1", "w3", "w2"),

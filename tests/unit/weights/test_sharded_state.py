@@ -12,8 +12,6 @@ from test_loader import PLAIN, SPEC, TIED, equal, flat, make_tensors, write
 from test_moe_weights import QWEN as MOE
 from test_moe_weights import make_tensors as make_moe_tensors
 
-from raycore.checkpoint.model_spec import ModelSpec
-from raycore.checkpoint.moe_spec import ExpertShare
 from raycore.checkpoint.sharded_state import (
     Division,
     Shard,
@@ -25,6 +23,9 @@ from raycore.checkpoint.sharded_state import (
 )
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.models.moe import ExpertShare
+from raycore.models.rotation import Rotation
+from raycore.models.spec import ModelSpec
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.linear_formats import EVERY_FP8
 from raycore.weights.loader import DecoderWeights, load_decoder_weights
@@ -139,7 +140,8 @@ def test_another_model_is_refused_with_both(saved: Path) -> None:
     match = "architecture='LlamaForCausalLM' instead of 'Qwen3ForCausalLM', num_layers=2 instead of 3"
     with pytest.raises(InvalidCheckpoint, match=match):
         check_saved_state(saved, PATTERN, other, Division(2))
-    check_saved_state(saved, PATTERN, msgspec.structs.replace(PLAIN, rope_theta=1e6), Division(2))
+    rotations: list[Rotation | None] = [Rotation(1e6)] * PLAIN.num_layers
+    check_saved_state(saved, PATTERN, msgspec.structs.replace(PLAIN, rotations=rotations), Division(2))
 
 
 def test_the_files_say_which_biases_and_head_there_are(saved: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from small_model import SPEC, make_operations
 
-from raycore.checkpoint.moe_spec import MoeSpec
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.decoder import Decoder
 from raycore.kernels import library as kernels
+from raycore.models.moe import MoeSpec
 from raycore.parallel import peer_memory
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel

@@ -27,7 +27,8 @@ def paged(batch: Batch, max_rows: int = 8, **options) -> PagedAttention:
         num_kv_heads=sizes.num_kv_heads,
         head_dim=sizes.head_dim,
         block_size=sizes.block_size,
-        turns_PH=batch.turns_PH.to(DEVICE),
+        device=DEVICE,
+        scale=1 / math.sqrt(sizes.head_dim),
         norm_eps=EPS,
         dtype=sizes.dtype,
         max_rows=max_rows,
@@ -41,6 +42,7 @@ class OnDevice:
     def __init__(self, batch: Batch) -> None:
         self.layer = LayerCache(
             batch.blocks.to(batch.sizes.cache_dtype or batch.sizes.dtype, copy=True).to(DEVICE),
+            batch.turns_PH.to(DEVICE),
             batch.sizes.window,
             None if batch.norm_NH is None else batch.norm_NH.to(DEVICE),
         )
@@ -199,12 +201,12 @@ def test_a_cache_of_more_than_two_to_the_31_elements() -> None:
     first = (1 << 31) // batch.blocks[0].numel() // 2
     blocks = torch.empty(2 * first + len(batch.blocks), batch.blocks.shape[1], dtype=torch.float16, device=DEVICE)
     blocks[2 * first :] = on_device.layer.blocks
-    on_device.layer = LayerCache(blocks)
+    on_device.layer = LayerCache(blocks, on_device.layer.turns_PH)
     on_device.tables_SM = on_device.tables_SM + first
     on_device.attend_tokens(kernels, is_fused=True)
     on_device.write_cache(kernels, on_device.chunks)
     on_device.attend_chunks(kernels, batch, on_device.num_tokens)
-    on_device.layer = LayerCache(blocks[2 * first :])
+    on_device.layer = LayerCache(blocks[2 * first :], on_device.layer.turns_PH)
     batch.check(on_device.outcome())
 
 

@@ -14,7 +14,7 @@ from kernels import assert_near, needs_kernels, randn
 
 from raycore.kernels import library
 from raycore.kernels.gpu import rows
-from raycore.layers.gate import silu_and_mul
+from raycore.layers.gate import gate_and_mul
 from raycore.layers.norm import RMSNorm
 
 EPS = 1e-6
@@ -52,7 +52,7 @@ class TorchRows:
         return RMSNorm(weight_D, eps)(x)
 
     def silu_and_mul(self, gate_up_TF):
-        return silu_and_mul(gate_up_TF)
+        return gate_and_mul("silu", gate_up_TF)
 
 
 library.load()

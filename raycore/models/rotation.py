@@ -1,6 +1,6 @@
-"""The parameters of RoPE scaling, read from config.json in all the forms that transformers has used.
+"""How a layer rotates queries and keys, read from config.json in all the forms that transformers has used.
 
-`raycore.layers.rope` computes the scaled frequencies.
+`raycore.layers.rope` computes the frequencies.
 """
 
 from __future__ import annotations
@@ -32,30 +32,50 @@ class RopeScaling(msgspec.Struct, frozen=True):
     """yarn: whether the bounds of the interpolated dimensions are rounded outwards to whole dimensions."""
 
 
-def parse_rope(config: JsonFields) -> tuple[float, RopeScaling | None]:
-    """Return the base of the rotary frequencies, and their scaling (None: no scaling), as config.json describes them.
+class Rotation(msgspec.Struct, frozen=True):
+    """How a layer rotates the pairs of components of its queries and keys (RoPE)."""
+
+    theta: float
+    """The base of the frequencies."""
+    scaling: RopeScaling | None = None
+    fraction: float = 1.0
+    """The share of a head's components that are rotated. They are the first ones."""
+    is_adjacent: bool = False
+    """Whether the components of a pair are adjacent in the checkpoint. Otherwise, a pair has one of each half."""
+
+
+def parse_rotation(config: JsonFields, kind: str | None = None, *, is_adjacent: bool = False) -> Rotation:
+    """Return the rotation that config.json describes.
+
+    Args:
+        kind: which one, if config.json has one for each type of layers: `full_attention` or `sliding_attention`. None:
+            there is one for all layers.
+        is_adjacent: see `Rotation`.
 
     Raises:
         InvalidCheckpoint: the scaling isn't one of `RopeType`, or lacks a parameter. The message names the key.
     """
-    rope = _rope_parameters(config)
-    return rope.float_("rope_theta"), _rope_scaling(rope, config)
+    rope = _rope_parameters(config, kind)
+    fraction = rope.optional_float("partial_rotary_factor") or config.optional_float("partial_rotary_factor") or 1.0
+    if fraction > 1:
+        raise config.error("partial_rotary_factor", "a number up to 1")
+    return Rotation(rope.float_("rope_theta"), _rope_scaling(rope, config), fraction, is_adjacent)
 
 
-def _rope_parameters(config: JsonFields) -> JsonFields:
+def _rope_parameters(config: JsonFields, kind: str | None) -> JsonFields:
     """Return `rope_parameters` as transformers 5 writes it, or transformers 4's `rope_scaling` and `rope_theta`."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.child(key)
-    nested = [rope.child(name) for name in ("full_attention", "sliding_attention") if rope.get(name) is not None]
-    if nested and any(fields.values != nested[0].values for fields in nested):
+    kinds = [name for name in ("full_attention", "sliding_attention") if rope.get(name) is not None]
+    if kinds and kind is None and any(rope.get(name) != rope.get(kinds[0]) for name in kinds):
         raise config.error(key, "the same parameters for all layer types")
-    return (nested[0] if nested else rope).with_defaults({"rope_theta": config.get("rope_theta")})
+    if kinds:
+        rope = rope.child(kind if kind in kinds else kinds[0])
+    return rope.with_defaults({"rope_theta": config.get("rope_theta")})
 
 
 def _rope_scaling(rope: JsonFields, config: JsonFields) -> RopeScaling | None:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    if rope.get("partial_rotary_factor") not in (None, 1.0):
-        raise rope.error("partial_rotary_factor", "1.0")
     if rope_type == "default":
         return None
     if rope_type == "linear":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EXPERT_NAMES", "ExpertShare", "MoeSpec", "has_stacked_experts", "parse_moe"]
+__all__ = ["ExpertNames", "ExpertShare", "MoeSpec", "has_stacked_experts", "num_experts", "sparse_layers"]
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,19 +12,13 @@ import msgspec
 from raycore.checkpoint.json_fields import JsonFields
 
 
-class ExpertNames(NamedTuple):
+class ExpertNames(msgspec.Struct, frozen=True):
     """What checkpoints call a sparse layer's block and the projections of an expert, unless experts are stacked."""
 
-    block: str
-    gate: str
-    up: str
-    down: str
-
-
-EXPERT_NAMES = {
-    "MixtralForCausalLM": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
-    "Qwen3MoeForCausalLM": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
-}
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
 
 
 class ExpertShare(NamedTuple):
@@ -47,6 +41,9 @@ class MoeSpec(msgspec.Struct, frozen=True):
     """Whether the weights of a token's experts are normalized so that their sum is 1."""
     sparse_layers: list[bool]
     """For each layer, whether it has experts. Layers without experts are dense."""
+    names: ExpertNames = ExpertNames()
+    size_key: str = "moe_intermediate_size"
+    """The key of `intermediate_size` in config.json."""
 
     def split_experts(self, tp_rank: int, tp_size: int) -> ExpertShare:
         """Return a rank's share with tensor parallelism: the same number of rows of every expert."""
@@ -67,31 +64,22 @@ def has_stacked_experts(moe: MoeSpec, has_tensor: Callable[[str], bool]) -> bool
     return has_tensor(f"model.layers.{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj")
 
 
-def parse_moe(architecture: str, config: JsonFields) -> MoeSpec | None:
-    """Return the `MoeSpec` of the model that `config` describes, or None if no layer has experts."""
-    if architecture == "MixtralForCausalLM":
-        size, is_normed = "intermediate_size", True
-    elif architecture == "Qwen3MoeForCausalLM":
-        size, is_normed = "moe_intermediate_size", config.bool_("norm_topk_prob")
-    else:
-        return None
-    sparse_layers = _sparse_layers(config)
-    if not any(sparse_layers):
-        return None
-    num_experts = _num_experts(config)
-    num_chosen = config.int_("num_experts_per_tok")
-    if num_chosen > num_experts:
-        raise config.error("num_experts_per_tok", f"at most the model's {num_experts} experts")
-    return MoeSpec(num_experts, num_chosen, config.int_(size), is_normed, sparse_layers)
-
-
-def _num_experts(config: JsonFields) -> int:
+def num_experts(config: JsonFields) -> int:
     """Return the number of experts, which config.json has as `num_experts` or `num_local_experts`."""
     given = [key for key in ("num_experts", "num_local_experts") if config.values.get(key) is not None]
     return config.int_(given[0] if given else "num_experts")
 
 
-def _sparse_layers(config: JsonFields) -> list[bool]:
+def num_chosen(config: JsonFields) -> int:
+    """Return the number of a token's experts."""
+    chosen, available = config.int_("num_experts_per_tok"), num_experts(config)
+    if chosen > available:
+        raise config.error("num_experts_per_tok", f"at most the model's {available} experts")
+    return chosen
+
+
+def sparse_layers(config: JsonFields) -> list[bool]:
+    """Return for each layer whether it has experts: every `decoder_sparse_step`-th one not in `mlp_only_layers`."""
     every = config.optional_int("decoder_sparse_step") or 1
     dense = config.list_("mlp_only_layers") or []
     return [layer not in dense and (layer + 1) % every == 0 for layer in range(config.int_("num_hidden_layers"))]

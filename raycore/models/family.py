@@ -1,0 +1,127 @@
+"""What a family of models is, what several families read from config.json alike, and the families that plugins add.
+
+A family is one file in this package. It reads its fields of config.json and returns the `Parts` that its layers are
+made of. Does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.errors import InvalidConfig
+from raycore.models.rotation import parse_rotation
+from raycore.models.spec import Gate, Parts
+from raycore.plugins import MODELS, find_plugin, plugin_failure, plugin_names
+
+_GATES: Mapping[str, Gate] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+"""By transformers' names of activations."""
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""What Llama has where config.json says nothing, and most families with it."""
+
+
+def plain_parts(config: JsonFields, **parts: Any) -> Parts:
+    """Return `parts`, with no window and one rotation for all layers where they don't say otherwise."""
+    num_layers = config.int_("num_hidden_layers")
+    parts.setdefault("gate", gate(config))
+    parts.setdefault("layer_windows", [None] * num_layers)
+    if "rotations" not in parts:
+        parts["rotations"] = [parse_rotation(config)] * num_layers
+    return Parts(**parts)
+
+
+def gate(config: JsonFields, key: str = "hidden_act") -> Gate:
+    """Return the activation of gates."""
+    name = config.get(key)
+    if name not in _GATES:
+        raise config.error(key, f"one of {', '.join(_GATES)}")
+    return _GATES[name]
+
+
+def same_window(config: JsonFields) -> list[int | None]:
+    """Return the windows of a family whose layers all have the window `sliding_window`, if there is one."""
+    layer_types = config.list_("layer_types")
+    window = config.optional_int("sliding_window")
+    if window is not None and any(each != "sliding_attention" for each in layer_types or []):
+        raise config.error("layer_types", "sliding_attention for every layer of this architecture")
+    return [window] * config.int_("num_hidden_layers")
+
+
+def sliding_layers(config: JsonFields) -> list[bool] | None:
+    """Return for each layer whether `layer_types` says that it has a sliding window. None: there are no types."""
+    layer_types, num_layers = config.list_("layer_types"), config.int_("num_hidden_layers")
+    if layer_types is None:
+        return None
+    known = ("full_attention", "sliding_attention")
+    if len(layer_types) != num_layers or any(layer_type not in known for layer_type in layer_types):
+        expected = f"a list of {num_layers} entries (num_hidden_layers), each full_attention or sliding_attention"
+        raise config.error("layer_types", expected)
+    return [layer_type == "sliding_attention" for layer_type in layer_types]
+
+
+def _unchanged(config: dict[str, Any]) -> dict[str, Any]:
+    return config
+
+
+@dataclass(frozen=True)
+class Family:
+    """How raycore reads and computes the models of one architecture."""
+
+    defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
+    """For keys that config.json lacks."""
+    parts: Callable[[JsonFields], Parts] = plain_parts
+    """Returns the parts of the model that config.json describes. Raises InvalidCheckpoint."""
+    convert_config: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
+    """Gets what is in config.json, and returns it under Llama's keys."""
+    decoder: str | None = None
+    """`package.module.Class` of a subclass of `raycore.decoder.decoder.Decoder`. None: that class itself. It is a path,
+    because only workers import torch."""
+
+
+def plugin_family(name: str) -> Family | None:
+    """The family that a plugin adds for the architecture of this name; None if there is none.
+
+    Raises:
+        InvalidConfig: the plugin can't be imported, or isn't a `Family`.
+    """
+    found = find_plugin(MODELS, name)
+    if found is not None and not isinstance(found, Family):
+        raise InvalidConfig(f"the plugin {name!r} of {MODELS} is {found!r}, not a Family")
+    return found
+
+
+def plugin_families() -> list[str]:
+    """The names of the architectures that plugins add."""
+    return plugin_names(MODELS)
+
+
+def converted(name: str, family: Family, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what is in config.json under Llama's keys.
+
+    Raises:
+        InvalidConfig: the family's function failed.
+    """
+    try:
+        return family.convert_config(config)
+    except Exception as error:  # other people's code may raise anything
+        raise plugin_failure(MODELS, name, error) from error

@@ -1,0 +1,22 @@
+"""Mistral: Llama with a sliding window in every layer."""
+
+from __future__ import annotations
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.models.family import DEFAULTS, Family, plain_parts, same_window
+from raycore.models.spec import Parts
+
+MISTRAL_DEFAULTS = {
+    **DEFAULTS,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+
+
+def _parts(config: JsonFields) -> Parts:
+    return plain_parts(config, layer_windows=same_window(config))
+
+
+MISTRAL = Family(MISTRAL_DEFAULTS, _parts)

@@ -1,0 +1,138 @@
+"""The families that raycore serves, and the description of a checkpoint's model: `config.json` and
+`generation_config.json`, parsed and validated.
+
+Handles the differences between the formats of transformers 4 and 5, so that other modules see one `ModelSpec`. Absent
+keys get the defaults of transformers' configuration classes. Doesn't import torch or read weights.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FAMILIES", "load_model_spec", "parse_model_spec"]
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.checkpoint.quantization import parse_quantization
+from raycore.errors import InvalidCheckpoint
+from raycore.models.family import Family, converted, plugin_families, plugin_family
+from raycore.models.llama import LLAMA
+from raycore.models.mistral import MISTRAL
+from raycore.models.mixtral import MIXTRAL
+from raycore.models.qwen2 import QWEN2
+from raycore.models.qwen3 import QWEN3
+from raycore.models.qwen3_moe import QWEN3_MOE
+from raycore.models.spec import CheckpointDType, ModelSpec, Parts
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": MISTRAL,
+    "MixtralForCausalLM": MIXTRAL,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
+}
+"""By the name of the architecture in config.json."""
+_GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+def load_model_spec(path: Path) -> ModelSpec:
+    """Read the description of the model in the checkpoint directory `path`.
+
+    Raises:
+        InvalidCheckpoint: the directory or its config.json is missing or can't be read, or raycore doesn't support the
+            model. For an unsupported model, the message names the file, the key and the key's value.
+    """
+    path = path.expanduser()
+    if not path.is_dir():
+        raise InvalidCheckpoint(
+            f"{path} isn't a directory: give the directory of a downloaded checkpoint, "
+            "with its config.json and *.safetensors files"
+        )
+    generation_path = path / "generation_config.json"
+    generation = JsonFields.read(generation_path) if generation_path.exists() else JsonFields(str(generation_path), {})
+    return parse_model_spec(JsonFields.read(path / "config.json"), generation)
+
+
+def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:
+    """Return the description in the fields of config.json and generation_config.json.
+
+    Raises:
+        InvalidCheckpoint: as `load_model_spec`.
+    """
+    name, family = _family(config)
+    config = config.converted(partial(converted, name, family))
+    return _model_spec(name, family, config.with_defaults(family.defaults), generation)
+
+
+def _family(config: JsonFields) -> tuple[str, Family]:
+    for name in map(str, config.list_("architectures") or []):
+        family = FAMILIES.get(name) or plugin_family(name)
+        if family is not None:
+            return name, family
+    raise config.error("architectures", f"one of {', '.join([*FAMILIES, *plugin_families()])}")
+
+
+def _model_spec(architecture: str, family: Family, config: JsonFields, generation: JsonFields) -> ModelSpec:
+    num_heads = config.int_("num_attention_heads")
+    num_kv_heads = config.optional_int("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads={num_heads}")
+    parts = family.parts(config)
+    return ModelSpec(
+        architecture=architecture,
+        model_type=str(config.get("model_type") or architecture.removesuffix("ForCausalLM").lower()),
+        vocab_size=config.int_("vocab_size"),
+        hidden_size=config.int_("hidden_size"),
+        intermediate_size=config.int_("intermediate_size"),
+        num_layers=config.int_("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(config, num_heads),
+        rms_norm_eps=config.float_("rms_norm_eps"),
+        tie_word_embeddings=config.bool_("tie_word_embeddings"),
+        max_position_embeddings=config.int_("max_position_embeddings"),
+        dtype=_dtype(config),
+        bos_token_id=config.optional_int("bos_token_id", low=0),
+        eos_token_ids=_token_ids(generation, "eos_token_id") or _token_ids(config, "eos_token_id"),
+        generation_defaults={key: generation.get(key) for key in _GENERATION_KEYS if generation.get(key) is not None},
+        quantization=parse_quantization(config),
+        decoder=family.decoder,
+        **{field: getattr(parts, field) for field in Parts.__struct_fields__},
+    )
+
+
+def _head_dim(config: JsonFields, num_heads: int) -> int:
+    given = config.optional_int("head_dim")
+    if given is None and config.int_("hidden_size") % num_heads:
+        raise config.error("hidden_size", f"a multiple of num_attention_heads={num_heads}, or an explicit head_dim")
+    head_dim = given or config.int_("hidden_size") // num_heads
+    if head_dim % 2 and given is None:
+        even = f"an even hidden_size / num_attention_heads, for the rotary embedding, not {head_dim}"
+        raise config.error("num_attention_heads", even)
+    if head_dim % 2:
+        raise config.error("head_dim", "an even number, for the rotary embedding")
+    return head_dim
+
+
+def _dtype(config: JsonFields) -> CheckpointDType:
+    key = "torch_dtype" if config.get("dtype") is None else "dtype"
+    name = config.get(key) or "float32"
+    if name not in ("float32", "bfloat16", "float16"):
+        raise config.error(key, "float32, bfloat16 or float16")
+    return name
+
+
+def _token_ids(fields: JsonFields, key: str) -> list[int]:
+    value = fields.get(key)
+    if value is None:
+        return []
+    if isinstance(value, int):
+        return [fields.int_(key, low=0)]
+    token_ids = fields.list_(key) or []
+    if not all(
+        isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 for token_id in token_ids
+    ):
+        raise fields.error(key, "a token id or a list of token ids, integers from 0 on")
+    return token_ids

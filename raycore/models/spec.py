@@ -1,0 +1,155 @@
+"""A decoder's sizes and the parts that it is made of. Does not import torch."""
+
+from __future__ import annotations
+
+__all__ = ["CheckpointDType", "Gate", "ModelSpec", "Parts", "TensorNames"]
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from raycore.checkpoint.quantization import Quantization
+from raycore.errors import InvalidConfig
+from raycore.models.moe import MoeSpec
+from raycore.models.rotation import Rotation
+
+CheckpointDType = Literal["float32", "bfloat16", "float16"]
+Gate = Literal["silu", "gelu", "gelu_tanh"]
+
+
+class TensorNames(msgspec.Struct, frozen=True):
+    """What a checkpoint calls those tensors of a layer that families name differently. None: there is no such tensor.
+
+    Norms are *before* a block, which gets the normalized hidden states, or *after* it: then its result is normalized
+    before it is added to the hidden states.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_feed_forward: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+    qkv: str | None = None
+    """One tensor with the rows of the query, then the key, then the value projection. None: each has its own."""
+    gate_up: str | None = None
+    """One tensor with the rows of the gate, then those of up. None: each has its own."""
+
+    @property
+    def norms(self) -> list[str]:
+        """The norms that there are."""
+        norms = self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward
+        return [name for name in norms if name is not None]
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What families differ in. The defaults are Llama's."""
+
+    layer_windows: list[int | None]
+    """Each layer's sliding window: how many tokens a token sees, itself included. None: no window."""
+    rotations: list[Rotation | None]
+    """How each layer rotates queries and keys. None: it doesn't."""
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: Literal["heads", "width"] | None = None
+    """Which RMS norm queries and keys get before the rotation: one for each head, or one over all heads together."""
+    norm_offset: float = 0.0
+    """What is added to the weights of norms."""
+    gate: Gate = "silu"
+    attention_scale: float | None = None
+    """Scores are multiplied by it. None: by 1 / sqrt(head_dim)."""
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    """The results of attention and of the feed-forward part are multiplied by it before they are added."""
+    logits_multiplier: float = 1.0
+    moe: MoeSpec | None = None
+    """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of dense layers."""
+    names: TensorNames = TensorNames()
+
+
+class ModelSpec(Parts, frozen=True, kw_only=True):
+    """A decoder's sizes and parts, as its checkpoint describes them. Sizes are those of the whole model."""
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    dtype: CheckpointDType
+    """Type in which the weights are stored."""
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    """The end-of-sequence tokens of generation_config.json, or of config.json if there are none. `config.resolve` adds
+    the tokenizer's."""
+    generation_defaults: dict[str, Any]
+    """The sampling parameters that are present in generation_config.json, under the names in that file."""
+    decoder: str | None = None
+    """The decoder's class, as `package.module.Class`. None: raycore's own."""
+    quantization: Quantization | None = None
+    """Which weights are stored quantized, and how. `dtype` is that of the other tensors. None: no weights are."""
+
+    @property
+    def stores_fp8(self) -> bool:
+        """Whether weights of linear layers are stored in fp8, with scales."""
+        return self.quantization is not None and self.quantization.stores_fp8
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a sequence.
+
+        With YaRN scaling, this may be more than `max_position_embeddings`, which is often the length before scaling.
+        """
+        scalings = [rotation.scaling for rotation in self.rotations if rotation is not None]
+        stretched = [
+            int(scaling.factor * scaling.original_max_position_embeddings)
+            for scaling in scalings
+            if scaling is not None and scaling.rope_type == "yarn"
+        ]
+        return max([self.max_position_embeddings, *stretched])
+
+    def kv_heads_per_rank(self, tp_size: int) -> int:
+        """Number of key-value heads on each of `tp_size` ranks. With fewer heads than ranks, ranks share heads."""
+        return max(1, self.num_kv_heads // tp_size)
+
+    def check_tensor_parallel(self, tp_size: int, expert_parallel: bool = False) -> None:
+        """Raise InvalidConfig if `tp_size` tensor-parallel ranks can't split the model. The error lists possible sizes.
+
+        The vocabulary may have any size, because it is padded. With `expert_parallel`, the size of an expert doesn't
+        matter, because experts aren't split.
+        """
+        sizes = self._split_sizes(expert_parallel)
+        for name, size in sizes.items():
+            if size % tp_size:
+                raise InvalidConfig(
+                    f"tensor_parallel_size={tp_size} doesn't divide the model's {name}={size}: "
+                    f"choose one of {self._tensor_parallel_sizes(sizes)}"
+                )
+        if self.num_kv_heads % tp_size and tp_size % self.num_kv_heads:
+            raise InvalidConfig(
+                f"tensor_parallel_size={tp_size} neither divides the model's num_key_value_heads={self.num_kv_heads} "
+                f"nor is a multiple of it: choose one of {self._tensor_parallel_sizes(sizes)}"
+            )
+
+    def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:
+        """Return the sizes that tensor-parallel ranks split, by the sizes' names in config.json."""
+        sizes = {"num_attention_heads": self.num_heads}
+        if self.moe is None or not all(self.moe.sparse_layers):
+            sizes["intermediate_size"] = self.intermediate_size
+        if self.moe is not None and not expert_parallel:
+            sizes[self.moe.size_key] = self.moe.intermediate_size
+        return sizes
+
+    def _tensor_parallel_sizes(self, sizes: dict[str, int]) -> list[int]:
+        shared = math.gcd(*sizes.values())
+        return [
+            size
+            for size in range(1, shared + 1)
+            if shared % size == 0 and (self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0)
+        ]
