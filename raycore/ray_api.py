@@ -17,7 +17,7 @@ import logging
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -150,14 +150,39 @@ def cause_of(error: RayTaskError) -> BaseException:
 
 
 MAX_STREAMED = 10_000
-"""How many items a generator method that never ends should yield until it is called again: for each item of a call that
-has not ended, Ray keeps about 100 bytes in the caller's process and 40 in the actor's."""
+"""How many items a call of a generator method yields, before it ends and `Stream` makes the next call: for each item of
+a call that has not ended, Ray keeps about 100 bytes in the caller's process and 40 in the actor's."""
 
 
-def stream(method: Endpoint[P, Iterator[R]], *args: P.args, **kwargs: P.kwargs) -> Iterator[ObjectRef[R]]:
-    """Call an actor's generator method. Yields a ref for each item as soon as the item is available."""
-    untyped: Any = method
-    return untyped.options(num_returns="streaming").remote(*args, **kwargs)
+class Stream(Generic[R]):
+    """The items of an actor's generator method: a ref for each, as soon as the item is available.
+
+    The method is called again whenever a call has yielded `MAX_STREAMED` items, and then goes on where that call ended.
+    A call that yields fewer is the last one.
+    """
+
+    def __init__(self, method: Endpoint[P, Iterator[R]], *args: P.args, **kwargs: P.kwargs) -> None:
+        untyped: Any = method
+        self._begin: Callable[[], Iterator[ObjectRef[R]]] = lambda: untyped.options(num_returns="streaming").remote(
+            *args, **kwargs
+        )
+        self._call = self._begin()
+        self._num_left = MAX_STREAMED
+
+    @property
+    def call(self) -> Iterator[ObjectRef[R]]:
+        """The call that yields the next item, for `wait()`."""
+        if self._num_left == 0:
+            self._call, self._num_left = self._begin(), MAX_STREAMED
+        return self._call
+
+    def __iter__(self) -> Iterator[ObjectRef[R]]:
+        return self
+
+    def __next__(self) -> ObjectRef[R]:
+        ref = next(self.call)
+        self._num_left -= 1
+        return ref
 
 
 def kill(actor: object) -> None:

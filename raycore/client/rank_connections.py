@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
-from raycore.ray_api import MAX_STREAMED, cause_of, get, get_all, stream
+from raycore.ray_api import Stream, cause_of, get, get_all
 
 if TYPE_CHECKING:
     from raycore.engine.engine_actor import DPEngineCoreActor
@@ -139,13 +139,9 @@ class RankConnections:
     def receive(self, connection: RankConnection) -> None:
         """Deliver the rank's outputs until its stream ends."""
         decoder = msgspec.msgpack.Decoder(OutputBatch)
-        is_full = True  # a call that yields as many as it may isn't the last
         try:
-            while is_full:
-                is_full = False
-                for number, ref in enumerate(stream(connection.actor.outputs, self._client_index), start=1):
-                    self._deliver(connection, decoder.decode(get(ref)))
-                    is_full = number == MAX_STREAMED
+            for ref in Stream(connection.actor.outputs, self._client_index):
+                self._deliver(connection, decoder.decode(get(ref)))
         except RayError as error:
             self._on_stream_lost(connection, error)
         except Exception as error:

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from raycore.errors import RaycoreError
 from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.view import MetricsView
 from raycore.plugins import load_general_plugins
-from raycore.ray_api import actor_class, endpoint, title_process
+from raycore.ray_api import MAX_STREAMED, actor_class, endpoint, title_process
 from raycore.server.adapters import OfferedAdapter
 from raycore.server.app import build_app
 from raycore.server.http_counts import HttpCounts, total
@@ -63,6 +64,8 @@ class APIServer:
         self._client.on_broken_stream = self._note_broken
         self._changed = threading.Condition()
         self._broken: list[tuple[int, str]] = []
+        self._reported = Report()
+        """The last report, without what is reported once."""
         self._driver = DriverCalls(self._note_call)
         self._engine = ClientEngine(config, self._client, self._driver)
         self._adapters = ClientAdapters(self._driver)
@@ -95,13 +98,16 @@ class APIServer:
 
     @endpoint("reports")
     def reports(self) -> Iterator[bytes]:
-        """Yield an encoded `Report` whenever the report has changed."""
-        last = Report()
+        """Yield an encoded `Report` whenever the report has changed. Ends after `MAX_STREAMED` of them."""
+        for report in islice(self._changed_reports(), MAX_STREAMED):  # noqa: UP028 - Ray sends to the generator
+            yield report
+
+    def _changed_reports(self) -> Iterator[bytes]:
         while True:
             report = self._report()
-            if report != last:
+            if report != self._reported:
+                self._reported = msgspec.structs.replace(report, broken=[], calls=[])
                 yield msgspec.msgpack.encode(report)
-                last = msgspec.structs.replace(report, broken=[], calls=[])
             with self._changed:
                 self._changed.wait_for(lambda: self._broken or self._driver.has_unsent(), _REPORT_S)
 

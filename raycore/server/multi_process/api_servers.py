@@ -30,7 +30,7 @@ from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.node.processes import send_signal, wait_until_gone
-from raycore.ray_api import checked, get, kill, node_id, on_node, stream, wait
+from raycore.ray_api import Stream, checked, get, kill, node_id, on_node, wait
 from raycore.server.adapters import Adapters, OfferedAdapter
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
@@ -223,12 +223,12 @@ class _Process:
         Raises:
             _Ended: the process has ended or doesn't reply.
         """
-        reports = stream(self.actor.reports)
+        reports = Stream(self.actor.reports)
         while True:
             with self._lock:
                 calls = dict(self._calls)
-            done, _ = wait([reports, *calls], num_returns=1, timeout_s=_POLL_INTERVAL_S)
-            if reports in done:
+            done, _ = wait([reports.call, *calls], num_returns=1, timeout_s=_POLL_INTERVAL_S)
+            if reports.call in done:
                 self._report = msgspec.msgpack.decode(_get(_next(reports)), type=Report)
                 yield self._report
             for call in (call for call in calls if call in done):

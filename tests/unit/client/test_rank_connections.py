@@ -6,20 +6,21 @@ from types import SimpleNamespace
 
 import msgspec
 
+from raycore import ray_api
 from raycore.client import rank_connections
 from raycore.client.rank_connections import RankConnections
 from raycore.messages import OutputBatch
 
 
-def test_a_stream_that_has_yielded_all_that_one_call_may_is_followed_by_another(monkeypatch):
+def test_a_rank_whose_call_has_yielded_all_that_one_call_may_is_called_again(monkeypatch):
     """Ray keeps something for each item until the call ends."""
     batch = msgspec.msgpack.encode(OutputBatch())
     calls = [[batch] * 3, [batch] * 3, [batch] * 2, [batch]]
-    monkeypatch.setattr(rank_connections, "MAX_STREAMED", 3)
-    monkeypatch.setattr(rank_connections, "stream", lambda method, client: iter(calls.pop(0)))
+    outputs = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda client: iter(calls.pop(0))))
+    monkeypatch.setattr(ray_api, "MAX_STREAMED", 3)
     monkeypatch.setattr(rank_connections, "get", lambda ref: ref)
     delivered: list[OutputBatch] = []
     connections = RankConnections(0, lambda connection, outputs: delivered.append(outputs))
-    connections.receive(SimpleNamespace(dp_rank=0, actor=SimpleNamespace(outputs=None)))  # type: ignore[arg-type]
+    connections.receive(SimpleNamespace(dp_rank=0, actor=SimpleNamespace(outputs=outputs)))  # type: ignore[arg-type]
     assert len(delivered) == 8
     assert len(calls) == 1, "a call that yields fewer is the last"
