@@ -136,14 +136,24 @@ def groups_named(prefix: str) -> list[PlacementGroup]:
     ]
 
 
-def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float = 60.0, num_ranks: int = 1) -> None:
+def validate_group(
+    group: PlacementGroup,
+    shape: EngineShape,
+    timeout_s: float = 60.0,
+    num_ranks: int = 1,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> None:
     """Check that a placement group that the caller created can hold `num_ranks` ranks of `shape`.
 
     Waits up to `timeout_s` seconds for Ray to create a pending group. A rank has consecutive bundles: one for each
     worker, then one for the engine process. A group may have more bundles and resources than the ranks need.
 
+    Args:
+        is_wanted: called while waiting. If it returns False, the wait is over.
+
     Raises:
         InvalidPlacementGroup: the group has too few or too small bundles, or Ray doesn't create it in time.
+        ReservationCancelled: `is_wanted()` returned False.
     """
     label = f"placement group {group.id.hex()[:12]}"
     needed = shape.bundles * num_ranks
@@ -163,18 +173,24 @@ def validate_group(group: PlacementGroup, shape: EngineShape, timeout_s: float =
                     f"bundle {index} of {label} has {resource} {has.get(resource, 0.0):g}, "
                     f"but the rank's {user} needs {amount:g}"
                 )
-    if not _is_created_within(group, label, timeout_s):
+    if not _is_created_within(group, label, timeout_s, is_wanted):
         raise InvalidPlacementGroup(
             f"{label} is {_state(group)}, not CREATED (waited up to {timeout_s:g} s): "
             "pass a group that exists and fits the cluster"
         )
 
 
-def wait_until_free(bundles: RankBundles, shape: EngineShape, timeout_s: float) -> None:
+def wait_until_free(
+    bundles: RankBundles, shape: EngineShape, timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
+) -> None:
     """Wait until nothing else uses what a rank of `shape` needs of its bundles in a created group.
+
+    Args:
+        is_wanted: called while waiting. If it returns False, the wait is over.
 
     Raises:
         InvalidPlacementGroup: after `timeout_s` seconds, actors or tasks still use a bundle.
+        ReservationCancelled: `is_wanted()` returned False.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -190,6 +206,7 @@ def wait_until_free(bundles: RankBundles, shape: EngineShape, timeout_s: float) 
         )
         if short is None:
             return
+        _check_wanted(is_wanted)
         if time.monotonic() > deadline_s:
             index, name, amount = short
             raise InvalidPlacementGroup(
@@ -234,8 +251,7 @@ class _Waiting:
         Args:
             standing: while waiting for an autoscaler: the node ids of each created group, by the group's name.
         """
-        if not self._is_wanted():
-            raise ReservationCancelled("the reservation was cancelled while it waited for resources")
+        _check_wanted(self._is_wanted)
         if self.left_s() <= 0:
             placed = "" if standing is None else f", with {len(standing)} of {self._shape.num_ranks} ranks placed"
             raise PlacementShortage(
@@ -317,20 +333,26 @@ def _are_even(nodes_of_ranks: Iterable[Sequence[str]]) -> bool:
     return len(set(Counter(nodes[0] for nodes in nodes_of_ranks).values())) == 1
 
 
-def _is_created_within(group: PlacementGroup, label: str, timeout_s: float) -> bool:
+def _is_created_within(group: PlacementGroup, label: str, timeout_s: float, is_wanted: Callable[[], bool]) -> bool:
     """Wait up to `timeout_s` seconds, with log lines, for Ray to create the group. Returns whether it did."""
-    deadline_s = time.monotonic() + timeout_s
-    # Ray raises a bare Exception from wait() if the group was removed
-    while (state := _state(group)) != "REMOVED":
-        if state == "CREATED":
-            return True
-        left_s = max(0.0, deadline_s - time.monotonic())
-        if group.wait(min(left_s, _LOG_INTERVAL_S)):
-            return True
-        if left_s <= _LOG_INTERVAL_S:
+    started_s = time.monotonic()
+    deadline_s, next_log_s = started_s + timeout_s, started_s + _LOG_INTERVAL_S
+    while (state := _state(group)) not in ("CREATED", "REMOVED"):
+        _check_wanted(is_wanted)
+        now_s = time.monotonic()
+        if now_s >= deadline_s:
             return False
-        logger.warning("waiting up to %.0f s more for %s, which is %s", left_s - _LOG_INTERVAL_S, label, _state(group))
-    return False
+        if now_s >= next_log_s:
+            next_log_s = now_s + _LOG_INTERVAL_S
+            logger.warning("waiting up to %.0f s more for %s, which is %s", deadline_s - now_s, label, state)
+        # not group.wait(), which can't be cancelled and takes whole seconds only
+        time.sleep(min(_POLL_INTERVAL_S, deadline_s - now_s))
+    return state == "CREATED"
+
+
+def _check_wanted(is_wanted: Callable[[], bool]) -> None:
+    if not is_wanted():
+        raise ReservationCancelled("the reservation was cancelled while it waited for resources")
 
 
 def _create_one(plan: RankPlan, name: str) -> PlacementGroup:

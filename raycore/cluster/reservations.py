@@ -10,7 +10,8 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 
 from ray.util.placement_group import PlacementGroup
@@ -99,7 +100,7 @@ class Reservations:
             InitializationError: the reservation was cancelled.
         """
         if self._brought_groups is not None:
-            self._brought = self._validated(self._brought_groups)
+            self._brought = self._validated(self._brought_groups, is_wanted)
             return self._brought.copy()
         return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
 
@@ -116,9 +117,10 @@ class Reservations:
         """
         brought = {dp_rank: self._brought[dp_rank] for dp_rank in dp_ranks if dp_rank in self._brought}
         try:
-            for bundles in brought.values():
-                validate_group(bundles.group, self._shape, _GROW_S, self._num_sharing(bundles.group))
-                wait_until_free(bundles, self._shape, _GROW_S)
+            with self._cancellable(list(brought)) as is_wanted:
+                for bundles in brought.values():
+                    validate_group(bundles.group, self._shape, _GROW_S, self._num_sharing(bundles.group), is_wanted)
+                    wait_until_free(bundles, self._shape, _GROW_S, is_wanted)
         except InvalidPlacementGroup as error:
             raise PlacementShortage(str(error)) from error
         others = [dp_rank for dp_rank in dp_ranks if dp_rank not in brought]
@@ -143,7 +145,7 @@ class Reservations:
         deadline_s = time.monotonic() + max(self._patience_s, self._wait_for_nodes_s)
         while True:
             try:
-                kept = self._kept(ranks)
+                kept = self._kept(ranks, is_wanted)
                 if self._shape.strategy == "strict":
                     self._leave_crowded_nodes(ranks, kept, standing)
                 homeless = [rank.dp_rank for rank in ranks if rank.dp_rank not in kept]
@@ -215,19 +217,16 @@ class Reservations:
             return {}
         self._forgive()
         try:
-            groups = reserve(
-                dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
-                names=[f"{self._prefix}dp{dp_rank}" for dp_rank in dp_ranks],
-                avoid=self.crashed_nodes,
-                timeout_s=timeout_s,
-                asks_for_nodes=self._wait_for_nodes_s > 0,
-                is_wanted=lambda: is_wanted() and not self._is_cancelled,
-                standing=standing,
-            )
-        except ReservationCancelled as error:
-            raise InitializationError(
-                f"dp_ranks {list(dp_ranks)} weren't placed, because they were removed or the engine was shut down"
-            ) from error
+            with self._cancellable(dp_ranks, is_wanted) as is_still_wanted:
+                groups = reserve(
+                    dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
+                    names=[f"{self._prefix}dp{dp_rank}" for dp_rank in dp_ranks],
+                    avoid=self.crashed_nodes,
+                    timeout_s=timeout_s,
+                    asks_for_nodes=self._wait_for_nodes_s > 0,
+                    is_wanted=is_still_wanted,
+                    standing=standing,
+                )
         except PlacementShortage as error:
             raise PlacementShortage("\n".join([str(error), *self._advice()])) from None
         with self._lock:
@@ -237,6 +236,18 @@ class Reservations:
             raise InitializationError("the engine was shut down")
         whole = range(len(self._shape.bundles))
         return {dp_rank: RankBundles(group, whole) for dp_rank, group in zip(dp_ranks, groups, strict=True)}
+
+    @contextmanager
+    def _cancellable(
+        self, dp_ranks: Sequence[int], is_wanted: Callable[[], bool] = lambda: True
+    ) -> Generator[Callable[[], bool]]:
+        """What waits for the places of these ranks. Yields whether it should go on, also in view of `cancel()`."""
+        try:
+            yield lambda: is_wanted() and not self._is_cancelled
+        except ReservationCancelled as error:
+            raise InitializationError(
+                f"dp_ranks {list(dp_ranks)} weren't placed, because they were removed or the engine was shut down"
+            ) from error
 
     def _advice(self) -> Iterator[str]:
         """What to do about a shortage, apart from what `placement` knows."""
@@ -254,7 +265,7 @@ class Reservations:
         if not self._is_ray_ours and self._wait_for_nodes_s == 0:
             yield "If an autoscaler can add nodes, set wait_for_nodes_s (--wait-for-nodes) to wait for them."
 
-    def _validated(self, groups: list[PlacementGroup]) -> Places:
+    def _validated(self, groups: list[PlacementGroup], is_wanted: Callable[[], bool]) -> Places:
         if len(groups) != self._shape.num_ranks:
             raise InvalidConfig(
                 f"{len(groups)} placement_groups for data_parallel_size={self._shape.num_ranks}: give one for each rank"
@@ -267,10 +278,11 @@ class Reservations:
                 start = num_placed[group] * size
                 num_placed[group] += 1
                 places[dp_rank] = RankBundles(group, range(start, start + size))
-            for group, num_ranks in num_placed.items():
-                validate_group(group, self._shape, timeout_s, num_ranks)
-            for bundles in places.values():
-                wait_until_free(bundles, self._shape, timeout_s)
+            with self._cancellable(list(places), is_wanted) as is_still_wanted:
+                for group, num_ranks in num_placed.items():
+                    validate_group(group, self._shape, timeout_s, num_ranks, is_still_wanted)
+                for bundles in places.values():
+                    wait_until_free(bundles, self._shape, timeout_s, is_still_wanted)
         except InvalidPlacementGroup as error:
             raise InvalidConfig(f"placement_groups: {error}") from error
         return places
@@ -278,7 +290,7 @@ class Reservations:
     def _num_sharing(self, group: PlacementGroup) -> int:
         return len([bundles for bundles in self._brought.values() if bundles.group == group])
 
-    def _kept(self, ranks: Sequence[Rank]) -> Places:
+    def _kept(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Places:
         """The ranks' groups whose nodes are all alive and not draining. Removes the others, except the caller's."""
         usable = {node.node_id for node in read_cluster().usable_nodes}
         usable -= self.find_crashed(node for rank in ranks for node in rank.nodes)
@@ -294,7 +306,8 @@ class Reservations:
                     continue
                 # raycore can't replace the caller's group, but Ray may move the group to other nodes
                 try:
-                    validate_group(group, self._shape, _REPLAN_S, self._num_sharing(group))
+                    with self._cancellable([rank.dp_rank], is_wanted) as is_still_wanted:
+                        validate_group(group, self._shape, _REPLAN_S, self._num_sharing(group), is_still_wanted)
                 except InvalidPlacementGroup as error:
                     raise PlacementShortage(str(error)) from error
             kept[rank.dp_rank] = rank.bundles

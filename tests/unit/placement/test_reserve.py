@@ -1,0 +1,89 @@
+"""Waiting for a placement group of the caller's, without Ray."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from ray import PlacementGroupID
+from ray.util.placement_group import PlacementGroup
+
+from placement import reserve
+from placement.errors import InvalidPlacementGroup, ReservationCancelled
+from placement.plan import EngineShape
+from placement.reserve import RankBundles, validate_group, wait_until_free
+
+SHAPE = EngineShape(num_ranks=1, world_size=1)
+
+
+class Clock:
+    """Its time passes only in `sleep`."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(reserve, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def group() -> PlacementGroup:
+    return PlacementGroup(PlacementGroupID(b"\1" * 18), bundle_cache=[dict(bundle) for bundle in SHAPE.bundles])
+
+
+def in_state(monkeypatch, clock: Clock, states: dict[float, str]) -> None:
+    """Let a group be in these states, each from a time in seconds on."""
+
+    def state(group: Any) -> str:
+        return [name for start_s, name in states.items() if start_s <= clock.now_s][-1]
+
+    monkeypatch.setattr(reserve, "_state", state)
+
+
+def test_the_wait_for_a_pending_group_ends_when_it_is_not_wanted_any_more(monkeypatch, clock, group):
+    in_state(monkeypatch, clock, {0: "PENDING"})
+    with pytest.raises(ReservationCancelled):
+        validate_group(group, SHAPE, timeout_s=60, is_wanted=lambda: clock.now_s < 3)
+    assert clock.now_s < 3.1
+
+
+def test_a_group_that_is_not_created_in_time_is_refused(monkeypatch, clock, group, caplog):
+    caplog.set_level(logging.WARNING)
+    in_state(monkeypatch, clock, {0: "PENDING", 12: "RESCHEDULING"})
+    with pytest.raises(InvalidPlacementGroup, match="is RESCHEDULING, not CREATED"):
+        validate_group(group, SHAPE, timeout_s=25)
+    assert clock.now_s == pytest.approx(25)
+    assert len(caplog.messages) == 2
+    assert caplog.messages[0] == "waiting up to 15 s more for placement group 010101010101, which is PENDING"
+
+
+@pytest.mark.parametrize("end", ["CREATED", "REMOVED"])
+def test_the_wait_for_a_group_ends_when_it_is_created_or_removed(monkeypatch, clock, group, end):
+    in_state(monkeypatch, clock, {0: "PENDING", 5: end})
+    if end == "CREATED":
+        validate_group(group, SHAPE)
+    else:
+        with pytest.raises(InvalidPlacementGroup, match="is REMOVED"):
+            validate_group(group, SHAPE)
+    assert clock.now_s < 5.1
+
+
+def test_the_wait_for_bundles_that_others_use_ends_when_they_are_not_wanted_any_more(monkeypatch, clock, group):
+    monkeypatch.setattr(reserve, "free_in_group", lambda group_id: {})
+    bundles = RankBundles(group, range(2))
+    with pytest.raises(ReservationCancelled):
+        wait_until_free(bundles, SHAPE, 60, lambda: clock.now_s < 3)
+    assert clock.now_s < 3.1
+    with pytest.raises(InvalidPlacementGroup, match="waited 60 s"):
+        wait_until_free(bundles, SHAPE, 60)
