@@ -26,12 +26,15 @@ class GrammarsUnderWay:
         self._executor = executor
         self._new: dict[int, StructuredOutputsParams] = {}
         """Constraints that haven't been sent to the workers yet, by seq_id."""
+        self._dropped: list[int] = []
+        """The seq_ids of requests that have left, which haven't been sent to the workers yet."""
         self._deadlines_s: dict[int, float] = {}
         self._answer: Pending[list[list[int]]] | None = None
         """The reply to the last `prepare_grammars` call: for each worker, the seq_ids whose grammars aren't ready."""
 
     def __bool__(self) -> bool:
-        return bool(self._deadlines_s)
+        """Whether a request waits, or the workers have to be told that one has left."""
+        return bool(self._deadlines_s or self._dropped)
 
     def __contains__(self, seq_id: int) -> bool:
         """Whether a request waits for its grammar."""
@@ -43,13 +46,15 @@ class GrammarsUnderWay:
         self._deadlines_s[seq_id] = time.monotonic() + HOLD_TIMEOUT_S
 
     def drop(self, seq_id: int) -> None:
-        """Stop waiting for a request's grammar. Unknown seq_ids are ignored."""
-        self._new.pop(seq_id, None)
-        self._deadlines_s.pop(seq_id, None)
+        """Note that a request has left. If it waits for its grammar, the workers needn't compile it any more. Unknown
+        seq_ids are ignored."""
+        is_sent = self._new.pop(seq_id, None) is None
+        if self._deadlines_s.pop(seq_id, None) is not None and is_sent:
+            self._dropped.append(seq_id)
 
     def take_done(self) -> list[int]:
         """Remove and return the seq_ids whose grammars are ready on all workers, or that have waited too long."""
-        if not self._deadlines_s:
+        if not self:
             return []
         now_s = time.monotonic()
         done = {seq_id for seq_id, deadline_s in self._deadlines_s.items() if now_s > deadline_s}
@@ -59,9 +64,11 @@ class GrammarsUnderWay:
             self._answer = None
             done |= self._deadlines_s.keys() - under_way - self._new.keys()
         for seq_id in done:
-            self.drop(seq_id)
+            self._new.pop(seq_id, None)
+            del self._deadlines_s[seq_id]
         return sorted(done)
 
     def _ask(self) -> Pending[list[list[int]]]:
         new, self._new = self._new, {}
-        return self._executor.collective_rpc("prepare_grammars", args=(new,), non_block=True)
+        dropped, self._dropped = self._dropped, []
+        return self._executor.collective_rpc("prepare_grammars", args=(new, dropped), non_block=True)

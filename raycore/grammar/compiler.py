@@ -69,6 +69,16 @@ class GrammarCompiler:
         waiting."""
         return self._begun(asked)[0]
 
+    def cancel(self, begun: Future[Any]) -> None:
+        """Don't compile what `begin` has begun, unless a thread already does: that can't be interrupted.
+
+        Nobody may wait for the future.
+        """
+        with self._lock:
+            if begun.cancel():
+                for key in [key for key, (future, _) in self._compiled.items() if future is begun]:
+                    del self._compiled[key]
+
     def matcher(self, asked: StructuredOutputsParams, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
         """Return a new matcher, at the beginning of an output. A complete output ends with an end-of-sequence token or
         one of `stop_token_ids`.

@@ -645,13 +645,14 @@ class Worker(WorkerProtocol):
         unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return torch.cuda.mem_get_info(self._device)[0] + unused
 
-    def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams]) -> list[int]:
+    def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams], dropped: Sequence[int] = ()) -> list[int]:
         """Start to compile grammars of waiting requests on a background thread. Steps can run meanwhile.
 
         Only the last stage needs grammars.
 
         Args:
             asked: constraints by seq_id.
+            dropped: seq_ids of earlier calls whose requests have left.
 
         Returns:
             The seq_ids whose grammars are still being compiled, from this call and earlier ones.
@@ -659,7 +660,12 @@ class Worker(WorkerProtocol):
         """
         if not self.rank.is_last_stage:
             return []
+        unneeded = [self._grammars_under_way.pop(seq_id, None) for seq_id in dropped]
         self._grammars_under_way |= {seq_id: self._grammars.begin(each) for seq_id, each in asked.items()}
+        for future in unneeded:
+            # other requests may have the same constraint
+            if future is not None and future not in self._grammars_under_way.values():
+                self._grammars.cancel(future)
         for seq_id in [seq_id for seq_id, future in self._grammars_under_way.items() if future.done()]:
             del self._grammars_under_way[seq_id]
         return list(self._grammars_under_way)

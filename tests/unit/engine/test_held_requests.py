@@ -24,14 +24,18 @@ class CompilingExecutor(FakeExecutor):
         super().__init__(max_concurrent_batches=depth)
         self.under_way: list[set[int]] = [set(), set()]
         self.asked: dict[int, StructuredOutputsParams] = {}
+        self.dropped: list[int] = []
         self.answers = True
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None, non_block=False):
         assert method == "prepare_grammars"
         assert non_block
-        self.asked |= args[0]
+        asked, dropped = args
+        self.asked |= asked
+        self.dropped += dropped
         for each in self.under_way:
-            each.update(args[0])
+            each.difference_update(dropped)
+            each.update(asked)
         return SimpleNamespace(done=lambda: self.answers, result=lambda: [list(each) for each in self.under_way])
 
     def finish(self, worker: int, seq_id: int) -> None:
@@ -108,11 +112,33 @@ def test_one_that_is_aborted_is_forgotten():
     assert list(executor.asked) == [2]
     core.abort([2])
     core.release_prepared()
+    assert executor.dropped == [2], "no worker was told of the first"
     assert core.load().num_waiting == 0
     assert core.idle_wait_s() == 1.0
     core.scheduler.check_integrity()
     core.submit(request(2))
     assert list(run_to_end(core)) == [2]
+
+
+def test_busy_workers_are_told_later_that_one_was_aborted():
+    executor = CompilingExecutor()
+    core = EngineCore(make_config(), executor)
+    executor.answers = False
+    core.submit(constrained(1))
+    core.release_prepared()
+    core.abort([1])
+    core.release_prepared()
+    assert executor.dropped == []
+    assert core.idle_wait_s() < 0.1
+    executor.answers = True
+    core.release_prepared()
+    core.release_prepared()
+    assert executor.dropped == [1]
+    assert core.idle_wait_s() == 1.0
+    core.submit(constrained(1))
+    core.release_prepared()
+    assert core.load().num_deferred == 1
+    assert executor.dropped == [1]
 
 
 def test_none_is_held_for_ever(monkeypatch):

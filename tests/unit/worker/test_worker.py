@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,6 +26,7 @@ from raycore.config import resolve
 from raycore.demo import DEMO_MODEL_DIR, demo_model_path
 from raycore.errors import InvalidConfig
 from raycore.grammar import native
+from raycore.grammar.native import NativeCompiler
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.node import resources as host
 from raycore.node.garbage import freeze_heap
@@ -205,6 +208,34 @@ def test_the_log_says_what_computes(checkpoint: str, caplog: pytest.LogCaptureFi
     (line,) = [each for each in caplog.messages if each.startswith("computes in")]
     assert line.startswith("computes in float32 on ")
     assert line.endswith(f"torch {torch.__version__}, backend torch, up to 1 threads")
+
+
+def test_what_no_request_needs_any_more_is_not_compiled(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = start(checkpoint, tokenizer=demo_model_path())
+    may_compile, num_begun, compiled = threading.Event(), threading.Semaphore(0), []
+    compile_native = NativeCompiler.compile
+
+    def compile_later(compiler: NativeCompiler, asked: StructuredOutputsParams) -> Any:
+        compiled.append(asked.regex)
+        num_begun.release()
+        assert may_compile.wait(30)
+        return compile_native(compiler, asked)
+
+    monkeypatch.setattr(NativeCompiler, "compile", compile_later)
+    asked = {seq_id: StructuredOutputsParams(regex=f"{seq_id}[0-9]") for seq_id in range(8)}
+    worker.prepare_grammars(asked)
+    for _ in range(4):  # as many as there are threads
+        assert num_begun.acquire(timeout=30)
+    assert worker.prepare_grammars({}, [0, 6, 7]) == [1, 2, 3, 4, 5]
+    # another one asks for the constraint of one that leaves, one has left and comes again
+    assert worker.prepare_grammars({9: asked[5], 7: asked[7]}, [5]) == [1, 2, 3, 4, 9, 7]
+    may_compile.set()
+    deadline_s = time.monotonic() + 30
+    while worker.prepare_grammars({}):
+        assert time.monotonic() < deadline_s
+        time.sleep(1e-3)
+    assert sorted(compiled) == [f"{seq_id}[0-9]" for seq_id in (0, 1, 2, 3, 4, 5, 7)]
+    worker.shutdown()
 
 
 def test_grammars_are_compiled_before_their_requests_come(checkpoint: str) -> None:
