@@ -721,7 +721,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def fitted(self) -> EngineConfig:
         """Return the same configuration with what the checkpoints' files say of the models, from their headers.
 
-        Files that this process doesn't see are left to workers, which see them.
+        Files that this process doesn't see are left to workers, which see them. A description that another process has
+        compared with the same tensors stays as it is.
 
         Raises:
             InvalidCheckpoint: a file is damaged, or the files and config.json are of different models.
@@ -785,7 +786,7 @@ def _note_changes(name: str, old: object, new: object, found: list[str]) -> None
     if old == new:
         return
     if isinstance(old, ModelSpec):
-        found.append("another config.json in the checkpoint")
+        found.append("another config.json or other tensors in the checkpoint")
     elif isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
         for field in old.__struct_fields__:
             _note_changes(field, getattr(old, field), getattr(new, field), found)

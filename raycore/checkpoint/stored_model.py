@@ -3,16 +3,21 @@
 config.json and the files can disagree, for example after a tool has saved a model with other biases. What a tensor
 says without doubt counts: a head or a bias that is there is used. Anything else is an error, because a model that
 lacks a tensor, or leaves one out, computes something else than it was trained for.
+
+The first process that sees the files, usually the driver, compares them with config.json, and notes in the description
+which tensors they hold. Processes that get this description compare only that: their node may have other files.
 """
 
 from __future__ import annotations
 
 __all__ = ["fit_eagle3", "fit_model", "wrong_shape"]
 
+import hashlib
 import logging
 import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -49,13 +54,55 @@ def fit_model(spec: ModelSpec, path: Path) -> ModelSpec:
     """Return the description of the model in the directory `path`, with the head and the biases that its files have.
 
     Args:
-        spec: what config.json says.
+        spec: what config.json says, or what this function has returned, perhaps on another node.
 
     Raises:
         InvalidCheckpoint: a file is missing or damaged, or the files lack a tensor, have one of another shape, or one
-            that the model doesn't use. The message names the tensor, the file and both shapes.
+            that the model doesn't use. The message names the tensor, the file and both shapes. Or `spec` was compared
+            with files of another model.
     """
+    return _fitted(spec, path, _as_stored)
+
+
+def fit_eagle3(spec: ModelSpec, head: Eagle3Spec, path: Path) -> ModelSpec:
+    """Return the description of the layer of an EAGLE-3 head, with the biases that its files have.
+
+    Raises:
+        InvalidCheckpoint: as `fit_model`.
+    """
+    return _fitted(spec, path, partial(_head_as_stored, head))
+
+
+def wrong_shape(described: str, found: tuple[int, ...], expected: tuple[int, ...]) -> InvalidCheckpoint:
+    """Return the error for a tensor that has another shape than config.json says."""
+    return InvalidCheckpoint(
+        f"{described} has shape {found}, but config.json implies {expected}: the weights and config.json are of "
+        "different models"
+    )
+
+
+def _fitted(spec: ModelSpec, path: Path, fit: Callable[[ModelSpec, Tensors, Path], ModelSpec]) -> ModelSpec:
     tensors = stored_tensors(path)
+    fingerprint = _fingerprint(tensors)
+    if fingerprint == spec.fitted_to:
+        return spec
+    fitted = fit(spec, tensors, path)
+    if spec.fitted_to is not None and fitted != spec:
+        changed = [name for name in spec.__struct_fields__ if getattr(fitted, name) != getattr(spec, name)]
+        raise InvalidCheckpoint(
+            f"{path} on this node is of another model than where the engine was started: {', '.join(changed)} "
+            f"{'differs' if len(changed) == 1 else 'differ'}. Copy the same checkpoint to all nodes"
+        )
+    return msgspec.structs.replace(fitted, fitted_to=fingerprint)
+
+
+def _fingerprint(tensors: Tensors) -> str:
+    """Return a name for tensors with these names, dtypes and shapes, in whichever files."""
+    described = sorted((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+    return hashlib.blake2b(msgspec.msgpack.encode(described), digest_size=16).hexdigest()
+
+
+def _as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
     spec = _with_biases(spec, tensors, path, "model.layers.")
     own_head = _stored_head(spec, tensors)
     if spec.tie_word_embeddings and own_head is not None and not _same_bytes(own_head, tensors.get(EMBEDDING)):
@@ -68,25 +115,11 @@ def fit_model(spec: ModelSpec, path: Path) -> ModelSpec:
     return spec
 
 
-def fit_eagle3(spec: ModelSpec, head: Eagle3Spec, path: Path) -> ModelSpec:
-    """Return the description of the layer of an EAGLE-3 head, with the biases that its files have.
-
-    Raises:
-        InvalidCheckpoint: as `fit_model`.
-    """
-    tensors = stored_tensors(path)
+def _head_as_stored(head: Eagle3Spec, spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
     prefix = layer_prefix(tensors.__contains__)
     spec = _with_biases(spec, tensors, path, prefix)
     _check(dict(eagle3_tensors(spec, head, tensors.__contains__, prefix)), spec, tensors, path)
     return spec
-
-
-def wrong_shape(described: str, found: tuple[int, ...], expected: tuple[int, ...]) -> InvalidCheckpoint:
-    """Return the error for a tensor that has another shape than config.json says."""
-    return InvalidCheckpoint(
-        f"{described} has shape {found}, but config.json implies {expected}: the weights and config.json are of "
-        "different models"
-    )
 
 
 def _with_biases(spec: ModelSpec, tensors: Tensors, path: Path, layers: str) -> ModelSpec:

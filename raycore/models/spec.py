@@ -94,6 +94,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     """The decoder's class, as `package.module.Class`. None: raycore's own."""
     quantization: Quantization | None = None
     """Which weights are stored quantized, and how. `dtype` is that of the other tensors. None: no weights are."""
+    fitted_to: str | None = None
+    """The tensors with which this description was compared, as `stored_model` names them. None: with none yet."""
 
     @property
     def stores_fp8(self) -> bool:

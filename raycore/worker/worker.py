@@ -166,7 +166,7 @@ class Worker(WorkerProtocol):
             InvalidCheckpoint: a file is damaged, or the files and config.json are of different models.
         """
         warn_if_untested("torch", torch.__version__)
-        # the driver may not have seen the checkpoint's files
+        # the driver may not have seen the checkpoint's files, or others than those of this node
         self.config = config = self.config.fitted()
         if config.model.prepare_structured_outputs and self.rank.is_last_stage:
             self._prepared = self._grammars.prepare()

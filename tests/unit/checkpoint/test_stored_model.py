@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from raycore.checkpoint import stored_model
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.checkpoint.stages import Stage, split_layers
-from raycore.checkpoint.stored_model import fit_eagle3, fit_model
 from raycore.checkpoint.tensor_shapes import model_tensors
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
@@ -55,6 +55,15 @@ def make(spec: ModelSpec, *, is_stacked: bool = False) -> Tensors:
 def write(path: Path, tensors: Tensors) -> Path:
     save_file(tensors, path / "model.safetensors")
     return path
+
+
+def fit_model(spec: ModelSpec, path: Path) -> ModelSpec:
+    """What config.json and the files say together."""
+    return msgspec.structs.replace(stored_model.fit_model(spec, path), fitted_to=None)
+
+
+def fit_eagle3(spec: ModelSpec, head: Eagle3Spec, path: Path) -> ModelSpec:
+    return msgspec.structs.replace(stored_model.fit_eagle3(spec, head, path), fitted_to=None)
 
 
 def message(spec: ModelSpec, path: Path) -> str:
@@ -253,3 +262,31 @@ def test_heads_of_eagle(tmp_path: Path, prefix: str) -> None:
 def test_the_demo_models_tensors_are_all_read() -> None:
     spec = load_model_spec(DEMO_MODEL_DIR)
     assert fit_model(spec, DEMO_MODEL_DIR) == spec
+
+
+def test_files_that_were_compared_once_are_not_compared_again(tmp_path: Path, monkeypatch) -> None:
+    tensors = make(TIED)
+    tensors[HEAD] = tensors[EMBEDDING].copy()
+    for part in ("driver", "node"):
+        (tmp_path / part).mkdir()
+    spec = stored_model.fit_model(TIED, write(tmp_path / "driver", tensors))
+    for compare in ("_check", "_same_bytes", "_with_biases"):
+        monkeypatch.setattr(stored_model, compare, None)
+    # the order of the tensors and their numbers may be others
+    node = write(tmp_path / "node", {name: tensors[name] + 1 for name in reversed(tensors)})
+    assert stored_model.fit_model(spec, node) == spec
+
+
+def test_other_files_than_those_that_were_compared_are_compared_again(tmp_path: Path) -> None:
+    tensors = make(SPEC)
+    spec = stored_model.fit_model(SPEC, write(tmp_path, tensors))
+    biased = msgspec.structs.replace(SPEC, o_bias=True)
+    with pytest.raises(InvalidCheckpoint, match=r"on this node .*: o_bias differs. Copy the same checkpoint"):
+        stored_model.fit_model(spec, write(tmp_path, make(biased)))
+    assert LAYER in message(spec, write(tmp_path, {name: each for name, each in tensors.items() if LAYER not in name}))
+    assert "(13, 4)" in message(spec, write(tmp_path, tensors | {EMBEDDING: tensors[EMBEDDING][:, :4].copy()}))
+    # other data types are no other model
+    halves = {name: each.astype(np.float16) for name, each in tensors.items()}
+    assert fit_model(spec, write(tmp_path, halves)) == SPEC
+    (tmp_path / "model.safetensors").unlink()
+    assert "no weights at all" in message(spec, tmp_path)

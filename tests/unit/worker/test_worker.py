@@ -22,9 +22,10 @@ from kernels import needs_kernels
 from own_memory import resident_bytes
 from safetensors.torch import load_file, save_file
 
-from raycore.config import resolve
+from raycore.checkpoint import stored_model
+from raycore.config import EngineConfig, resolve
 from raycore.demo import DEMO_MODEL_DIR, demo_model_path
-from raycore.errors import InvalidConfig
+from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.grammar import native
 from raycore.grammar.native import NativeCompiler
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
@@ -199,6 +200,37 @@ def test_a_worker_sees_what_the_driver_has_not(tmp_path: Path) -> None:
     worker = Worker(config, ALONE)
     worker.init_device()
     assert not worker.config.model.spec.tie_word_embeddings
+    worker.shutdown()
+
+
+@pytest.mark.parametrize("is_drafter", [False, True])
+def test_a_worker_takes_what_the_driver_has_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_drafter: bool
+) -> None:
+    for name in ("model", "drafter"):
+        shutil.copytree(DEMO_MODEL_DIR, tmp_path / name)
+    drafting = {"method": "draft_model", "model": str(tmp_path / "drafter"), "num_speculative_tokens": 2}
+    config = resolve(str(tmp_path / "model"), num_threads=1, speculative_config=drafting)
+    config = EngineConfig.decode(config.encode())
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_model, "_check", None)  # the comparison
+        worker = Worker(config, ALONE)
+        worker.init_device()
+    assert worker.config == config
+    worker.shutdown()
+    # on another node, there may be other files
+    file = tmp_path / ("drafter" if is_drafter else "model") / "model.safetensors"
+    bias = {"model.layers.0.self_attn.o_proj.bias": torch.zeros(1)}
+    save_file(load_file(file) | bias, file)
+    worker = Worker(config, ALONE)
+    with pytest.raises(InvalidCheckpoint, match=r"o_proj\.bias"):
+        worker.init_device()
+    worker.shutdown()
+    file.unlink()
+    worker = Worker(config, ALONE)
+    worker.init_device()
+    with pytest.raises(InvalidCheckpoint, match="no weights at all"):
+        worker.load_model()
     worker.shutdown()
 
 
