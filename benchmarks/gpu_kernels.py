@@ -182,8 +182,8 @@ def _check_draw(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
         uniform_R=rng.random(num_rows),
     )
     expected_R = picking.draw(logits_RV.cpu(), limits)
-    limits_R5 = torch.as_tensor(np.stack(limits, axis=1, dtype=np.float64)).to(device)
-    num_equal = int((sampling.draw(logits_RV, limits_R5).cpu() == expected_R).sum())
+    limits_RL = torch.as_tensor(limits.matrix()).to(device)
+    num_equal = int((sampling.draw(logits_RV, limits_RL).cpu() == expected_R).sum())
     return num_equal >= 0.95 * num_rows, f"{num_equal} of {num_rows} rows draw what the CPU draws"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor
 
 from raycore.kernels.gpu import sampling
@@ -18,5 +17,4 @@ class GpuSampling(TorchSampling):
         return sampling.most_likely(logits_RV)
 
     def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
-        limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
-        return sampling.draw(logits_RV, to_device(limits_R5, self.device))
+        return sampling.draw(logits_RV, to_device(limits.matrix(), self.device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +21,7 @@ class NativeSampling:
         return torch.ops.raycore.most_likely.default(logits_RV)
 
     def draw(self, logits_RV: Tensor, limits: DrawLimits) -> Tensor:
-        limits_R5 = np.stack(limits, axis=1, dtype=np.float64)
-        return torch.ops.raycore.draw.default(logits_RV, torch.as_tensor(limits_R5))
+        return torch.ops.raycore.draw.default(logits_RV, torch.as_tensor(limits.matrix()))
 
     def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
         if num_likely > _MAX_LIKELY:

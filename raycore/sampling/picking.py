@@ -36,7 +36,11 @@ _FIRST_TOP = 64
 
 
 class DrawLimits(NamedTuple):
-    """What the draws of R rows are limited to."""
+    """What the draws of R rows are limited to.
+
+    Native and Triton kernels read the fields, in this order, as the columns of a matrix. The same columns are named
+    in `raycore/kernels/csrc/kernels.h` and in `raycore/kernels/gpu/sampling.py`.
+    """
 
     temperature_R: NDArray[np.float32]
     min_p_R: NDArray[np.float32]
@@ -46,6 +50,10 @@ class DrawLimits(NamedTuple):
     top_p_R: NDArray[np.float64]
     uniform_R: NDArray[np.float64]
     """Random numbers in [0, 1)."""
+
+    def matrix(self) -> NDArray[np.float64]:
+        """Return float64[R, L]: each row's limits, with a column for each of the L fields."""
+        return np.stack(self, axis=1, dtype=np.float64)
 
 
 def most_likely(logits_RV: Tensor) -> Tensor:
@@ -116,21 +124,21 @@ def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, batch_invariant: bool 
 def draw(logits_RV: Tensor, limits: DrawLimits, batch_invariant: bool = False) -> Tensor:
     """Return int64[R]: the token that each row draws."""
     vocab_size, device = logits_RV.shape[1], logits_RV.device
-    temperature_R, min_p_R, top_k_R, top_p_R, uniform_R = (to_device(values_R, device) for values_R in limits)
-    weights_RV = token_weights(logits_RV, temperature_R, batch_invariant)
+    weights_RV = token_weights(logits_RV, to_device(limits.temperature_R, device), batch_invariant)
     if limits.min_p_R.any():
-        drop_below_(weights_RV, min_p_R)
+        drop_below_(weights_RV, to_device(limits.min_p_R, device))
     has_top_k = limits.top_k_R < vocab_size
     rows_K = to_device(np.flatnonzero(has_top_k), device)
     rows_P = to_device(np.flatnonzero((limits.top_p_R < 1.0) & ~has_top_k), device)
     if len(rows_K) or len(rows_P):
+        top_k_R, top_p_R = to_device(limits.top_k_R, device), to_device(limits.top_p_R, device)
         threshold_R = torch.zeros_like(weights_RV[:, 0])
         if len(rows_K):
             threshold_R[rows_K] = top_k_thresholds(weights_RV[rows_K], top_k_R[rows_K], top_p_R[rows_K])
         if len(rows_P):
             threshold_R[rows_P] = top_p_thresholds(weights_RV[rows_P], top_p_R[rows_P], batch_invariant)
         drop_below_(weights_RV, threshold_R)
-    return draw_weighted(weights_RV, uniform_R)
+    return draw_weighted(weights_RV, to_device(limits.uniform_R, device))
 
 
 def draw_weighted(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:

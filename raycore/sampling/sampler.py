@@ -73,7 +73,13 @@ class _Rows:
     def draw_limits(self, positions: NDArray[np.integer]) -> DrawLimits:
         """Return how the rows that draw do so, if their tokens get these positions."""
         uniform_D = keyed_random.uniform(self._stream_state, self._stream_gamma, positions)
-        return DrawLimits(self._temperature, self._min_p, self._top_k, self._top_p, uniform_D)
+        return DrawLimits(
+            temperature_R=self._temperature,
+            min_p_R=self._min_p,
+            top_k_R=self._top_k,
+            top_p_R=self._top_p,
+            uniform_R=uniform_D,
+        )
 
 
 class SampledTokens(NamedTuple):

@@ -146,14 +146,22 @@ struct PickArgs {
   int64_t num_rows, dim, stride;
 };
 
+// The columns of a draw's limits: the fields of DrawLimits in raycore/sampling/picking.py, in their order.
+#define RAYCORE_DRAW_LIMITS(F)                                           \
+  F(temperature)                                                         \
+  F(min_p)   /* the least weight, relative to the most likely token's */ \
+  F(top_k)   /* V if unlimited */                                        \
+  F(top_p)   /* 1 if unlimited */                                        \
+  F(uniform) /* random, in [0, 1) */
+
 // What a row's draw is limited to.
 struct DrawLimits {
-  double temperature;
-  double min_p;    // the least weight, relative to the most likely token's
-  double top_k;    // V if unlimited
-  double top_p;    // 1 if unlimited
-  double uniform;  // random, in [0, 1)
+#define RAYCORE_DECLARE(NAME) double NAME;
+  RAYCORE_DRAW_LIMITS(RAYCORE_DECLARE)
+#undef RAYCORE_DECLARE
 };
+
+constexpr int64_t kNumDrawLimits = sizeof(DrawLimits) / sizeof(double);
 
 constexpr int64_t kDrawBlock = 128;  // tokens whose weights are added up, or whose maximum is taken, together
 

@@ -181,9 +181,11 @@ void draw(StackValue* stack) {
   Tensor logits(stack[0]), limits(stack[1]);
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   const int64_t num_rows = logits.size(0), dim = logits.size(1);
-  expect(limits.dim() == 2 && limits.size(0) == num_rows && limits.size(1) == sizeof(DrawLimits) / sizeof(double) &&
+#define RAYCORE_COLUMN(NAME) " " #NAME
+  expect(limits.dim() == 2 && limits.size(0) == num_rows && limits.size(1) == kNumDrawLimits &&
              limits.is_contiguous() && limits.torch_dtype() == torch_functions.aoti_torch_dtype_float64(),
-         "contiguous limits [R, 5] in float64");
+         "contiguous limits [R, L] in float64, with the columns" RAYCORE_DRAW_LIMITS(RAYCORE_COLUMN));
+#undef RAYCORE_COLUMN
   const Threads all = threads();
   const int64_t stride = draw_scratch_bytes(dim), num_workers = num_rows < all.count ? num_rows : all.count;
   Tensor scratch = empty(num_workers * stride, torch_functions.aoti_torch_dtype_uint8());

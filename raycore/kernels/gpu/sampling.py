@@ -15,7 +15,7 @@ collect candidates and to add up what is kept. In between, one program per row g
 top-k, and ten times for top-p. They are few if the row's largest weights are much larger than the others. At worst, for
 example if all logits are equal, they are the whole row.
 
-Shape suffixes: R rows, V vocabulary, P pieces of a row, C tokens of a piece, B blocks of 64 tokens.
+Shape suffixes: R rows, L limits of a row, V vocabulary, P pieces of a row, C tokens of a piece, B blocks of 64 tokens.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ _MAX_VOCAB_SIZE = 1 << 20
 _NO_LIMITS = tl.constexpr(-1)
 """The bound of rows without top-k and top-p."""
 
+LIMITS = ("temperature", "min_p", "top_k", "top_p", "uniform")
+"""The columns of a draw's limits: the fields of `raycore.sampling.picking.DrawLimits`, in their order."""
+_TEMPERATURE, _MIN_P, _TOP_K, _TOP_P, _UNIFORM = map(tl.constexpr, range(len(LIMITS)))
+_NUM_COLUMNS = tl.constexpr(len(LIMITS))
+
 _MULTIPLIER_1, _MULTIPLIER_2 = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
 _UNIT = tl.constexpr(2.0**-53)
 _ROWS = 256
@@ -59,17 +64,17 @@ def most_likely(logits_RV: Tensor) -> Tensor:
     return out_R
 
 
-def draw(logits_RV: Tensor, limits_R5: Tensor) -> Tensor:
+def draw(logits_RV: Tensor, limits_RL: Tensor) -> Tensor:
     """Return int64[R]: the token that each row draws.
 
     Args:
-        limits_R5: contiguous, in float64. Each row's temperature, min-p, top-k in [1, V], top-p, and a random number in
-            [0, 1). A temperature must be positive. A min-p of 0, a top-k of V, and a top-p of 1 are no limits.
+        limits_RL: contiguous, in float64, with the columns `LIMITS`. A temperature must be positive, and top-k in
+            [1, V]. A min-p of 0, a top-k of V, and a top-p of 1 are no limits. `uniform` is a random number in [0, 1).
     """
     (num_rows, vocab_size), device = logits_RV.shape, logits_RV.device
-    assert limits_R5.shape == (num_rows, 5), "each row has five limits"
-    assert limits_R5.dtype == torch.float64, "limits are in float64"
-    assert limits_R5.is_contiguous(), "limits are contiguous"
+    assert limits_RL.shape == (num_rows, len(LIMITS)), f"each row's limits are {', '.join(LIMITS)}"
+    assert limits_RL.dtype == torch.float64, "limits are in float64"
+    assert limits_RL.is_contiguous(), "limits are contiguous"
     assert vocab_size <= _MAX_VOCAB_SIZE, "sums of more weights may overflow"
     out_R = torch.empty(num_rows, dtype=torch.int64, device=device)
     if not num_rows:
@@ -82,13 +87,13 @@ def draw(logits_RV: Tensor, limits_R5: Tensor) -> Tensor:
     candidates_RV = torch.empty((num_rows, vocab_size), dtype=torch.float32, device=device)
     bounds_R, counts_R, thresholds_R = torch.empty((3, num_rows), dtype=torch.int32, device=device)
 
-    row = logits_RV, limits_R5, highest_RP, logits_RV.stride(0)
+    row = logits_RV, limits_RL, highest_RP, logits_RV.stride(0)
     sizes = vocab_size, num_pieces, triton.next_power_of_2(num_pieces), _PIECE
     pieces, rows = (num_rows, num_pieces), (num_rows,)
     _weigh[pieces](*row, sums_RP, largest_RB, *sizes, _BLOCK, num_warps=8)
-    _bound[rows](limits_R5, sums_RP, largest_RB, bounds_R, counts_R, *sizes, num_blocks, num_warps=16)
+    _bound[rows](limits_RL, sums_RP, largest_RB, bounds_R, counts_R, *sizes, num_blocks, num_warps=16)
     _collect[pieces](*row, bounds_R, counts_R, candidates_RV, *sizes, num_warps=8)
-    _find_thresholds[rows](limits_R5, sums_RP, bounds_R, counts_R, candidates_RV, thresholds_R, *sizes, num_warps=16)
+    _find_thresholds[rows](limits_RL, sums_RP, bounds_R, counts_R, candidates_RV, thresholds_R, *sizes, num_warps=16)
     _sum_kept[pieces](*row, thresholds_R, sums_RP, *sizes, num_warps=8)
     _pick[rows](*row, thresholds_R, sums_RP, out_R, *sizes, num_warps=8)
     return out_R
@@ -128,6 +133,11 @@ def _logits(logits_ptr, stride, row, token_C, V: tl.constexpr):
 
 
 @triton.jit
+def _limit(limits_ptr, row, COLUMN: tl.constexpr):
+    return tl.load(limits_ptr + row * _NUM_COLUMNS + COLUMN)
+
+
+@triton.jit
 def _weights(
     logits_ptr, limits_ptr, highest_ptr, stride, row, token_C, V: tl.constexpr, P: tl.constexpr, PADDED_P: tl.constexpr
 ):
@@ -135,8 +145,8 @@ def _weights(
 
     The numbers have the same bits in all kernels, because no addition follows a product.
     """
-    temperature = tl.load(limits_ptr + row * 5).to(tl.float32)
-    min_p = tl.load(limits_ptr + row * 5 + 1).to(tl.float32)
+    temperature = _limit(limits_ptr, row, _TEMPERATURE).to(tl.float32)
+    min_p = _limit(limits_ptr, row, _MIN_P).to(tl.float32)
     piece_P = tl.arange(0, PADDED_P)
     highest = tl.max(tl.load(highest_ptr + row * P + piece_P, mask=piece_P < P, other=float("-inf")), axis=0)
     logit_C = _logits(logits_ptr, stride, row, token_C, V)
@@ -246,8 +256,8 @@ def _bound(
 ):
     """Find a weight that the threshold of top-k and top-p isn't below. Weights from it on are the row's candidates."""
     row = tl.program_id(0).to(tl.int64)
-    top_k = tl.load(limits_ptr + row * 5 + 2).to(tl.int64)
-    top_p = tl.load(limits_ptr + row * 5 + 3)
+    top_k = _limit(limits_ptr, row, _TOP_K).to(tl.int64)
+    top_p = _limit(limits_ptr, row, _TOP_P)
     bound = tl.full((), _NO_LIMITS, tl.int32)
     if top_k < V:
         # k blocks' largest weights are at least as large as the k-th of them
@@ -308,8 +318,8 @@ def _find_thresholds(
     if tl.load(bounds_ptr + row) != _NO_LIMITS:
         candidates_ptr += row * V
         count = tl.load(counts_ptr + row)
-        top_k = tl.load(limits_ptr + row * 5 + 2).to(tl.int64)
-        top_p = tl.load(limits_ptr + row * 5 + 3)
+        top_k = _limit(limits_ptr, row, _TOP_K).to(tl.int64)
+        top_p = _limit(limits_ptr, row, _TOP_P)
         total = _sum_of_pieces(sums_ptr, row, P, PADDED_P)
         if top_k < V:
             threshold = _least_kept(candidates_ptr, count, top_k, True)
@@ -378,7 +388,7 @@ def _pick(
     row = tl.program_id(0).to(tl.int64)
     piece_P = tl.arange(0, PADDED_P)
     sum_P = tl.load(sums_ptr + row * P + piece_P, mask=piece_P < P, other=0)
-    wanted = _share(1.0 - tl.load(limits_ptr + row * 5 + 4), tl.sum(sum_P, axis=0))
+    wanted = _share(1.0 - _limit(limits_ptr, row, _UNIFORM), tl.sum(sum_P, axis=0))
     is_before_P = tl.cumsum(sum_P, axis=0) < wanted
     piece = tl.sum(is_before_P.to(tl.int32), axis=0)
     wanted -= tl.sum(tl.where(is_before_P, sum_P, 0), axis=0)

@@ -389,7 +389,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         (lambda: torch.ops.raycore.rms_norm(x.double(), torch.zeros(6).double(), EPS), "float32, bfloat16 or float16"),
         (lambda: torch.ops.raycore.silu_and_mul(x.t()), "a contiguous gate_up [T, 2F]"),
         (lambda: torch.ops.raycore.most_likely(x.t()), "logits [R, V] with contiguous rows"),
-        (lambda: torch.ops.raycore.draw(x, torch.zeros(2, 5)), "contiguous limits [R, 5] in float64"),
+        (lambda: torch.ops.raycore.draw(x, torch.zeros(2, 5)), "contiguous limits [R, L] in float64"),
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, 6]), 1), "token ids of the vocabulary"),
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, -1]), 1), "token ids of the vocabulary"),
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, 1]), 7), "at most 64 of the most likely tokens"),

@@ -26,20 +26,28 @@ SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
 Draw = Callable[[torch.Tensor, torch.Tensor], list[int]]
 
 
-def triton_draw(logits_RV: torch.Tensor, limits_R5: torch.Tensor) -> list[int]:
-    return sampling.draw(logits_RV.to(DEVICE), limits_R5.to(DEVICE)).tolist()
+def triton_draw(logits_RV: torch.Tensor, limits_RL: torch.Tensor) -> list[int]:
+    return sampling.draw(logits_RV.to(DEVICE), limits_RL.to(DEVICE)).tolist()
 
 
-def native_draw(logits_RV: torch.Tensor, limits_R5: torch.Tensor) -> list[int]:
-    return torch.ops.raycore.draw(logits_RV, limits_R5).tolist()
+def native_draw(logits_RV: torch.Tensor, limits_RL: torch.Tensor) -> list[int]:
+    return torch.ops.raycore.draw(logits_RV, limits_RL).tolist()
 
 
-def torch_draw(logits_RV: torch.Tensor, limits_R5: torch.Tensor) -> list[int]:
-    temperature_R, min_p_R, top_k_R, top_p_R, uniform_R = limits_R5.numpy().T
-    limits = picking.DrawLimits(
-        temperature_R.astype(np.float32), min_p_R.astype(np.float32), top_k_R.astype(np.int64), top_p_R, uniform_R
+def torch_draw(logits_RV: torch.Tensor, limits_RL: torch.Tensor) -> list[int]:
+    columns = dict(zip(picking.DrawLimits._fields, limits_RL.numpy().T, strict=True))
+    return picking.draw(logits_RV.to(DEVICE), draw_limits(**columns)).tolist()
+
+
+def draw_limits(*, temperature_R, min_p_R, top_k_R, top_p_R, uniform_R) -> picking.DrawLimits:
+    """Limits of the types that the sampler gives them."""
+    return picking.DrawLimits(
+        temperature_R=np.asarray(temperature_R, np.float32),
+        min_p_R=np.asarray(min_p_R, np.float32),
+        top_k_R=np.asarray(top_k_R, np.int64),
+        top_p_R=np.asarray(top_p_R, np.float64),
+        uniform_R=np.asarray(uniform_R, np.float64),
     )
-    return picking.draw(logits_RV.to(DEVICE), limits).tolist()
 
 
 def triton_most_likely(logits_RV: torch.Tensor) -> list[int]:
@@ -141,10 +149,10 @@ def test_all_draw_the_same_token(
     logits_RV = ((logits_RV.round() if has_ties else logits_RV) * temperature).to(dtype)
     top_k = min(top_k or vocab_size, vocab_size)
     limits = [[temperature, min_p, k, top_p, u] for k, u in zip((top_k, vocab_size), uniforms, strict=True)]
-    limits_R5 = torch.tensor(limits, dtype=torch.float64)
+    limits_RL = torch.tensor(limits, dtype=torch.float64)
     expected = [possible(row, own) for row, own in zip(logits_RV, limits, strict=True)]
     for draw in (triton_draw, torch_draw) + (native_draw,) * HAS_NATIVE:
-        for token, (first, last) in zip(draw(logits_RV, limits_R5), expected, strict=True):
+        for token, (first, last) in zip(draw(logits_RV, limits_RL), expected, strict=True):
             assert first <= token <= last, draw.__name__
 
 
@@ -167,13 +175,46 @@ def test_draws_at_the_limits(draw: Draw) -> None:
     assert draw_one([0.0, 0.0, half, half, half], 1.0, 0, 3, 0.81, 0.0) == 4
 
 
+@needs_kernels
+def test_limits_have_the_same_columns_in_python_cpp_and_triton() -> None:
+    columns = [name.removesuffix("_R") for name in picking.DrawLimits._fields]
+    assert list(sampling.LIMITS) == columns
+    for num_columns in (len(columns) - 1, len(columns) + 1):
+        limits_RL = torch.ones(1, num_columns, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match=f"columns {' '.join(columns)}$"):
+            native_draw(torch.zeros(1, 4), limits_RL)
+        with pytest.raises(AssertionError, match=f"limits are {', '.join(columns)}$"):
+            triton_draw(torch.zeros(1, 4), limits_RL)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, 3),
+        ({"temperature_R": 0.1}, 1),
+        ({"min_p_R": 0.4}, 2),
+        ({"top_k_R": 1}, 0),
+        ({"top_p_R": 0.85}, 2),
+        ({"uniform_R": 0.5}, 1),
+    ],
+)
+def test_each_limit_is_read_from_its_own_column(changed: dict[str, float], expected: int) -> None:
+    """From the probabilities 0.4, 0.3, 0.2 and 0.1, a draw without limits takes the last token."""
+    given = {"temperature_R": 1, "min_p_R": 0, "top_k_R": 4, "top_p_R": 1, "uniform_R": 0.05} | changed
+    limits = draw_limits(**{name: [value] for name, value in given.items()})
+    logits_RV = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    assert picking.draw(logits_RV, limits).tolist() == [expected]
+    for draw in (triton_draw,) + (native_draw,) * HAS_NATIVE:
+        assert draw(logits_RV, torch.as_tensor(limits.matrix())) == [expected], draw.__name__
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract:RuntimeWarning")
 def test_infinite_and_missing_logits_still_draw_a_token() -> None:
     inf, nan = math.inf, math.nan
-    limits_R5 = torch.tensor([[1.0, 0.0, k, p, 0.3] for k, p in ((5, 1.0), (2, 1.0), (5, 0.9), (2, 0.9))]).double()
+    limits_RL = torch.tensor([[1.0, 0.0, k, p, 0.3] for k, p in ((5, 1.0), (2, 1.0), (5, 0.9), (2, 0.9))]).double()
     for logits, expected in (([nan] * 5, range(5)), ([-inf] * 5, range(5)), ([0.0, inf, nan, -inf, 0.0], [1])):
-        assert set(triton_draw(torch.tensor([logits] * 4), limits_R5)) <= set(expected)
-    assert triton_draw(torch.zeros(0, 5), limits_R5[:0]) == []
+        assert set(triton_draw(torch.tensor([logits] * 4), limits_RL)) <= set(expected)
+    assert triton_draw(torch.zeros(0, 5), limits_RL[:0]) == []
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.2, 3.0])
@@ -191,10 +232,10 @@ def test_large_vocabularies(spread: float) -> None:
 @hypothesis.given(SEEDS, UNIFORM)
 def test_rows_are_drawn_alone(seed: int, uniform: float) -> None:
     logits_RV = (randn(seed, 4, 2 * 4200) * 2).bfloat16()[:, :4200]
-    limits_R5 = torch.tensor([[0.8, 0.0, k, p, uniform] for k in (40, 4200) for p in (0.9, 1.0)], dtype=torch.float64)
-    together = triton_draw(logits_RV, limits_R5)
-    assert triton_draw(logits_RV.flip(0), limits_R5.flip(0)) == together[::-1]
-    assert [triton_draw(logits_RV[i : i + 1], limits_R5[i : i + 1])[0] for i in range(4)] == together
+    limits_RL = torch.tensor([[0.8, 0.0, k, p, uniform] for k in (40, 4200) for p in (0.9, 1.0)], dtype=torch.float64)
+    together = triton_draw(logits_RV, limits_RL)
+    assert triton_draw(logits_RV.flip(0), limits_RL.flip(0)) == together[::-1]
+    assert [triton_draw(logits_RV[i : i + 1], limits_RL[i : i + 1])[0] for i in range(4)] == together
 
 
 @SETTINGS
