@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from raycore.errors import InvalidRequest
@@ -15,12 +16,55 @@ from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Sa
 DEFAULT_COMPLETION_TOKENS = 16
 """Default `max_tokens` of a completion. A chat completion is limited only by `max_model_len` by default."""
 
-_AS_THEY_ARE = (
-    *("frequency_penalty", "presence_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
-    *("n", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
-    *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs"),
-)
-"""Fields that are passed on as sampling parameters of the same name. Those that are None get the default."""
+TOKEN_ID_PATTERN = "[0-9]{1,18}"
+"""Matches the keys of `logit_bias`."""
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _seed(seed: int) -> int | None:
+    return None if seed == -1 else seed & MAX_SEED  # OpenAI allows negative seeds
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    for key in given:
+        if not re.fullmatch(TOKEN_ID_PATTERN, key):
+            raise APIError(400, f"logit_bias has the key {key!r}, which isn't a token id", param="logit_bias")
+    return {int(token_id): max(-100.0, min(100.0, bias)) for token_id, bias in given.items()}
+
+
+PARAMETERS: dict[str, Callable[[Any], Any] | str] = {
+    "n": _as_it_is,
+    "temperature": _as_it_is,
+    "top_p": _as_it_is,
+    "top_k": _as_it_is,
+    "min_p": _as_it_is,
+    "presence_penalty": _as_it_is,
+    "frequency_penalty": _as_it_is,
+    "repetition_penalty": _as_it_is,
+    "seed": _seed,
+    "stop": _as_it_is,
+    "stop_after": "chat: the end of the model's reasoning",
+    "stop_or_from": "chat: the end of the model's reasoning",
+    "stop_token_ids": _as_it_is,
+    "ignore_eos": _as_it_is,
+    "max_tokens": "each endpoint: its field and its default differ",
+    "min_tokens": _as_it_is,
+    "logprobs": "each endpoint: its fields differ",
+    "prompt_logprobs": _as_it_is,
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": _as_it_is,
+    "bad_words": _as_it_is,
+    "structured_outputs": "structured_outputs(): several fields set it",
+    "skip_special_tokens": _as_it_is,
+    "spaces_between_special_tokens": _as_it_is,
+    "include_stop_str_in_output": _as_it_is,
+    "detokenize": "always true: responses are text",
+}
+"""Where each field of `SamplingParams` comes from: what converts the value of the request's field of that name, or what
+sets it instead. A request's field that is None gets the default."""
 
 ABSENT = {
     "audio": "this model generates text only",
@@ -69,9 +113,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are accepted only with these values, which have no effect."""
 
-TOKEN_ID_PATTERN = "[0-9]{1,18}"
-"""Matches the keys of `logit_bias`."""
-
 
 def completion_params(request: CompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
     """The sampling parameters of a completion request. Raises APIError if one is invalid; the error names its field."""
@@ -119,11 +160,11 @@ def _params(
     _check_words("bad_words", request.bad_words or [], options.max_bad_words, options)
     _check_limit("prompt_logprobs", request.prompt_logprobs, options.max_logprobs)
     chosen["structured_outputs"] = structured_outputs(request)
-    given = {name: value for name in _AS_THEY_ARE if (value := getattr(request, name)) is not None}
-    if request.seed is not None:
-        given["seed"] = None if request.seed == -1 else request.seed & MAX_SEED  # OpenAI allows negative seeds
-    if request.logit_bias is not None:
-        given["logit_bias"] = _logit_bias(request.logit_bias)
+    given = {
+        name: convert(value)
+        for name, convert in PARAMETERS.items()
+        if not isinstance(convert, str) and (value := getattr(request, name)) is not None
+    }
     values: dict[str, Any] = {"max_tokens": None} | defaults | given | chosen
     try:
         return SamplingParams(**values)
@@ -167,10 +208,3 @@ def _check_words(name: str, words: list[str], most: int, options: ServerOptions)
             f"{name} has a string of {longest} characters; at most {options.max_word_characters} are allowed",
             param=name,
         )
-
-
-def _logit_bias(given: dict[str, float]) -> dict[int, float]:
-    for key in given:
-        if not re.fullmatch(TOKEN_ID_PATTERN, key):
-            raise APIError(400, f"logit_bias has the key {key!r}, which isn't a token id", param="logit_bias")
-    return {int(token_id): max(-100.0, min(100.0, bias)) for token_id, bias in given.items()}

@@ -1,0 +1,66 @@
+"""Every sampling parameter comes from somewhere: none is dropped in silence."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from raycore.sampling_params import MAX_SEED, SamplingParams
+from raycore.server import ServerOptions
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
+from raycore.server.sampling import PARAMETERS, chat_params, completion_params
+
+GIVEN = {
+    "n": (2, 2),
+    "temperature": (0.5, 0.5),
+    "top_p": (0.5, 0.5),
+    "top_k": (5, 5),
+    "min_p": (0.5, 0.5),
+    "presence_penalty": (0.5, 0.5),
+    "frequency_penalty": (0.5, 0.5),
+    "repetition_penalty": (1.5, 1.5),
+    "seed": (-2, MAX_SEED - 1),
+    "stop": ("x", ["x"]),
+    "stop_token_ids": ([5], [5]),
+    "ignore_eos": (True, True),
+    "min_tokens": (3, 3),
+    "prompt_logprobs": (1, 1),
+    "logit_bias": ({"5": 200.0}, {5: 100.0}),
+    "allowed_token_ids": ([5], [5]),
+    "bad_words": (["x"], ["x"]),
+    "skip_special_tokens": (False, False),
+    "spaces_between_special_tokens": (False, False),
+    "include_stop_str_in_output": (True, True),
+}
+"""A value of each field that is read from the request's field of the same name, and the parameter's."""
+
+OPTIONS = ServerOptions(("fake",))
+
+
+def completion(**fields) -> SamplingParams:
+    return completion_params(CompletionRequest(prompt="1", **fields), {}, OPTIONS)
+
+
+def chat(**fields) -> SamplingParams:
+    body = {"messages": [{"role": "user", "content": "1"}], **fields}
+    return chat_params(ChatCompletionRequest.model_validate(body), {}, OPTIONS)
+
+
+def test_the_table_names_where_each_parameter_comes_from():
+    fields = {field.name for field in msgspec.structs.fields(SamplingParams)}
+    assert fields - PARAMETERS.keys() == set(), "PARAMETERS in raycore/server/sampling.py doesn't have these"
+    assert PARAMETERS.keys() - fields == set(), "these aren't parameters"
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+@pytest.mark.parametrize("name", [name for name, source in PARAMETERS.items() if not isinstance(source, str)])
+def test_the_request_s_field_sets_the_parameter(name, read):
+    value, expected = GIVEN[name]
+    assert getattr(read(), name) != expected
+    assert getattr(read(**{name: value}), name) == expected
+    assert read(**{name: None}) == read()
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+def test_the_seed_minus_one_is_chosen_by_the_engine(read):
+    assert read(seed=-1).seed is None
