@@ -19,6 +19,7 @@ from raycore.server.adapters import AdapterSource
 from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints
 from raycore.server.chat.chat import Chat, render
 from raycore.server.completions import Completion
+from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.json_text import to_json
@@ -141,7 +142,7 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
             return EventStream(prepared.events())
         return JSON(await unless_client_leaves(request, prepared.answer()))
 
-    @app.post("/v1/completions", responses=responses(CompletionAnswer, *_ERRORS, streams=True))
+    @Endpoint.COMPLETIONS.route(app, responses=responses(CompletionAnswer, *_ERRORS, streams=True))
     async def completions(
         body: CompletionRequest, request: Request, data_parallel_rank: DataParallelRank = None
     ) -> Response:
@@ -149,7 +150,7 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
         body.send_to(data_parallel_rank)
         return await respond(request, prepare_completion, body)
 
-    @app.post("/v1/chat/completions", responses=responses(ChatAnswer, *_ERRORS, streams=True))
+    @Endpoint.CHAT.route(app, responses=responses(ChatAnswer, *_ERRORS, streams=True))
     async def chat_completions(
         body: ChatCompletionRequest, request: Request, data_parallel_rank: DataParallelRank = None
     ) -> Response:
@@ -159,12 +160,12 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
 
 
 def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:
-    @app.post("/tokenize", responses=responses(Tokens, *_ERRORS))
+    @Endpoint.TOKENIZE.route(app, responses=responses(Tokens, *_ERRORS))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Tokenize a text or a conversation."""
         return await off_loop(len(await request.body()), _tokenize, engine, body, options, models)
 
-    @app.post("/detokenize", responses=responses(DetokenizedText, *_ERRORS))
+    @Endpoint.DETOKENIZE.route(app, responses=responses(DetokenizedText, *_ERRORS))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Convert token ids to text."""
         return await off_loop(len(await request.body()), _detokenize, engine, body, models)
@@ -204,12 +205,12 @@ def _detokenize(engine: ServingEngine, body: DetokenizeRequest, models: Models) 
 
 
 def _add_information(app: FastAPI, engine: ServingEngine, models: Models) -> None:
-    @app.get("/v1/models", responses=responses(ModelList, 401))
+    @Endpoint.MODELS.route(app, responses=responses(ModelList, 401))
     async def list_models() -> Response:
         """List the names under which the model is served, and the adapters."""
         return JSON({"object": "list", "data": [_model(each, engine) for each in models.listed()]})
 
-    @app.get("/v1/models/{model:path}", responses=responses(Model, 401, 404))
+    @Endpoint.MODEL.route(app, responses=responses(Model, 401, 404))
     async def model(model: str) -> Response:
         """Look up one of the names under which the model is served, or an adapter."""
         return JSON(_model(models.look_up(model), engine))
@@ -221,10 +222,10 @@ def _add_information(app: FastAPI, engine: ServingEngine, models: Models) -> Non
             raise APIError(503, unavailable_reason, code="engine_unavailable", kind="service_unavailable_error")
         return Response()
 
-    for path in ("/health", "/ping"):
-        app.add_api_route(path, health, methods=["GET"], responses=responses(None, 503), response_class=Response)
+    for endpoint in (Endpoint.HEALTH, Endpoint.PING):
+        endpoint.route(app, responses=responses(None, 503), response_class=Response)(health)
 
-    @app.get("/version", responses=responses(Version))
+    @Endpoint.VERSION.route(app, responses=responses(Version))
     async def show_version() -> Response:
         """The version of raycore."""
         return JSON({"version": version("raycore")})

@@ -14,12 +14,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.metrics.prometheus import EngineCollector
+from raycore.server.endpoints import Endpoint, Rule, paths_with
 from raycore.server.generation import ServingEngine
 from raycore.server.http_counts import HttpCollector, HttpCounts
 from raycore.server.middleware import path_of
 
-_SILENT_PATHS = frozenset({"/metrics", "/health", "/ping", "/version"})
-"""Paths whose requests are not counted: probes and scrapes would outnumber the other requests."""
+_SILENT_PATHS = frozenset(paths_with(Rule.NOT_COUNTED))
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Methods that have a label of their own. All others count as `other`, because clients can invent any number of them.
@@ -40,7 +40,7 @@ def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
     registry.register(_OwnProcess(lambda: state.all_http_counts is None))
     app.add_middleware(HttpMetrics, counts=state.http_counts)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @Endpoint.METRICS.route(app, response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:  # not async: its milliseconds would delay streams on the event loop
         """Metrics for Prometheus."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from raycore.server.endpoints import Rule, paths_with
 from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
@@ -19,12 +20,8 @@ _BLANKS = " \t"
 """White space that HTTP allows around a header's value. `strip()` without an argument would also remove the byte 0xA0,
 which can be the last byte of a UTF-8 character."""
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-"""Paths that need no API key: those for probes and scrapers."""
-
-GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
-_COSTLY_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
-
+_OPEN_PATHS = frozenset(paths_with(Rule.NO_KEY))
+_ADMISSION_PATHS = frozenset(paths_with(Rule.ADMISSION))
 
 _MOST_HELD = 64
 """Maximum size of all incomplete bodies together, as a multiple of `max_body_bytes`."""
@@ -50,7 +47,7 @@ class KeyCheck:
         await _respond(error, scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if not self._keys or path_of(scope) in OPEN_PATHS:
+        if not self._keys or path_of(scope) in _OPEN_PATHS:
             return True
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         given = key.strip(_BLANKS).encode("latin-1")  # headers are decoded as latin-1: this restores the bytes
@@ -131,7 +128,7 @@ class Admission:
         self._num_streams = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or path_of(scope) not in _COSTLY_PATHS:
+        if scope["type"] != "http" or path_of(scope) not in _ADMISSION_PATHS:
             await self._app(scope, receive, send)
             return
         try:

@@ -32,9 +32,12 @@ from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.adapters import AdapterSource
 from raycore.server.app import build_app
+from raycore.server.endpoints import Rule, paths_with
 from raycore.server.generation import ServingEngine
-from raycore.server.middleware import GENERATING_PATHS, path_of
+from raycore.server.middleware import path_of
 from raycore.server.options import ServerOptions
+
+_TRACED_PATHS = frozenset(paths_with(Rule.TRACED))
 
 
 class TraceableEngine(ServingEngine, Protocol):
@@ -96,7 +99,7 @@ class TraceRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope) if scope["type"] == "http" else ""
-        if path not in GENERATING_PATHS:
+        if path not in _TRACED_PATHS:
             await self._app(scope, receive, send)
             return
         context = TraceContextTextMapPropagator().extract(dict(Headers(scope=scope)))

@@ -16,16 +16,22 @@ from raycore.plain_errors import decode_problem
 from raycore.server.batch.files import NOT_JSON, RequestLine, Response, Result
 from raycore.server.chat.chat import Chat
 from raycore.server.completions import Completion
+from raycore.server.endpoints import Endpoint, Rule, paths_with
 from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
 from raycore.server.generation import ServingEngine
 from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
-from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
 
 logger = logging.getLogger(__name__)
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+_PREPARES: dict[str, tuple[type[SamplingRequest], Callable[..., Completion | Chat]]] = {
+    Endpoint.COMPLETIONS.path: (CompletionRequest, prepare_completion),
+    Endpoint.CHAT.path: (ChatCompletionRequest, prepare_chat),
+}
+"""For each path in a batch, what validates a body and what prepares the request."""
+assert tuple(_PREPARES) == paths_with(Rule.IN_BATCHES), "each endpoint in batches is prepared"
 
 
 async def run_lines(
@@ -113,17 +119,15 @@ def _request(line: RequestLine) -> _Request:
         raise APIError(400, f"line {line.number}: custom_id is empty")
     if request.method != "POST":
         raise APIError(400, f"line {line.number}: method {request.method!r} isn't supported; use 'POST'")
-    if request.url not in (COMPLETIONS, CHAT):
-        raise APIError(400, f"line {line.number}: url {request.url!r} isn't supported; use {COMPLETIONS} or {CHAT}")
+    if request.url not in _PREPARES:
+        raise APIError(400, f"line {line.number}: url {request.url!r} isn't supported; use {' or '.join(_PREPARES)}")
     return request
 
 
 def _prepare(engine: ServingEngine, options: ServerOptions, models: Models, request: _Request) -> Completion | Chat:
+    kind, prepare = _PREPARES[request.url]
     try:
-        if request.url == CHAT:
-            prepared = prepare_chat(engine, ChatCompletionRequest.model_validate(request.body), options, models)
-        else:
-            prepared = prepare_completion(engine, CompletionRequest.model_validate(request.body), options, models)
+        prepared = prepare(engine, kind.model_validate(request.body), options, models)
     except ValidationError as error:
         raise invalid_body(error.errors()) from error
     if prepared.request.stream:

@@ -1,0 +1,75 @@
+"""The server's endpoints: all paths, and what holds for the requests to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, Flag, auto
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+
+
+class Rule(Flag):
+    """What holds for some endpoints only. The middleware applies it to the path, whatever the method."""
+
+    NONE = 0
+    NO_KEY = auto()
+    """It needs no API key."""
+    NOT_COUNTED = auto()
+    """The metrics of HTTP leave it out."""
+    ADMISSION = auto()
+    """It is refused while the engine accepts no requests, or while too many of these requests are in progress."""
+    TRACED = auto()
+    """Its requests have spans."""
+    IN_BATCHES = auto()
+    """`raycore run-batch` serves it."""
+
+
+_PROBE = Rule.NO_KEY | Rule.NOT_COUNTED
+"""Probes and scrapers have no API key, and would outnumber the other requests."""
+_GENERATES = Rule.ADMISSION | Rule.TRACED | Rule.IN_BATCHES
+
+
+class Endpoint(Enum):
+    """Each endpoint's method, path and rules."""
+
+    COMPLETIONS = "POST", "/v1/completions", _GENERATES
+    CHAT = "POST", "/v1/chat/completions", _GENERATES
+    TOKENIZE = "POST", "/tokenize", Rule.ADMISSION
+    DETOKENIZE = "POST", "/detokenize", Rule.ADMISSION
+    MODELS = "GET", "/v1/models", Rule.NONE
+    MODEL = "GET", "/v1/models/{model:path}", Rule.NONE
+    HEALTH = "GET", "/health", _PROBE
+    PING = "GET", "/ping", _PROBE
+    VERSION = "GET", "/version", _PROBE
+    METRICS = "GET", "/metrics", _PROBE
+
+    # only with `enable_admin_endpoints`
+    PAUSE = "POST", "/pause", Rule.NONE
+    RESUME = "POST", "/resume", Rule.NONE
+    IS_PAUSED = "GET", "/is_paused", Rule.NONE
+    SLEEP = "POST", "/sleep", Rule.NONE
+    WAKE_UP = "POST", "/wake_up", Rule.NONE
+    IS_SLEEPING = "GET", "/is_sleeping", Rule.NONE
+    RESET_PREFIX_CACHE = "POST", "/reset_prefix_cache", Rule.NONE
+    START_PROFILE = "POST", "/start_profile", Rule.NONE
+    STOP_PROFILE = "POST", "/stop_profile", Rule.NONE
+    LOAD_LORA_ADAPTER = "POST", "/v1/load_lora_adapter", Rule.NONE
+    UNLOAD_LORA_ADAPTER = "POST", "/v1/unload_lora_adapter", Rule.NONE
+
+    def __init__(self, method: str, path: str, rules: Rule) -> None:
+        self.method = method
+        self.path = path
+        self.rules = rules
+
+    def route(self, app: FastAPI, **described: Any) -> Callable[[_Handler], _Handler]:
+        """A decorator that makes a function the endpoint's handler in `app`. `described`: as for FastAPI's own."""
+        return app.api_route(self.path, methods=[self.method], **described)
+
+
+def paths_with(rule: Rule) -> tuple[str, ...]:
+    """The paths of the endpoints for which a rule holds, in the order of the table."""
+    return tuple(endpoint.path for endpoint in Endpoint if rule in endpoint.rules)
