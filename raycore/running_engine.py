@@ -22,7 +22,7 @@ from raycore.display.progress_bars import loading_bar
 from raycore.client.client import EngineClient
 from raycore.client.group import ClientGroup
 from raycore.client.streams import Streams
-from raycore.cluster.local import cancelled_at_exit, end_before_ray, is_exiting
+from raycore.cluster.connection import cancelled_at_exit, end_before_ray, is_exiting
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from raycore.cluster.local import why_unreachable
+from raycore.cluster.connection import why_unreachable
 from raycore.control.commands import NAMESPACE
 from raycore.errors import ControlError
 from raycore.ray_api import connect, disconnect, use_token_of_machine

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from raycore.cluster import local
+from raycore.cluster import connection
 from raycore.errors import InitializationError
 
 
@@ -45,9 +45,9 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     monkeypatch.setattr(ray, "init", fake.init)
     monkeypatch.setattr(ray, "shutdown", fake.shutdown)
     monkeypatch.setattr(ray, "is_initialized", lambda: fake.connected)
-    monkeypatch.setattr(local, "_num_users", 0)
-    monkeypatch.setattr(local, "_is_ours", False)
-    monkeypatch.setattr(local, "_address_of_last_start", lambda: None)
+    monkeypatch.setattr(connection, "_num_users", 0)
+    monkeypatch.setattr(connection, "_is_ours", False)
+    monkeypatch.setattr(connection, "_address_of_last_start", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_worker_niceness", raising=False)  # set by the tests that start a cluster
     handler = signal.getsignal(signal.SIGTERM)
@@ -56,7 +56,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
 
 
 def test_without_a_cluster_a_local_ray_declares_the_cpus_that_are_needed(fake_ray: FakeRay):
-    assert local.acquire_ray(1000.5)
+    assert connection.acquire_ray(1000.5)
     (options,) = fake_ray.calls
     assert options["address"] == "local"
     assert options["num_cpus"] >= 1001
@@ -64,24 +64,24 @@ def test_without_a_cluster_a_local_ray_declares_the_cpus_that_are_needed(fake_ra
 
 
 def test_a_local_ray_runs_its_workers_at_normal_priority(fake_ray: FakeRay):
-    local.acquire_ray(1)
+    connection.acquire_ray(1)
     assert fake_ray.environment["RAY_worker_niceness"] == "0"
     assert "RAY_worker_niceness" not in os.environ
 
 
 def test_what_the_user_has_set_in_the_environment_stands(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_worker_niceness", "5")
-    local.acquire_ray(1)
+    connection.acquire_ray(1)
     assert fake_ray.environment["RAY_worker_niceness"] == "5"
 
 
 def test_a_named_cluster_is_joined_and_never_stopped(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert not local.acquire_ray(8)
+    assert not connection.acquire_ray(8)
     (options,) = fake_ray.calls
     assert options["address"] == "10.0.0.1:6379"
     assert "num_cpus" not in options
-    local.release_ray()
+    connection.release_ray()
     assert fake_ray.num_shutdowns == 0
 
 
@@ -89,21 +89,21 @@ def test_a_named_cluster_that_is_not_there_is_an_error(fake_ray: FakeRay, monkey
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     fake_ray.init_error = ConnectionError("nobody answers")
     with pytest.raises(InitializationError, match=r"nobody answers\nRAY_ADDRESS=10\.0\.0\.1:6379 can't be joined"):
-        local.acquire_ray(8)
+        connection.acquire_ray(8)
 
 
 def test_ray_address_local_starts_one_whatever_was_started_before(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    monkeypatch.setattr(local, "_address_of_last_start", lambda: "10.0.0.1:6379")
-    assert local.acquire_ray(1)
+    monkeypatch.setattr(connection, "_address_of_last_start", lambda: "10.0.0.1:6379")
+    assert connection.acquire_ray(1)
     assert fake_ray.calls[0]["address"] == "local"
 
 
 def test_the_cluster_that_ray_start_left_running_is_joined(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setattr(local, "_address_of_last_start", lambda: address)
-        assert not local.acquire_ray(8)
+        monkeypatch.setattr(connection, "_address_of_last_start", lambda: address)
+        assert not connection.acquire_ray(8)
     assert fake_ray.calls[0]["address"] == "auto", "Ray looks for tokens only where it finds the cluster itself"
 
 
@@ -112,9 +112,9 @@ def test_a_stale_address_is_named_and_a_local_ray_started(
 ):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    monkeypatch.setattr(local, "_address_of_last_start", lambda: address)
+    monkeypatch.setattr(connection, "_address_of_last_start", lambda: address)
     with caplog.at_level(logging.WARNING, "raycore"):
-        assert local.acquire_ray(8)
+        assert connection.acquire_ray(8)
     assert address in caplog.text
     assert fake_ray.calls[0]["address"] == "local"
 
@@ -123,39 +123,39 @@ def test_a_stale_address_is_named_and_a_local_ray_started(
 def test_an_address_without_a_usable_port_is_refused(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch, address: str):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(InitializationError, match=f"^RAY_ADDRESS='{address}' isn't HOST:PORT with a port from 1 to"):
-        local.acquire_ray(1)
+        connection.acquire_ray(1)
     assert fake_ray.calls == []
 
 
 def test_ray_client_is_refused_with_what_to_do(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(InitializationError, match=r"RAY_ADDRESS=ray://head:10001.*ray job submit"):
-        local.acquire_ray(1)
+        connection.acquire_ray(1)
     assert fake_ray.calls == []
 
 
 def test_a_ray_that_was_there_is_used_and_left(fake_ray: FakeRay):
     fake_ray.connected = True
-    assert not local.acquire_ray(8)
-    local.release_ray()
+    assert not connection.acquire_ray(8)
+    connection.release_ray()
     assert fake_ray.calls == []
     assert fake_ray.connected
 
 
 def test_the_last_user_stops_the_ray_that_was_started_here(fake_ray: FakeRay):
-    assert local.acquire_ray(1)
-    assert local.acquire_ray(1)
-    local.release_ray()
+    assert connection.acquire_ray(1)
+    assert connection.acquire_ray(1)
+    connection.release_ray()
     assert fake_ray.connected
-    local.release_ray()
+    connection.release_ray()
     assert not fake_ray.connected
     assert fake_ray.num_shutdowns == 1
 
 
 def test_a_new_one_is_started_after_somebody_else_stopped_it(fake_ray: FakeRay):
-    local.acquire_ray(1)
+    connection.acquire_ray(1)
     fake_ray.shutdown()
-    assert local.acquire_ray(1)
+    assert connection.acquire_ray(1)
     assert len(fake_ray.calls) == 2
 
 
@@ -163,5 +163,5 @@ def test_the_callers_sigterm_handler_stays(fake_ray: FakeRay):
     def handler(*_: object) -> None: ...
 
     signal.signal(signal.SIGTERM, handler)
-    local.acquire_ray(1)
+    connection.acquire_ray(1)
     assert signal.getsignal(signal.SIGTERM) is handler
