@@ -22,7 +22,7 @@ import msgspec
 import ray
 
 from raycore import LLM, SamplingParams
-from raycore.cluster.lean_ray import start_lean_ray
+from raycore.cluster.local_ray.start import start_local_ray
 from raycore.config import EngineConfig, resolve
 from raycore.demo import demo_model_path
 from raycore.executor.ray_executor import RayExecutor
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle-seconds", type=float, default=20.0)
     options = parser.parse_args()
-    start_lean_ray(max(options.workers) + 1, log_to_driver=False)
+    start_local_ray(max(options.workers) + 1, log_to_driver=False)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Ray {ray.__version__}; microseconds")
     print("workers  wait           p50      p99   p50/vLLM  p99/vLLM")
     for num_workers in options.workers:

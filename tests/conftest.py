@@ -82,9 +82,9 @@ def ray_cluster(site_directory: Path):
     import ray
     from forked_ray import fork_server, nodes_with_forked_workers
 
-    from raycore.cluster.lean_ray import without_cluster_processes
+    from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, replaced
 
-    with fork_server(os.environ), nodes_with_forked_workers(), without_cluster_processes():
+    with fork_server(os.environ), nodes_with_forked_workers(), replaced(CLUSTER_PROCESSES):
         ray.init(
             address="local",
             num_cpus=16,

@@ -26,7 +26,7 @@ from weakref import finalize
 import ray
 from ray._private import auto_init_hook
 
-from raycore.cluster.lean_ray import end_lean_ray, start_lean_ray
+from raycore.cluster.local_ray.start import end_local_ray, start_local_ray
 from raycore.errors import InitializationError
 from raycore.node.ports import parse_address
 from raycore.node.signals import cancel_ray_alarm
@@ -81,7 +81,7 @@ def release_ray() -> None:
         _num_users = max(0, _num_users - 1)
         if _num_users == 0 and _is_ours:
             _is_ours = False
-            end_lean_ray()
+            end_local_ray()
 
 
 def end_before_ray(end: finalize[..., Any]) -> None:
@@ -170,7 +170,7 @@ def _connect(num_cpus: float) -> bool:
             "has crashed, or was ended without `ray stop`. Starting a local Ray instead; `ray stop` removes the file.",
             started_here,
         )
-    _init(start_lean_ray, num_cpus=math.ceil(num_cpus))
+    _init(start_local_ray, num_cpus=math.ceil(num_cpus))
     return True
 
 

@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 
 import raycore
 from raycore import LLM, InitializationError
-from raycore.cluster.lean_ray import without_cluster_processes
+from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, replaced
 from raycore.demo import demo_model_path
 
 MARK = "engine:"
@@ -43,7 +43,7 @@ def start_engine(address: str, runtime_env: dict[str, object], **options: object
 
 def main(other: str, without_kernels: str) -> None:
     node = {"num_cpus": 1, "object_store_memory": 80 << 20}
-    with without_cluster_processes(), contextlib.ExitStack() as undo:
+    with replaced(CLUSTER_PROCESSES), contextlib.ExitStack() as undo:
         cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
         undo.callback(cluster.shutdown)
         home = os.getcwd()

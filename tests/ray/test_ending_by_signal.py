@@ -210,7 +210,7 @@ def test_a_signal_while_a_server_starts_ends_it_there(mark):
 
 STARTS_A_PROCESS = """
 import os, signal
-from raycore.cluster.own_processes import OwnProcess
+from raycore.cluster.local_ray.own_processes import OwnProcess
 
 signal.signal(signal.SIGHUP, lambda number, frame: print("the program's handler runs", flush=True))
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGHUP))

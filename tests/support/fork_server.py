@@ -49,7 +49,7 @@ _WORKER_MODULES = (
 )
 """None may declare an actor class: Ray draws a random id for it, and all workers would then draw the same ids."""
 
-_PROGRAM_MODULES = ("ray.scripts.scripts", "raycore.cluster.lean_ray", "pytest")
+_PROGRAM_MODULES = ("ray.scripts.scripts", "raycore.cluster.local_ray.start", "pytest")
 
 _MAX_BYTES = 1 << 17
 _POLL_INTERVAL_S = 1.0

@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from forked_ray import nodes_with_forked_workers
 from ray.autoscaler._private.fake_multi_node.node_provider import FakeMultiNodeProvider
 
-from raycore.cluster.lean_ray import without_cluster_processes
+from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, replaced
 
 __all__ = ["FakeMultiNodeProvider"]
 
 _FOR_EVER = ExitStack()
 _FOR_EVER.enter_context(nodes_with_forked_workers())
-_FOR_EVER.enter_context(without_cluster_processes())
+_FOR_EVER.enter_context(replaced(CLUSTER_PROCESSES))

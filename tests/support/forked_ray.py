@@ -19,7 +19,7 @@ from fork_server import SERVER_PATH, SETUP_PATH, SOCKET_VARIABLE, WORKER_PATH
 from ray._private import services
 from ray._private.parameter import RayParams
 
-from raycore.cluster.lean_ray import without_cluster_processes
+from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, replaced
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def main() -> None:
         if os.path.basename(sys.argv[0]) == "ray":  # `ray start`: the server has to outlive it
             runpy.run_path(sys.argv[0], run_name="__main__")
         else:
-            with fork_server(os.environ), without_cluster_processes():  # pyright: ignore[reportArgumentType]
+            with fork_server(os.environ), replaced(CLUSTER_PROCESSES):  # pyright: ignore[reportArgumentType]
                 runpy.run_path(sys.argv[0], run_name="__main__")
 
 

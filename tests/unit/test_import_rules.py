@@ -85,7 +85,7 @@ RAY_USERS = re.compile(
 """Who may load Ray: its exceptions and the type of its placement groups, and the rest of it through `ray_api`."""
 
 RAY_PLACES = re.compile(
-    r"placement/|raycore/ray_api\.py|raycore/cluster/(__init__|connection|lean_ray|logs|own_processes|owner)\.py"
+    r"placement/|raycore/ray_api\.py|raycore/cluster/(__init__|connection|logs|owner|local_ray/(start|replacements))\.py"
     r"|raycore/metrics/ray_export\.py|raycore/rpc/channel\.py|raycore/server/serve_app\.py"
 )
 """Who may use what `ray_api` doesn't have."""

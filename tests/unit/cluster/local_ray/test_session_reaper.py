@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from raycore.cluster import session_reaper
+from raycore.cluster.local_ray import session_reaper
 from raycore.node.processes import is_running, wait_until_gone
 
 LEADER = """

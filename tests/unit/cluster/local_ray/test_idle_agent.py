@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raycore.cluster import idle_agent
+from raycore.cluster.local_ray import idle_agent
 from raycore.node.processes import wait_until_gone
 
 DAEMON = """

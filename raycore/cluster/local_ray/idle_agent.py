@@ -64,7 +64,16 @@ def _listen(command: list[str], flags: dict[str, str], daemon: int) -> None:
 
 
 def _become(command: list[str], listener: int) -> None:
-    """Run Ray's agent. The socket that it binds to the port becomes `listener`, where the first client is waiting."""
+    """Run Ray's agent, with `listener` in the place of the socket that it binds to the port.
+
+    This replaces `socket.bind`, in this process alone.
+
+    Why: the raylet knows the port already, and its first request is waiting at `listener`. A socket that was closed and
+    bound again would lose it. Ray's agent has no option to take over a socket.
+
+    Goes when: Ray's agent takes a listening socket, or there is no idle agent in its place: see
+    `replacements.command_of_idle_agent`.
+    """
     import runpy
     from socket import socket
 
