@@ -16,6 +16,10 @@ import ray
 
 from raycore.cluster.local_ray.own_processes import wait_for_reapers
 from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD, replaced
+from raycore.node.resources import usable_cores
+
+PLAIN_VARIABLE = "RAYCORE_PLAIN_LOCAL_RAY"
+"""If this environment variable is set to anything but 0, a local Ray starts as plain `ray.init()` starts it."""
 
 _ENVIRONMENT = {
     # Ray's default niceness of 15 would let any other process on the machine run before the workers
@@ -40,7 +44,14 @@ tasks."""
 
 
 def start_local_ray(num_cpus: int, **options: Any) -> None:
-    """Start a local Ray with `num_cpus` logical CPUs and some spare ones. `options` are passed to `ray.init()`."""
+    """Start a local Ray with `num_cpus` logical CPUs and some spare ones. `options` are passed to `ray.init()`.
+
+    With `RAYCORE_PLAIN_LOCAL_RAY=1`, Ray starts as plain `ray.init()` starts it, and has the machine's CPUs, or
+    `num_cpus` if that is more.
+    """
+    if os.environ.get(PLAIN_VARIABLE, "0") not in ("", "0"):
+        ray.init(address="local", num_cpus=num_cpus if num_cpus > usable_cores() else None, **options)
+        return
     with _environment(_ENVIRONMENT), replaced(CLUSTER_PROCESSES | SHIELD):
         ray.init(
             address="local",

@@ -14,7 +14,8 @@ import ray
 from ray._private import worker
 
 from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD
-from raycore.cluster.local_ray.start import end_local_ray, start_local_ray
+from raycore.cluster.local_ray.start import PLAIN_VARIABLE, end_local_ray, start_local_ray
+from raycore.node.resources import usable_cores
 
 REPLACED = CLUSTER_PROCESSES | SHIELD
 
@@ -39,11 +40,29 @@ class Start:
         assert dict(os.environ) == environment
 
 
-def test_functions_of_ray_are_replaced_while_it_starts(monkeypatch):
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_functions_of_ray_are_replaced_while_it_starts(monkeypatch, value):
+    monkeypatch.delenv(PLAIN_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(PLAIN_VARIABLE, value)
     start = Start(monkeypatch, 1000)
     assert start.changed_functions == set(REPLACED)
     assert start.changed_environment
     assert start.options["num_cpus"] > 1000
+
+
+def test_a_plain_local_ray_gets_what_ray_init_would_give_it(monkeypatch):
+    monkeypatch.setenv(PLAIN_VARIABLE, "1")
+    start = Start(monkeypatch, 1)
+    assert start.changed_functions == set()
+    assert start.changed_environment == {}
+    assert start.options == {"address": "local", "num_cpus": None, "log_to_driver": False}
+
+
+def test_a_plain_local_ray_has_the_cpus_that_the_ranks_need(monkeypatch):
+    monkeypatch.setenv(PLAIN_VARIABLE, "1")
+    num_cpus = usable_cores() + 1
+    assert Start(monkeypatch, num_cpus).options["num_cpus"] == num_cpus
 
 
 def test_a_ray_that_can_wait_for_its_processes_is_told_to(monkeypatch):
