@@ -82,10 +82,11 @@ class _Reduction:
         """The reduced targets of references, by the targets' pointers."""
         self._counts = dict.fromkeys(MAX_COUNTS, 0)
         self._multiples: list[tuple[str, int | float]] = []
+        self._has_bounds = False
 
     def reduced(self) -> dict[str, Any]:
         reduced = self._subschema(self._schema, "", 0)
-        values.check_multiples(self._multiples)
+        values.check_multiples(self._multiples, has_bounds=self._has_bounds)
         if isinstance(reduced, bool):
             if not reduced:
                 raise _refusal("", "the schema false allows nothing")
@@ -159,6 +160,7 @@ class _Reduction:
             self._count("enum values", len(value), path)
         if keyword == "multipleOf":
             self._multiples.append((path, value))
+        self._has_bounds = self._has_bounds or keyword in values.BOUNDS
         if keyword == "minProperties":
             names = values.checked("required", schema.get("required", []), list, path)
             num_missing = value - len(set(map(str, names)))

@@ -45,6 +45,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"const": {"a": "\x7f"}}, "#/const: const=.*can't be compiled"),
         ({"multipleOf": 0}, "#/multipleOf: multipleOf must be greater than 0, not 0"),
         ({"multipleOf": 65536}, "#/multipleOf: multipleOf=65536 is too large"),
+        ({"multipleOf": 4096, "minimum": 0}, "may be at most 4095 beside bounds of numbers"),
         ({"allOf": [{"multipleOf": 65537 // 2}, {"multipleOf": 257}]}, "the least common multiple"),
         ({"maxLength": 2**31}, "#/maxLength: maxLength=2147483648 is too large: at most 2147483647"),
         ({"minItems": -1}, "#/minItems: minItems must be a whole number from 0 on, not -1"),
