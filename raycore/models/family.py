@@ -12,7 +12,7 @@ from typing import Any
 
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.errors import InvalidConfig
-from raycore.models.rotation import parse_rotation
+from raycore.models.rotation import Rotation, parse_rotation
 from raycore.models.spec import Gate, Parts
 from raycore.plugins import MODELS, find_plugin, plugin_failure, plugin_names
 
@@ -43,8 +43,9 @@ DEFAULTS: Mapping[str, Any] = {
 def plain_parts(config: JsonFields, **parts: Any) -> Parts:
     """Return `parts`, with no window and one rotation for all layers where they don't say otherwise."""
     num_layers = config.int_("num_hidden_layers")
-    parts.setdefault("gate", gate(config))
-    parts.setdefault("layer_windows", [None] * num_layers)
+    if "gate" not in parts:
+        parts["gate"] = gate(config)
+    parts["layer_windows"] = parts.get("layer_windows") or [None] * num_layers
     if "rotations" not in parts:
         parts["rotations"] = [parse_rotation(config)] * num_layers
     return Parts(**parts)
@@ -77,6 +78,35 @@ def sliding_layers(config: JsonFields) -> list[bool] | None:
         expected = f"a list of {num_layers} entries (num_hidden_layers), each full_attention or sliding_attention"
         raise config.error("layer_types", expected)
     return [layer_type == "sliding_attention" for layer_type in layer_types]
+
+
+def windows_by_type(config: JsonFields, full_every: int | None = None) -> list[int | None]:
+    """Return each layer's window: `sliding_window` in the layers that `layer_types` says.
+
+    `full_every`: without `layer_types`, every such layer has no window. None: no layer has one.
+    """
+    window = config.optional_int("sliding_window")
+    return [window if is_sliding else None for is_sliding in _sliding(config, full_every)]
+
+
+def rotations_by_type(config: JsonFields, local: Rotation, full_every: int | None = None) -> list[Rotation | None]:
+    """Return each layer's rotation: that of `full_attention` or `sliding_attention`.
+
+    Args:
+        local: that of layers with windows, if config.json has one for all layers.
+        full_every: as in `windows_by_type`.
+    """
+    full = parse_rotation(config, "full_attention")
+    if config.child("rope_parameters").get("sliding_attention") is not None:
+        local = parse_rotation(config, "sliding_attention")
+    return [local if is_sliding else full for is_sliding in _sliding(config, full_every)]
+
+
+def _sliding(config: JsonFields, full_every: int | None) -> list[bool]:
+    given, num_layers = sliding_layers(config), config.int_("num_hidden_layers")
+    if given is not None:
+        return given
+    return [full_every is not None and (layer + 1) % full_every != 0 for layer in range(num_layers)]
 
 
 def _unchanged(config: dict[str, Any]) -> dict[str, Any]:

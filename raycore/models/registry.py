@@ -16,16 +16,35 @@ from pathlib import Path
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.quantization import parse_quantization
 from raycore.errors import InvalidCheckpoint
+from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.family import Family, converted, plugin_families, plugin_family
+from raycore.models.gemma3 import GEMMA3
+from raycore.models.glm4 import GLM, GLM4
+from raycore.models.granite import GRANITE
 from raycore.models.llama import LLAMA
 from raycore.models.mistral import MISTRAL
 from raycore.models.mixtral import MIXTRAL
+from raycore.models.olmo2 import OLMO2
+from raycore.models.olmo3 import OLMO3
+from raycore.models.phi3 import PHI3
 from raycore.models.qwen2 import QWEN2
 from raycore.models.qwen3 import QWEN3
 from raycore.models.qwen3_moe import QWEN3_MOE
+from raycore.models.seed_oss import SEED_OSS
+from raycore.models.smollm3 import SMOLLM3
 from raycore.models.spec import CheckpointDType, ModelSpec, Parts
 
 FAMILIES: Mapping[str, Family] = {
+    "Ernie4_5ForCausalLM": ERNIE4_5,
+    "Gemma3ForCausalLM": GEMMA3,
+    "GlmForCausalLM": GLM,
+    "Glm4ForCausalLM": GLM4,
+    "GraniteForCausalLM": GRANITE,
+    "Olmo2ForCausalLM": OLMO2,
+    "Olmo3ForCausalLM": OLMO3,
+    "Phi3ForCausalLM": PHI3,
+    "SeedOssForCausalLM": SEED_OSS,
+    "SmolLM3ForCausalLM": SMOLLM3,
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MIXTRAL,

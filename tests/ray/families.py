@@ -45,6 +45,56 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "MixtralConfig",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 2, "tie_word_embeddings": False},
     ),
+    # every second layer isn't rotated
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0], "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 4.0,
+            "num_key_value_heads": 2,
+        },
+    ),
+    "seed_oss": ("SeedOssConfig", {"head_dim": 32, "num_key_value_heads": 2}),
+    "ernie4_5": ("Ernie4_5Config", {"head_dim": 32, "use_bias": True, "num_key_value_heads": 2}),
+    "olmo2": ("Olmo2Config", {"num_key_value_heads": 2}),
+    # windows, and other frequencies in layers without
+    "olmo3": (
+        "Olmo3Config",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 17,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": LLAMA3_ROPE,
+            },
+        },
+    ),
+    "glm": ("GlmConfig", {"head_dim": 32, "num_key_value_heads": 2}),
+    "glm4": ("Glm4Config", {"head_dim": 16, "num_key_value_heads": 2}),
+    "phi3": (
+        "Phi3Config",
+        {
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 17,
+            "query_pre_attn_scalar": 20,
+            # the embedding is multiplied
+            "initializer_range": 0.1,
+        },
+    ),
     # a dense layer between sparse ones
     "qwen3_moe": (
         "Qwen3MoeConfig",

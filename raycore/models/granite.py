@@ -1,0 +1,32 @@
+"""Granite 3 and 4, dense: Llama with multipliers."""
+
+from __future__ import annotations
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.spec import Parts
+
+_DEFAULTS = {
+    **DEFAULTS,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+
+
+def _parts(config: JsonFields) -> Parts:
+    has_bias = config.bool_("attention_bias")
+    return plain_parts(
+        config,
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        mlp_bias=config.bool_("mlp_bias"),
+        attention_scale=config.float_("attention_multiplier"),
+        embedding_multiplier=config.float_("embedding_multiplier"),
+        residual_multiplier=config.float_("residual_multiplier"),
+        logits_multiplier=1 / config.float_("logits_scaling"),
+    )
+
+
+GRANITE = Family(_DEFAULTS, _parts)
