@@ -305,5 +305,5 @@ def _alpha(fields: JsonFields, key: str) -> float:
 def _projection_shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:
     """Return the numbers of outputs and inputs of a layer's projections, by name."""
     rows, hidden = RankRows.of(model, 0, 1), model.hidden_size
-    by_rows = {each.name: (each.total, hidden) for each in (*rows.qkv, *rows.gate_up)}
+    by_rows = {each.name: (each.num_stored, hidden) for each in (*rows.qkv, *rows.gate_up)}
     return by_rows | {O_PROJ: (hidden, rows.q.total), DOWN_PROJ: (hidden, rows.gate.total)}

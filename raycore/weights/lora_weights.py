@@ -162,7 +162,7 @@ class _Loader:
         return self._converted(a_RI, module.a_name)
 
     def _b(self, module: LoraModule, outputs: Rows) -> Tensor:
-        b_OR = self._reader.view(module.b_name, (outputs.total, module.rank), (outputs.part,))
+        b_OR = self._reader.view(module.b_name, (outputs.num_stored, module.rank), (outputs.stored_part,))
         return self._converted((b_OR.float() * module.scaling).t().contiguous(), module.b_name)
 
     def _converted(self, matrix: Tensor, name: str) -> Tensor:

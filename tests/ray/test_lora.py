@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from families import make_checkpoint
+from peft import LoraConfig, get_peft_model
 from peft_adapters import save_demo_adapter
 from transformers import AutoModelForCausalLM
 
@@ -79,6 +81,23 @@ def test_the_tokens_are_those_of_merged_weights(ray_cluster, adapters, sizes: di
             llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, lora_request=changed)
         (output,) = llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, lora_request=adapter)
         assert output.outputs[0].token_ids == adapters[1][1].tokens[0]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "glm4", "phi3"])
+def test_adapters_of_families_with_other_projections(ray_cluster, family: str, tmp_path: Path) -> None:
+    """Projections that share a tensor, rotations of pairs in another order, and norms after the blocks."""
+    path = make_checkpoint(family, tmp_path)
+    network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    torch.manual_seed(1)
+    adapted = get_peft_model(
+        network, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+    )
+    adapted.save_pretrained(tmp_path / "adapter")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    adapter = LoRARequest("adapter", 1, str(tmp_path / "adapter"))
+    with LLM(str(path), dtype="float32", enable_lora=True, tensor_parallel_size=2, **LIMITS) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=adapter)
+    assert [output.outputs[0].token_ids for output in outputs] == reference(tmp_path / "merged").tokens
 
 
 # rounding errors of bfloat16 depend on the instruction set: up to 0.10 with AVX2
