@@ -19,7 +19,7 @@ from raycore.server.options import ServerOptions
 from raycore.server.positions import OutputPieces, prompt_pieces, prompt_starts
 from raycore.server.protocol import CompletionRequest
 from raycore.server.sampling import completion_params
-from raycore.text.detokenizer import common_start
+from raycore.text.detokenizer import IncrementalDetokenizer
 from raycore.text.tokenizer import REPLACEMENT, Tokenizer
 
 
@@ -86,7 +86,7 @@ class Completion:
         """A choice with the new part of one sequence; None if that part has nothing for the client."""
         request, is_first = self.request, not progress.is_begun
         completion = output.outputs[index]
-        echoed = self._echoed(number, completion.token_ids) if request.echo and is_first else None
+        echoed = self._echoed(number, completion) if request.echo and is_first else None
         if echoed is not None and echoed.endswith(REPLACEMENT) and not (completion.text or completion.finish_reason):
             return None  # the next tokens may complete the prompt's last character
         new = progress.advance(completion)
@@ -130,28 +130,38 @@ class Completion:
         if new.finish_reason is None:
             pieces = progress.pieces.take(new.token_ids)
         else:
-            ends_before = new.finish_reason == "stop" and not isinstance(new.stop_reason, str)
-            has_stop_token = ends_before and not job.params.include_stop_str_in_output and bool(new.token_ids)
+            has_stop_token = _has_stop_token(completion, job.params) and bool(new.token_ids)
             pieces = progress.pieces.take_last(new.token_ids, len(completion.text), has_stop_token=has_stop_token)
         logprobs.add(new.token_ids, new.logprobs or [], pieces)
         return logprobs.as_dict()
 
-    def _echoed(self, number: int, output_token_ids: list[int]) -> str:
+    def _echoed(self, number: int, completion: CompletionOutput) -> str:
         """The prompt's text, without the beginning of a character that the output so far completes."""
-        text = self.prompts[number]
-        if text is not None:
-            return text
-        job, decode = self.jobs[number], self.names.tokenizer.decode
-        text = decode(job.token_ids, job.params.skip_special_tokens)
-        if self.request.max_tokens == 0 or not text.endswith(REPLACEMENT):
-            return text
-        return common_start(text, decode([*job.token_ids, *output_token_ids], job.params.skip_special_tokens))
+        given, job = self.prompts[number], self.jobs[number]
+        if given is not None:
+            return given
+        tokenizer, skip = self.names.tokenizer, job.params.skip_special_tokens
+        prompt = IncrementalDetokenizer(tokenizer, skip)
+        prompt.append(job.token_ids)
+        prompt.finish()
+        if self.request.max_tokens == 0 or not prompt.text.endswith(REPLACEMENT):
+            return prompt.text
+        output = IncrementalDetokenizer(tokenizer, skip, job.token_ids)
+        output.append(completion.token_ids[:-1] if _has_stop_token(completion, job.params) else completion.token_ids)
+        output.finish()
+        return prompt.text[: len(prompt.text) - output.num_replaced]
 
     def _counted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """The outputs as they count for the usage: without tokens that the client doesn't get."""
         if self.request.max_tokens != 0:
             return outputs
         return [replace(output, outputs=[replace(each, token_ids=[]) for each in output.outputs]) for output in outputs]
+
+
+def _has_stop_token(completion: CompletionOutput, params: SamplingParams) -> bool:
+    """Whether the output's last token is a stop token that isn't part of the text."""
+    ends_at_token = completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str)
+    return ends_at_token and not params.include_stop_str_in_output
 
 
 def _starts(

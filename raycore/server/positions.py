@@ -77,5 +77,6 @@ def prompt_starts(
 
 
 def prompt_pieces(starts: Sequence[int], text: str) -> list[Piece]:
-    """The pieces of a prompt with this text, whose tokens begin at `starts`."""
-    return [Piece(start, text[start:end]) for start, end in pairwise([*starts, len(text)])]
+    """The pieces of a prompt with this text, whose tokens begin at `starts`, or at its end if it has become shorter."""
+    within = [min(start, len(text)) for start in starts]
+    return [Piece(start, text[start:end]) for start, end in pairwise([*within, len(text)])]

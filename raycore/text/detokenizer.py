@@ -30,7 +30,9 @@ class IncrementalDetokenizer:
     to `text`. How the tokens are divided over calls of `append` doesn't change `text` after `finish()`.
 
     Tokenizers with byte fallback are an exception if bytes aren't valid UTF-8. Decoded at once, a whole run of bytes
-    becomes U+FFFD, including characters that were complete. `text` keeps these characters.
+    becomes U+FFFD, including characters that were complete. `text` keeps these characters, and so does the prompt's
+    text, which is what this class makes of the prompt's tokens. Only U+FFFD at its end may be replaced, by the
+    character with which `text` begins. What follows that character doesn't change this.
 
     For each new token, only the last few tokens (the window) are decoded again. The window begins between two
     characters, and its first tokens have text that has been seen before. So what decoders do only at the beginning of a
@@ -42,16 +44,20 @@ class IncrementalDetokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._window, self._seen = self._tail_of(prompt_token_ids)
-        """`_seen` is the part of the window's text that has been seen before: in the prompt's text, or in `text`."""
-        self._num_settled = len(self._window)
+        self._window: list[int] = []
+        self._seen = ""
+        """The part of the window's text that has been seen before: in the prompt's text, or in `text`."""
+        self._num_settled = 0
         """Number of tokens at the beginning of the window whose text is final."""
-        while self._decode(self._window[: self._num_settled]).endswith(REPLACEMENT):
-            self._num_settled -= 1
         self._last_boundary = 0
         """The value of `_num_settled` before the latest tokens were added to it."""
-        self._is_complete = self._num_settled == len(self._window)
+        self._is_complete = True
         """Whether no bytes of the tokens are held back."""
+        self.text = ""
+        self.num_replaced = 0
+        """Number of U+FFFD at the end of the prompt's text that the beginning of `text` replaces."""
+        self.append(self._tail_of(prompt_token_ids))
+        self._seen = self._decode(self._window)
         self.text = ""
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -72,7 +78,8 @@ class IncrementalDetokenizer:
             return
         if not decoded.startswith(self._seen.rstrip(REPLACEMENT)):
             # with byte fallback: the new bytes have made earlier ones in the window unreadable
-            self._window, self._seen = self._window[self._num_settled :], ""
+            self._window = self._window[self._num_settled :]
+            self._seen = self._seen[len(self._seen.rstrip(REPLACEMENT)) :]
             self._last_boundary = self._num_settled = 0
             decoded = self._decode([*self._window, *token_ids])
         self._window += token_ids
@@ -83,7 +90,7 @@ class IncrementalDetokenizer:
             self._last_boundary, self._num_settled = self._num_settled, len(self._window)
         elif len(self._window) - self._num_settled > _MAX_HELD:
             self._give_up(decoded)
-        elif len(complete) > len(self._seen):
+        elif not self._seen.startswith(complete):
             self._grow(complete)
 
     def finish(self) -> None:
@@ -91,18 +98,19 @@ class IncrementalDetokenizer:
         if not self._is_complete:
             self._grow(self._decode(self._window))
 
-    def _tail_of(self, prompt_token_ids: Sequence[int]) -> tuple[list[int], str]:
-        """The prompt's last tokens, and their text. They have text and begin with a whole character, if possible."""
+    def _tail_of(self, prompt_token_ids: Sequence[int]) -> list[int]:
+        """The prompt's last tokens. They have text and begin with a whole character, if possible."""
         skipped = self._tokenizer.special_ids if self._skip_special_tokens else ()
         last = (token_id for token_id in reversed(prompt_token_ids) if token_id not in skipped)
         tail: list[int] = []
-        text = ""
         while len(tail) < _LONGEST_TAIL and (more := list(islice(last, _WINDOW))):
             tail = [*reversed(more), *tail]
             text = self._decode(tail)
             if text and not text.startswith(REPLACEMENT):
                 break
-        return tail, text
+        while tail and 0x80 <= (self._tokenizer.token_bytes(tail[0]) or b"\0")[0] < 0xC0:
+            del tail[0]  # with byte fallback, a run that begins within a character would be unreadable
+        return tail
 
     def _has_broken_bytes(self, decoded: str) -> bool:
         """Whether the window's text has bytes after `_seen` whose text depends on the tokens decoded with them."""
@@ -111,7 +119,10 @@ class IncrementalDetokenizer:
         return decoded.endswith(REPLACEMENT)
 
     def _grow(self, decoded: str) -> None:
-        self.text += decoded[len(common_start(self._seen, decoded)) :]
+        num_kept = len(_common_start(self._seen, decoded))
+        if not self.text:
+            self.num_replaced += len(self._seen) - num_kept
+        self.text += decoded[num_kept:]
         self._seen = decoded
 
     def _move_window(self) -> None:
@@ -125,14 +136,19 @@ class IncrementalDetokenizer:
         """Stop holding back bytes: add them to `text`, except the last ones, which may begin a character."""
         self._grow(decoded[:-1])
         self._window = self._window[-_LONGEST_CHARACTER:]
-        self._seen = self._decode(self._window)[:-1]
-        self._last_boundary, self._num_settled = 0, len(self._window)
+        recent = self._decode(self._window)
+        self._seen = recent[:-1]
+        self._last_boundary = self._num_settled = 0
+        if not recent.endswith(REPLACEMENT):
+            # with byte fallback: without the bytes before them, these are a character
+            self._grow(recent)
+            self._is_complete, self._num_settled = True, len(self._window)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
 
-def common_start(before: str, after: str) -> str:
+def _common_start(before: str, after: str) -> str:
     """`before` without its end that `after`, the text with more tokens, no longer has: U+FFFD for half a character."""
     if after.startswith(before):
         return before

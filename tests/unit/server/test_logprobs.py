@@ -46,7 +46,8 @@ def completions(any_tokenizer):
 
 def joined(answer, is_stream):
     parts = [event["choices"][0] for event in answer.events] if is_stream else [answer.json["choices"][0]]
-    logprobs = {name: [each for part in parts for each in part["logprobs"][name]] for name in parts[0]["logprobs"]}
+    names = parts[0]["logprobs"] or {}
+    logprobs = {name: [each for part in parts for each in part["logprobs"][name]] for name in names}
     ids = [token_id for part in parts for token_id in part["token_ids"]]
     return "".join(part["text"] for part in parts), logprobs, [*parts[0]["prompt_token_ids"], *ids]
 
@@ -94,17 +95,46 @@ def test_an_echo_ends_where_the_output_completes_its_last_character(completions,
         assert text == any_tokenizer.decode(prompt)
 
 
+def check_answers(completions, tokenizer, prompt, output, **fields):
+    """The text, which a stream and a whole answer agree on, with log probabilities and without."""
+    whole = text, logprobs, all_ids = completions.of(output, False, prompt=prompt, **fields)
+    assert completions.of(output, True, prompt=prompt, **fields) == whole
+    check_places(tokenizer, *whole)
+    assert len(logprobs["tokens"]) == len(all_ids) - (0 if fields["echo"] else len(prompt))
+    for is_stream in (False, True):
+        assert completions.of(output, is_stream, prompt=prompt, logprobs=None, **fields) == (text, {}, all_ids)
+    return text
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_streams_and_answers_say_the_same_of_any_tokens(completions, any_tokenizer, data):
     ids = st.integers(1, any_tokenizer.vocab_size - 1)
     prompt, output = data.draw(st.lists(ids, min_size=1, max_size=12)), data.draw(st.lists(ids, max_size=12))
     fields = data.draw(st.fixed_dictionaries({"echo": st.booleans(), "skip_special_tokens": st.booleans()}))
-    whole = completions.of(output, False, prompt=prompt, **fields)
-    assert completions.of(output, True, prompt=prompt, **fields) == whole
-    check_places(any_tokenizer, *whole)
-    _, logprobs, all_ids = whole
-    assert len(logprobs["tokens"]) == len(all_ids) - (0 if fields["echo"] else len(prompt))
+    check_answers(completions, any_tokenizer, prompt, output, **fields)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop_token_ids": [3 + 0x80]}])
+@pytest.mark.parametrize(
+    ("prompt", "output", "expected"),
+    [
+        (b"\xc2", b"\x80\x80", "\x80\ufffd"),
+        (b"\xc2", b"\xc2\x80", "\ufffd" * 3),
+        (b"\0\xc2", b"\x80", "\0\x80"),
+        (b"\0\xc2", b"\2", "\0\ufffd\ufffd"),
+        (b"\xef\xbf", b"\xbd", "\ufffd"),
+        (b"\xef\xbf\xbd", b"\x80", "\ufffd" * 4),
+        (b"\x80" * 15 + "🎉".encode()[:3], "🎉".encode()[3:], "\ufffd" * 15 + "🎉"),
+    ],
+)
+def test_characters_before_bytes_that_are_no_text_stay(llama2_tokenizer, prompt, output, expected, fields):
+    completions = Completions(llama2_tokenizer)
+    prompt, output = ([3 + byte for byte in each] for each in (prompt, output))
+    fields = {"skip_special_tokens": False} | fields
+    text = check_answers(completions, llama2_tokenizer, prompt, output, echo=True, **fields)
+    assert text == expected or "stop_token_ids" in fields
+    assert text.endswith(check_answers(completions, llama2_tokenizer, prompt, output, echo=False, **fields))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -55,20 +55,22 @@ def test_any_tokens_grow_to_what_decoding_at_once_gives(tokenizer, ids, chunk):
 
 def what_decoding_adds(tokenizer, prompt, ids, skip_special_tokens=True):
     """What decoding prompt and output together adds to the prompt's text. Completes a character of the prompt."""
-    before, after = (tokenizer.decode(each, skip_special_tokens) for each in (prompt, [*prompt, *ids]))
+    before = feed(IncrementalDetokenizer(tokenizer, skip_special_tokens), prompt)[-1]
+    after = tokenizer.decode([*prompt, *ids], skip_special_tokens)
     while not after.startswith(before):
         before = before[:-1]
     return after[len(before) :]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 50])
-def test_the_text_of_an_output_is_what_it_adds_to_its_prompt(any_tokenizer, chunk):
-    ids = any_tokenizer.encode(TEXT)
+@pytest.mark.parametrize("text", [TEXT, "the " + "あ🎉я" * 8])
+def test_the_text_of_an_output_is_what_it_adds_to_its_prompt(any_tokenizer, text, chunk):
+    ids = any_tokenizer.encode(text)
     for num_prompt in range(len(ids)):
         prompt, output = ids[:num_prompt], ids[num_prompt:]
         texts = feed(IncrementalDetokenizer(any_tokenizer, prompt_token_ids=prompt), output, chunk)
         assert texts[-1] == what_decoding_adds(any_tokenizer, prompt, output)
-        assert TEXT.endswith(texts[-1])
+        assert feed(IncrementalDetokenizer(any_tokenizer), prompt)[-1].rstrip("\ufffd") + texts[-1] == text
 
 
 def test_the_first_word_keeps_its_space(llama2_tokenizer):
@@ -108,6 +110,13 @@ def test_the_text_does_not_depend_on_how_the_tokens_come(any_tokenizer, data):
         assert feed(IncrementalDetokenizer(any_tokenizer, prompt_token_ids=prompt), ids, chunk)[-1] == texts[-1]
     expected = what_decoding_adds(any_tokenizer, prompt, ids)
     assert texts[-1] == expected or "\ufffd" in any_tokenizer.decode([*prompt, *ids])
+
+
+@pytest.mark.parametrize("num_broken", range(10, 20))
+def test_characters_after_a_long_run_of_broken_bytes_do_not_depend_on_how_they_come(llama2_tokenizer, num_broken):
+    ids = [3 + byte for byte in b"\x80" * num_broken + "a🎉a".encode()]
+    texts = {feed(IncrementalDetokenizer(llama2_tokenizer), ids, chunk)[-1] for chunk in (1, 2, 5, 30)}
+    assert len(texts) == 1
 
 
 def test_an_endless_run_of_broken_bytes_costs_no_more_each_time(tokenizer):
